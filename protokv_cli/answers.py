@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protokv.errors import ConfigError
 from protokv.texts import cut
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import timings_key
@@ -15,6 +16,7 @@ from protokv_cli.questions import Question, Refusals, surviving_errors
 from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
+    from protokv.backbones.base import Backbone
     from protokv.core.decoding import Decoding
     from protokv.core.parts import Evidence
     from protokv.core.session import Answer, Session
@@ -33,6 +35,7 @@ class QueryOptions:
     model: str | None
     placement: dict[str, Any]
     sampling: dict[str, Any]
+    system: str | None
     at: str | None
     watch_s: float | None
     verify: bool
@@ -70,6 +73,7 @@ class Answers:
         self._excerpts = excerpts
         self._out, self._state, self._asking, self._decoding, self._clock = out, state, asking, decoding, clock
         self._refusals, self._warned_of_words = refusals, False
+        self._turns, self._warned_of_turns = list[tuple[str, str]](), False
 
     def ask_all(self, session: Session, questions: Iterable[Question], age_s: float | None) -> None:
         """Ask every question, and note how many answers were as expected.
@@ -91,7 +95,11 @@ class Answers:
 
     def _ask(self, session: Session, question: Question, age_s: float | None) -> dict[str, Any]:
         self._warn_of_words(session, question.text)
+        if question.fresh:
+            self._turns.clear()
         answer = self._stream(session, question.text)
+        self._warn_of_turns(session, answer)
+        self._turns.append((question.text, answer.text))
         row = row_of(answer, self._state)
         if answer.evidence is not None:
             moments = [
@@ -109,7 +117,7 @@ class Answers:
         if self._asking.timings:
             self._clock.add("first token", answer.ttft_ms / 1e3)
             self._clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
-            row["timings"] = timings_key(self._clock.seconds)
+            row |= {"timings": timings_key(self._clock.seconds), "decoding": asdict(self._decoding)}
         if question.expected is not None:
             from protokv.replay.questions import is_expected
 
@@ -119,7 +127,8 @@ class Answers:
     def _stream(self, session: Session, question: str) -> Answer:
         if self._out.format is Format.TABLE and not self._asking.alone:
             self._out.table(cut(question), style="cyan", end=" ")
-        pieces = session.stream(question, self._decoding, evidence=self._asking.evidence)
+        told: dict[str, Any] = {"evidence": self._asking.evidence, "turns": self._turns, "system": self._asking.system}
+        pieces = session.stream(question, self._decoding, **told)
         while True:
             try:
                 piece = next(pieces)
@@ -132,6 +141,18 @@ class Answers:
                 return answer
             if self._out.format is not Format.JSON:
                 self._out.plain(piece, end="")
+
+    def _warn_of_turns(self, session: Session, answer: Answer) -> None:
+        """Say, once, that the model has not read all of the conversation."""
+        if self._warned_of_turns or answer.turns == len(self._turns):
+            return
+        self._warned_of_turns = True
+        if session.backbone.converses:
+            self._out.warn("Note: the oldest turns have no room left in the conversation; new begins another")
+        else:
+            self._out.warn(
+                f"Note: {session.backbone.identity.name} keeps no conversation: it reads each question alone"
+            )
 
     def _warn_of_words(self, session: Session, question: str) -> None:
         """Name, once, the words of a question that the model cannot represent."""
@@ -147,6 +168,26 @@ class Answers:
             f"Note: {who} does not know the word{'s' * (len(words) > 1)} {cut(', '.join(words), 200)}. "
             f"For other videos name a real model when ingesting: {model_option()}"
         )
+
+
+def check_system(backbone: Backbone, system: str | None) -> None:
+    """Refuse a system prompt for a model that takes none. ConfigError."""
+    if system is not None and not backbone.converses:
+        raise ConfigError(f"{backbone.identity.name} takes no system prompt", hint="leave out --system")
+
+
+def decoding_text(decoding: Decoding) -> str:
+    """Return how tokens are chosen, in a line such as `greedy, repetition penalty 1.05, at most 64 tokens`."""
+    how = [f"drawn at temperature {decoding.temperature:g}", f"top p {decoding.top_p:g}", f"seed {decoding.seed}"]
+    if decoding.top_k:
+        how.insert(1, f"top k {decoding.top_k}")
+    if decoding.temperature == 0:
+        how = ["greedy"]
+    if decoding.repetition_penalty != 1:
+        how.append(f"repetition penalty {decoding.repetition_penalty:g}")
+    if decoding.no_repeat_ngram_size:
+        how.append(f"no {decoding.no_repeat_ngram_size} tokens twice")
+    return ", ".join([*how, f"at most {decoding.max_new_tokens} tokens"])
 
 
 def row_of(answer: Answer, state: str) -> dict[str, Any]:

@@ -5,16 +5,25 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from protokv.errors import ConfigError
 from protokv.timings import Timings
 from protokv_cli import options
-from protokv_cli.answers import Answers, QueryOptions, how_to_ask_anyway, row_of, warn_of_answers
+from protokv_cli.answers import (
+    Answers,
+    QueryOptions,
+    check_system,
+    decoding_text,
+    how_to_ask_anyway,
+    row_of,
+    warn_of_answers,
+)
 from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
@@ -141,24 +150,42 @@ def query(
             rich_help_panel=Panel.EVIDENCE,
         ),
     ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--system",
+            metavar="TEXT",
+            help="How to answer; it stands in front of each question.",
+            rich_help_panel=Panel.ANSWERS,
+        ),
+    ] = None,
     max_new_tokens: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--max-new-tokens", help="The most tokens of an answer.", metavar="COUNT", rich_help_panel=Panel.MOST
+            "--max-new-tokens",
+            help="The most tokens of an answer. Default: the model's, or 64.",
+            metavar="COUNT",
+            rich_help_panel=Panel.MOST,
         ),
-    ] = 64,
+    ] = None,
     temperature: Annotated[
-        float,
+        float | None,
         typer.Option(
-            "--temperature", help="0 is greedy; above 0 draws.", metavar="NUMBER", rich_help_panel=Panel.ANSWERS
+            "--temperature",
+            help="0 is greedy; above 0 draws. Default: as the model was published.",
+            metavar="NUMBER",
+            rich_help_panel=Panel.ANSWERS,
         ),
-    ] = 0.0,
+    ] = None,
     top_p: Annotated[
-        float,
+        float | None,
         typer.Option(
-            "--top-p", help="Draw from this share of the probability.", metavar="SHARE", rich_help_panel=Panel.ANSWERS
+            "--top-p",
+            help="Draw from this share of the probability. Default: as the model was published.",
+            metavar="SHARE",
+            rich_help_panel=Panel.ANSWERS,
         ),
-    ] = 1.0,
+    ] = None,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     seed: Annotated[
@@ -174,7 +201,11 @@ def query(
 
     While ingest writes the state, its last commit answers. With --at, a kept commit answers as of an earlier time.
 
-    Without a question on a terminal there is a prompt, with history; Ctrl-D ends it.
+    Without a question on a terminal there is a prompt, with history; Ctrl-D ends it. What is typed there is one
+    conversation, until new begins another. All other questions are asked each by itself.
+
+    Tokens are chosen as the model was published to (generation_config.json): some models draw, with the same answer for
+    the same seed. --temperature 0 is greedy.
 
     A line on stdin or of --questions is a question, or a JSON object with the key "question"; if it has "answer" too,
     the answers are compared and the score is shown at the end. A question has at most 65,536 characters and 4,096
@@ -213,10 +244,12 @@ def query(
         many = is_place(state)
         if watch is not None and (at is not None or top is not None or many):
             raise ConfigError("--watch asks the last commit of one state", hint="leave out --at, --top and folders")
+        sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
         asking = QueryOptions(
             model=model,
             placement={"revision": revision, "device": device, "device_map": device_map},
-            sampling={"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed},
+            sampling={name: value for name, value in sampling.items() if value is not None},
+            system=system,
             at=at,
             watch_s=None if watch is None else parse_duration(watch),
             verify=verify,
@@ -300,8 +333,10 @@ def _query_one(
 
             excerpts = Excerpts(out, state, header, frames=asking.frames, clip=asking.clip, video=asking.video)
         at_s = None if asking.at is None else stream_time_of(asking.at, state, header, time.time())
-        decoding = Decoding(**asking.sampling)
+        Decoding(**asking.sampling)  # raises before a model is loaded
         session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
+        decoding = replace(session.backbone.decoding, **asking.sampling)
+        check_system(session.backbone, asking.system)
     warn_of_answers(out, session.beyond_model)
     answers = Answers(out, state, asking, decoding, clock, refusals, excerpts=excerpts)
     if asking.watch_s is not None:
@@ -321,12 +356,13 @@ def _query_one(
     answers.ask_all(session, questions, age_s)
     if asking.timings and out.format is not Format.JSON:
         show_timings(out, clock.seconds)
+        out.error(f"decoding: {decoding_text(decoding)}")
 
 
 def _query_many(out: Output, place: str, given: Iterator[Question], asking: QueryOptions, refusals: Refusals) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.core.decoding import Decoding
-    from protokv.core.session import read_ids
+    from protokv.core.turns import read_ids
     from protokv.fleet.plan import find_states
     from protokv.fleet.states import ask_all, load_backbone_for, surest
 
@@ -334,17 +370,21 @@ def _query_many(out: Output, place: str, given: Iterator[Question], asking: Quer
         if wanted:
             raise ConfigError(f"{option} told of one state", hint="name the state itself")
     at_s = None if asking.at is None else parse_duration(asking.at)
-    states, decoding = find_states(place), Decoding(**asking.sampling)
+    states = find_states(place)
+    Decoding(**asking.sampling)  # raises before a model is loaded
     backbone = load_backbone_for(states, asking.model, **asking.placement)
+    decoding = replace(backbone.decoding, **asking.sampling)
+    check_system(backbone, asking.system)
     questions: list[str] = []
     for one in given:
         with refusals.at(one.where):
-            read_ids(backbone, one.text)
+            read_ids(backbone, one.text, (), asking.system)
             questions.append(one.text)
     answered: list[Reply] = []
     failed = 0
     beyond: dict[str, None] = {}
-    for reply in ask_all(states, backbone, questions, decoding, at_s=at_s, verify=asking.verify, anyway=asking.anyway):
+    how: dict[str, Any] = {"at_s": at_s, "verify": asking.verify, "anyway": asking.anyway, "system": asking.system}
+    for reply in ask_all(states, backbone, questions, decoding, **how):
         beyond |= dict.fromkeys(reply.beyond)
         if reply.failure is not None:
             failed += 1

@@ -3,7 +3,8 @@
 One that cannot be asked is told with its place, and the others are answered.
 
 The history of the prompt is in `protokv/history` of `XDG_STATE_HOME`, readable to its user alone. `exit`, `quit` and
-Ctrl-D end the prompt, `help` tells of it, and Ctrl-C drops the line that is being typed.
+Ctrl-D end the prompt, `help` tells of it, `new` begins another conversation, and Ctrl-C drops the line that is being
+typed.
 """
 
 from __future__ import annotations
@@ -30,17 +31,22 @@ HISTORY_LINES = 1000
 MOST_LINE = 1 << 20
 _HINT = 'write {"question": "..."} or the bare question, one a line'
 HELP = """Type a question and press Enter. The arrow keys bring back earlier ones.
+What you typed before is part of the conversation; new begins another.
 Ctrl-C drops the line or stops an answer. exit, quit or Ctrl-D ends.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question, the expected answer if there is one, and where it was given. QuestionError if it is no text."""
+    """One question, the expected answer if there is one, and where it was given. QuestionError if it is no text.
+
+    One that is not `fresh` goes on with the conversation before it.
+    """
 
     text: str
     expected: str | None = None
     where: str = ""
+    fresh: bool = True
 
     def __post_init__(self) -> None:
         admit_question(self.text)
@@ -129,7 +135,8 @@ def _parse(line: str, where: str) -> Question:
 
 
 def typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[Question]:
-    """Yield the lines that a user types at the prompt, without empty ones."""
+    """Yield the lines that a user types at the prompt, without empty ones: one conversation, until `new`."""
+    fresh = True
     with _history():
         while True:
             try:
@@ -149,10 +156,13 @@ def typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[Question]:
                     return
                 case "help" | "?":
                     sys.stderr.write(HELP)
+                case "new" | "/new":
+                    fresh = True
                 case _:
                     with refusals.at(""):
-                        found = Question(line.strip())
+                        found = Question(line.strip(), fresh=fresh)
             if found is not None:
+                fresh = False
                 yield found
 
 

@@ -41,7 +41,7 @@ class MockBackbone(Backbone):
     def load(cls, path: str, name: str, config: Any, placement: Any) -> MockBackbone:
         raise NotImplementedError
 
-    def suffix_ids(self, question: str) -> list[int]:
+    def suffix_ids(self, question: str, turns: Sequence[Any] = ()) -> list[int]:
         if not question.strip():
             raise ConfigError("the question is empty")
         return [sum(map(ord, word)) % (len(WORDS) - 1) for word in question.split()]

@@ -60,7 +60,7 @@ class StubBackbone(Backbone):
     def prefix_ids(self) -> list[int]:
         return list(range(14))
 
-    def suffix_ids(self, question: str) -> list[int]:
+    def suffix_ids(self, question: str, turns: Sequence[Any] = ()) -> list[int]:
         return list(range(20))
 
     def decode(self, ids: list[int]) -> str:

@@ -2,26 +2,28 @@
 
 `Adapter` runs the language model; a family adds its vision tower and positions. `ChatPrompt` is the model's own chat
 template, cut at the video: the prefix before it is forwarded once and kept as the sink of every memory, the suffix
-behind it carries the question. A control token in a question would end the turn early, so such a question is refused.
+behind it carries the conversation. A control token in a text would end its turn early, so such a text is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from copy import copy
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from protokv.backbones.base import MOST_WORDS, Backbone
-from protokv.backbones.loading import find_devices
+from protokv.backbones.loading import find_devices, published_decoding
 from protokv.core.attention import LocalKV
 from protokv.core.carried import CarriedShape, Kind, places_of
 from protokv.core.context import Context
 from protokv.core.hook import LinearStates
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens
+from protokv.core.turns import Turn
 from protokv.errors import ModelError, QuestionError
 
 _KINDS = {"full_attention": Kind.FULL, "sliding_attention": Kind.SLIDING, "linear_attention": Kind.LINEAR}
@@ -78,6 +80,7 @@ class Adapter(Backbone):
         self._tokenizer, self._prompt = tokenizer, prompt
         stop = model.generation_config.eos_token_id
         self.stop_ids = frozenset(stop if isinstance(stop, list) else [stop, tokenizer.eos_token_id]) - {None}
+        self.decoding = published_decoding(model.generation_config)
 
     def _shared_layers(self) -> list[bool] | None:
         """Return which layers read keys and values of an earlier one of their kind; None: none of them."""
@@ -110,9 +113,16 @@ class Adapter(Backbone):
         """Return the token ids in front of the video."""
         return self._prompt.prefix_ids
 
-    def suffix_ids(self, question: str) -> list[int]:
+    def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
         """Return the token ids behind the video."""
-        return self._prompt.suffix_ids(question)
+        return self._prompt.suffix_ids(question, turns)
+
+    def with_system(self, text: str) -> Self:
+        """Return this model, weights and all, with a system prompt in front of the video."""
+        found = copy(self)
+        found._prompt = self._prompt.with_system(text)
+        found.settings = {**self.settings, "system": text}
+        return found
 
     def words_ids(self, text: str) -> list[int]:
         """Return the token ids of what was said, between those of `words_form`."""
@@ -237,10 +247,16 @@ _QUESTION = "protokv-question-goes-here"
 
 
 class ChatPrompt:
-    """Prefix and suffix of a one-turn conversation about one video."""
+    """Prefix and suffix of a conversation about one video, which comes first in it."""
 
     def __init__(
-        self, tokenizer: Any, video_token: str, template: str | None = None, *, text_only: bool = False
+        self,
+        tokenizer: Any,
+        video_token: str,
+        template: str | None = None,
+        *,
+        text_only: bool = False,
+        system: str | None = None,
     ) -> None:
         """Render the template and cut it.
 
@@ -249,49 +265,74 @@ class ChatPrompt:
             video_token: the template's placeholder for the video.
             template: the template's text; None: the tokenizer carries it.
             text_only: the template knows no video, so `video_token` is put in front of the question.
+            system: the system prompt; None: what the template puts there by itself.
 
         Raises:
-            ModelError: the template does not show a video and then a question.
+            ModelError: the template does not show a video and then a question, or no system prompt.
+            QuestionError: the system prompt is empty or spells a control token.
         """
-        video_and_text = [{"type": "video"}, {"type": "text", "text": _QUESTION}]
-        content = f"{video_token}\n{_QUESTION}" if text_only else video_and_text
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}],
-            chat_template=template,
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        before, video, after = text.partition(video_token)
-        opening, question, closing = after.partition(_QUESTION)
-        if not video or not question:
-            raise ModelError(
-                f"the chat template shows no {video_token} followed by the question",
-                hint="use the instruction-tuned variant of the model",
-            )
-        self._tokenizer = tokenizer
+        self._tokenizer, self._video_token, self._template = tokenizer, video_token, template
+        self._text_only, self._system = text_only, system
         # Tokens with a role in the tokenizer, and tokens that were only added to it, such as image placeholders.
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._control = sorted({*tokenizer.all_special_tokens, *added})
         self.control_ids = frozenset(tokenizer.convert_tokens_to_ids(self._control))
-        self._opening, self._closing = opening, closing
+        if system is not None:
+            check_text(system, self._control, "the system prompt")
+        before, video, after = self._render(_QUESTION, ())
+        if not video or _QUESTION not in after:
+            raise ModelError(
+                f"the chat template shows no {video_token} followed by the question",
+                hint="use the instruction-tuned variant of the model",
+            )
+        if system is not None and system.strip() not in before:
+            raise ModelError(
+                "its chat template has no place for a system prompt", hint="say it in the question: query --system"
+            )
         self.prefix_ids: list[int] = tokenizer.encode(before, add_special_tokens=False)
 
-    def suffix_ids(self, question: str) -> list[int]:
-        """Return the token ids behind the video.
+    def with_system(self, text: str) -> ChatPrompt:
+        """Return the same with a system prompt. Raises as when it is made."""
+        settings: Any = {"template": self._template, "text_only": self._text_only, "system": text}
+        return ChatPrompt(self._tokenizer, self._video_token, **settings)
+
+    def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
+        """Return the token ids behind the video: earlier turns, the question, and the start of the answer.
 
         Raises:
-            QuestionError: the question is empty or spells a control token.
+            QuestionError: the question is empty, or a text spells a control token.
         """
-        check_question(question, self._control)
-        text = f"{self._opening}{question.strip()}{self._closing}"
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        check_text(question, self._control)
+        for asked, answered in turns:
+            check_text(asked, self._control, "an earlier question")
+            check_text(answered.strip() or "-", self._control, "an earlier answer")
+        _, _, after = self._render(question, turns)
+        ids: list[int] = self._tokenizer.encode(after, add_special_tokens=False)
         return ids
 
+    def _render(self, question: str, turns: Sequence[Turn]) -> tuple[str, str, str]:
+        """Return the conversation as text: before the video, its placeholder if it is shown, and behind it."""
+        said = [] if self._system is None else [("system", self._system)]
+        said += [pair for turn in turns for pair in zip(("user", "assistant"), turn, strict=True)]
+        messages = [self._message(role, text.strip()) for role, text in (*said, ("user", question))]
+        first = next(message for message in messages if message["role"] == "user")
+        if self._text_only:
+            first["content"] = f"{self._video_token}\n{first['content']}"
+        else:
+            first["content"].insert(0, {"type": "video"})
+        text: str = self._tokenizer.apply_chat_template(
+            messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
+        )
+        return text.partition(self._video_token)
 
-def check_question(question: str, control: Iterable[str]) -> None:
-    """Refuse an empty question, or one that spells a control token. QuestionError."""
-    if not question.strip():
-        raise QuestionError("the question is empty", hint="ask something, for example: What shape appeared first?")
+    def _message(self, role: str, text: str) -> dict[str, Any]:
+        return {"role": role, "content": text if self._text_only else [{"type": "text", "text": text}]}
+
+
+def check_text(text: str, control: Iterable[str], where: str = "the question") -> None:
+    """Refuse an empty text, or one that spells a control token. QuestionError; the message begins with `where`."""
+    if not text.strip():
+        raise QuestionError(f"{where} is empty", hint="ask something, for example: What shape appeared first?")
     for token in control:
-        if token in question:
-            raise QuestionError(f"the question contains the control token {token}", hint="leave it out")
+        if token in text:
+            raise QuestionError(f"{where} contains the control token {token}", hint="leave it out")

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -21,10 +21,13 @@ from protokv.backbones.loading import Placement
 from protokv.core.attention import LocalKV
 from protokv.core.carried import Carried, CarriedShape
 from protokv.core.context import Context
+from protokv.core.decoding import Decoding
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.turns import Turn
 from protokv.errors import ConfigError
 from protokv.extras.precise_rotary import PreciseRotary
+from protokv.mini import is_embedded
 
 MOST_WORDS: Final = 1024
 """The most tokens of what was said in a step; the rest is cut off."""
@@ -54,6 +57,7 @@ class Backbone(ABC):
         frames_per_step: sampled frames that make one step.
         default_fps: the sampling rate of its training, in frames per second.
         stop_ids: tokens that end an answer.
+        decoding: how the model was published to answer; greedily if nothing is said.
         moving: the position components that grow with the stream; the others stay within the grid of a step.
         max_position: number of positions that the model was trained on; None if its config does not say.
         reading_layers: the layers whose attention shows the evidence of an answer; None: not measured.
@@ -72,6 +76,7 @@ class Backbone(ABC):
     frames_per_step: int
     default_fps: float
     stop_ids: frozenset[int]
+    decoding: Decoding = Decoding()
     moving: Sequence[int] = (0,)
     max_position: int | None = None
     reading_layers: Sequence[int] | None = None
@@ -98,8 +103,22 @@ class Backbone(ABC):
         """Token ids of the chat prompt in front of the video."""
 
     @abstractmethod
-    def suffix_ids(self, question: str) -> list[int]:
-        """Token ids of the chat prompt behind the video: the question and the start of the answer."""
+    def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
+        """Token ids of the chat prompt behind the video: earlier turns, the question and the start of the answer."""
+
+    @property
+    def converses(self) -> bool:
+        """Whether the model was trained on conversations and system prompts: the embedded ones were not."""
+        return not is_embedded(self.identity.name)
+
+    def with_system(self, text: str) -> Self:
+        """Return this model with a system prompt in front of the video. It is a setting of the state.
+
+        Raises:
+            ConfigError: the model takes none, or the text is empty or contains control tokens.
+            ModelError: the chat template has no place for one.
+        """
+        raise ConfigError(f"{self.identity.name} takes no system prompt", hint="leave out --system")
 
     @abstractmethod
     def decode(self, ids: list[int]) -> str:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from protokv.backbones.adapter import check_question
+from protokv.backbones.adapter import check_text
 from protokv.backbones.base import MOST_WORDS, PreparedStep
 from protokv.backbones.files import digest_weights, read_json
 from protokv.backbones.loading import Placement
@@ -26,6 +26,7 @@ from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
+from protokv.core.turns import Turn
 from protokv.mini.network import LanguageModel, VisionTower, select_prefix
 
 IDENTITY = "identity.json"
@@ -104,9 +105,9 @@ class Embedded(TimedGrid):
         """Return the token ids in front of the video."""
         return self._prefix
 
-    def suffix_ids(self, question: str) -> list[int]:
-        """Return the token ids behind the video."""
-        check_question(question, self._control)
+    def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
+        """Return the token ids behind the video; turns are left out, as the model was not trained on them."""
+        check_text(question, self._control)
         return self._encode(f"<|vision_end|>{question.strip()}<|im_end|>\n<|im_start|>assistant\n")
 
     def words_ids(self, text: str) -> list[int]:

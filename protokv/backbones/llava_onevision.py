@@ -23,6 +23,7 @@ from protokv.backbones.loading import Placement, identify, load_model, load_toke
 from protokv.backbones.pixels import check_images
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
+from protokv.core.turns import Turn
 
 # Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.
 DEFAULT_FPS = 0.5
@@ -68,9 +69,9 @@ class LlavaOnevision(Adapter):
         frames = read_frames(read_video_processor(path)[0])
         return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
 
-    def suffix_ids(self, question: str) -> list[int]:
+    def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
         """Return the newline behind the video (`NEWLINE`) and the chat prompt after it."""
-        return [NEWLINE, *super().suffix_ids(question)]
+        return [NEWLINE, *super().suffix_ids(question, turns)]
 
     def words_ids(self, text: str) -> list[int]:
         """Return the newline behind the video so far, and the words as a line."""

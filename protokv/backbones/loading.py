@@ -16,6 +16,7 @@ import torch
 
 from protokv.backbones.files import check_size, digest_weights, hash_config, read_template
 from protokv.backbones.hub import commit_of
+from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
 from protokv.core.hook import NAME, register
 from protokv.core.records import BackboneIdentity
 from protokv.errors import ConfigError, ModelError, use_one_of
@@ -200,6 +201,28 @@ def load_tokenizer(path: str) -> tuple[Any, str]:
             hint="use the instruction-tuned variant of the model, or copy its chat_template.jinja there",
         )
     return tokenizer, template
+
+
+def published_decoding(config: Any) -> Decoding:
+    """Return how a model was published to answer.
+
+    Args:
+        config: transformers' `GenerationConfig`. What it does not say is not done: `generate` itself would draw from 50
+            tokens where no `top_k` is given. A draw from the likeliest token alone is greedy.
+
+    Raises:
+        ModelError: a value is out of its range.
+    """
+    draws = config.do_sample and config.top_k != 1
+    names = ("max_new_tokens", "repetition_penalty", "no_repeat_ngram_size", *(("top_k", "top_p") if draws else ()))
+    found = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    if draws:
+        found["temperature"] = 1.0 if config.temperature is None else config.temperature
+    try:
+        found["max_new_tokens"] = min(found.get("max_new_tokens", Decoding().max_new_tokens), MOST_NEW_TOKENS)
+        return Decoding(**found)
+    except (ConfigError, TypeError) as error:
+        raise ModelError(f"its generation_config.json makes no sense: {error}", hint="correct or remove it") from error
 
 
 def identify(path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:

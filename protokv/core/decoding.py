@@ -1,12 +1,14 @@
 """Choose the next token, and turn tokens into text as they come.
 
-Owns greedy and nucleus sampling, and holds back characters that are not complete. Knows logits and ids, not models.
+Owns penalties, greedy choice and draws, and holds back characters that are not complete. Knows logits and ids, not
+models. What a model was published with is `Backbone.decoding`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import torch
@@ -32,12 +34,16 @@ def log_probability(logits: Tensor, token: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How an answer is generated.
+    """How an answer is generated; by default greedily. The words are those of transformers' `GenerationConfig`.
 
     Attributes:
         max_new_tokens: the most tokens of an answer.
         temperature: 0 takes the likeliest token; above 0 the logits are divided by it and a token is drawn.
         top_p: draw from the smallest set of likeliest tokens that holds this share of the probability.
+        top_k: draw from this many likeliest tokens, before `top_p`; 0: from all.
+        repetition_penalty: makes tokens of the prompt's text and of the answer so far less likely: their positive
+            logits are divided by it, and negative ones multiplied.
+        no_repeat_ngram_size: no group of so many tokens comes twice in these; 0: any may.
         seed: of the draw; the same seed gives the same answer on the same device.
 
     Raises:
@@ -47,6 +53,9 @@ class Decoding:
     max_new_tokens: int = 64
     temperature: float = 0.0
     top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -56,6 +65,12 @@ class Decoding:
             raise ConfigError(f"temperature is {self.temperature}", hint="use 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}", hint="use a share above 0, at most 1")
+        for name in ("top_k", "no_repeat_ngram_size"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ConfigError(f"{name} is {value}", hint="use a number of tokens, or 0 for none")
+        if not 0 < self.repetition_penalty < inf:
+            raise ConfigError(f"repetition_penalty is {self.repetition_penalty}", hint="use 1 (none) or more")
 
 
 MOST_PERIOD = 32
@@ -79,25 +94,60 @@ def is_repeating(ids: Sequence[int]) -> bool:
 
 
 class Chooser:
-    """Draws one token after another for one answer."""
+    """Chooses one token after another for one answer, without waiting for the device."""
 
-    def __init__(self, decoding: Decoding, device: torch.device) -> None:
-        """Seed a generator for this answer alone, so that asking changes no other random state."""
+    def __init__(self, decoding: Decoding, device: torch.device, prompt: Sequence[int] = ()) -> None:
+        """Seed a generator for this answer alone, so that asking changes no other random state.
+
+        `prompt` has the ids in front of the answer, for penalties; a negative one stands for what is no token.
+        """
         self._decoding = decoding
         self._generator = torch.Generator(device=device).manual_seed(decoding.seed)
+        penalises = decoding.repetition_penalty != 1 or decoding.no_repeat_ngram_size > 0
+        self._ids = torch.tensor(list(prompt), dtype=torch.int64, device=device) if penalises else None
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return a token id `[1]` int64 for logits `[vocabulary]` float32, on their device, without waiting for it."""
-        if self._decoding.temperature == 0:
+        """Return a token id `[1]` int64 for logits `[vocabulary]` float32, on their device."""
+        if self._ids is None:
+            return self._choose(logits)
+        chosen = self._choose(penalise(logits, self._ids, self._decoding))
+        self._ids = torch.cat((self._ids, chosen))
+        return chosen
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        temperature, top_k, top_p = self._decoding.temperature, self._decoding.top_k, self._decoding.top_p
+        if temperature == 0:
             return logits.argmax(0, keepdim=True)
-        probabilities = (logits / self._decoding.temperature).softmax(-1)
-        ordered, ids = probabilities.sort(descending=True)
+        ordered, ids = (logits / temperature).softmax(-1).sort(descending=True)
+        if top_k:
+            ordered[top_k:] = 0
+            ordered /= ordered.sum()
         # A token stays if the likelier tokens together hold less than top_p, so the likeliest always stays.
-        ordered.masked_fill_(ordered.cumsum(0) - ordered >= self._decoding.top_p, 0)
+        ordered.masked_fill_(ordered.cumsum(0) - ordered >= top_p, 0)
         # The largest of p / e with e exponential is drawn with probability p. torch.multinomial does the same, but
         # waits for the device to check the probabilities.
         drawn = (ordered / torch.empty_like(ordered).exponential_(generator=self._generator)).argmax(0, keepdim=True)
         return ids[drawn]
+
+
+def penalise(logits: Tensor, ids: Tensor, decoding: Decoding) -> Tensor:
+    """Return logits `[vocabulary]` with the penalties for what stands in `ids` `[n]`; negative ids are no tokens."""
+    penalty, n = decoding.repetition_penalty, decoding.no_repeat_ngram_size
+    if penalty != 1:
+        lower = torch.where(logits < 0, logits * penalty, logits / penalty)
+        logits = torch.where(_among(ids, len(logits)), lower, logits)
+    if 0 < n <= len(ids):
+        groups = ids.unfold(0, n, 1)
+        began = (groups[:, :-1] == ids[len(ids) - n + 1 :]).all(1)
+        logits = logits.masked_fill(_among(torch.where(began, groups[:, -1], -1), len(logits)), -inf)
+    return logits
+
+
+def _among(ids: Tensor, size: int) -> Tensor:
+    """Return which of `size` tokens are among ids, `[size]` bool."""
+    # Boolean indexing would wait for the device, so what is no token goes into a slot more.
+    marks = torch.zeros(size + 1, dtype=torch.bool, device=ids.device)
+    return marks.scatter_(0, torch.where(ids < 0, size, ids), True)[:-1]
 
 
 def read_token(token: Tensor) -> int:

@@ -26,8 +26,8 @@ from protokv.core.parts import Evidence, EvidenceFinder, PositionedStep, Reading
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV, StepTokens, StreamClock
 from protokv.core.tensors import StatePart
-from protokv.errors import QuestionError, StateCorrupt
-from protokv.texts import admit_question
+from protokv.core.turns import Turn, read_ids
+from protokv.errors import StateCorrupt
 from protokv.timings import Timings, stage
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 # The module that checks settings, and builds the memory and the parts of a config.
 _ASSEMBLY = "protokv.memories"
-
-# A question of this length takes seconds on a CPU, and its room is no concern.
-MOST_QUESTION_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +54,7 @@ class Answer:
         evidence: the stream times that the answer stands on; None unless asked for.
         finish_reason: why it ended: the model ended it, it has the most tokens allowed, or it repeated itself.
         beyond_model: the model cannot make sense of what it watched, so the answer means nothing.
+        turns: earlier turns of the conversation that the model read, the newest ones.
     """
 
     question: str
@@ -70,6 +68,7 @@ class Answer:
     evidence: Evidence | None = None
     finish_reason: FinishReason = "stop"
     beyond_model: bool = False
+    turns: int = 0
 
 
 class Session:
@@ -294,9 +293,9 @@ class Session:
         """Return the logits `[n, vocabulary]` float32 of the tokens behind the video, from which `ask` answers."""
         return self.read_question(question, room=0).logits
 
-    def ask(self, question: str, decoding: Decoding | None = None, *, evidence: bool = False) -> Answer:
-        """Return the whole answer at once; see `stream`."""
-        pieces = self.stream(question, decoding, evidence=evidence)
+    def ask(self, question: str, decoding: Decoding | None = None, **options: Any) -> Answer:
+        """Return the whole answer at once; arguments are those of `stream`."""
+        pieces = self.stream(question, decoding, **options)
         while True:
             try:
                 next(pieces)
@@ -305,23 +304,32 @@ class Session:
                 return answer
 
     def stream(
-        self, question: str, decoding: Decoding | None = None, *, evidence: bool = False
+        self,
+        question: str,
+        decoding: Decoding | None = None,
+        *,
+        evidence: bool = False,
+        turns: Sequence[Turn] = (),
+        system: str | None = None,
     ) -> Generator[str, None, Answer]:
         """Answer from memory alone, piece by piece. Changes nothing; the generator returns the `Answer`.
 
-        It reads the memory in place, so let it end before the next `watch`. With `evidence` the answer names the
-        stream times that it stands on.
+        It reads the memory in place, so let it end before the next `watch`. Without `decoding`, tokens are chosen as
+        the model was published to. With `evidence` the answer names the stream times that it stands on. `turns` are
+        earlier questions with their answers, and `system` stands in front of the question (`turns.py`).
 
         Raises:
-            QuestionError: the question is empty, longer than `MOST_QUESTION_TOKENS`, or contains control tokens.
+            QuestionError: a text is empty, longer than `MOST_QUESTION_TOKENS`, or contains control tokens.
             ConfigError: evidence is wanted and the memory does not know the positions of its slots.
         """
-        decoding = decoding or Decoding()
+        decoding = decoding or self.backbone.decoding
         began = time.perf_counter()
         finder = self.parts.evidence if evidence else None
-        reading = self.read_question(question, decoding.max_new_tokens, finder)
+        asked, kept = read_ids(self.backbone, question, turns, system)
+        reading = self.read_question(asked, decoding.max_new_tokens, finder)
         found = finder.find(self, reading) if finder else None
-        choose = Chooser(decoding, self.backbone.device)
+        # Penalties are for text: what stands between the two is no token.
+        choose = Chooser(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
         text = TextStream(self.backbone.decode)
         chosen = choose(reading.logits[-1])
         log_probabilities = [log_probability(reading.logits[-1], chosen)]
@@ -365,6 +373,7 @@ class Session:
             evidence=found,
             finish_reason=finish_reason,
             beyond_model=bool(self.beyond_model),
+            turns=kept,
         )
 
     @torch.inference_mode()
@@ -374,7 +383,7 @@ class Session:
         With room, the logits are those of the last token alone: all of a long question would take gigabytes.
         """
         backbone, placement = self.backbone, self.parts.placement
-        ids = read_ids(backbone, question) if isinstance(question, str) else question
+        ids = read_ids(backbone, question)[0] if isinstance(question, str) else question
         self._tell_listeners()
         prelude = self.memory.prelude()
         positions = [where for _, where in prelude]
@@ -402,12 +411,3 @@ class Session:
     def _tell_listeners(self) -> None:
         for listener in self.parts.listeners:
             listener.before_read(self)
-
-
-def read_ids(backbone: Backbone, question: str) -> list[int]:
-    """Return the tokens of a question. QuestionError, as of `Session.stream`."""
-    ids = backbone.suffix_ids(admit_question(question))
-    if len(ids) > MOST_QUESTION_TOKENS:
-        size = f"{len(ids):,} tokens; the most is {MOST_QUESTION_TOKENS:,}"
-        raise QuestionError(f"the question has {size}", hint="ask something shorter")
-    return ids

@@ -139,11 +139,12 @@ def ask_all(
     at_s: float | None = None,
     verify: bool = True,
     anyway: bool = False,
+    system: str | None = None,
 ) -> Iterator[Reply]:
     """Ask every state every question; a state of another model, or one that cannot be read, gives one failed reply.
 
     So does a state whose model cannot make sense of what it watched, unless it is asked `anyway`. Questions are
-    numbered from 0 in the replies. `at_s` and `verify` are those of `load_state`.
+    numbered from 0 in the replies. `at_s` and `verify` are those of `load_state`, `system` is that of `Session.stream`.
 
     Raises:
         ConfigError: a question is empty or contains control tokens.
@@ -160,7 +161,7 @@ def ask_all(
             yield Reply(state, 0, None, Failure.of(NotUnderstood(meaningless(beyond))), beyond)
             continue
         for number, question in enumerate(questions):
-            yield Reply(state, number, session.ask(question, decoding), beyond=beyond)
+            yield Reply(state, number, session.ask(question, decoding, system=system), beyond=beyond)
 
 
 def surest(replies: Iterable[Reply], k: int) -> Iterator[tuple[int, Reply]]:

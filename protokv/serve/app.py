@@ -123,7 +123,7 @@ class _Server:
         """Return the handler of questions in a dialect: `chat` or `responses`."""
 
         async def answer(request: WebRequest) -> Response:
-            asked: chat.Request = dialect.parse(await self._body(request))
+            asked: chat.Request = dialect.parse(await self._body(request), self._states.decoding)
             path = self._states.find(asked.model)
             if self._waiting >= self._limits.waiting:
                 raise TooMuch("too many questions at once; ask again later")
@@ -196,7 +196,8 @@ class _Server:
             if session.beyond_model and not asked.anyway:
                 message = f'{meaningless(session.beyond_model)}; a request with "anyway": true is answered all the same'
                 raise NotUnderstood(message)
-            pieces = session.stream(asked.question, asked.decoding, evidence=asked.evidence)
+            told: dict[str, Any] = {"evidence": asked.evidence, "turns": asked.turns, "system": asked.system}
+            pieces = session.stream(asked.question, asked.decoding, **told)
             while not stop():
                 try:
                     tell(next(pieces))

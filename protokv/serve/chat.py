@@ -1,7 +1,6 @@
 """The part of OpenAI's chat completions that a state can answer: requests, checked field by field, and replies.
 
-A state keeps no conversation: the last message of the user is the question, and earlier ones are ignored. Fields that
-a state cannot serve are refused by name. See https://platform.openai.com/docs/api-reference/chat.
+A state keeps no conversation: each request brings all of it. Fields that a state cannot serve are refused by name. See https://platform.openai.com/docs/api-reference/chat.
 """
 
 from __future__ import annotations
@@ -9,16 +8,18 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
+from protokv.core.turns import Turn
 from protokv.errors import ConfigError
 from protokv.texts import admit_question, find_broken, read_json
 
 MOST_TOKENS = 1024
+_TEXT_PARTS = ("text", "input_text", "output_text")
 
 # Fields that a state cannot serve, with the values that ask for nothing.
 _UNUSED: dict[str, tuple[Any, ...]] = {
@@ -37,10 +38,12 @@ _UNUSED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A question to a state."""
+    """A question to a state, the turns of the conversation before it, and the system prompt; see `Session.stream`."""
 
     model: str
     question: str
+    turns: Sequence[Turn]
+    system: str | None
     decoding: Decoding
     stream: bool
     usage: bool = False  # end the stream with the number of tokens
@@ -48,8 +51,8 @@ class Request:
     evidence: bool = False  # say which moments of the stream the answer stands on; not in OpenAI's interface
 
 
-def parse(body: bytes) -> Request:
-    """Return the request in a body.
+def parse(body: bytes, published: Decoding) -> Request:
+    """Return the request in a body; `published` is how the model chooses tokens where the request does not say.
 
     Raises:
         ConfigError: a state cannot answer it; the field is named.
@@ -58,10 +61,13 @@ def parse(body: bytes) -> Request:
     stream_options = data.get("stream_options") or {}
     if not isinstance(stream_options, dict):
         raise ConfigError("stream_options: expected an object")
+    question, turns, system = conversation_of(data.get("messages"), "messages")
     return Request(
         model=data["model"],
-        question=question_of(data.get("messages"), "messages", "text"),
-        decoding=decoding_of(data, "max_completion_tokens", "max_tokens"),
+        question=question,
+        turns=turns,
+        system=system,
+        decoding=decoding_of(data, published, "max_completion_tokens", "max_tokens"),
         stream=data.get("stream") is True,
         usage=stream_options.get("include_usage") is True,
         anyway=data.get("anyway") is True,
@@ -93,33 +99,55 @@ def read_object(body: bytes, unused: Mapping[str, tuple[Any, ...]]) -> dict[str,
     return data
 
 
-def decoding_of(data: Mapping[str, Any], *most: str) -> Decoding:
+def decoding_of(data: Mapping[str, Any], published: Decoding, *most: str) -> Decoding:
     """Return how to choose tokens; `most` are the names of the field with the most of them. ConfigError."""
-    return Decoding(
-        max_new_tokens=int(_number(data, most, 64, 1, MOST_TOKENS)),
-        # The default is greedy: answers should repeat.
-        temperature=_number(data, ("temperature",), 0.0, 0.0, 2.0),
-        top_p=_number(data, ("top_p",), 1.0, 1e-6, 1.0),
+    return replace(
+        published,
+        max_new_tokens=int(_number(data, most, min(published.max_new_tokens, MOST_TOKENS), 1, MOST_TOKENS)),
+        temperature=_number(data, ("temperature",), published.temperature, 0.0, 2.0),
+        top_p=_number(data, ("top_p",), published.top_p, 1e-6, 1.0),
         seed=int(_number(data, ("seed",), 0, 0, 2**53)),
     )
 
 
-def question_of(messages: object, field: str, kind: str) -> str:
-    """Return the last message of the user, whose parts have the type `kind`. ConfigError, naming the field."""
+def conversation_of(messages: object, field: str) -> tuple[str, list[Turn], str | None]:
+    """Return the question, the turns before it, and the system prompt. ConfigError, naming the field.
+
+    Messages of one role in a row are one text. What the assistant said before the first question is left out.
+    """
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
         raise ConfigError(f"{field}: expected a list of objects")
-    asked = [one for one in messages if one.get("role") == "user"]
-    if not asked:
+    if not any(one.get("role") == "user" for one in messages):
         raise ConfigError(f"{field}: there is none with the role user")
-    content = asked[-1].get("content")
+    system, said = list[str](), list[tuple[str, str]]()
+    for one in messages:
+        role, text = one.get("role"), _text_of(one.get("content"), field)
+        if role in ("system", "developer"):
+            system.append(text)
+        elif role not in ("user", "assistant"):
+            raise ConfigError(f"{field}: a role is none of user, assistant, system and developer")
+        elif said and said[-1][0] == role:
+            said[-1] = (role, f"{said[-1][1]}\n\n{text}")
+        elif said or role == "user":
+            said.append((role, text))
+    role, question = said.pop()
+    if role != "user":
+        raise ConfigError(f"{field}: the last one must have the role user")
+    admit_question(question, f"{field}: the question")
+    texts = [text for _, text in said]
+    return question, list(zip(texts[::2], texts[1::2], strict=True)), "\n\n".join(filter(str.strip, system)) or None
+
+
+def _text_of(content: object, field: str) -> str:
+    """Return the text of a message, whose parts stand one below the other."""
     if isinstance(content, list):
-        if not all(isinstance(one, dict) and one.get("type") == kind for one in content):
+        if not all(isinstance(one, dict) and one.get("type") in _TEXT_PARTS for one in content):
             raise ConfigError(f"{field}: a state answers questions in text and takes no pictures")
         texts = [one.get("text") for one in content]
         if not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"{field}: a part has no text")
-        content = "\n".join(texts)
-    return admit_question(content if isinstance(content, str) else "", f"{field}: the question")
+        return "\n".join(texts)
+    return content if isinstance(content, str) else ""
 
 
 def _number(data: Mapping[str, Any], names: tuple[str, ...], default: float, least: float, most: float) -> float:
@@ -180,10 +208,14 @@ class Reply:
 def extras(answer: Answer) -> dict[str, Any]:
     """Return what is not in OpenAI's interface.
 
-    The stream time of the state; why the answer ended, since "repetition" has no word there; whether it means nothing;
-    and the evidence, if it was wanted.
+    The stream time of the state; why the answer ended, since "repetition" has no word there; how many earlier turns the
+    model read; whether the answer means nothing; and the evidence, if it was wanted.
     """
-    found: dict[str, Any] = {"stream_time_s": answer.stream_time_s, "ended": answer.finish_reason}
+    found: dict[str, Any] = {
+        "stream_time_s": answer.stream_time_s,
+        "ended": answer.finish_reason,
+        "turns": answer.turns,
+    }
     if answer.beyond_model:
         found["beyond_model"] = True
     if answer.evidence is not None:

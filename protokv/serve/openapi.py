@@ -9,10 +9,12 @@ from protokv.version import __version__
 _STATE = {"name": "name", "in": "query", "required": True, "schema": {"type": "string"}}
 _SOURCE = {"name": "source", "in": "query", "required": True, "schema": {"type": "integer"}}
 _OWN = (
-    "Besides OpenAI's fields: `evidence` (boolean) asks for the moments of the stream that the answer stands on. The "
-    "answer has them as `evidence` and `faint`, `stream_time_s`, the stream time of the state, and `ended`: stop, "
-    "length or repetition. A state whose model cannot make sense of its video is an error with the code "
-    "`beyond_model`, unless `anyway` (boolean) is given; the answer then has `beyond_model`."
+    "All messages count: those of user and assistant are the conversation, those of system and developer stand in "
+    "front of the last question. Besides OpenAI's fields: `evidence` (boolean) asks for the moments of the stream that "
+    "the answer stands on. The answer has them as `evidence` and `faint`, `stream_time_s`, the stream time of the "
+    "state, `ended`: stop, length or repetition, and `turns`, how many earlier turns the model read. A state whose "
+    "model cannot make sense of its video is an error with the code `beyond_model`, unless `anyway` (boolean) is "
+    "given; the answer then has `beyond_model`."
 )
 
 

@@ -10,8 +10,10 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
-from protokv.serve.chat import Request, decoding_of, event, extras, question_of, read_object
+from protokv.errors import ConfigError
+from protokv.serve.chat import Request, conversation_of, decoding_of, event, extras, read_object
 
 # Fields that a state cannot serve, with the values that ask for nothing.
 _UNUSED: dict[str, tuple[Any, ...]] = {
@@ -26,8 +28,8 @@ _UNUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def parse(body: bytes) -> Request:
-    """Return the request in a body.
+def parse(body: bytes, published: Decoding) -> Request:
+    """Return the request in a body; `published` is how the model chooses tokens where the request does not say.
 
     Raises:
         ConfigError: a state cannot answer it; the field is named.
@@ -35,10 +37,16 @@ def parse(body: bytes) -> Request:
     data = read_object(body, _UNUSED)
     given = data.get("input")
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    question, turns, system = conversation_of(messages, "input")
+    instructions = data.get("instructions")
+    if not isinstance(instructions, str | None):
+        raise ConfigError("instructions: expected text")
     return Request(
         model=data["model"],
-        question=question_of(messages, "input", "input_text"),
-        decoding=decoding_of(data, "max_output_tokens"),
+        question=question,
+        turns=turns,
+        system="\n\n".join(filter(None, (instructions, system))) or None,
+        decoding=decoding_of(data, published, "max_output_tokens"),
         stream=data.get("stream") is True,
         anyway=data.get("anyway") is True,
         evidence=data.get("evidence") is True,
@@ -122,7 +130,7 @@ class Reply:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "instructions": None,
+            "instructions": self._request.system,
             "max_output_tokens": decoding.max_new_tokens,
             "model": self._request.model,
             "output": output,

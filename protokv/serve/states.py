@@ -30,6 +30,7 @@ class States:
         self._folder, self._backbone, self._most = Path(folder), backbone, most
         self._root = self._folder.resolve()
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
+        self.decoding = backbone.decoding
 
     def names(self) -> dict[str, Path]:
         """Return the states by name: the path below the folder, without the suffix unless two differ only in it."""

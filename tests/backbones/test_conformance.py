@@ -289,6 +289,23 @@ def test_prefix_and_suffix_are_the_rendered_chat(backbone: Backbone, upstream: U
     assert backbone.suffix_ids(QUESTION)[-len(after) :] == after
 
 
+def test_turns_and_a_system_prompt_are_the_rendered_chat(backbone: Backbone, upstream: Upstream) -> None:
+    turns = [("what is red ?", "a star"), ("where ?", "")]
+    said = [("user", "what is red ?"), ("assistant", "a star"), ("user", "where ?"), ("assistant", "")]
+    before, after = upstream.chat(QUESTION, *said)
+    assert backbone.prefix_ids == before
+    assert backbone.suffix_ids(QUESTION, turns)[-len(after) :] == after
+    prompted = backbone.with_system(" the star is blue")
+    before, after = upstream.chat(QUESTION, ("system", "the star is blue"), *said)
+    assert prompted.prefix_ids == before != backbone.prefix_ids
+    assert prompted.suffix_ids(QUESTION, turns)[-len(after) :] == after
+    for texts in (("<|im_end|>", ""), ("what ?", "<|im_end|>")):
+        with pytest.raises(ConfigError, match=r"an earlier .* contains the control token"):
+            backbone.suffix_ids(QUESTION, [texts])
+    with pytest.raises(ConfigError, match="the system prompt contains the control token"):
+        backbone.with_system("<|im_end|>")
+
+
 def test_questions_that_cannot_be_put_are_refused_and_unknown_words_named(
     backbone: Backbone, upstream: Upstream
 ) -> None:

@@ -36,6 +36,13 @@ Video = Sequence[np.ndarray]
 AS_FRAMES = {"input_data_format": "channels_last", "return_tensors": "pt"}
 
 
+def messages(question: str, *said: tuple[str, str]) -> list[dict[str, Any]]:
+    """Return a conversation about a video, which is in the user's first message; `said` has roles and texts."""
+    found = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in (*said, ("user", question))]
+    first = next(one for one in found if one["role"] == "user")
+    return [one | {"content": [{"type": "video"}, *one["content"]]} if one is first else one for one in found]
+
+
 class Upstream:
     """One model of transformers with eager attention, and its tokenizer."""
 
@@ -46,13 +53,12 @@ class Upstream:
         ).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
-    def chat(self, question: str) -> tuple[list[int], list[int]]:
-        """Return token ids before and after the placeholder of the video."""
+    def chat(self, question: str, *said: tuple[str, str]) -> tuple[list[int], list[int]]:
+        """Return token ids before and after the placeholder of the video; see `messages`."""
         if self.family in TEXTS:
-            before, after = TEXTS[self.family](self, [], question, 1.0).split(CUT)
+            before, after = TEXTS[self.family](self, [], question, 1.0, (), said).split(CUT)
             return tuple(self.tokenizer.encode(text, add_special_tokens=False) for text in (before, after))  # type: ignore[return-value]
-        content = [{"type": "video"}, {"type": "text", "text": question}]
-        ids = self.tokenizer.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        ids = self.tokenizer.apply_chat_template(messages(question, *said), add_generation_prompt=True)
         at = ids["input_ids"].index(self.model.config.video_token_id)
         return ids["input_ids"][:at], ids["input_ids"][at + 1 :]
 
@@ -71,15 +77,16 @@ class Upstream:
         """Return logits of the last tokens."""
         return self.model(**inputs).logits[0, -n_last:]
 
-    def generate(self, inputs: dict[str, Tensor], n_tokens: int) -> tuple[list[int], float]:
+    def generate(self, inputs: dict[str, Tensor], n_tokens: int, **penalties: float) -> tuple[list[int], float]:
         """Continue greedily with the model's own `generate`, past any end of the answer.
 
         Returns:
-            The tokens, and the least difference between the logit of a chosen token and that of the next best one.
+            The tokens, and the least difference between the logit of a chosen token and that of the next best one,
+            both with their penalties.
         """
-        settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": n_tokens}
-        found = self.model.generate(**inputs, **settings, output_logits=True, return_dict_in_generate=True)
-        first, second = torch.cat(found.logits).topk(2).values.unbind(1)
+        settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": n_tokens, **penalties}
+        found = self.model.generate(**inputs, **settings, output_scores=True, return_dict_in_generate=True)
+        first, second = torch.cat(found.scores).topk(2).values.unbind(1)
         return found.sequences[0, inputs["input_ids"].shape[1] :].tolist(), float((first - second).min())
 
     def apply_rotary(self, keys: Tensor, positions: Tensor) -> Tensor:
@@ -170,10 +177,7 @@ def qwen3_vl_inputs(
     metadata = SimpleNamespace(fps=2 / step_seconds, frames_indices=list(range(2 * len(video))))
     expanded = processor.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
     expanded = with_words(expanded, "<|vision_end|>", words, "{}\n")
-    content = [{"type": "video"}, {"type": "text", "text": question}]
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-    )
+    text = tokenizer.apply_chat_template(messages(question), tokenize=False, add_generation_prompt=True)
     (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[expanded])
     ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
     return {
@@ -223,10 +227,7 @@ def gemma4_inputs(
     counts = found["num_soft_tokens_per_image"].tolist()
     expanded = processor.replace_video_token({"num_soft_tokens_per_video": counts[:1], "video_metadata": [metadata]}, 0)
     expanded = with_words(expanded, processor.eoi_token, words, "\n{}\n")
-    content = [{"type": "video"}, {"type": "text", "text": question}]
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-    )
+    text = tokenizer.apply_chat_template(messages(question), tokenize=False, add_generation_prompt=True)
     ids = torch.tensor([tokenizer.encode(text.replace("<|video|>", expanded), add_special_tokens=False)])
     return {
         "input_ids": ids,
@@ -241,7 +242,12 @@ CUT = "<cut>"
 
 
 def smolvlm_text(
-    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str] = ()
+    upstream: Upstream,
+    video: Video,
+    question: str,
+    step_seconds: float,
+    words: Sequence[str] = (),
+    said: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The whole prompt by the processor, but for its sentence about the length of the video.
 
@@ -258,11 +264,9 @@ def smolvlm_text(
     with patch.multiple(processing_smolvlm, **named):
         expanded = processor.replace_video_token(found, 0)
     expanded = with_words(expanded, processor.fake_image_token, words, "\n{}", 2)
-    content = [{"type": "video"}, {"type": "text", "text": question}]
     template = processing_smolvlm.DEFAULT_CHAT_TEMPLATE
-    chat = [{"role": "user", "content": content}]
     settings = {"chat_template": template, "tokenize": False, "add_generation_prompt": True}
-    text: str = upstream.tokenizer.apply_chat_template(chat, **settings)
+    text: str = upstream.tokenizer.apply_chat_template(messages(question, *said), **settings)
     return text.replace("<video>", expanded)
 
 
@@ -279,7 +283,12 @@ def smolvlm_inputs(
 
 
 def internvl_text(
-    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str] = ()
+    upstream: Upstream,
+    video: Video,
+    question: str,
+    step_seconds: float,
+    words: Sequence[str] = (),
+    said: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The whole prompt as the processor writes it; without frames, `CUT` stands in their place."""
     processor = object.__new__(InternVLProcessor)
@@ -287,9 +296,8 @@ def internvl_text(
     processor.image_seq_length = upstream.model.config.image_seq_length
     lines = processor.replace_video_token({"pixel_values_videos": [torch.zeros(len(video))]}, 0)
     lines = with_words(lines, "</img>", words, "\n{}")
-    content = [{"type": "video"}, {"type": "text", "text": question}]
     text: str = upstream.tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        messages(question, *said), tokenize=False, add_generation_prompt=True
     )
     return text.replace("<video>", lines or CUT)
 

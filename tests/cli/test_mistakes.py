@@ -69,6 +69,7 @@ MISTAKES = [
     ("query s.safetensors --questions bad.jsonl", Exit.USAGE, "line 1 of"),
     ("query s.safetensors --questions absent.jsonl", Exit.USAGE, "cannot be read"),
     ("query s.safetensors 'what ?' --top 3", Exit.USAGE, "--top ranks the answers of many states"),
+    ("query s.safetensors 'what ?' --top-p 2", Exit.USAGE, "top_p is 2"),
     ("query s.safetensors 'what ?' --watch 30s --at 3s", Exit.USAGE, "--watch asks the last commit"),
     ("query s.safetensors 'what ?' --at 2026-01-01", Exit.USAGE, "is of a video, which has no date"),
     ("query s.safetensors 'what ?' --at noon", Exit.USAGE, "expected a length of time"),

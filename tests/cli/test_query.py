@@ -8,16 +8,24 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from protokv.config import DurableConfig
+from protokv.core.decoding import Decoding
+from protokv.core.session import Session
+from protokv.errors import QuestionError
 from protokv.extras.evidence import Evidence, Moment
-from protokv_cli.answers import evidence_text
+from protokv.timings import Timings
+from protokv_cli.answers import Answers, decoding_text, evidence_text
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
-from protokv_cli.questions import Refusals, typed_questions
+from protokv_cli.questions import Question, Refusals, typed_questions
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import run_on_terminal
+from tests.mock_backbone import MockBackbone
 
 KEYS = [
     "question",
@@ -159,6 +167,66 @@ def test_the_history_of_a_prompt_outlives_it(tmp_path: Path, monkeypatch: pytest
     assert ask("what is oldest ?") == ["what is oldest ?"]
     assert ask("what is newest ?") == ["what is oldest ?", "what is newest ?"]
     assert (tmp_path / "protokv" / "history").stat().st_mode & 0o077 == 0
+
+
+def test_what_is_typed_is_a_conversation_until_new_and_what_it_leaves_out_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    typed = iter(["one", "two", "new", "three", "<end>", "four", "exit"])
+    monkeypatch.setattr("protokv_cli.questions._read_line", lambda: next(typed))
+    heard = []
+
+    class Hearing(MockBackbone):
+        def suffix_ids(self, question: str, turns: Any = ()) -> list[int]:
+            if question == "<end>":
+                raise QuestionError("a control token")
+            heard.append((question, [asked for asked, _ in turns]))
+            return super().suffix_ids(question) * (4000 if len(turns) > 1 else 1)
+
+    session = Session.start(Hearing(), DurableConfig(budget=24))
+    out = Output(Format.PLAIN, as_json=False, quiet=False, debug=False)
+    asking: Any = SimpleNamespace(evidence=False, system=None, timings=False, at_prompt=True, alone=True)
+    refusals = Refusals(out)
+    answers = Answers(out, "state", asking, Decoding(1), Timings(), refusals)
+    answers.ask_all(session, typed_questions(io.StringIO(), refusals), None)
+    assert [dict(heard)[name] for name in ("one", "two", "three", "four")] == [[], ["one"], [], ["three"]]
+    assert "Note" not in capsys.readouterr().err
+    embedded = Session.start(MockBackbone("protokv/mini"), DurableConfig(budget=24))
+    answers.ask_all(embedded, [Question("five", fresh=False), Question("six", fresh=False)], None)
+    assert capsys.readouterr().err.count("protokv/mini keeps no conversation") == 1
+
+
+@pytest.mark.parametrize(
+    ("decoding", "text"),
+    [
+        (Decoding(), "greedy, at most 64 tokens"),
+        (
+            Decoding(9, 0.7, 0.8, 20, 1.05, 3),
+            "drawn at temperature 0.7, top k 20, top p 0.8, seed 0, repetition penalty 1.05, no 3 tokens twice, "
+            "at most 9 tokens",
+        ),
+    ],
+)
+def test_how_tokens_are_chosen_is_told_in_a_line(decoding: Decoding, text: str) -> None:
+    assert decoding_text(decoding) == text
+
+
+def test_a_published_generation_is_the_default_of_query_and_options_win(
+    protokv: Program, state: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "published")
+    file = folder / "generation_config.json"
+    published = {"do_sample": True, "temperature": 2.0, "top_k": 30, "repetition_penalty": 1.2, "max_new_tokens": 5}
+    file.write_text(json.dumps(json.loads(file.read_text()) | published))
+    asked = ("query", state, "what is first ?", "--model", folder, "--timings", "--json")
+    (row,), (again,) = protokv(*asked).rows(), protokv(*asked).rows()
+    expected = {"max_new_tokens": 5, "temperature": 2.0, "top_k": 30, "repetition_penalty": 1.2, "seed": 0}
+    assert row["decoding"] | expected == row["decoding"]
+    assert row["answer"] == again["answer"]
+    (row,) = protokv(*asked, "--temperature", "0", "--max-new-tokens", "3").rows()
+    assert (row["decoding"]["temperature"], row["decoding"]["max_new_tokens"]) == (0, 3)
+    assert "decoding: drawn at temperature 2" in protokv(*asked[:-1], "--format", "plain").err
 
 
 @pytest.mark.usefixtures("mocked")

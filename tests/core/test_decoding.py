@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from protokv.core.decoding import Chooser, Decoding, TextStream, is_repeating, read_token
+from protokv.core.decoding import Chooser, Decoding, TextStream, is_repeating, penalise, read_token
 from protokv.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -43,6 +51,30 @@ def test_a_draw_is_that_of_multinomial() -> None:
         assert choose(logits).tolist() == ids[torch.multinomial(ordered, 1, generator=generator)].tolist()
 
 
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(0, 30), st.integers(0, 4))
+def test_penalties_are_those_of_transformers(seed: int, size: int, length: int, n: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    logits, ids = torch.randn(size, generator=g), torch.randint(size, (length,), generator=g)
+    expected = logits[None]
+    if length:
+        expected = RepetitionPenaltyLogitsProcessor(1.3)(ids[None], expected)
+    if n:
+        expected = NoRepeatNGramLogitsProcessor(n)(ids[None], expected)
+    decoding = Decoding(repetition_penalty=1.3, no_repeat_ngram_size=n)
+    assert torch.equal(penalise(logits, ids, decoding), expected[0])
+    # What is no token ends a group and is never a token itself.
+    apart = penalise(logits, torch.cat((ids, torch.tensor([-1]))), decoding)
+    assert torch.equal(apart, penalise(logits, ids, Decoding(repetition_penalty=1.3, no_repeat_ngram_size=int(n == 1))))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 14), st.sampled_from([0.3, 0.9, 1.0]))
+def test_a_draw_is_among_the_tokens_that_transformers_leaves(seed: int, size: int, top_k: int, top_p: float) -> None:
+    logits = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    left = TopPLogitsWarper(top_p)(None, TopKLogitsWarper(top_k)(None, logits[None]))[0].isfinite()
+    choose = Chooser(Decoding(temperature=1.0, top_k=top_k, top_p=top_p, seed=seed), CPU)
+    assert {read_token(choose(logits)) for _ in range(20)} <= set(left.nonzero().flatten().tolist())
+
+
 def test_drawing_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -60,6 +92,11 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
         {"temperature": float("nan")},
         {"top_p": 0.0},
         {"top_p": 1.1},
+        {"top_k": -1},
+        {"top_k": 2.5},
+        {"no_repeat_ngram_size": -1},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("inf")},
     ],
 )
 def test_impossible_settings_are_named(values: dict[str, float]) -> None:

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
+from protokv.backbones.loading import published_decoding
 from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate
 from protokv.core.session import Session
 from protokv.core.step import StepPositions, StepTokens, cell_centres
-from protokv.errors import ConfigError, PositionWarning, StateMismatch
+from protokv.errors import ConfigError, ModelError, PositionWarning, StateMismatch
 from protokv.memories import MEMORIES
 from protokv.storage.checkpoint import to_state
 from tests.backbones.tiny import write_qwen2_5_vl
@@ -124,6 +126,46 @@ def test_the_answer_is_what_transformers_generates(
     assert lead > 2 * near_logits(session, session.prefill(QUESTION))["atol"]
     assert answer.text == tiny.decode(expected).strip()
     assert answer.tokens == 12
+
+
+def test_an_answer_with_the_published_penalties_is_what_transformers_generates(
+    tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = watched(tiny, 3, PaperConfig(budget=400))
+    monkeypatch.setattr(tiny, "stop_ids", frozenset())
+    penalties = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
+    published = GenerationConfig(do_sample=True, top_k=1, max_new_tokens=12, **penalties)
+    monkeypatch.setattr(tiny, "decoding", published_decoding(published))
+    answer = session.ask(QUESTION)
+    inputs = upstream.inputs([random_frames(i) for i in range(3)], QUESTION, step_seconds=1.0)
+    expected, lead = upstream.generate(inputs, 12, **penalties)
+    assert lead > 2 * 1.3 * near_logits(session, session.prefill(QUESTION))["atol"]
+    assert answer.text == tiny.decode(expected).strip() != session.ask(QUESTION, Decoding(12)).text
+    assert answer.tokens == 12
+
+
+def test_what_a_model_was_published_with_is_read_and_what_makes_no_sense_is_named() -> None:
+    drawn = GenerationConfig(do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
+    assert published_decoding(drawn) == Decoding(64, 0.7, 0.8, 20, 1.05)
+    assert published_decoding(GenerationConfig(temperature=0.7, top_k=20)) == Decoding()
+    assert published_decoding(GenerationConfig(do_sample=True, max_new_tokens=10**6)) == Decoding(16_384, 1.0)
+    drawn.top_p = "most"
+    with pytest.raises(ModelError, match=r"generation_config\.json makes no sense"):
+        published_decoding(drawn)
+
+
+def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(tiny: Backbone) -> None:
+    session = watched(tiny, 2, PaperConfig(budget=400))
+    turns = [("what ?", "red " * 700), *[("who ?", "star " * 500)] * 7, ("where ?", "first")]
+    answer = session.ask(QUESTION, Decoding(1), turns=turns)
+    assert 0 < answer.turns < len(turns)
+    ids = [len(tiny.suffix_ids(QUESTION, turns[-n:])) for n in (answer.turns, answer.turns + 1)]
+    assert ids[0] <= 4096 < ids[1]
+    again = session.ask(QUESTION, Decoding(4), turns=turns[-1:])
+    assert (again.turns, again.question) == (1, QUESTION)
+    assert again.mean_logprob != session.ask(QUESTION, Decoding(4)).mean_logprob
+    told = session.ask(QUESTION, Decoding(4), system="the star is red")
+    assert told.mean_logprob == session.ask(f"the star is red\n\n{QUESTION}", Decoding(4)).mean_logprob
 
 
 def test_pieces_joined_are_the_answer_and_stop_at_the_limit(tiny: Backbone) -> None:

@@ -8,6 +8,7 @@ classes are transformers' own, wrapped by this package's backbones as a loaded c
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -140,7 +141,7 @@ class _Prompt:
 
     prefix_ids = list(range(PREFIX))  # noqa: RUF012
 
-    def suffix_ids(self, question: str) -> list[int]:
+    def suffix_ids(self, question: str, turns: Sequence[Any] = ()) -> list[int]:
         return list(range(QUESTION))
 
 
