@@ -305,15 +305,8 @@ def ingest(
             rich_help_panel=Panel.SPEED,
         ),
     ] = 1,
-    thumbnails: Annotated[
-        str,
-        typer.Option(
-            "--thumbnails",
-            metavar="COUNT|off",
-            help="Small pictures to keep in the state for people to look at, 3 KiB each at most.",
-            rich_help_panel=Panel.MEMORY,
-        ),
-    ] = "16",
+    thumbnails: options.Thumbnails = "16",
+    subtitles: options.Subtitles = "auto",
     timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -326,7 +319,7 @@ def ingest(
     Other processes may query and inspect the last commit meanwhile. A second writer is refused, with exit code 11.
 
     In a pipe, each event is a JSON line; its type is started, progress, source_lost, source_recovered, frames_dropped,
-    commit or summary.
+    words_lost, commit or summary.
 
     Several videos get a state each, named after the video, and each worker loads the model once. The same command
     again does what is missing or changed. Failures are listed at the end and in failures.jsonl, and the exit code is 3.
@@ -337,6 +330,7 @@ def ingest(
       protokv ingest lecture.mp4 --every 30s --keep 20
       protokv ingest lecture.mp4 --dry-run
       protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00 --duration 10m
+      protokv ingest talk.mkv --subtitles en
       protokv ingest part2.mp4 -o part1.safetensors --append
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
       protokv ingest rtsp://camera/1 -o camera.safetensors --keep 100
@@ -379,6 +373,7 @@ def ingest(
             max_frame_pixels=max_frame_pixels,
             chunk=chunk,
             thumbnails=parse_thumbnails(thumbnails),
+            subtitles=subtitles,
             live=LiveOptions(
                 stall_s=None if stall is None else parse_duration(stall),
                 give_up_s=None if give_up is None else parse_duration(give_up),

@@ -15,7 +15,17 @@ from typing import Any
 
 import typer
 
-from protokv.ingestion import BeyondModel, Event, FramesDropped, Progress, SourceLost, SourceRecovered, Started, Summary
+from protokv.ingestion import (
+    BeyondModel,
+    Event,
+    FramesDropped,
+    Progress,
+    SourceLost,
+    SourceRecovered,
+    Started,
+    Summary,
+    WordsLost,
+)
 from protokv.ingestion.estimate import Estimate
 from protokv.timings import Timings
 from protokv_cli.answers import warn_of_answers
@@ -41,6 +51,8 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
     if started.how != "started":
         how = "continuing" if started.how == "continued" else "appending to"
         out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
+    if started.words:
+        out.note(f"words from {started.words}; --subtitles off leaves them out")
     if started.beyond_model:
         warn_of_answers(out, [source], argument)
     if started.source_fps and started.fps > 1.01 * started.source_fps:
@@ -51,12 +63,14 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
 
 
 def show_news(out: Output, event: Event, argument: str) -> None:
-    """Write a line if the model cannot make sense of a source, or a live one is lost, recovers or is too fast for it.
+    """Write a line if the model cannot make sense of a source, its words are lost, or a live one is lost or too fast.
 
     `argument` is the source on a command line.
     """
     if isinstance(event, BeyondModel):
         warn_of_answers(out, [event.source], argument)
+    elif isinstance(event, WordsLost):
+        out.warn(f"Warning: {event.words}: {event.why}; the video is watched all the same")
     elif isinstance(event, SourceLost):
         out.error(f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again")
     elif isinstance(event, SourceRecovered):
@@ -162,6 +176,10 @@ def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -
     if summary.grows:
         out.error(f"Note: {source} is still being written; {summary.state} holds it up to now.")
         out.error("Hint: run the same command again to go on, and once more when the file is whole")
+        raise typer.Exit(Exit.PARTIAL)
+    if summary.words_lost:
+        out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
+        out.error("Hint: mend the subtitles or choose others with --subtitles, and use --force")
         raise typer.Exit(Exit.PARTIAL)
     if not summary.beyond_model:
         out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')

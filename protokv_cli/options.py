@@ -166,6 +166,26 @@ Settings = Annotated[
         rich_help_panel=Panel.MEMORY,
     ),
 ]
+Thumbnails = Annotated[
+    str,
+    typer.Option(
+        "--thumbnails",
+        metavar="COUNT|off",
+        help="Small pictures to keep in the state for people to look at, 3 KiB each at most.",
+        rich_help_panel=Panel.MEMORY,
+    ),
+]
+Subtitles = Annotated[
+    str,
+    choice(
+        "--subtitles",
+        ("auto", "off"),
+        "Words that enter the stream: a FILE, a language such as en, off, or auto: a file beside the video, else a "
+        "text track in it.",
+        panel=Panel.WATCH,
+        metavar="FILE|LANG",
+    ),
+]
 Trust = Annotated[
     Path | None,
     typer.Option(

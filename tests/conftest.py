@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.video import open_source
+from protokv.video import open_source, texts
 from tests.backbones.tiny import write_qwen2_5_vl
 
 # It takes a quarter of the time in which tests are imported; on again when all of them are.
@@ -71,6 +71,7 @@ def _one_seed_and_few_threads() -> None:
 def decode_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start no decoding process for a file; `tests/video` and programs that tests start do."""
     monkeypatch.setattr("protokv.video.isolated.IsolatedSource", open_source)
+    monkeypatch.setattr("protokv.video.isolated.read_subtitles", texts.read_file)
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,7 @@ from protokv.ingestion.continuation import check_equal, check_memory, has_grown_
 from protokv.ingestion.estimate import Estimate, estimate
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.run import ingest
+from protokv.ingestion.words.find import AUTO, OFF, file_of, identity, record_of_file, two_letters
 from protokv.object_store import is_object
 from protokv.storage.api import read_header, stored_bytes
 from protokv.storage.checkpoint import check_fits
@@ -167,7 +168,7 @@ class Worker:
             watched_s=summary.stream_time_s - from_s,
             file_bytes=summary.file_bytes,
             elapsed_s=time.perf_counter() - began,
-            failure=Failure("Damaged", summary.damage) if summary.damaged else None,
+            failure=Failure("Damaged", lost) if (lost := summary.damage or summary.words_lost) else None,
             beyond_model=summary.beyond_model,
         )
 
@@ -200,6 +201,8 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
         if not force:
             _check_name(target, header, source)
         return Verdict("changed")
+    if _has_other_words(source, header, recipe.options.subtitles):
+        return Verdict("changed")
     if not header.complete:
         return unfinished
     size, beyond = stored_bytes(target), bool(is_beyond(header))
@@ -207,8 +210,10 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
 
 
 def damage_of(header: Header) -> str:
-    """Return the damage of the last source of a state; empty if all of it was read."""
-    return Damage.from_dict((header.source or {}).get("damage")).message
+    """Return the damage of the last source of a state, or of its subtitles; empty if all was read."""
+    words = (header.source or {}).get("words")
+    lost = words.get("lost") if isinstance(words, dict) else None
+    return Damage.from_dict((header.source or {}).get("damage")).message or str(lost or "")
 
 
 def _has_grown(source: str, header: Header) -> bool:
@@ -216,6 +221,18 @@ def _has_grown(source: str, header: Header) -> bool:
     if kind_of(source) != "file":
         return False
     return has_grown_from(Path(source), Path(source).stat().st_size, header.source or {})
+
+
+def _has_other_words(source: str, header: Header, choice: str) -> bool:
+    """Return True if the subtitles of a video came, went or changed; a track of its container changes with it."""
+    before = (header.source or {}).get("words") or {}
+    path = None if kind_of(source) != "file" or is_object(source) else Path(source)
+    file = file_of(path, choice)
+    if file is not None:
+        return identity(before) != record_of_file(file)
+    if choice in (AUTO, OFF):
+        return before.get("kind") == "file" or (choice == OFF and before != {})
+    return two_letters(str(before.get("language", ""))) != two_letters(choice)
 
 
 def _check_settings(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:

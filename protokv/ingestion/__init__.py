@@ -15,6 +15,7 @@ from protokv.ingestion.events import (
     SourceRecovered,
     Started,
     Summary,
+    WordsLost,
 )
 from protokv.ingestion.options import NEVER, Every, IngestOptions, LiveOptions
 from protokv.ingestion.run import ingest
@@ -33,5 +34,6 @@ __all__ = [
     "SourceRecovered",
     "Started",
     "Summary",
+    "WordsLost",
     "ingest",
 ]

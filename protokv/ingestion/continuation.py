@@ -25,6 +25,8 @@ from protokv.config import MemoryConfig
 from protokv.core.snapshot import Header, State
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.live.source import LiveSource
+from protokv.ingestion.words import Words
+from protokv.ingestion.words.find import identity, named
 from protokv.storage.api import load_state
 from protokv.storage.checkpoint import admit, config_of
 from protokv.storage.form import StatePath
@@ -122,6 +124,18 @@ def check_sampling(path: StatePath, state: State, backbone: Backbone, fps: float
 def check_chunk(path: StatePath, state: State, chunk: int) -> None:
     """Refuse another chunk than the state's, which attended to other steps. StateMismatch."""
     check_equal(path, "chunk", (state.source or {}).get("chunk", 1), chunk)
+
+
+def check_words(path: StatePath, record: Mapping[str, Any], words: Words | None) -> None:
+    """Refuse other subtitles than those on record of a source that was begun. StateMismatch."""
+    theirs, ours = record.get("words"), None if words is None else words.record
+    if record and identity(theirs) != identity(ours):
+        was, now = named(theirs) or "no subtitles", named(ours) or "no subtitles"
+        what = f"it has {was}, this run has {now}" if was != now else f"{now} has changed"
+        raise StateMismatch(
+            f"the state at {path} cannot be continued: {what}",
+            hint="choose with --subtitles, write to another path, or start over with --force",
+        )
 
 
 def check_equal(path: StatePath, field: str, found: object, wanted: object) -> None:

@@ -22,6 +22,7 @@ class Started:
         state_bytes: of the state in memory.
         most_bytes: of the tensors of the state on disk once the memory is full; None: they grow with the stream.
         beyond_model: an earlier run saw that the model cannot make sense of the source.
+        words: the subtitles that enter the stream; None: none.
     """
 
     state: str
@@ -35,6 +36,7 @@ class Started:
     state_bytes: int
     most_bytes: int | None
     beyond_model: bool
+    words: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,19 @@ class BeyondModel:
 
     source: str
     stream_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WordsLost:
+    """Subtitles could not be read, or not all of them. Yielded once a run; the video is watched all the same.
+
+    Attributes:
+        words: which subtitles.
+        why: what was wrong.
+    """
+
+    words: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +165,7 @@ class Summary:
         frames_dropped: sampled frames of a live source that the model had no time for, in all runs.
         gaps: how often a live source was lost, in all runs.
         beyond_model: the model cannot make sense of the source.
+        words_lost: what of the subtitles could not be read, in this run or an earlier one; empty: nothing.
     """
 
     state: str
@@ -167,6 +183,7 @@ class Summary:
     frames_dropped: int = 0
     gaps: int = 0
     beyond_model: bool = False
+    words_lost: str = ""
 
 
-Event = Started | Progress | BeyondModel | SourceLost | SourceRecovered | FramesDropped | Commit | Summary
+Event = Started | Progress | BeyondModel | WordsLost | SourceLost | SourceRecovered | FramesDropped | Commit | Summary

@@ -175,6 +175,8 @@ class IngestOptions:
             whole chunks. More than 1 is faster, for files only, and gives another state, which only the same chunk
             continues.
         thumbnails: how many small pictures of the stream the state keeps for people; 0: none.
+        subtitles: which enter the stream: `auto` (a file beside the video, else a text track), `off`, a file, or a
+            language.
         live: options for a source that may wait or be lost, and the end of the run. A `LiveSource` brings its own.
 
     Raises:
@@ -200,6 +202,7 @@ class IngestOptions:
     max_frame_pixels: int | None = None
     chunk: int = 1
     thumbnails: int = THUMBNAILS
+    subtitles: str = "auto"
     live: LiveOptions = field(default_factory=LiveOptions)
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from protokv.ingestion.continuation import (
     check_chunk,
     check_memory,
     check_sampling,
+    check_words,
     existing_state,
     find_segment,
     record_of,
@@ -33,6 +34,8 @@ from protokv.ingestion.events import Event
 from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
 from protokv.ingestion.watching import LiveRun, Run, Start
+from protokv.ingestion.words import Words
+from protokv.ingestion.words.find import words_of
 from protokv.object_store import is_object
 from protokv.storage.api import check_not_read, check_target
 from protokv.storage.checkpoint import from_state, load_backbone_of
@@ -111,7 +114,8 @@ def _events(
         writer = held.enter_context(Writer(path, keep=options.keep))
         path_of_file = source if isinstance(source, str | os.PathLike) and not options.is_part else None
         file = GrowingFile(video.info, path_of_file, followed=live.follow)
-        start = _start(path, video, file, options, timings)
+        words = _words(source, video, options)
+        start = _start(path, video, file, words, options, timings)
         kept, most = start.session.beside, options.thumbnails
         before = kept if isinstance(kept, Thumbnails) else Thumbnails()
         start.session.beside = before.limited(most) if most else None
@@ -148,8 +152,21 @@ def _open_source(source: AnySource, options: IngestOptions, held: ExitStack) -> 
     return Part(video, options.start_s, options.duration_s) if options.is_part else video
 
 
+def _words(source: AnySource, video: Source | LiveSource, options: IngestOptions) -> Words | None:
+    """Read the subtitles that are meant."""
+    path = None
+    if isinstance(source, str | os.PathLike) and address.kind_of(os.fspath(source)) == "file":
+        path = None if is_object(source) else Path(source)
+    return words_of(video, path, options.subtitles, options.start_s)
+
+
 def _start(
-    path: StatePath, video: Source | LiveSource, file: GrowingFile, options: IngestOptions, timings: Timings | None
+    path: StatePath,
+    video: Source | LiveSource,
+    file: GrowingFile,
+    words: Words | None,
+    options: IngestOptions,
+    timings: Timings | None,
 ) -> Start:
     """Start a session, or continue the one of the state at `path`."""
     state = None if options.overwrite else existing_state(path)
@@ -159,8 +176,13 @@ def _start(
         with stage(timings, "model"):
             model = _load(None, options)
         with stage(timings, "state"):
-            return Start(Session.start(model, options.config, fps=options.fps), Segment(), {})
+            return Start(Session.start(model, options.config, fps=options.fps), Segment(), {}, words)
     segment = find_segment(path, state, video, file, append=options.append)
+    if isinstance(video, LiveSource):
+        record = (state.source or {}) if segment.first_step < state.clock.steps else {}
+    else:
+        record = record_of(state, video.info.fingerprint, file)
+    check_words(path, record, words)
     check_memory(path, state, options.config)
     check_chunk(path, state, options.chunk)
     with stage(timings, "model"):
@@ -169,12 +191,11 @@ def _start(
     with stage(timings, "state"):
         session = from_state(state, model)
     if isinstance(video, LiveSource):
-        record = (state.source or {}) if segment.first_step < state.clock.steps else {}
         video.continues(record, state.clock.stream_time_s)
-        return Start(session, segment, record)
+        return Start(session, segment, record, words)
     if options.live.follow:
         segment = replace(segment, done=False)
-    return Start(session, segment, record_of(state, video.info.fingerprint, file))
+    return Start(session, segment, record, words)
 
 
 def _load(state: State | None, options: IngestOptions) -> Backbone:

@@ -19,11 +19,12 @@ from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.extras.thumbnails import Picture, Thumbnails, shrink
 from protokv.ingestion.continuation import GrowingFile
 from protokv.ingestion.estimate import end_bytes, most_bytes
-from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, SourceLost, Started, Summary
+from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, SourceLost, Started, Summary, WordsLost
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
 from protokv.ingestion.words import Words
+from protokv.ingestion.words.find import named
 from protokv.mini import is_embedded
 from protokv.mini.looked import Look, Looked, is_looked_at
 from protokv.storage.api import stored_bytes
@@ -71,6 +72,10 @@ class Run:
         self._looks = is_embedded(session.backbone.identity.name)
         self._looked = Looked.of(record.get("looked")) or Looked()
         self._told = self._beyond
+        self._words, self._told_words = start.words, False
+        before = record.get("words")
+        if self._words is not None and isinstance(before, dict) and before.get("lost"):
+            self._words.lost = str(before["lost"])
         self._damage = Damage.from_dict(record.get("damage"))
         self._decoders = Counter(frames_by_decoder(record.get("decoders")))
         mark = record.get("mark")
@@ -83,6 +88,7 @@ class Run:
     def watch(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
         """Read to the end of the source, or until asked to stop."""
         yield self._started()
+        yield from self._verdict()
         if not self._segment.done:
             try:
                 yield from self._steps(every, should_stop)
@@ -178,8 +184,11 @@ class Run:
         if look is not None:
             self._looked = self._looked.add(look)
 
-    def _verdict(self) -> Iterator[BeyondModel]:
-        """Tell once that the model cannot make sense of the source."""
+    def _verdict(self) -> Iterator[BeyondModel | WordsLost]:
+        """Tell once that the model cannot make sense of the source, and once that words are lost."""
+        if self._words_lost and not self._told_words:
+            self._told_words = True
+            yield WordsLost(self._named_words or "", self._words_lost)
         if self._beyond and not self._told:
             self._told = True
             yield BeyondModel(self._source.info.name, self._session.clock.stream_time_s)
@@ -205,6 +214,8 @@ class Run:
             record["chunk"] = self._chunk
         if self._looks:
             record["looked"] = asdict(self._looked)
+        if self._words is not None:
+            record["words"] = {**self._words.record, **({"lost": self._words_lost} if self._words_lost else {})}
         with stage(self._timings, "commit"):
             state = to_state(self._session, source=self._segment.record(record), complete=self._complete)
             return self._events(self._writer.commit(state, wait=wait))
@@ -238,6 +249,7 @@ class Run:
             state_bytes=self._session.memory.bytes_held,
             most_bytes=most_bytes(self._session.memory, 0 if self._thumbnails is None else self._thumbnails.most),
             beyond_model=self._beyond,
+            words=self._named_words,
         )
 
     def _progress(self) -> Progress:
@@ -280,7 +292,16 @@ class Run:
             damaged=not self._damage.ok,
             damage=self._damage.message,
             beyond_model=self._beyond,
+            words_lost=self._words_lost,
         )
+
+    @property
+    def _words_lost(self) -> str:
+        return (self._words.lost if self._words is not None else None) or ""
+
+    @property
+    def _named_words(self) -> str | None:
+        return named(self._words.record) if self._words is not None else None
 
     @property
     def _beyond(self) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceError, SourceUnreadable
 from protokv.object_store import fetch, scheme_of
-from protokv.video.source import Damage, Frame, Source, Wanted
+from protokv.video.source import Damage, Frame, Lines, Source, Wanted
 
 
 class Part(Source):
@@ -55,6 +55,7 @@ class Part(Source):
             duration_s=min(lengths, default=None),
             fingerprint=None if info.fingerprint is None else f"{info.fingerprint}@{part}",
         )
+        self.texts = source.texts
 
     @property
     def damage(self) -> Damage:
@@ -63,6 +64,10 @@ class Part(Source):
         if found.lost_from_s is None:
             return found
         return replace(found, lost_from_s=max(0.0, found.lost_from_s - self._start_s))
+
+    def lines(self, number: int) -> Lines:
+        """See `Source`; in the part's own time."""
+        return self._source.lines(number).since(self._start_s)
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         fps = wanted.fps
@@ -127,6 +132,7 @@ class ObjectSource(Source):
                 ) from error
             on_error.pop_all()
         self.info = replace(self._file.info, kind=scheme_of(address), fingerprint=fingerprint)
+        self.texts, self.lines = self._file.texts, self._file.lines  # type: ignore[method-assign]
 
     @property
     def damage(self) -> Damage:

@@ -26,11 +26,26 @@ import numpy as np
 from protokv import errors
 from protokv.errors import SourceError, SourceUnreadable
 from protokv.video.address import PIPE, duplicate, kind_of, shown
-from protokv.video.source import Damage, Frame, Image, ShouldStop, Source, SourceInfo, Wanted, never
+from protokv.video.source import (
+    Damage,
+    Frame,
+    Image,
+    Line,
+    Lines,
+    ShouldStop,
+    Source,
+    SourceInfo,
+    TextTrack,
+    Wanted,
+    never,
+)
 from protokv.video.worker import LENGTH
 
 # A decoder that sends nothing for this long hangs.
 STALL_S = 30.0
+
+# Reading a text track gives none while it reads through a long file.
+TEXTS_S = 600.0
 
 # Messages that wait to be taken: this many frames are decoded ahead.
 WAITING = 4
@@ -100,6 +115,7 @@ class IsolatedSource(Source):
         worker.ask(self._opening)
         try:
             header, _ = worker.take(self._stall_s, should_stop)
+            self.texts = tuple(TextTrack(*one) for one in header["texts"])
             return worker, SourceInfo(**header["info"])
         except Dead as dead:
             raise SourceUnreadable(
@@ -111,6 +127,15 @@ class IsolatedSource(Source):
         except BaseException:
             worker.end()
             raise
+
+    def lines(self, number: int) -> Lines:
+        """See `Source`."""
+        self._worker.ask({"track": number})
+        try:
+            return _lines(self._worker.take(TEXTS_S, never))
+        except Dead as dead:
+            self._worker.busy = True  # the next reading starts another process
+            raise SourceUnreadable(f"{self.info.name}: its text track {number} cannot be read: {dead}") from None
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         if self._worker.busy:
@@ -139,6 +164,23 @@ class IsolatedSource(Source):
             yield Frame(header["time_s"], image, header["duration_s"], header["decoder"])
             if worker is not self._worker:
                 return  # another reading has begun
+
+
+def read_subtitles(path: str | os.PathLike[str]) -> Lines:
+    """Read a file of subtitles in a process of its own. Raises as `protokv.video.texts.read_file`."""
+    worker = Worker()
+    worker.ask({"subtitles": os.fspath(path)})
+    try:
+        return _lines(worker.take(STALL_S, never))
+    except Dead as dead:
+        raise SourceUnreadable(f"{path} cannot be read: {dead}") from None
+    finally:
+        worker.end()
+
+
+def _lines(message: Message) -> Lines:
+    header = message[0]
+    return Lines(tuple(Line(*one) for one in header["lines"]), header["lost"])
 
 
 def _cut_short(damage: Damage, info: SourceInfo, at_s: float, why: str) -> Damage:

@@ -22,9 +22,10 @@ from protokv.video.container import MAX_PIXELS, describe, opened, reason
 from protokv.video.file import fingerprint
 from protokv.video.movie import header_fault
 from protokv.video.report import DecodeReport
-from protokv.video.source import SourceInfo
+from protokv.video.source import SourceInfo, TextTrack
 from protokv.video.stamps import LONGEST_GAP_WITHOUT_END_S, Timeline
 from protokv.video.structure import Follower, walk
+from protokv.video.texts import tracks_of
 
 # AVI has no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
 WITHOUT_PTS = {"avi"}
@@ -85,6 +86,7 @@ class Probe:
     fault: str = ""  # what is wrong with the header of an MP4
     clock: float = 1.0  # how long the header says that the file is, over how long a tag says; 1.0: the same
     max_pixels: int = MAX_PIXELS
+    texts: tuple[TextTrack, ...] = ()
 
     @property
     def rate_fps(self) -> float:
@@ -181,6 +183,7 @@ def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
         fault=header_fault(path, stream.id, stream.frames, len(stream.index_entries)) if indexed else "",
         clock=clock if abs(clock - 1.0) > 2 * HONEST_PART else 1.0,
         max_pixels=max_pixels,
+        texts=tracks_of(container),
     )
 
 

@@ -14,8 +14,9 @@ from protokv.errors import SourceUnreadable
 from protokv.video.container import opened, reason, to_rgb
 from protokv.video.probe import BEGINNING_WITH_KEY, MOST_REORDERED, WITHOUT_INDEX, Probe, packets, skip_to_key
 from protokv.video.report import DecodeReport
-from protokv.video.source import Damage, Frame, Image, ShouldStop, Source, Wanted, from_shown_at, never
+from protokv.video.source import Damage, Frame, Image, Lines, ShouldStop, Source, Wanted, from_shown_at, never
 from protokv.video.stamps import FileClock
+from protokv.video.texts import read_track
 
 # Seconds to look back, one after the other, if a seek did not land at or before the wanted time.
 LOOK_BACK_S: tuple[float, ...] = (0.0, 2.0, 10.0, 60.0)
@@ -30,6 +31,11 @@ class PyAVSource(Source):
         self.probe = probe
         self._report = DecodeReport()
         self.info = replace(probe.info, decoder=self.decoder)
+        self.texts = probe.texts
+
+    def lines(self, number: int) -> Lines:
+        """See `Source`."""
+        return read_track(self.probe.path, number, float(self.probe.origin * self.probe.time_base))
 
     @property
     def damage(self) -> Damage:

@@ -113,6 +113,36 @@ class Damage:
         return {**asdict(self), "ok": self.ok}
 
 
+class TextTrack(NamedTuple):
+    """A text track of a container. All texts of it are untrusted."""
+
+    number: int  # its index in the container
+    codec: str  # FFmpeg's name
+    language: str  # as the container says, such as "eng"; empty: not said
+    default: bool = False
+    forced: bool = False  # only what needs a translation
+
+
+class Line(NamedTuple):
+    """What is shown from `start_s` to `end_s` of the source, in one or more rows, with the markup of HTML or WebVTT."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
+class Lines(NamedTuple):
+    """The lines of a track or a file, in its order; `lost` says what is missing, and is empty if nothing is."""
+
+    lines: tuple[Line, ...]
+    lost: str = ""
+
+    def since(self, start_s: float) -> Lines:
+        """Return those of the part of the source that begins at `start_s`, in its own time."""
+        left = (line for line in self.lines if line.end_s > start_s)
+        return Lines(tuple(Line(one.start_s - start_s, one.end_s - start_s, one.text) for one in left), self.lost)
+
+
 class Closing:
     """Closing it, or leaving its context, ends any reading. `close` may be called more than once."""
 
@@ -145,9 +175,11 @@ class Source(Closing, ABC):
 
     Attributes:
         info: facts that opening found out; the same for every reading.
+        texts: the text tracks of its container.
     """
 
     info: SourceInfo
+    texts: tuple[TextTrack, ...] = ()
 
     @property
     @abstractmethod
@@ -180,6 +212,14 @@ class Source(Closing, ABC):
             raise SourceUnreadable(f"{self.info.name} was closed", hint="open the source again")
         start_s = max(0.0, float(start_s))
         return self._read(Wanted(start_s, fps, from_beginning, lambda: self._closed or should_stop()))
+
+    def lines(self, number: int) -> Lines:
+        """Read the text track with this number, one of `texts`, before any frames.
+
+        Raises:
+            SourceUnreadable: it cannot be read.
+        """
+        raise SourceUnreadable(f"{self.info.name} has no text track {number}")
 
     @abstractmethod
     def _read(self, wanted: Wanted) -> Iterator[Frame]:

@@ -19,6 +19,7 @@ import threading
 import time
 from dataclasses import asdict
 from importlib import import_module
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from protokv.errors import ProtoKVError
@@ -33,16 +34,29 @@ BASE_BYTES, BYTES_PER_PIXEL = 2 << 30, 64
 
 
 def serve(requests: queue.SimpleQueue[dict[str, Any]], out: BinaryIO) -> None:
-    """Open the source that the first request names, then answer requests to read it until there are no more."""
+    """Open the source that the first request names, then answer requests to read it until there are no more.
+
+    A first request that names a file of subtitles is answered by its lines.
+    """
     opening = requests.get()
     try:
+        if "subtitles" in opening:
+            from protokv.video.texts import read_file
+
+            _limit_memory(None)
+            send(out, read_file(Path(opening["subtitles"]))._asdict())
+            return
         module, name = opening.pop("opener").split(":")
         if opening["kwargs"].get("decoder") != "decord":
             _limit_memory(opening["kwargs"].get("max_pixels"))
         source: Source = getattr(import_module(module), name)(opening["source"], **opening["kwargs"])
-        send(out, {"info": source.info.to_dict()})
+        send(out, {"info": source.info.to_dict(), "texts": source.texts})
         while True:
-            _read(source, requests.get(), out)
+            request = requests.get()
+            if "track" in request:
+                send(out, source.lines(request["track"])._asdict())
+            else:
+                _read(source, request, out)
     except ProtoKVError as error:
         send(out, {"error": type(error).__name__, "message": error.message, "hint": error.hint})
 

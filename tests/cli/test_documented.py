@@ -120,6 +120,8 @@ STANDS_FOR = (
     (r"--device cuda", "--device cpu"),
     # The short sample fills no budget.
     (r" --budget \S+", ""),
+    # There are no subtitles with the short sample.
+    (r"--subtitles \S+", "--subtitles off"),
     (r"--start \S+ --duration \S+", "--start 0:02 --duration 4s"),
     (r"--delays \S+", "--delays 0,2s"),
     (r"--memory \S+,\S+", "--memory durable,sliding-window"),

@@ -211,6 +211,24 @@ def test_damage_is_shown_and_the_same_command_keeps_its_exit_code(
     assert protokv("query", "cut.safetensors", "what is first ?").code == 0
 
 
+def test_bad_subtitles_are_one_warning_and_a_partial_end_and_missing_ones_are_refused(
+    protokv: Program, mocked: None, video: Path
+) -> None:
+    (protokv.folder / "bad.srt").write_bytes(b"junk\0" * 99)
+    for _ in range(2):
+        result = protokv("ingest", video, *ARGUMENTS, "--subtitles", "bad.srt")
+        assert result.code == Exit.PARTIAL
+        assert result.err.count("\nWarning: bad.srt: ") + result.err.startswith("Warning: bad.srt: ") == 1
+        assert "\nHint: mend the subtitles" in result.err
+        assert result.rows()[-1]["complete"]
+    for choice in ("no.srt", "fr"):
+        result = protokv("ingest", video, *ARGUMENTS, "--subtitles", choice)
+        assert result.code == Exit.NOT_FOUND
+        assert result.err.startswith("Error: ")
+    result = protokv("ingest", video, *ARGUMENTS)
+    assert (result.code, "bad.srt" in result.err) == (Exit.MISMATCH, True)
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -62,6 +62,16 @@ def test_a_video_whose_content_changed_under_its_name_is_started_over(job: Job, 
     assert look(job, recipe) == Verdict("changed")
 
 
+def test_a_video_whose_subtitles_came_changed_or_went_is_started_over(job: Job, recipe: Recipe) -> None:
+    beside = Path(job.source).with_suffix(".en.srt")
+    watch(job, recipe)
+    for text in ("one", "two", None):
+        assert look(job, recipe).standing == "done"
+        beside.write_text(f"1\n00:00:00,000 --> 00:00:01,000\n{text}\n") if text else beside.unlink()
+        assert look(job, recipe) == Verdict("changed")
+        Worker(recipe, "cpu").watch(job, Verdict("changed"))
+
+
 def test_a_video_that_has_grown_is_watched_on(recipe: Recipe, tmp_path: Path) -> None:
     whole = write_video(tmp_path / "whole.mkv", [10, 60, 110, 160, 210]).read_bytes()
     job = Job(str(tmp_path / "v.mkv"), "v")

@@ -22,7 +22,7 @@ from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.isolated import IsolatedSource
 from protokv.video.registry import SOURCES
 from protokv.video.sampling import Sample, Step, make_step
-from protokv.video.source import Closing, never
+from protokv.video.source import Closing, Lines, TextTrack, never
 
 # A silence of more than this is a gap, even if the source was never lost.
 GAP_S = 5.0
@@ -75,6 +75,11 @@ class LiveSource(Closing):
         self._listens = address.listens(text, options.input)
         self.damage = Damage()
         self.log = WallClockLog()
+        self.texts: tuple[TextTrack, ...] = ()
+
+    def lines(self, number: int) -> Lines:
+        """No text track of a live source is read."""
+        raise SourceError(f"{self.info.name} has no text track {number}")
 
     def close(self) -> None:
         """End the thread and the connection. May be called more than once."""

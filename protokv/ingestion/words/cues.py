@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Protocol
+from typing import Any, Protocol
 
 # A cue that people can read has up to 100 characters; a minute of speech has about 1,000.
 MOST_OF_CUE, MOST_OF_STEP = 1000, 2000
@@ -38,9 +38,11 @@ class Words(Protocol):
     """What is said in a source.
 
     Attributes:
+        record: which words these are, as a state keeps it: plain JSON. Equal records are of equal words.
         lost: one sentence on what was cut off or could not be read; None: nothing until now.
     """
 
+    record: Mapping[str, Any]
     lost: str | None
 
     def between(self, start_s: float, end_s: float) -> list[str]:
@@ -55,14 +57,22 @@ class Track:
 
     Args:
         cues: in any order; sorted by time here. Only the first `MOST_CUES` are read.
+        record: as in `Words`.
+        lost: what is known to be lost already.
         most_of_step: characters that a step may have.
     """
 
-    def __init__(self, cues: Iterable[Cue], most_of_step: int = MOST_OF_STEP) -> None:
+    def __init__(
+        self,
+        cues: Iterable[Cue],
+        record: Mapping[str, Any] | None = None,
+        lost: str | None = None,
+        most_of_step: int = MOST_OF_STEP,
+    ) -> None:
         cues = iter(cues)
         self._cues = sorted(islice(cues, MOST_CUES), key=lambda cue: (cue.start_s, cue.end_s))
         self._most = most_of_step
-        self.lost: str | None = None
+        self.record, self.lost = record or {}, lost
         if next(cues, None) is not None:
             self._lose(f"only the first {MOST_CUES:,} lines are read")
         pieces = [(time_s, n, word) for n, cue in enumerate(self._cues) for time_s, word in self._pieces(cue)]

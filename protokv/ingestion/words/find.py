@@ -1,0 +1,135 @@
+"""Find the words of a video: which subtitles are meant, what they say, and what a state keeps on record of them.
+
+`auto` takes a file of subtitles beside the video, else a text track of its container, else nothing. What cannot be read
+gives no words and one sentence in `lost`: the video is watched all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from protokv.errors import SourceError, SourceNotFound
+from protokv.ingestion.live.source import LiveSource
+from protokv.ingestion.words.cues import Track
+from protokv.ingestion.words.plain import plain
+from protokv.video import isolated
+from protokv.video.file import check_is_file, fingerprint
+from protokv.video.source import Lines, Source, TextTrack
+
+AUTO, OFF = "auto", "off"
+SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
+LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{1,8})*", re.IGNORECASE)
+
+# Containers name languages by three letters, files mostly by two: the first two of the three, except for these.
+_TWO_LETTERS = dict(
+    pair.split(":")
+    for pair in """
+    bul:bg ces:cs cze:cs chi:zh zho:zh deu:de ger:de dut:nl nld:nl est:et fil:tl gle:ga heb:he ind:id jpn:ja kaz:kk
+    mac:mk mkd:mk may:ms msa:ms pol:pl por:pt slk:sk slo:sk slv:sl spa:es srp:sr swe:sv tur:tr ukr:uk
+    """.split()  # noqa: SIM905 - a list would be a page
+)
+
+
+def words_of(source: Source | LiveSource, path: Path | None, choice: str, start_s: float = 0.0) -> Track | None:
+    """Return the words of a video; None if it has none, or none are wanted.
+
+    Args:
+        source: the open video, or the part of it that is watched.
+        path: of the video; None: it is no file.
+        choice: `auto`, `off`, a file of subtitles, or a language.
+        start_s: where in the video the part begins.
+
+    Raises:
+        SourceNotFound: the named file is not there, or nothing is in that language.
+    """
+    file = file_of(path, choice)
+    if file is not None:
+        return _track(record_of_file(file), lambda: isolated.read_subtitles(file).since(start_s))
+    track = track_of(source, choice)
+    if track is not None:
+        record = {"kind": "track", "number": track.number, "codec": track.codec, "language": track.language}
+        return _track(record, lambda: source.lines(track.number))
+    if choice in (AUTO, OFF):
+        return None
+    languages = {two_letters(one.language) for one in source.texts} | {language for language, _ in _beside(path)}
+    known = ", ".join(sorted(languages - {""}))
+    raise SourceNotFound(
+        f"{source.info.name} has no subtitles in {choice}",
+        hint=f"it has: {known}" if known else "leave --subtitles out, or name a file of subtitles",
+    )
+
+
+def file_of(path: Path | None, choice: str) -> Path | None:
+    """Return the file of subtitles that is meant for the video at `path`; None: none. Raises as `words_of`."""
+    if choice == OFF:
+        return None
+    if is_file(choice):
+        if not Path(choice).is_file():
+            raise SourceNotFound(f"no subtitles at {choice}", hint="name a file, a language such as en, auto, or off")
+        return Path(choice)
+    found = [(language, file) for language, file in _beside(path) if _speaks(language, choice)]
+    # The plain name first, then English, then by name.
+    return min(found, key=lambda one: (one[0] != "", one[0] != "en", one[1].name), default=("", None))[1]
+
+
+def track_of(source: Source | LiveSource, choice: str) -> TextTrack | None:
+    """Return the text track that is meant; None: none."""
+    tracks = [] if choice == OFF else [one for one in source.texts if _speaks(two_letters(one.language), choice)]
+    return min(tracks, key=lambda one: (one.forced, not one.default, one.number), default=None)
+
+
+def is_file(choice: str) -> bool:
+    """Return True if a choice names a file."""
+    return choice not in (AUTO, OFF) and (choice.lower().endswith(SUFFIXES) or not LANGUAGE.fullmatch(choice))
+
+
+def two_letters(language: str) -> str:
+    """Return a language without its region, in two letters where it has them: `en` for `eng` and `en-US`."""
+    first = language.lower().partition("-")[0]
+    return "" if first == "und" else _TWO_LETTERS.get(first, first[:2])
+
+
+def record_of_file(file: Path) -> dict[str, Any]:
+    """Return what a state keeps on record of a file of subtitles; SourceError if it cannot be read."""
+    check_is_file(file)
+    return {"kind": "file", "name": file.name, "fingerprint": fingerprint(file)}
+
+
+def named(record: Mapping[str, Any] | None) -> str | None:
+    """Return subtitles on record in a few words; None for none."""
+    if not record:
+        return None
+    language = record.get("language")
+    track = f"text track {record.get('number')}{f' ({language})' if language else ''}"
+    return str(record.get("name")) if record.get("kind") == "file" else track
+
+
+def identity(record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what of a record tells subtitles apart; empty for none."""
+    return {name: value for name, value in (record or {}).items() if name != "lost"}
+
+
+def _track(record: dict[str, Any], read: Callable[[], Lines]) -> Track:
+    try:
+        lines, lost = read()
+    except SourceError as error:
+        lines, lost = (), error.message
+    return Track(plain(lines), record, lost or None)
+
+
+def _beside(path: Path | None) -> Iterator[tuple[str, Path]]:
+    """Give the files of subtitles beside a video, `NAME.srt` or `NAME.LANGUAGE.srt`, with their languages."""
+    if path is None or not path.parent.is_dir():
+        return
+    for file in path.parent.iterdir():
+        if file.name.startswith(f"{path.stem}.") and file.suffix.lower() in SUFFIXES and file.is_file():
+            between = file.name[len(path.stem) + 1 : -len(file.suffix)].partition(".")[0]
+            if not between or LANGUAGE.fullmatch(between):
+                yield two_letters(between), file
+
+
+def _speaks(language: str, choice: str) -> bool:
+    return choice == AUTO or (language != "" and language == two_letters(choice))

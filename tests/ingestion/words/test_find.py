@@ -1,0 +1,87 @@
+"""Which subtitles an ingest takes, what the state keeps of them, and what it does if they are bad or change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protokv.errors import SourceNotFound, StateMismatch
+from protokv.ingestion import Event, Started, Summary, WordsLost, ingest
+from protokv.ingestion.words.find import words_of
+from protokv.storage import api as storage
+from protokv.video import open_source
+from tests.mock_backbone import MockBackbone
+from tests.storage.test_checkpoint import CONFIGS
+from tests.video.subtitled import write_subtitled
+
+SRT = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("clip")
+    said = [(1.0, 2.0, "a track")]
+    return write_subtitled(folder / "x.mkv", {"ger": said, "eng": said}, seconds=3).read_bytes()
+
+
+@pytest.fixture
+def video(clip: bytes, tmp_path: Path) -> Path:
+    (tmp_path / "talk.mkv").write_bytes(clip)
+    return tmp_path / "talk.mkv"
+
+
+def watch(video: Path, subtitles: str = "auto", **options: Any) -> dict[type, Event]:
+    state = video.with_suffix(".safetensors")
+    events = ingest(video, state, CONFIGS["durable"], backbone=MockBackbone(), subtitles=subtitles, **options)
+    return {type(event): event for event in events}
+
+
+def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_english_before_others(video: Path) -> None:
+    def found(choice: str) -> str | None:
+        with open_source(video) as source:
+            words = words_of(source, video, choice)
+        return None if words is None else words.between(0, 9)[0]
+
+    folder = video.parent
+    assert found("auto") == found("en") == found("deu") == "a track"
+    for name in ("talk.de.vtt", "talk.en.srt", "talk.srt", "talks.srt", "talk.part2.srt", "other.ASS"):
+        (folder / name).write_text(("WEBVTT\n\n" if ".vtt" in name else "") + SRT.format(name).replace(",", "."))
+        if name == "talk.de.vtt":
+            assert found("auto") == name
+    assert found("auto") == "talk.srt"
+    assert found("en-GB") == "talk.en.srt"
+    assert found("ger") == "talk.de.vtt"
+    assert found("off") is None
+    assert found(str(folder / "talks.srt")) == "talks.srt"
+    with pytest.raises(SourceNotFound, match="no subtitles in fr") as caught:
+        found("fr")
+    assert "de, en" in caught.value.hint
+    with pytest.raises(SourceNotFound, match=r"no subtitles at .*no\.srt"):
+        found("no.srt")
+
+
+def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: Path, tmp_path: Path) -> None:
+    state = video.with_suffix(".safetensors")
+    assert watch(video)[Started].words == "text track 1 (ger)"
+    assert storage.read_header(state).source["words"]["kind"] == "track"
+    watch(video, "off", overwrite=True)
+    assert "words" not in storage.read_header(state).source
+    (tmp_path / "talk.srt").write_text(SRT.format("beside"))
+    assert watch(video, overwrite=True)[Started].words == "talk.srt"
+    assert watch(video)[Started].how == "finished"
+    for change in (SRT.format("changed"), None):
+        (tmp_path / "talk.srt").write_text(change) if change else (tmp_path / "talk.srt").unlink()
+        with pytest.raises(StateMismatch, match=r"talk\.srt"):
+            watch(video)
+
+
+def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(video: Path, tmp_path: Path) -> None:
+    (tmp_path / "talk.srt").write_bytes(b"\0\1junk" * 99)
+    for how in ("started", "finished"):
+        events = watch(video)
+        assert events[Started].how == how
+        assert events[WordsLost].words == "talk.srt"
+        assert "holds no subtitles" in events[Summary].words_lost
+        assert events[Summary].complete
