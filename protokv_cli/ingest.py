@@ -30,7 +30,7 @@ from protokv_cli.parsing import (
 )
 from protokv_cli.process import stopping, uncollected
 from protokv_cli.progress import downloads_shown
-from protokv_cli.signing import trusting, warn_of_stale_signature
+from protokv_cli.signing import check_trust_is_used, trusting, warn_of_stale_signature
 
 if TYPE_CHECKING:
     from protokv.ingestion import IngestOptions
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 def ingest(
+    ctx: typer.Context,
     sources: Annotated[
         list[str] | None,
         typer.Argument(
@@ -344,6 +345,7 @@ def ingest(
     with out.errors():
         if append and state is None:
             raise ConfigError("--append needs the state to append to", hint="name it with -o STATE")
+        check_trust_is_used(ctx)
         if fps is not None:
             check_fps(fps)
         if model is not None:
@@ -486,9 +488,8 @@ def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:
     from protokv.video.derived import Part
     from protokv_cli.ingest_report import show_estimate
 
-    backbone = load_backbone(
-        cast("str | None", chosen.backbone) or EMBEDDED, **chosen.placement | {"dtype": chosen.dtype or "auto"}
-    )
+    placement = chosen.placement | {"dtype": chosen.dtype or "auto"}
+    backbone = load_backbone(cast("str | None", chosen.backbone) or EMBEDDED, **placement)
     with open_source(source, chosen.decoder, max_pixels=chosen.max_frame_pixels, isolate=True) as opened:
         part = Part(opened, chosen.start_s, chosen.duration_s) if chosen.is_part else opened
         show_estimate(out, estimate(part, backbone, chosen.config, fps=chosen.fps, thumbnails=chosen.thumbnails))

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import typer
+
 from protokv.errors import ConfigError
 from protokv_cli.output import Format, Output
 from protokv_cli.tables import pairs
@@ -23,6 +25,16 @@ def trusting(keys: Path | None) -> Iterator[None]:
 
     with signatures.trusting(keys):
         yield
+
+
+def check_trust_is_used(command: typer.Context) -> None:
+    """Refuse `--trust` that is typed without `--append`: nothing would be held against it. ConfigError.
+
+    As a setting for all commands it may stand.
+    """
+    source = command.get_parameter_source("trust")
+    if not command.params["append"] and source is not None and source.name == "COMMANDLINE":
+        raise ConfigError("--trust is for the state that --append goes on with", hint="leave it out, or add --append")
 
 
 def sign_all(out: Output, state: str, key: Path) -> None:

@@ -235,7 +235,7 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
         path: where the state is.
         target: where it goes; a state of the same sources there is replaced.
         overwrite: replace anything there.
-        digests: verify the digests of the state.
+        digests: verify the digests of the state, and that it makes sense.
 
     Raises:
         ConfigError: `target` is the state itself.
@@ -245,7 +245,9 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
     """
     check_not_read(target, path)
     with Writer(target) as writer:
-        state = load_state(path, verify=digests)
+        state = load_state(path, verify=digests, admit=admit if digests else None)
+        if digests:
+            check_whole(state)
         if not overwrite:
             check_replaceable(target, state)
         (written,) = writer.commit(replace(state, tensor_info=_tensor_info(state)), wait=True)
@@ -253,7 +255,7 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
 
 
 def _tensor_info(state: State) -> dict[str, TensorInfo]:
-    """Describe the tensors of a state. Return nothing if it makes no sense: it can be copied all the same."""
+    """Describe the tensors of a state. Return nothing if it makes no sense: `digests=False` copies it all the same."""
     try:
         return tensor_info_of(declare_state(config_of(state), shape_of(state, tensor_shapes(state.tensors))))
     except (StateCorrupt, ConfigError):

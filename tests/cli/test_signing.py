@@ -30,6 +30,7 @@ def test_every_command_that_reads_refuses_what_is_not_signed(
     Path("states").mkdir()
     assert protokv("ingest", video, "-o", state, "--budget", "24").code == 0
     append = ("ingest", more, "-o", state, "--budget", "24", "--append")
+    assert "--trust is for the state that --append goes on with" in protokv("ingest", video, "--trust", "keys.pub").err
     served: list[object] = []
     monkeypatch.setattr("uvicorn.Server.run", lambda server: served.append(server))
     reading = [("query", state, "what is first ?"), ("inspect", state), ("inspect", state, "-o", "b.pt")]
