@@ -33,8 +33,9 @@ FORMATS = frozenset((
 ))
 # fmt: on
 
-# These decoders show old memory where a frame is cut short, unless they are told to refuse such frames.
-SHOWING_MEMORY = {"mjpeg"}
+# These decoders show old memory where a frame is cut short, unless they are told to refuse such frames; and where this
+# mark is missing, behind which the pixels come.
+SHOWING_MEMORY = {"mjpeg": b"\xff\xda"}
 
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can make them take.
 MAX_PIXELS = 8192 * 4352

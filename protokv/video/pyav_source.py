@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from protokv.errors import SourceUnreadable
-from protokv.video.container import opened, reason, to_rgb
+from protokv.video.container import SHOWING_MEMORY, opened, reason, to_rgb
 from protokv.video.probe import BEGINNING_WITH_KEY, MOST_REORDERED, WITHOUT_INDEX, Probe, packets, skip_to_key
 from protokv.video.report import DecodeReport
 from protokv.video.source import Damage, Frame, Image, Lines, ShouldStop, Source, Wanted, from_shown_at, never
@@ -114,6 +114,7 @@ def decode(
     """
     context = stream.codec_context
     context.flush_buffers()
+    pixels = SHOWING_MEMORY.get(context.name, b"")
     key_s: float | None = None
     last_ticks: int | None = None
     interval_s = 1 / (probe.info.rate_fps or 25.0)
@@ -137,6 +138,8 @@ def decode(
             if due_s is not None and packet.is_corrupt:
                 marked.add(due_s)
         try:
+            if pixels and packet is not None and pixels not in bytes(packet):
+                raise ValueError("a picture without pixels")
             frames = context.decode(packet)
         except Exception as error:
             if packet is not None:

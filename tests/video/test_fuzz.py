@@ -128,11 +128,23 @@ def test_a_damaged_video_gives_a_clean_report_or_a_source_error_and_can_be_resum
     assert min(counts["read"], counts["damaged"], counts["refused"]) > 2
 
 
+def test_a_jpeg_without_pixels_is_no_frame(folder):
+    assert outcome(write_case(folder, 64026, "auto")) == "damaged"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", range(10))
 def test_two_thousand_damaged_videos_give_clean_reports_or_source_errors(part, folder):
     check(folder, 1000 + 200 * part, 1200 + 200 * part)
+
+
+def write_case(folder: Path, number: int, decoder: str) -> Path:
+    rng = random.Random(number)
+    name, kind = rng.choice(sorted(BASES)), rng.choice(DAMAGE)
+    path = folder / f"{kind}.{decoder}.{name}"
+    path.write_bytes(mutate((folder / f"base.{name}").read_bytes(), kind, rng))
+    return path
 
 
 def main(folder: Path, first: int, last: int, decoder: str = "auto") -> None:
@@ -141,14 +153,11 @@ def main(folder: Path, first: int, last: int, decoder: str = "auto") -> None:
     resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in range(first, last):
-        rng = random.Random(number)
-        name, kind = rng.choice(sorted(BASES)), rng.choice(DAMAGE)
-        path = folder / f"case.{decoder}.{name}"
-        path.write_bytes(mutate((folder / f"base.{name}").read_bytes(), kind, rng))
+        path = write_case(folder, number, decoder)
         try:
             found = outcome(path, decoder)
         except Exception as error:
-            found = f"wrong: {name}, {kind}: {type(error).__name__}: {error}"
+            found = f"wrong: {path.name}: {type(error).__name__}: {error}"
         print(json.dumps({"case": number, "outcome": found, "peak_mib": peak_kib() >> 10}), flush=True)
 
 
