@@ -129,7 +129,7 @@ class Agglomerative(Policy):
         bound = torch.minimum(self._bound, near_tokens)
         repeat = REPEATS * usual_cost(tokens)[:, None]
         # Two that may merge are left beside each merge.
-        kept = self._newest((self._novelty.share() * self._novelty.present(step, T, K - 2)).long(), T)
+        kept = self._newest(self._novelty.kept(step, T, K - 2), T)
         bound.masked_fill_(kept[:, :K] & (bound >= repeat), torch.inf)
         every_token = torch.arange(K, K + T, device=merges.device).expand(B, T)
         # Those that are kept may not merge; of the others there must be more than merges.

@@ -10,6 +10,8 @@ Where more than `SOME_NEW` of the tokens are new, the newest ones merge with the
 stream so far, at least half of the budget, and less of it below `ALL_NEW`. Older ones merge by Ward's rule. There a
 merged prototype stands at the mean position of its tokens, which have no other place in common. Where the stream
 repeats itself, as video does, none of this happens. `samples/studies/language/` measures what it brings.
+
+A budget of one step or less has no room for a past beside the present: there the newest tokens always stay.
 """
 
 from __future__ import annotations
@@ -68,6 +70,12 @@ class Novelty:
         config = self._config
         present = max(config.budget / 2, (step + 1) * tokens / _PRESENT) - config.near_tokens
         return max(0.0, min(present, most))
+
+    def kept(self, step: int, tokens: int, most: int) -> Tensor:
+        """Return how many of the newest tokens merge with repeats alone, `[B]` int64; `most` in a budget of a step."""
+        if tokens >= self._config.budget:
+            return torch.full_like(self._seen.view(-1), max(0, most))
+        return (self.share() * self.present(step, tokens, most)).long()
 
     def held(self) -> dict[str, Tensor]:
         """Return the counts."""

@@ -23,7 +23,7 @@ from tests.tolerance import near
 @given(
     config=st.fixed_dictionaries(
         {
-            "budget": st.integers(5, 33),
+            "budget": st.integers(5, 33) | st.integers(5, 7),
             "pseudo_tokens": st.sampled_from([1, 1, 2]),
             "split": st.sampled_from([(1, 3), (1, 1), (0, 1)]),
             "anchor": st.sampled_from(["recent", "first", "average"]),

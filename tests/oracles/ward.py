@@ -104,7 +104,7 @@ class NaiveAgglomerative(NaiveProtoKV):
         between = self._costs_between([[point] for point in alive.values()])
         costs = {(i, j): between[m][n] for (m, i), (n, j) in itertools.permutations(enumerate(alive), 2)}
         present = max(config.budget / 2, (now + 1) * T / 8) - config.near_tokens
-        count = int(self._share(number) * max(0.0, min(present, K - 2)))
+        count = max(0, K - 2) if config.budget <= T else int(self._share(number) * max(0.0, min(present, K - 2)))
         steps = [point.last_step if point else -1 for point in bank.slots]
         by_age = sorted(range(K + T), key=lambda index: (steps[index], index))
         kept = set(by_age[K + T - count :])
