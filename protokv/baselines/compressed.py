@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from protokv.baselines.packed import declare_packed, entering, slots_of
 from protokv.core.context import Context
 from protokv.core.memory import LocalMemory
 from protokv.core.near import Slots
@@ -31,13 +32,14 @@ class CompressedMemory(LocalMemory):
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self._slots = Slots(shape, far=config.budget, near=0)
+        self._slots = slots_of(config, shape, far=config.budget, near=0)
         self._kept = KeptTokens(self._slots, shape)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the prompt prefix and M tokens."""
-        return (*Slots.declare(shape), *Sanitizer.declare(), *KeptTokens.declare(shape, config.budget))
+        kept = declare_packed(config, KeptTokens.declare(shape, config.budget))
+        return (*Slots.declare(shape), *Sanitizer.declare(), *kept)
 
     def parts(self) -> Sequence[StatePart]:
         """Return the prompt prefix, the sanitizer and the kept tokens."""
@@ -55,7 +57,7 @@ class CompressedMemory(LocalMemory):
             return
         if self._exceeds(T):
             self._compress(self._room_beside(T))
-        self._kept.append(step)
+        self._kept.append(entering(self._slots, step))
 
     def _exceeds(self, tokens: int) -> bool:
         """Return True if a step of `tokens` fits only after a compression."""
@@ -70,8 +72,8 @@ class CompressedMemory(LocalMemory):
     def context(self) -> Context:
         """Return all slots; the far ones hold the tokens that layers or heads chose for themselves."""
         none = torch.zeros(0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device)
-        begin = self._slots.far.start
         context = self._slots.context(none, lambda: self._kept.positions)
+        begin = context.far.start
         return replace(context, far=slice(begin, begin + self._kept.far))
 
     def report(self) -> dict[str, Any]:
@@ -90,7 +92,7 @@ class KeptTokens(StatePart):
     """M slots for each layer and head.
 
     Attributes:
-        keys, values: `[L, H, M, D]` model dtype, views of the context's slots.
+        keys, values: `[L, H, M, D]` model dtype, views of the slots; under `kv_bits=8` rows of bytes.
         positions: `[L, H, M, P]` int64.
         coordinates: `[L, H, M, 2]` float32.
         step: `[L, H, M]` int64, -1 where a slot is free.

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from protokv.baselines.packed import declare_packed, entering, slots_of
 from protokv.core.context import Context
 from protokv.core.memory import LocalMemory
 from protokv.core.near import NearWindow, Slots
@@ -37,13 +38,14 @@ class ExactMemory(LocalMemory):
         return int(self._config.near_tokens)
 
     def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
-        slots = Slots(self._shape, far=0, near=capacity)
+        slots = slots_of(self._config, self._shape, far=0, near=capacity)
         return slots, NearWindow(slots, self._shape.position_components)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the prompt prefix and a window of W tokens."""
-        return (*Slots.declare(shape), *Sanitizer.declare(), *NearWindow.declare(shape, config.near_tokens))
+        window = declare_packed(config, NearWindow.declare(shape, config.near_tokens))
+        return (*Slots.declare(shape), *Sanitizer.declare(), *window)
 
     def parts(self) -> Sequence[StatePart]:
         """Return the prompt prefix, the sanitizer and the window."""
@@ -51,7 +53,7 @@ class ExactMemory(LocalMemory):
 
     def append(self, step: StepKV) -> None:
         """Take one step; the window evicts its oldest steps to make room."""
-        self._near.append(self._admit(step, self._near.last_step))
+        self._near.append(entering(self._slots, self._admit(step, self._near.last_step)))
 
     def context(self) -> Context:
         """Return all slots. Their number is constant unless the memory is unbounded."""

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from protokv.baselines.compressed import CompressedMemory
+from protokv.baselines.packed import held_like, unpack
 from protokv.config import HermesConfig
 from protokv.core.rotary import rerotate
 
@@ -44,12 +45,12 @@ class Hermes(CompressedMemory):
     def compact(self, queries: Sequence[Tensor], tokens: int) -> None:
         """Make room for a step of `tokens`, ranked by the attention of the pseudo queries."""
         kept, n = self._kept, len(self._kept)
-        P0 = self._slots.sink.stop
+        P0, held = self._shape.sink_tokens, self._slots.context(kept.positions[0, 0, :0]).keys
         seen = []
         for layer in range(self._shape.layers):
             band, _ = band_of(self._config, layer, self._shape.layers)
             # Prefix and kept tokens are neighbours in the slots.
-            keys = self._slots.keys[layer, :, : P0 + n]
+            keys = held[layer, :, : P0 + n]
             seen.append(measure_attention(queries[band][layer].to(keys.device), keys, P0))
         self._drop(rank(self._config, seen, n, kept.step.device), self._room_beside(tokens))
 
@@ -86,9 +87,10 @@ class Hermes(CompressedMemory):
         last = dropped.nonzero()[-1]
         keys, values = kept.keys[layer, :, :older][:, dropped], kept.values[layer, :, :older][:, dropped]
         here, there = kept.positions[layer, :, :older][:, dropped], kept.positions[layer][:, last]
-        moved = rerotate(keys.float(), here, there.expand_as(here), self._rotary)
-        kept.keys[layer, :, last] = moved.mean(1, keepdim=True).to(keys.dtype)
-        kept.values[layer, :, last] = values.float().mean(1, keepdim=True).to(values.dtype)
+        D = self._shape.head_size
+        moved = rerotate(unpack(keys, D), here, there.expand_as(here), self._rotary)
+        kept.keys[layer, :, last] = held_like(moved.mean(1, keepdim=True), keys)
+        kept.values[layer, :, last] = held_like(unpack(values, D).mean(1, keepdim=True), values)
         kept.coordinates[layer, :, last] = kept.coordinates[layer, :, :older][:, dropped].mean(1, keepdim=True)
         return last
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from protokv.baselines.compressed import CompressedMemory
+from protokv.baselines.packed import unpack
 
 
 class InfiniPotV(CompressedMemory):
@@ -51,10 +52,10 @@ class InfiniPotV(CompressedMemory):
         parts = (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step)
         # Layer by layer: float32 scores of all layers would take several times the bytes of the memory.
         for keys, values, positions, coordinates, step in zip(*parts, strict=True):
-            cached = keys[:, :held].float()
+            cached = unpack(keys[:, :held], self._shape.head_size)
             similarity = slots.similarity(cached[:, :older], coordinates[:, :older], cached[:, older:])
             chosen = _best(-similarity, by_redundancy)
-            norm = values[:, :older].float().norm(dim=-1).masked_fill_(chosen, -torch.inf)
+            norm = unpack(values[:, :older], self._shape.head_size).norm(dim=-1).masked_fill_(chosen, -torch.inf)
             chosen |= _best(norm, keep - recent - by_redundancy)
             # `nonzero` gives stream order.
             index = torch.cat((chosen.nonzero()[:, 1].view(H, keep - recent), newest), 1)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from protokv.baselines.exact import ExactMemory
+from protokv.baselines.packed import slots_of
 from protokv.core.context import Context, SlotContext
 from protokv.core.near import NearWindow, Slots, Tokens
 from protokv.core.step import StepKV
@@ -36,13 +37,13 @@ class LastFrames(ExactMemory):
     joins_steps = False
 
     def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
-        slots = Slots(self._shape, far=0, near=capacity)
+        slots = slots_of(self._config, self._shape, far=0, near=capacity)
         return slots, StepWindow(slots, self._shape.position_components, self._config.last_steps)
 
     def context(self) -> Context:
         """Return the prompt prefix alone."""
         everything = self._slots.context(self._near.positions)
-        sink, places = self._slots.sink, everything.positions
+        sink, places = slice(0, everything.far.start), everything.positions
         assert places is not None
         return PrefixContext(
             everything.keys[:, :, sink],

@@ -97,7 +97,7 @@ class MemoryConfig:
         Budget and seed are left out.
         """
         ours, defaults = self.to_dict(), type(self)(budget=self.budget, seed=self.seed).to_dict()
-        return {name: value for name, value in ours.items() if value != defaults[name]}
+        return {name: value for name, value in ours.items() if value != defaults.get(name)}
 
     def resolve(self) -> Self:
         """Return this config with every "auto" resolved. Equal resolved configs keep equal states."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from protokv.config.base import MOST_TOKENS, MemoryConfig, Positions
 from protokv.errors import ConfigError
@@ -17,8 +17,28 @@ LOCAL_TOKENS: Final = 15_000
 """The local window of ReKV's released code."""
 
 
+KVBits = Literal["model", 8]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlidingWindowConfig(MemoryConfig):
+class TokensConfig(MemoryConfig):
+    """A bounded memory of exact tokens.
+
+    Attributes:
+        kv_bits: bits of each number of a key or value. "model" is the model's dtype. 8 rounds each token once, when it
+            enters, as `durable` rounds its centres, so that memories can be compared at equal bytes.
+    """
+
+    kv_bits: KVBits = "model"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; `kv_bits` only where it is 8, as states and rows from before it have it."""
+        values = super(TokensConfig, self).to_dict()
+        return {name: value for name, value in values.items() if name != "kv_bits" or value == 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindowConfig(TokensConfig):
     """The last `budget` tokens. No constants."""
 
     name: ClassVar[str] = "sliding-window"
@@ -32,7 +52,7 @@ class FullConfig(MemoryConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastFramesConfig(MemoryConfig):
+class LastFramesConfig(TokensConfig):
     """The last steps and nothing else.
 
     Attributes:
@@ -52,7 +72,7 @@ class LastFramesConfig(MemoryConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DyCokeConfig(MemoryConfig):
+class DyCokeConfig(TokensConfig):
     """DyCoke's temporal token merging in front of a sliding window of `budget` tokens.
 
     Attributes:
@@ -83,7 +103,7 @@ class DyCokeDecodeConfig(MemoryConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedConfig(MemoryConfig):
+class CompressedConfig(TokensConfig):
     """Exact tokens, compressed whenever the next step would exceed the budget.
 
     Attributes:

@@ -26,7 +26,8 @@ from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 
-_GROUP: Final = 32
+GROUP: Final = 32
+"""Numbers that share a power of two, or fewer where a head is no multiple of it."""
 # Prototypes of each head that are shown at once.
 _ROWS: Final = 512
 _MOST: Final = 127
@@ -43,7 +44,7 @@ def quantize_centers(vectors: Tensor, mass: Tensor, feature: int = 0) -> tuple[T
     g is the greatest common divisor of D and 32. `feature` counts the features before the first one.
     """
     n, D = vectors.shape
-    together = math.gcd(D, _GROUP)
+    together = math.gcd(D, GROUP)
     parts = vectors.reshape(n, D // together, together)
     # Of most = fraction * 2**exponent the least power of two that it is at most 127 of.
     fraction, exponent = torch.frexp(parts.abs().amax(2))
@@ -59,6 +60,13 @@ def dequantize_centers(codes: Tensor, exponents: Tensor) -> Tensor:
     """Return vectors `[..., D]` float32, exactly."""
     parts = codes.reshape(*exponents.shape, codes.shape[-1] // exponents.shape[-1])
     return (parts * _power(exponents)[..., None]).flatten(-2)
+
+
+def check_codes(name: str, codes: Tensor | None = None, exponents: Tensor | None = None) -> None:
+    """Raise StateCorrupt, naming the tensor, if codes or exponents are not those of finite numbers."""
+    for held, (least, most) in ((codes, (-_MOST, _MOST)), (exponents, _EXPONENTS)):
+        if held is not None and ((held < least) | (held > most)).any():
+            raise StateCorrupt(f"state: tensor {name} must hold {least} to {most}")
 
 
 def _power(exponent: Tensor) -> Tensor:
@@ -98,7 +106,7 @@ class QuantizedBank(PrototypeBank):
         meanings = {"key": "centre of its keys, rotation removed", "value": "centre of its values"}
         found = []
         for kind, meaning in meanings.items():
-            unit, parts = f"powers of two that bank.{kind}_codes counts", D // math.gcd(D, _GROUP)
+            unit, parts = f"powers of two that bank.{kind}_codes counts", D // math.gcd(D, GROUP)
             found.append(TensorSpec(f"bank.{kind}_codes", codes, (*size, D), torch.int8, f"{meaning}, in 8 bits"))
             found.append(TensorSpec(f"bank.{kind}_exponents", groups, (*size, parts), torch.int8, unit))
         return tuple(found)
@@ -159,8 +167,7 @@ class QuantizedBank(PrototypeBank):
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         """Check as every bank does, and that codes are those of finite numbers."""
         super().check(tensors, clock)
-        for name, (least, most) in {"codes": (-_MOST, _MOST), "exponents": _EXPONENTS}.items():
-            for kind in ("key", "value"):
-                held = tensors[f"bank.{kind}_{name}"]
-                if ((held < least) | (held > most)).any():
-                    raise StateCorrupt(f"state: tensor bank.{kind}_{name} must hold {least} to {most}")
+        for kind in ("key", "value"):
+            for part in ("codes", "exponents"):
+                name = f"bank.{kind}_{part}"
+                check_codes(name, **{part: tensors[name]})
