@@ -25,6 +25,7 @@ from protokv.core.memory import LocalMemory, Memory
 from protokv.core.parts import Placement, SessionListener, SessionParts
 from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import Rotary
+from protokv.core.step import StreamClock
 from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec, tensor_shapes
 from protokv.core.validation import check_shapes
 from protokv.durable.memory import Durable
@@ -36,6 +37,7 @@ from protokv.extras.queries import ProbeListener, Probing
 from protokv.extras.recent import RecentSteps, WithRecent
 from protokv.extras.sharding import LayerShards
 from protokv.extras.thumbnails import Thumbnails
+from protokv.extras.transcript import Transcript
 
 MEMORIES: dict[str, type[LocalMemory]] = {
     "durable": Durable,
@@ -51,6 +53,9 @@ MEMORIES: dict[str, type[LocalMemory]] = {
     "full": FullCache,
 }
 """The class of each memory by its name, the names of `protokv.config.CONFIGS`."""
+
+BESIDE = (*Thumbnails.declare(), *Transcript.declare())
+"""The tensors that any state may have beside its memory."""
 
 
 def shape_of(backbone: Backbone) -> MemoryShape:
@@ -103,7 +108,7 @@ def declare_state(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec,
         ConfigError: the config does not fit the model.
     """
     recent = RecentSteps.declare(shape) if config.recent_frames else ()
-    return (*MEMORIES[config.name].declare(config, shape), *recent, *_carried_specs(shape), *Thumbnails.declare())
+    return (*MEMORIES[config.name].declare(config, shape), *recent, *_carried_specs(shape), *BESIDE)
 
 
 def _carried_specs(shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -159,14 +164,26 @@ def restore_beside(tensors: Mapping[str, Tensor], clock: Clock) -> StatePart | N
     return Thumbnails.of(tensors, clock)
 
 
-def session_parts(backbone: Backbone, config: MemoryConfig) -> SessionParts:
-    """Return what the config adds to a session of this backbone."""
+def session_parts(
+    backbone: Backbone,
+    config: MemoryConfig,
+    tensors: Mapping[str, Tensor] | None = None,
+    clock: StreamClock | None = None,
+) -> SessionParts:
+    """Return what the config adds to a session of this backbone, which continues a state with these tensors.
+
+    Raises:
+        StateCorrupt: the transcript of the state is none of this stream.
+    """
+    transcript = Transcript.of(tensors or {}, clock)
     compact = config.positions == "compact"
     advice = "" if compact else "; positions=compact would stay inside"
-    listeners: list[SessionListener] = [PositionLimit(backbone.max_position, backbone.moving, advice)]
+    listeners: list[SessionListener] = [PositionLimit(backbone.max_position, backbone.moving, advice), transcript]
     if issubclass(MEMORIES[config.name], Probing):
         listeners.append(ProbeListener())
-    return SessionParts(CompactPlacement(backbone) if compact else Placement(), listeners, AttentionEvidence())
+    placement = CompactPlacement(backbone) if compact else Placement()
+    spoken = None if clock is None else transcript.spoken(clock)
+    return SessionParts(placement, listeners, AttentionEvidence(), transcript, spoken)
 
 
 def rotary_of(backbone: Backbone, config: MemoryConfig) -> Rotary:

@@ -194,14 +194,36 @@ class Backbone(ABC):
             time_s: time of its first frame, seconds from there.
         """
 
-    def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
+    def times_of(self, positions: Tensor, clock: StreamClock, breaks: Tensor | None = None) -> Tensor:
         """Return stream times, seconds, `[...]` float64, that lie within the steps at `positions` `[..., P]`.
 
-        The default is proportional to the stream so far: exact if all steps have one size and none is left out.
+        Args:
+            positions: in the stream.
+            clock: where the stream stands.
+            breaks: position and time behind each step with words, `[n, 2]` float64, in order; None: no words.
         """
-        origin = len(self.prefix_ids)
-        passed = (positions[..., 0].double() - origin + 0.5) / max(1, clock.next_position - origin)
-        return passed * clock.stream_time_s
+        f64 = torch.float64
+        ends = torch.tensor([[len(self.prefix_ids), 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64)
+        ends = (ends if breaks is None else torch.cat((ends[:1], breaks, ends[1:]))).to(positions.device)
+        at = positions[..., 0].double()
+        part = torch.searchsorted(ends[1:-1, 0].contiguous(), at, right=True)
+        (first, since_s), (last, until_s) = ends[part].unbind(-1), ends[part + 1].unbind(-1)
+        within = self.time_within(at - first, last - first, until_s - since_s, clock)
+        # The words of a step stand behind its pictures.
+        return since_s + (within if breaks is None else within.minimum(until_s - since_s - 1e-3))
+
+    def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
+        """Return the time, `[...]` float64, that has passed in a part of the stream between words.
+
+        The default is proportional: exact if all its steps have one size and none is left out.
+
+        Args:
+            passed: positions since its beginning, `[...]` float64.
+            positions: that all of it takes, `[...]` float64.
+            seconds: the same in time, `[...]` float64.
+            clock: where the stream stands.
+        """
+        return (passed + 0.5) / positions.clamp(min=1) * seconds
 
     @abstractmethod
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:

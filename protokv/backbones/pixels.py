@@ -168,17 +168,16 @@ class TimedGrid(Backbone):
         last = max(start, max(highest) + 1) + tokens.words - 1
         return StepPositions(torch.cat((seen, behind)), (last, last, last))
 
-    def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
-        """Return stream times from the first component, which is time.
+    def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
+        """Return times from the first component, which is time.
 
         Times were rounded down to positions, so a step began between the time of its position and that of the next one.
         """
-        t = positions[..., 0].double() - len(self.prefix_ids)
         if self._tokens_per_second is None:
-            return (t + 0.5) * clock.step_seconds
+            return (passed + 0.5) * clock.step_seconds
         # Late enough for a step that began between two positions, early enough for a step that began at its own.
         position_s = 1 / self._tokens_per_second
-        return t * position_s + 0.999 * min(position_s, clock.step_seconds)
+        return passed * position_s + 0.999 * min(position_s, clock.step_seconds)
 
 
 def cells(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:

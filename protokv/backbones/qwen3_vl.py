@@ -91,9 +91,9 @@ class Qwen3VL(QwenVL):
         last = end + behind - 1 if behind else start + before - 1
         return StepPositions(places, tuple(max(last, start + before + most) for most in (0, rows - 1, columns - 1)))
 
-    def times_of(self, positions: Tensor, clock: StreamClock) -> Tensor:
-        """Return times in proportion to the stream so far: every token of a step advances all components."""
-        return Backbone.times_of(self, positions, clock)
+    def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
+        """Return times in proportion: every token of a step advances all components."""
+        return Backbone.time_within(self, passed, positions, seconds, clock)
 
     def _step_arguments(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
         """Return the mask of visual tokens, and the features added to them behind each of the first layers."""

@@ -188,11 +188,18 @@ class EvidenceFinder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionParts:
-    """The parts that a configuration adds to a session, and where words stood last in the stream that it continues."""
+    """The parts that a configuration adds to a session.
+
+    Attributes:
+        placement, listeners, evidence: as their classes say.
+        transcript: what was said so far (`extras.transcript.Transcript`).
+        spoken: where the stream that a session continues stood behind the last step with words; None: there was none.
+    """
 
     placement: Placement = field(default_factory=Placement)
     listeners: Sequence[SessionListener] = ()
     evidence: EvidenceFinder | None = None
+    transcript: Any = None
     spoken: StreamClock | None = None
 
 

@@ -154,7 +154,7 @@ class Session:
         memories: Any = import_module(_ASSEMBLY)
         rotary: Rotary = memories.rotary_of(backbone, config)
         memory: Memory = memories.restore_memory(config, memories.shape_of(backbone), rotary, state.tensors, clock)
-        session = cls(backbone, config, memory, clock, memories.session_parts(backbone, config))
+        session = cls(backbone, config, memory, clock, memories.session_parts(backbone, config, state.tensors, clock))
         session.beside = memories.restore_beside(state.tensors, clock)
         return session
 

@@ -45,6 +45,8 @@ class AttentionEvidence:
         assert isinstance(context, RecordedContext)
         layers = range(backbone.layers) if backbone.reading_layers is None else backbone.reading_layers
         prefix, prelude = len(backbone.prefix_ids), reading.prelude
+        transcript = session.parts.transcript
+        breaks = None if transcript is None else transcript.breaks()
         steps, shares_of_steps = [], []
         for layer in layers:
             query, positions = context.queries[layer], context.inner.positions_at(layer)
@@ -63,7 +65,7 @@ class AttentionEvidence:
             if len(prelude):
                 found.append((prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)]))
             for where, share in found:
-                times = backbone.times_of(where, clock)
+                times = backbone.times_of(where, clock, breaks)
                 steps.append((times / clock.step_seconds + 1e-6).floor().long().cpu().flatten())
                 shares_of_steps.append(share.double().cpu().flatten() / (len(to_slots) * len(layers)))
         by_step: dict[int, float] = {}

@@ -13,6 +13,7 @@ from protokv.core.memory import Memory
 from protokv.core.session import Session
 from protokv.errors import SourceUnreadable
 from protokv.extras.thumbnails import Thumbnails
+from protokv.extras.transcript import Transcript
 from protokv.video import Source, read_steps
 
 # Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
@@ -51,10 +52,13 @@ class Estimate:
     tried_steps: int
 
 
-def most_bytes(memory: Memory, thumbnails: int) -> int | None:
-    """Return the most bytes of the tensors of a state with so many thumbnails; None if they grow with the stream."""
-    pictures = Thumbnails(thumbnails).capacity_bytes if thumbnails else 0
-    return None if memory.most_bytes is None else memory.most_bytes + pictures
+def most_bytes(memory: Memory, thumbnails: int, *, words: bool = False) -> int | None:
+    """Return the most bytes of the tensors of a state with so many thumbnails; None if they grow with the stream.
+
+    With `words` it has a transcript, too.
+    """
+    beside = (Thumbnails(thumbnails).capacity_bytes if thumbnails else 0) + words * Transcript.capacity_bytes()
+    return None if memory.most_bytes is None else memory.most_bytes + beside
 
 
 def end_bytes(memory: Memory, backbone: Backbone, tokens: int, pictures: int) -> int:

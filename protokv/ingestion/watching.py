@@ -17,6 +17,7 @@ from typing import Any, cast
 from protokv.core.session import Session
 from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.extras.thumbnails import Picture, Thumbnails, shrink
+from protokv.extras.transcript import check_words
 from protokv.ingestion.continuation import GrowingFile
 from protokv.ingestion.estimate import end_bytes, most_bytes
 from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, SourceLost, Started, Summary, WordsLost
@@ -68,6 +69,9 @@ class Run:
         self._chunk, self._timings, session.timings = chunk, timings, timings
         self._thumbnails = session.beside if isinstance(session.beside, Thumbnails) else None
         self._file, self._record, self._grows = file, record, False
+        self._words = start.words
+        if self._words is not None:
+            check_words(session.backbone, session.config)
         # Real models make sense of any video, so only an embedded one looks.
         self._looks = is_embedded(session.backbone.identity.name)
         self._looked = Looked.of(record.get("looked")) or Looked()
@@ -158,13 +162,18 @@ class Run:
     def _take(self, steps: list[ReadyStep]) -> Iterator[Event]:
         starts_s = [self._segment.start_s + step.time_s for step in steps]
         first = self._session.clock.steps
-        self._session.watch_prepared([step.prepared for step in steps], starts_s)
+        words = [self._said(step.time_s) for step in steps]
+        self._session.watch_prepared([step.prepared for step in steps], starts_s, words)
         for i, (step, start_s) in enumerate(zip(steps, starts_s, strict=True)):
             self._note(first + i, start_s, step.thumbnail, step.decoders, step.look)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
         yield from self._verdict()
         yield from self._events(self._writer.landed())
+
+    def _said(self, time_s: float) -> list[str]:
+        """Return what is said in the step at a time of the source."""
+        return [] if self._words is None else self._words.between(time_s, time_s + self._first.step_seconds)
 
     def _look(self, step: Step) -> Look | None:
         """Look at the first picture of a step, if it is one of those that are looked at."""
@@ -247,7 +256,11 @@ class Run:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=self._session.memory.bytes_held,
-            most_bytes=most_bytes(self._session.memory, 0 if self._thumbnails is None else self._thumbnails.most),
+            most_bytes=most_bytes(
+                self._session.memory,
+                0 if self._thumbnails is None else self._thumbnails.most,
+                words=self._words is not None,
+            ),
             beyond_model=self._beyond,
             words=self._named_words,
         )
@@ -361,7 +374,7 @@ class LiveRun(Run):
             if isinstance(step, Step):
                 look = self._look(replace(step, index=session.clock.steps - segment.first_step))
                 start_s = segment.start_s + step.time_s
-                session.watch(step.images, start_s)
+                session.watch(step.images, start_s, self._said(step.time_s))
                 thumbnail = None if self._thumbnails is None else shrink(step.images[0])
                 self._note(session.clock.steps - 1, start_s, thumbnail, step.decoders, look)
                 yield self._progress()

@@ -23,8 +23,7 @@ from protokv.core.snapshot import Found, Header, State, TensorInfo
 from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, ModelError, StateCorrupt, StateMismatch, shown
-from protokv.extras.thumbnails import Thumbnails
-from protokv.memories import declare_state
+from protokv.memories import BESIDE, declare_state
 from protokv.mini import is_embedded
 from protokv.storage.api import load_state
 from protokv.storage.form import StatePath
@@ -99,7 +98,8 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
     tensors, specs = session.tensors(), session.memory.specs()
     session.clock.check()
     session.memory.check(session.clock, tensors)
-    beside = {} if session.beside is None else session.beside.held()
+    beside = session.parts.transcript.held() if session.parts.transcript is not None else {}
+    beside |= {} if session.beside is None else session.beside.held()
     return State(
         backbone=session.backbone.identity,
         memory=session.config.to_dict(),
@@ -108,7 +108,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         source=source,
         complete=complete,
         tensors=pack(tensors, specs) | beside,
-        tensor_info=tensor_info_of((*specs, *Thumbnails.declare())),
+        tensor_info=tensor_info_of((*specs, *BESIDE)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,8 +129,9 @@ def test_a_low_share_is_faint_only_for_models_with_reading_layers() -> None:
 def test_a_position_tells_the_step_that_stands_there(per_second: float | None, step_s: float) -> None:
     if per_second is not None and 1 / per_second > step_s:
         pytest.skip("several steps stand at one position")
-    clock, step = StreamClock(100, 100 * step_s, 0, 0, 2 / step_s, 2), SimpleNamespace(grid=(2, 3))
+    clock, step = StreamClock(100, 100 * step_s, 0, 0, 2 / step_s, 2), SimpleNamespace(grid=(2, 3), words=0)
     model: Any = SimpleNamespace(_tokens_per_second=per_second, device=torch.device("cpu"), prefix_ids=[0] * 5)
+    model.time_within = partial(TimedGrid.time_within, model)
     for index in range(100):
         where = {"origin": 5, "start": 5, "index": index, "time_s": index * step_s}
         times = TimedGrid.times_of(model, TimedGrid.step_positions(model, step, **where).positions, clock)
@@ -137,10 +139,8 @@ def test_a_position_tells_the_step_that_stands_there(per_second: float | None, s
 
 
 def test_positions_in_proportion_tell_the_step_where_all_are_of_one_size(tiny: Backbone) -> None:
-    origin = len(tiny.prefix_ids)
-    clock = StreamClock(40, 80.0, origin + 40 * 7, 280, 1.0, 2)
-    places = torch.arange(origin, origin + 280)[:, None]
-    times = Backbone.times_of(tiny, places, clock)
+    clock, passed = StreamClock(40, 80.0, 280, 280, 1.0, 2), torch.arange(280).double()
+    times = Backbone.time_within(tiny, passed, torch.tensor(280.0), torch.tensor(80.0), clock)
     assert (times / 2).floor().long().tolist() == [token // 7 for token in range(280)]
 
 

@@ -1,0 +1,186 @@
+"""`Transcript`: what was said in a stream, with its times, kept beside its memory as `Thumbnails` are.
+
+It is complete up to `MOST_LINES` lines and `MOST_BYTES` bytes; then the oldest lines go. It tells where words stand,
+so that evidence behind them gets its time (`Backbone.times_of`) and a resumed stream continues where it was. A stream
+without words has none, and its state no tensor of it.
+
+It is data from anywhere when a state is read: text without control characters, in the order of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from protokv.core.context import Context
+from protokv.core.parts import PositionedStep, SessionListener, SessionView
+from protokv.core.step import StreamClock
+from protokv.core.tensors import Clock, StatePart, TensorSpec, tensor_shapes
+from protokv.core.validation import check_shapes, check_values
+from protokv.errors import ConfigError, StateCorrupt
+
+MOST_LINES: Final = 4096
+MOST_BYTES: Final = 256 << 10
+"""About five hours of speech."""
+MOST_OF_LINE: Final = 4 << 10
+
+_TEXT, _ENDS, _STEP, _POSITION, _TIME = (
+    f"transcript.{name}" for name in ("text", "ends", "step", "position", "time_s")
+)
+
+
+class Line(NamedTuple):
+    """What was said in a step: its index, its stream time in seconds, the position of its last token, and the text."""
+
+    step: int
+    start_s: float
+    end_s: float
+    position: int
+    text: str
+
+
+class Transcript(SessionListener, StatePart):
+    """The lines of a stream; at first none.
+
+    Attributes:
+        lines: in the order of the stream. The last one of the stream is always there.
+    """
+
+    promise: ClassVar[str] = "transcript: plain text, in the order of the stream"
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self._bytes = 0
+
+    @staticmethod
+    def declare() -> tuple[TensorSpec, ...]:
+        """Declare the text, where each line ends, and where it was said; a state may have none."""
+
+        def spec(name: str, dims: Any, shape: Any, dtype: torch.dtype, meaning: str, unit: Any = "") -> TensorSpec:
+            return TensorSpec(name, dims, shape, dtype, meaning, unit, optional=True)
+
+        line, many, i64 = ("line",), (MOST_LINES,), torch.int64
+        return (
+            spec(_ENDS, line, many, i64, "where each of these lines ends"),
+            spec(_POSITION, line, many, i64, "stream positions of their last tokens", "position"),
+            spec(_STEP, line, many, i64, "the steps in which they were said", "step"),
+            spec(_TEXT, ("line_byte",), (MOST_BYTES,), torch.uint8, "what was said, in UTF-8"),
+            spec(_TIME, (*line, "ends"), (*many, 2), torch.float64, "start and end of these steps", "seconds"),
+        )
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], clock: Clock | None) -> Transcript:
+        """Return that of a state, without lines if it has none.
+
+        Raises:
+            StateCorrupt: it is no plain text, or not of this stream.
+        """
+        found, names = cls(), {spec.name for spec in cls.declare()}
+        if own := {name: tensor for name, tensor in tensors.items() if name in names}:
+            found.check(own, clock)
+            found.take(own)
+        return found
+
+    @staticmethod
+    def capacity_bytes() -> int:
+        """Return the most bytes that it takes in a state."""
+        return sum(spec.nbytes for spec in Transcript.declare())
+
+    def before_append(self, session: SessionView, step: PositionedStep) -> None:
+        """Refuse words where they cannot be shown. Raises as `check_words`."""
+        if step.tokens.words:
+            check_words(session.backbone, session.config)
+
+    def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
+        """Keep what was said in a step."""
+        if not step.tokens.words:
+            return
+        clock, text = step.clock, "".join(one if one.isprintable() else " " for one in step.tokens.said)
+        text = text.encode()[:MOST_OF_LINE].decode(errors="ignore")
+        start_s = clock.stream_time_s - clock.step_seconds
+        self.lines.append(Line(clock.steps - 1, max(0.0, start_s), clock.stream_time_s, clock.next_position - 1, text))
+        self._bytes += len(text.encode())
+        while len(self.lines) > MOST_LINES or self._bytes > MOST_BYTES:
+            self._bytes -= len(self.lines.pop(0).text.encode())
+
+    def between(self, start_s: float, end_s: float) -> list[Line]:
+        """Return the lines of the steps that touch a span of stream time."""
+        return [line for line in self.lines if line.start_s < end_s and line.end_s > start_s]
+
+    def spoken(self, clock: StreamClock) -> StreamClock | None:
+        """Return where the stream of this clock stood behind its last line; None: it has no line."""
+        if not self.lines:
+            return None
+        last = self.lines[-1]
+        return replace(clock, steps=last.step + 1, stream_time_s=last.end_s, next_position=last.position + 1)
+
+    def breaks(self) -> Tensor | None:
+        """Return position and time behind each line, `[n, 2]` float64, for `Backbone.times_of`; None without lines."""
+        if not self.lines:
+            return None
+        return torch.tensor([[line.position + 1, line.end_s] for line in self.lines], dtype=torch.float64)
+
+    def held(self) -> dict[str, Tensor]:
+        """Return all of it."""
+        if not self.lines:
+            return {}
+        texts = [line.text.encode() for line in self.lines]
+        return {
+            _TEXT: torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8),
+            _ENDS: torch.tensor([len(text) for text in texts]).cumsum(0),
+            _STEP: torch.tensor([line.step for line in self.lines]),
+            _POSITION: torch.tensor([line.position for line in self.lines]),
+            _TIME: torch.tensor([line[1:3] for line in self.lines], dtype=torch.float64),
+        }
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Check that it is plain text, and in the order of the stream."""
+        specs = Transcript.declare()
+        if missing := {spec.name for spec in specs} - tensors.keys():
+            raise StateCorrupt(f"state: tensor {min(missing)} is missing")
+        check_shapes(tensor_shapes(tensors), specs)
+        check_values(tensors, specs, clock)
+        ends = tensors[_ENDS].tolist()
+        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        if not ends or ends[-1] != len(tensors[_TEXT]) or min(sizes) <= 0 or max(sizes) > MOST_OF_LINE:
+            raise StateCorrupt(f"state: tensor {_ENDS} does not divide {_TEXT} into lines")
+        starts_s, ends_s = tensors[_TIME].unbind(1)
+        for name, values in ((_STEP, tensors[_STEP]), (_POSITION, tensors[_POSITION]), (_TIME, ends_s)):
+            if values[0] < 0 or (values.diff() <= 0).any():
+                raise StateCorrupt(f"state: tensor {name} is not in the order of the stream")
+        if (starts_s > ends_s).any():
+            raise StateCorrupt(f"state: tensor {_TIME} holds a line that ends before it starts")
+        try:
+            plain = all(line.text.isprintable() for line in _split(tensors))
+        except UnicodeDecodeError:
+            plain = False
+        if not plain:
+            raise StateCorrupt(f"state: tensor {_TEXT} holds something other than plain text")
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checked one."""
+        self.lines, self._bytes = _split(tensors), len(tensors[_TEXT])
+
+
+def check_words(backbone: Any, config: Any) -> None:
+    """Refuse words where text between pictures would leave the range of compact positions. ConfigError."""
+    if config.positions == "compact" and len(backbone.moving) < backbone.position_components:
+        raise ConfigError(
+            f"positions: {backbone.identity.name} cannot show words at compact positions",
+            hint="leave positions=compact or the subtitles out",
+        )
+
+
+def _split(tensors: Mapping[str, Tensor]) -> list[Line]:
+    text, ends = tensors[_TEXT].cpu().numpy().tobytes(), tensors[_ENDS].tolist()
+    rows = zip(
+        [0, *ends], ends, tensors[_STEP].tolist(), tensors[_POSITION].tolist(), tensors[_TIME].tolist(), strict=False
+    )
+    return [
+        Line(step, time_s[0], time_s[1], position, text[start:end].decode())
+        for start, end, step, position, time_s in rows
+    ]
