@@ -46,6 +46,9 @@ class MockBackbone(Backbone):
             raise ConfigError("the question is empty")
         return [sum(map(ord, word)) % (len(WORDS) - 1) for word in question.split()]
 
+    def words_ids(self, text: str) -> list[int]:
+        return [len(word) for word in text.split()]
+
     def decode(self, ids: list[int]) -> str:
         return "".join(f" {WORDS[i]}" for i in ids)
 

@@ -76,6 +76,7 @@ class LayerShards(Memory):
                     coordinates=step.coordinates.to(run.device),
                     step=step.step,
                     usable=usable.to(run.device),
+                    words=step.words,
                 )
             )
 

@@ -171,7 +171,7 @@ def check_words(backbone: Any, config: Any) -> None:
     if config.positions == "compact" and len(backbone.moving) < backbone.position_components:
         raise ConfigError(
             f"positions: {backbone.identity.name} cannot show words at compact positions",
-            hint="leave positions=compact or the subtitles out",
+            hint="use --set positions=stream, or --subtitles off",
         )
 
 

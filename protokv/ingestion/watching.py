@@ -69,14 +69,13 @@ class Run:
         self._chunk, self._timings, session.timings = chunk, timings, timings
         self._thumbnails = session.beside if isinstance(session.beside, Thumbnails) else None
         self._file, self._record, self._grows = file, record, False
-        self._words = start.words
-        if self._words is not None:
-            check_words(session.backbone, session.config)
         # Real models make sense of any video, so only an embedded one looks.
         self._looks = is_embedded(session.backbone.identity.name)
         self._looked = Looked.of(record.get("looked")) or Looked()
         self._told = self._beyond
         self._words, self._told_words = start.words, False
+        if self._words is not None:
+            check_words(session.backbone, session.config)
         before = record.get("words")
         if self._words is not None and isinstance(before, dict) and before.get("lost"):
             self._words.lost = str(before["lost"])
