@@ -24,6 +24,7 @@ from protokv_cli.parsing import (
     parse_budget,
     parse_duration,
     parse_every,
+    parse_input,
     parse_instant,
     parse_setting,
     parse_thumbnails,
@@ -83,6 +84,8 @@ def ingest(
             rich_help_panel=Panel.MOST,
         ),
     ] = None,
+    frame_tokens: options.FrameTokens = None,
+    max_pixels: options.MaxPixels = None,
     start: Annotated[
         str | None,
         typer.Option("--start", metavar="TIME", help="Begin a file here, such as 7:30.", rich_help_panel=Panel.WATCH),
@@ -363,6 +366,8 @@ def ingest(
             device_map=device_map,
             quantization=quantization,
             revision=revision,
+            frame_tokens=frame_tokens,
+            max_pixels=max_pixels,
             fps=fps,
             every=None if every is None else parse_every(every),
             keep=keep,
@@ -383,7 +388,7 @@ def ingest(
                 for_s=None if for_ is None else parse_duration(for_),
                 until=None if until is None else parse_instant(until, time.time(), ahead=True),
                 follow=follow,
-                input=dict(_parse_input(one) for one in inputs or ()),
+                input=dict(parse_input(one) for one in inputs or ()),
             ),
         )
         fleet = FleetOptions(workers, devices, batch, ray, max_failures, failures, csv, html)
@@ -416,13 +421,6 @@ def _memory_config(name: str, budget: str, settings: list[str], seed: int, posit
     fixed = {"seed": seed} | ({} if positions is None else {"positions": positions})
     base = MemoryConfig.of(name, budget=parse_budget(budget))
     return base.with_fields({**fixed, **dict(map(parse_setting, settings))})
-
-
-def _parse_input(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ConfigError(f"input: expected NAME=VALUE, got {text!r}", hint="for example --input rtsp_transport=udp")
-    return name, value
 
 
 def _is_stream(sources: list[str]) -> bool:
@@ -482,14 +480,13 @@ def _target_in_folder(source: str, state: str | None) -> str | None:
 
 def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:
     """Try a few steps of a video, and show what all of it would take."""
-    from protokv.backbones import EMBEDDED, load_backbone
+    from protokv.backbones import load_backbone
     from protokv.ingestion.estimate import estimate
     from protokv.video import open_source
     from protokv.video.derived import Part
     from protokv_cli.ingest_report import show_estimate
 
-    placement = chosen.placement | {"dtype": chosen.dtype or "auto"}
-    backbone = load_backbone(cast("str | None", chosen.backbone) or EMBEDDED, **placement)
+    backbone = load_backbone(**chosen.new_model, **chosen.frames)
     with open_source(source, chosen.decoder, max_pixels=chosen.max_frame_pixels, isolate=True) as opened:
         part = Part(opened, chosen.start_s, chosen.duration_s) if chosen.is_part else opened
         show_estimate(out, estimate(part, backbone, chosen.config, fps=chosen.fps, thumbnails=chosen.thumbnails))

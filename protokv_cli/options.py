@@ -145,6 +145,24 @@ Quantization = Annotated[
     str | None,
     choice("--quantization", ("4bit", "8bit"), "Weights in 4bit or 8bit.", panel=Panel.MODEL, metavar="BITS"),
 ]
+FrameTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--frame-tokens",
+        metavar="COUNT",
+        help="The most visual tokens of a frame; of the two frames of a step for Qwen. Default: the model's own.",
+        rich_help_panel=Panel.WATCH,
+    ),
+]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option(
+        "--max-pixels",
+        metavar="COUNT",
+        help="The same in pixels of a frame once it is resized, for Qwen.",
+        rich_help_panel=Panel.WATCH,
+    ),
+]
 Memory = Annotated[
     str, choice("--memory", tuple(CONFIGS), "How to remember: " + ", ".join(CONFIGS) + ".", panel=Panel.MOST)
 ]

@@ -39,6 +39,14 @@ def parse_budget(text: str) -> int:
     return int(tokens)
 
 
+def parse_input(text: str) -> tuple[str, str]:
+    """Read an option for FFmpeg. ConfigError."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"input: expected NAME=VALUE, got {text!r}", hint="for example --input rtsp_transport=udp")
+    return name, value
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """Return name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word."""
     name, equals, value = (part.strip() for part in text.partition("="))

@@ -263,6 +263,8 @@ def replay(
     ] = False,
     model: options.Model = None,
     revision: options.Revision = None,
+    frame_tokens: options.FrameTokens = None,
+    max_pixels: options.MaxPixels = None,
     fps: Annotated[
         float | None,
         typer.Option("--fps", help="Frames per second to sample.", metavar="NUMBER", rich_help_panel=Panel.WATCH),
@@ -359,14 +361,15 @@ def replay(
         )
         name = model or request.study.model
         placement: dict[str, Any] = {"device": device, "device_map": device_map, "quantization": quantization}
+        loading = placement | {"revision": revision, "dtype": dtype or "auto"}
+        loading |= {"frame_tokens": frame_tokens, "max_pixels": max_pixels}
         if request.study.language is not None:
             from protokv_cli.replay_language import replay_language
 
-            loading = placement | {"revision": revision, "dtype": dtype or "auto"}
             replay_language(out, request, name, loading, output, dry_run=dry_run, force=force)
             return
         if dry_run and request.study.datasets and dataset is None and data_root is not None:
-            backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
+            backbone = load_backbone(name, **loading)
             show_datasets(out, study, request, backbone, fps)
             return
         request.check()
@@ -374,7 +377,7 @@ def replay(
         for video, why in opened.missing.items():
             out.error(f"left out: {video}: {why}")
         referee = request.judge(judge, output, placement)
-        backbone = load_backbone(name, revision=revision, dtype=dtype or "auto", **placement)
+        backbone = load_backbone(name, **loading)
         plan = request.plan(opened, backbone, fps)
         embedded = is_embedded(backbone.identity.name)
         beyond = [stream.name for stream, _ in plan.streams if embedded and not stream.is_world()]

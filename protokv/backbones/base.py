@@ -64,7 +64,8 @@ class Backbone(ABC):
         dtype: of embeddings, keys and values.
         device: of embeddings, positions and results, and of all layers unless `layer_devices` says otherwise.
         layer_devices: device of each layer if the model is spread over several; None: all on `device`.
-        settings: of the preparation of frames, plain JSON; `inspect` shows them.
+        settings: of the preparation of frames, plain JSON; `inspect` shows them. `frame_tokens` is the number of visual
+            tokens of a step, or the most of them; Qwen families have it only if it was asked for.
     """
 
     identity: BackboneIdentity
@@ -96,6 +97,28 @@ class Backbone(ABC):
         from protokv.backbones.loading import identify
 
         return identify(path, name, config, placement)
+
+    def limit_frames(self, *, tokens: int | None = None, pixels: int | None = None) -> None:
+        """Set the most that a frame may cost, once, before the first session; `settings` then say so.
+
+        The identity stays: it is the same model. This default is for families whose frames have one size.
+
+        Args:
+            tokens: visual tokens of a step.
+            pixels: of a resized frame.
+
+        Raises:
+            ConfigError: the model does not take frames of this cost; the possible ones are named.
+        """
+        own = self.settings.get("frame_tokens")
+        if pixels is not None or tokens not in (None, own):
+            raise self._frames_fixed("a fixed number of" if own is None else str(own))
+
+    def _frames_fixed(self, possible: str) -> ConfigError:
+        return ConfigError(
+            f"a frame for {self.identity.name} has {possible} visual tokens, and no other number of tokens or pixels",
+            hint="leave --max-pixels out; give --frame-tokens one of these numbers, or leave it out, too",
+        )
 
     @property
     @abstractmethod

@@ -55,6 +55,8 @@ class Gemma4(Adapter):
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved, or the model sees no images.
         """
+        from transformers.models.gemma4 import image_processing_pil_gemma4
+
         config = model.config.get_text_config()
         if config.use_bidirectional_attention == "all" or model.config.vision_config is None:
             raise ModelError("it is no model that reads images and answers", hint="use an instruction-tuned variant")
@@ -65,9 +67,12 @@ class Gemma4(Adapter):
             self._both_ways = config.use_bidirectional_attention == "vision"
             self._softcap: float | None = config.final_logit_softcapping
             self._marks = (model.config.boi_token_id, model.config.eoi_token_id)
+        with guard_internals(image_processing_pil_gemma4):
+            self._sizes: tuple[int, ...] = image_processing_pil_gemma4._SUPPORTED_SOFT_TOKENS
         self._frames, self._padding = frames, config.pad_token_id or 0
         self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
-        self.settings = {name: getattr(frames, name) for name in FRAMES if name != "resample"}
+        self.settings = {"patch_size": frames.patch_size, "pooling_kernel_size": frames.pooling_kernel_size}
+        self.limit_frames(tokens=frames.max_soft_tokens)
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> Gemma4:
@@ -82,6 +87,14 @@ class Gemma4(Adapter):
         prompt = ChatPrompt(tokenizer, VIDEO_TOKEN, template)
         frames = Gemma4ImageProcessorPil(**FRAMES | read)
         return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
+
+    def limit_frames(self, *, tokens: int | None = None, pixels: int | None = None) -> None:
+        """Give a frame at most so many tokens: one of the numbers that the image processor knows."""
+        if pixels is not None or tokens not in (None, *self._sizes):
+            raise self._frames_fixed(f"at most {', '.join(map(str, self._sizes))}")
+        if tokens is not None:
+            self._frames.max_soft_tokens = tokens
+            self.settings = {**self.settings, "frame_tokens": tokens}
 
     def embed_text(self, ids: list[int]) -> Tensor:
         """Return `[n, E]`, with the digits of the ids behind."""

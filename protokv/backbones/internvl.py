@@ -57,7 +57,7 @@ class InternVL(Adapter):
         rows = int(side // patch * model.config.downsample_ratio)
         self._grid = (rows, rows)
         self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
-        self.settings = {"frame_side": side, "visual_tokens": rows * rows}
+        self.settings = {"frame_side": side, "frame_tokens": rows * rows}
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> InternVL:

@@ -56,7 +56,7 @@ class LlavaOnevision(Adapter):
         side = math.ceil(vision.image_size // vision.patch_size / 2)
         self._grid = (side, side)
         self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
-        self.settings = {"frame_height": height, "frame_width": width, "tokens_per_step": side * side}
+        self.settings = {"frame_height": height, "frame_width": width, "frame_tokens": side * side}
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> LlavaOnevision:

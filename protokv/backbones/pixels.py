@@ -2,12 +2,19 @@
 
 Resizing, normalising and the order of patches do the arithmetic of transformers' PIL image processor (the tests compare
 with it); its video processors need torchvision.
+
+A frame of a video has 128 to 768 tokens: the limits of the families' own utilities (`VIDEO_MIN_TOKEN_NUM` and
+`VIDEO_MAX_TOKEN_NUM` in https://github.com/QwenLM/Qwen3-VL, qwen-vl-utils/src/qwen_vl_utils/vision_process.py),
+and the numbers that transformers' video processors have by default. The files of the published models have others:
+those of Qwen2-VL and Qwen2.5-VL the limits of still images, 4 to 16,384 tokens, those of Qwen3-VL and Qwen3.5 limits of
+all frames of a video together, 4 to 24,576 tokens. The utilities also give a frame no more than its share of such a
+total. A stream has no length, so the limits of a frame stand alone: they are what a short video gets.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +23,11 @@ from torch import Tensor
 
 from protokv.backbones.base import Backbone, PreparedStep
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.errors import SourceUnreadable
+from protokv.errors import ConfigError, SourceUnreadable
 
 MAX_ASPECT_RATIO = 200
+# Of a frame of a video, in tokens.
+FEWEST_TOKENS, MOST_TOKENS = 128, 768
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +39,18 @@ class PixelConfig:
         min_pixels, max_pixels: area of a resized frame.
         mean, std: per channel, for values in [0, 1].
         resample: PIL's number of the resampling filter.
+        strict: no frame exceeds `max_pixels`; the published rounding may, under a low limit.
     """
 
     patch_size: int = 14
     merge_size: int = 2
     temporal_patch_size: int = 2
-    min_pixels: int = 128 * 28 * 28
-    max_pixels: int = 768 * 28 * 28
+    min_pixels: int = FEWEST_TOKENS * 28 * 28
+    max_pixels: int = MOST_TOKENS * 28 * 28
     mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
     std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
     resample: int = 3
+    strict: bool = False
 
     @classmethod
     def from_files(cls, raw: dict[str, Any]) -> PixelConfig:
@@ -57,6 +68,26 @@ class PixelConfig:
             resample=raw.get("resample", default.resample),
         )
 
+    @property
+    def token_side(self) -> int:
+        """Pixels per side of a token."""
+        return self.patch_size * self.merge_size
+
+    def for_video(self) -> PixelConfig:
+        """Return the limits of a frame of a video, as the families' utilities have them, inside those of the files.
+
+        The maximum is a twentieth above the files' minimum at least, as there. Files whose own maximum is below the
+        utilities' minimum keep their own minimum.
+        """
+        token = self.token_side**2
+        most = min(self.max_pixels, max(MOST_TOKENS * token, int(self.min_pixels * 1.05)))
+        least = max(self.min_pixels, FEWEST_TOKENS * token)
+        return replace(self, min_pixels=least if least < most else self.min_pixels, max_pixels=most)
+
+    def limited(self, max_pixels: int) -> PixelConfig:
+        """Return the same with another maximum, that of a user, which no frame exceeds."""
+        return replace(self, min_pixels=min(self.min_pixels, max_pixels), max_pixels=max_pixels, strict=True)
+
     def settings(self, fps: float) -> dict[str, int | float | str]:
         """Return the settings that a state records; `fps` is the sampling rate."""
         return {
@@ -73,7 +104,7 @@ def smart_resize(height: int, width: int, config: PixelConfig) -> tuple[int, int
     Raises:
         SourceUnreadable: the frame is more than 200 times as long as it is wide.
     """
-    factor = config.patch_size * config.merge_size
+    factor = config.token_side
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         raise SourceUnreadable(
             f"frames of {width} x {height} pixels are too narrow: a side may be {MAX_ASPECT_RATIO} times the other",
@@ -88,6 +119,12 @@ def smart_resize(height: int, width: int, config: PixelConfig) -> tuple[int, int
         scale = math.sqrt(config.min_pixels / (height * width))
         rows = math.ceil(height * scale / factor) * factor
         columns = math.ceil(width * scale / factor) * factor
+    if config.strict and rows * columns > config.max_pixels:
+        most = config.max_pixels // factor**2
+        scale = math.sqrt(height * width / most)
+        rows = min(most, max(1, math.floor(height / scale)))
+        columns = min(most // rows, max(1, math.floor(width / scale)))
+        rows, columns = rows * factor, columns * factor
     return rows, columns
 
 
@@ -143,6 +180,24 @@ class TimedGrid(Backbone):
 
     _pixels: PixelConfig
     _tokens_per_second: float | None
+
+    def limit_frames(self, *, tokens: int | None = None, pixels: int | None = None) -> None:
+        """Resize frames to at most so many tokens or pixels. A step of two frames has the tokens of one."""
+        side = self._pixels.token_side
+        most = self._pixels.max_pixels
+        if self._pixels.min_pixels == most and not self._pixels.strict:
+            if pixels not in (None, most) or tokens not in (None, most // side**2):
+                raise self._frames_fixed(str(most // side**2))
+            return
+        if pixels is not None and pixels < side**2:
+            raise ConfigError(
+                f"a frame of {pixels} pixels has no token", hint=f"a token has {side} x {side} = {side**2} pixels"
+            )
+        limit = pixels if tokens is None else tokens * side**2
+        if limit is not None and pixels != most:
+            self._pixels = self._pixels.limited(limit)
+            asked = {} if tokens is None else {"frame_tokens": tokens}
+            self.settings = self._pixels.settings(self.default_fps) | asked
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
         """Cut one temporal patch of frames into patches `[n, pixels]` float32."""

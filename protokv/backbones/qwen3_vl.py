@@ -10,9 +10,8 @@ first layers while their own step is forwarded. No other token is touched, so a 
 The chat template puts a pair of vision tokens around the video; the supported versions of transformers keep it around
 all patches. Here it is kept, too: it ends the prefix and begins the suffix.
 
-The processor bounds the pixels of all frames together, so frames are smaller the longer a video is. A stream has no
-length, so each step is resized as the processor, with `cap_pixels_per_frame`, resizes a video of this step alone: at
-most 768 tokens per frame. A longer video has smaller frames once all of them exceed the limit together (with the
+The processor bounds the pixels of all frames of a video together, which a stream cannot (`pixels` says which limits it
+has instead). So a longer video has smaller frames in transformers once all of them exceed the limit together (with the
 published files, from the 33rd full frame on).
 """
 
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from protokv.backbones.base import Backbone, PreparedStep
 from protokv.backbones.files import read_video_processor
-from protokv.backbones.pixels import PixelConfig, cells
+from protokv.backbones.pixels import MOST_TOKENS, PixelConfig, cells
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 
@@ -36,7 +35,6 @@ from protokv.core.step import StepPositions, StepTokens, StreamClock
 PIXELS = {"patch_size": 16, "image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
 # Pixels of all frames of a video together, in the published files.
 TOTAL_PIXELS = {"shortest_edge": 4096, "longest_edge": 25_165_824}
-MAX_VIDEO_TOKENS = 768
 
 
 class Qwen3VL(QwenVL):
@@ -51,15 +49,13 @@ class Qwen3VL(QwenVL):
 
     @staticmethod
     def read_pixels(path: str) -> PixelConfig:
-        """Read how a folder prepares video frames: its limits for a video of one step."""
+        """Read how a folder prepares video frames: its limits for a video of one step, and those of a frame."""
         raw, of_video = read_video_processor(path)
         pixels = PixelConfig.from_files(PIXELS | {key: value for key, value in raw.items() if key != "size"})
         total = TOTAL_PIXELS | (raw.get("size") or {} if of_video else {})
-        frames, token = pixels.temporal_patch_size, (pixels.patch_size * pixels.merge_size) ** 2
-        cap = min(raw.get("max_video_tokens", MAX_VIDEO_TOKENS) * token, total["longest_edge"] // frames)
-        # Like the processor, keep the cap above the lower limit.
-        most = max(cap, int(total["shortest_edge"] * 1.05))
-        return replace(pixels, min_pixels=total["shortest_edge"] // frames, max_pixels=most)
+        frames, token = pixels.temporal_patch_size, pixels.token_side**2
+        most = min(raw.get("max_video_tokens", MOST_TOKENS) * token, total["longest_edge"] // frames)
+        return replace(pixels, min_pixels=total["shortest_edge"] // frames, max_pixels=most).for_video()
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         """Return each step's time and visual tokens between vision tokens, and its features for the first layers."""

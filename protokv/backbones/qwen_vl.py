@@ -8,7 +8,6 @@ time span.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any, ClassVar, Self
 
@@ -77,13 +76,9 @@ class QwenVL(TimedGrid, Adapter):
     def read_pixels(path: str) -> PixelConfig:
         """Read how a folder prepares video frames.
 
-        An image preprocessor has the limits of still images (up to 12.8 million pixels). Without a video processor,
-        frames are held to the limit of the family's video processor, 768 tokens.
+        A file for video that transformers has saved repeats the limits of still images, so it is treated alike.
         """
-        raw, of_video = read_video_processor(path)
-        pixels = PixelConfig.from_files(raw)
-        limit = pixels.max_pixels if of_video else min(pixels.max_pixels, PixelConfig().max_pixels)
-        return replace(pixels, max_pixels=limit)
+        return PixelConfig.from_files(read_video_processor(path)[0]).for_video()
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         """Run temporal patches through the vision tower; it attends within each alone, so this is exact."""

@@ -47,6 +47,8 @@ def load_backbone(
     quantization: str | None = None,
     revision: str | None = None,
     folder: Path | None = None,
+    frame_tokens: int | None = None,
+    max_pixels: int | None = None,
 ) -> Backbone:
     """Load a model. An embedded one on a CPU sets torch to one thread for this process.
 
@@ -61,16 +63,31 @@ def load_backbone(
         quantization: `4bit` or `8bit` quantises the weights while they are loaded (bitsandbytes); None: not at all.
         revision: branch, tag or commit of a hub model; None: its main branch.
         folder: the folder with the files of `name`, so that nothing is looked up or downloaded; None: find it.
+        frame_tokens: the most visual tokens of a frame (of the two frames of a step for Qwen); None: the model's own.
+        max_pixels: the most pixels of a frame once it is resized, instead of `frame_tokens`; for Qwen.
 
     Raises:
         ModelError: there is no such model, a file of it is missing or damaged, its family is not supported, a package
             that it needs is not installed, or it does not fit into memory.
-        ConfigError: the device, dtype, device map or quantisation does not exist here, two of them contradict, or
-            `revision` is given for a model that is not on a hub.
+        ConfigError: the device, dtype, device map or quantisation does not exist here, two of them contradict,
+            `revision` is given for a model that is not on a hub, or the model takes no frames of such a cost.
     """
+    _check_cost(frame_tokens, max_pixels)
     options = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
     with _resolved(name, options, revision, folder) as (family, path, config, placement):
-        return family.load(path, name, config, placement)
+        backbone = family.load(path, name, config, placement)
+        if frame_tokens is not None or max_pixels is not None:
+            backbone.limit_frames(tokens=frame_tokens, pixels=max_pixels)
+        return backbone
+
+
+def _check_cost(frame_tokens: int | None, max_pixels: int | None) -> None:
+    """Refuse a cost that no frame can have, before anything is loaded. ConfigError."""
+    if frame_tokens is not None and max_pixels is not None:
+        raise ConfigError("frame_tokens and max_pixels are two ways to say one thing", hint="leave one of them out")
+    for what, most in (("tokens", frame_tokens), ("pixels", max_pixels)):
+        if most is not None and most < 1:
+            raise ConfigError(f"a frame of {most} {what} shows nothing", hint="use a number above 0")
 
 
 def identify_backbone(

@@ -64,7 +64,7 @@ class SmolVLM(Adapter):
         rows = vision.image_size // vision.patch_size // model.config.scale_factor
         self._grid = (rows, rows)
         self.default_fps = float(getattr(model.config, "protokv_fps", fps))
-        self.settings = {"longest_edge": frames.size["longest_edge"], "frame_side": side, "visual_tokens": rows * rows}
+        self.settings = {"longest_edge": frames.size["longest_edge"], "frame_side": side, "frame_tokens": rows * rows}
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> SmolVLM:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from protokv.backbones import EMBEDDED, identify_backbone, load_backbone
+from protokv.backbones import identify_backbone, load_backbone
 from protokv.errors import ProtoKVError
 from protokv.fleet.plan import Job
 from protokv.ingestion import IngestOptions
@@ -37,15 +37,14 @@ class Recipe:
 
     def load(self, device: str) -> Backbone:
         """Load the model. Raises as `load_backbone`."""
-        return load_backbone(**self._arguments(device))
+        return load_backbone(**self._arguments(device), **self.options.frames)
 
     def identify(self, device: str) -> BackboneIdentity:
         """Return the identity of the model that `load` would give, from its small files. Raises as `load_backbone`."""
         return identify_backbone(**self._arguments(device))
 
     def _arguments(self, device: str) -> dict[str, Any]:
-        chosen = {"name": self.options.backbone or EMBEDDED, "device": device, "dtype": self.options.dtype or "auto"}
-        return self.options.placement | chosen
+        return self.options.new_model | {"device": device}
 
 
 @dataclass(frozen=True, slots=True)

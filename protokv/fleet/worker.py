@@ -236,12 +236,15 @@ def _has_other_words(source: str, header: Header, choice: str) -> bool:
 
 
 def _check_settings(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:
-    """Refuse a state of another model, memory or rate."""
+    """Refuse a state of another model, memory, rate or cost of a frame."""
     try:
         check_fits(header, identity)
         check_memory(target, header, recipe.options.config)
         if recipe.options.fps is not None:
             check_equal(target, "fps", header.clock.fps, recipe.options.fps)
+        for name, wanted in recipe.options.frames.items():
+            if wanted is not None:
+                check_equal(target, name, header.settings.get(name, "the model's own"), wanted)
     except ProtoKVError as error:
         hint = "ingest into another folder, or start such states over with --force"
         raise type(error)(error.message, hint=hint) from error

@@ -117,7 +117,7 @@ def check_memory(path: StatePath, state: Header, config: MemoryConfig) -> None:
 def check_sampling(path: StatePath, state: State, backbone: Backbone, fps: float | None) -> None:
     """Refuse another rate, or other frames for the model, than the state's. StateMismatch, naming the field."""
     check_equal(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
-    for field in state.settings.keys() & backbone.settings.keys():
+    for field in sorted(state.settings.keys() & backbone.settings.keys()):
         check_equal(path, field, state.settings[field], backbone.settings[field])
 
 

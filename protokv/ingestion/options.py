@@ -17,6 +17,7 @@ from protokv.config.base import check_fps
 from protokv.errors import ConfigError, use_one_of
 from protokv.extras.thumbnails import DEFAULT as THUMBNAILS
 from protokv.extras.thumbnails import MOST as MOST_THUMBNAILS
+from protokv.mini import EMBEDDED
 from protokv.video import Decoder
 from protokv.video.address import PIPE
 
@@ -161,6 +162,7 @@ class IngestOptions:
             that the state names, or the embedded one.
         device, dtype, device_map, quantization, revision: how to load the model, as for `load_backbone`. None means
             the value of the state; without a state, the default of `load_backbone`.
+        frame_tokens, max_pixels: what a frame may cost, in the same way.
         fps: sampled frames per second; None: the model's default.
         every: how often to commit on the way; None: once a minute, and every 5 seconds for a live source.
         keep: how many commits to keep, the last one included; None: only the last.
@@ -190,6 +192,8 @@ class IngestOptions:
     device_map: str | None = None
     quantization: str | None = None
     revision: str | None = None
+    frame_tokens: int | None = None
+    max_pixels: int | None = None
     fps: float | None = None
     every: Every | None = None
     keep: int | None = None
@@ -217,9 +221,19 @@ class IngestOptions:
 
     @property
     def placement(self) -> dict[str, Any]:
-        """Keywords of `load_backbone` for the model."""
+        """Keywords of `load_backbone_of` that say where and how the model is loaded."""
         names = ("device", "dtype", "device_map", "quantization", "revision")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def new_model(self) -> dict[str, Any]:
+        """Keywords of `identify_backbone` for the model of a new state."""
+        return self.placement | {"name": self.backbone or EMBEDDED, "dtype": self.dtype or "auto"}
+
+    @property
+    def frames(self) -> dict[str, Any]:
+        """The other keywords of `load_backbone`: what a frame may cost. It is no part of a model's identity."""
+        return {"frame_tokens": self.frame_tokens, "max_pixels": self.max_pixels}
 
     @property
     def is_part(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protokv.backbones import EMBEDDED, load_backbone
+from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
@@ -199,9 +199,9 @@ def _start(
 
 
 def _load(state: State | None, options: IngestOptions) -> Backbone:
-    wanted, placement = options.backbone, options.placement
+    wanted = options.backbone
     if isinstance(wanted, Backbone):
         return wanted
     if state is None:
-        return load_backbone(wanted or EMBEDDED, **placement | {"dtype": options.dtype or "auto"})
-    return load_backbone_of(state, wanted, **placement)
+        return load_backbone(**options.new_model, **options.frames)
+    return load_backbone_of(state, wanted, **options.placement, **options.frames)

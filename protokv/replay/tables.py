@@ -64,8 +64,8 @@ def list_facts(report: Report) -> dict[str, str]:
 
 
 def _format_pixels(frames: Mapping[str, Any]) -> str:
-    if "frame_width" in frames:
-        return f"{frames['frame_width']} x {frames['frame_height']} pixels a frame"
+    if "frame_tokens" in frames:
+        return f"{frames['frame_tokens']} tokens a frame at most"
     if "max_pixels" in frames:
         return f"{frames['min_pixels']} to {frames['max_pixels']} pixels a frame"
     return "pixels a frame as the model has them"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -209,8 +210,8 @@ def load_backbone_of(
         name: model or folder, as for `load_backbone`; with None, the model that the state names.
         revision: branch, tag or commit of a hub model. With None, the commit that the state names, if the state names
             this model and the cache has that commit.
-        placement: `device`, `dtype`, `device_map` and `quantization` as for `load_backbone`; the dtype is the state's
-            unless given.
+        placement: `device`, `dtype`, `device_map` and `quantization` as for `load_backbone`, and what a frame may cost;
+            dtype and cost are the state's unless given.
 
     Raises:
         ModelError: the state names a folder or a model that is not in the cache, or the model cannot be loaded.
@@ -219,6 +220,25 @@ def load_backbone_of(
     """
     if placement.get("dtype") is None:
         placement["dtype"] = recorded_dtype(header)
+    backbone = _load(header, name, revision, placement)
+    if placement.get("frame_tokens") is None and placement.get("max_pixels") is None:
+        _restore_cost(header, backbone)
+    return backbone
+
+
+def _restore_cost(header: Header, backbone: Backbone) -> None:
+    """Give frames the cost of those of a state. What the model cannot do is left, and refused when it is continued."""
+    if header.backbone.family != backbone.identity.family:
+        return
+    tokens, pixels = (header.settings.get(name) for name in ("frame_tokens", "max_pixels"))
+    with suppress(ConfigError):
+        if type(tokens) is int and tokens > 0:
+            backbone.limit_frames(tokens=tokens)
+        elif type(pixels) is int and pixels > 0:
+            backbone.limit_frames(pixels=pixels)
+
+
+def _load(header: Header, name: str | None, revision: str | None, placement: dict[str, Any]) -> Backbone:
     named = header.backbone.name
     if is_embedded(name or named):
         return load_backbone(name or named, revision=revision, **placement)

@@ -63,7 +63,7 @@ def test_at_the_real_frame_size_a_frame_is_196_tokens(tmp_path: Path) -> None:
     steps = [random_frames(seed, 1, 360, 640) for seed in range(2)]
     tokens = backbone.embed_step(steps[0])
     assert (tokens.grid, len(tokens.embeddings)) == ((14, 14), 196)
-    assert backbone.settings == {"frame_height": 384, "frame_width": 384, "tokens_per_step": 196}
+    assert backbone.settings == {"frame_height": 384, "frame_width": 384, "frame_tokens": 196}
     assert (backbone.default_fps, backbone.frames_per_step) == (0.5, 1)
     assert_equals_the_whole_model(folder, steps)
 

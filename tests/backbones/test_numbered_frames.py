@@ -89,7 +89,7 @@ def test_at_the_published_sizes_a_frame_has_the_published_tokens(
     backbone = load(BUILDERS[family](tmp_path, **published))
     tokens = backbone.embed_step(random_frames(0, 1, 90, 160))
     assert (tokens.grid, tokens.visual.stop - tokens.visual.start) == (grid, grid[0] * grid[1])
-    assert backbone.settings["visual_tokens"] == grid[0] * grid[1]
+    assert backbone.settings["frame_tokens"] == grid[0] * grid[1]
 
 
 def test_frames_of_smolvlm_have_the_size_for_video_where_a_file_has_one() -> None:

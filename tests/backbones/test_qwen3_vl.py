@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.backbones.pixels import PixelConfig, smart_resize
-from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.core.step import StreamClock
@@ -24,7 +22,6 @@ from tests.conftest import random_frames
 from tests.tolerance import near_logits
 
 QUESTION = "what is the first star ?"
-PUBLISHED = {"size": {"longest_edge": 25165824, "shortest_edge": 4096}, "patch_size": 16, "merge_size": 2}
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +68,6 @@ def test_the_time_of_a_step_is_the_mean_over_its_frames_to_a_tenth(backbone: Bac
         session.watch(random_frames(1))
         session.watch(random_frames(2), time_s=100.0)
     assert times == [0.125, 0.625, 100.125]
-
-
-def test_published_limits_are_of_a_video_and_become_those_of_a_step(tmp_path: Path) -> None:
-    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(PUBLISHED))
-    # Of still images, which the file for video overrules.
-    (tmp_path / "preprocessor_config.json").write_text('{"size": {"longest_edge": 16777216, "shortest_edge": 65536}}')
-    pixels = Qwen3VL.read_pixels(str(tmp_path))
-    assert (pixels.patch_size, pixels.min_pixels, pixels.max_pixels) == (16, 2048, 768 * 32 * 32)
-    (tmp_path / "video_preprocessor_config.json").unlink()
-    assert Qwen3VL.read_pixels(str(tmp_path)) == pixels
-    assert pixels.mean == pixels.std == (0.5, 0.5, 0.5)
 
 
 @given(

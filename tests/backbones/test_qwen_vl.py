@@ -1,4 +1,4 @@
-"""What only Qwen-VL has: positions by time and grid, pixel limits of its files; and how a chat template is cut."""
+"""What only Qwen-VL has: positions by time and grid; and how a chat template is cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from protokv.backbones import load_backbone
 from protokv.backbones.adapter import ChatPrompt
 from protokv.backbones.base import Backbone
-from protokv.backbones.qwen_vl import VIDEO_TOKEN, QwenVL
+from protokv.backbones.qwen_vl import VIDEO_TOKEN
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
@@ -58,15 +58,6 @@ def test_positions_equal_those_of_transformers_at_an_awkward_rate(tiny: Backbone
         [tiny.step_positions(grid_of(2, 3), origin=5, start=5, index=i, time_s=i * 2 / fps).positions for i in range(7)]
     )
     assert ours.T.tolist() == theirs.tolist()
-
-
-def test_the_pixel_limit_of_still_images_does_not_apply_to_video(tmp_path: Path) -> None:
-    (tmp_path / "preprocessor_config.json").write_text('{"min_pixels": 3136, "max_pixels": 12845056}')
-    assert QwenVL.read_pixels(str(tmp_path)).max_pixels == 768 * 28 * 28
-    (tmp_path / "processor_config.json").write_text(
-        '{"video_processor": {"size": {"shortest_edge": 3136, "longest_edge": 900000}}}'
-    )
-    assert QwenVL.read_pixels(str(tmp_path)).max_pixels == 900000
 
 
 def test_a_control_token_without_a_role_in_the_tokenizer_is_refused_too(tiny_folder: Path) -> None:

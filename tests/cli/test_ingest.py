@@ -254,3 +254,17 @@ def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_optio
     result = protokv(*question, "--timings", "--format", "plain")
     assert ("first token" in result.err, "first token" in result.out) == (True, False)
     assert "timings" not in protokv("ingest", video, *SMALL, "--force").out + protokv(*question, "--json").out
+
+
+def test_what_a_frame_may_cost_is_tried_shown_and_kept(protokv: Program, video: Path) -> None:
+    cheap = ("ingest", video, "-o", "s.safetensors", "--budget", "24", "--frame-tokens", "4")
+    (tried,) = protokv(*cheap, "--dry-run", "--json").rows()
+    assert 0 < tried["tokens_per_step"] <= 4
+    assert protokv(*cheap).code == 0
+    assert "frame tokens 4" in protokv("inspect", "s.safetensors", "--layers", "--format", "table").out
+    refused = protokv(*cheap[:-1], "6")
+    assert refused.code == Exit.MISMATCH
+    assert "its frame_tokens is 4, this run's is 6" in refused.err.splitlines()[0]
+    fixed = protokv("ingest", video, "--model", "protokv/mini", "--frame-tokens", "10")
+    assert fixed.code == Exit.USAGE
+    assert "protokv/mini has 9 visual tokens" in fixed.err.splitlines()[0]

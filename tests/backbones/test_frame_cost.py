@@ -1,0 +1,199 @@
+"""What a frame costs: the tokens that each family's published processor gives it, and no more than a user allows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size as gemma_resize
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as qwen2_resize
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as qwen3_resize
+
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.backbones.frames import read_frames
+from protokv.backbones.gemma4 import FRAMES, Gemma4
+from protokv.backbones.pixels import PixelConfig, smart_resize
+from protokv.backbones.qwen3_5 import Qwen35
+from protokv.backbones.qwen3_vl import Qwen3VL
+from protokv.backbones.qwen_vl import QwenVL
+from protokv.backbones.smolvlm import read_frames as read_smolvlm
+from protokv.config import DurableConfig
+from protokv.core.session import Session
+from protokv.errors import ConfigError, StateMismatch
+from protokv.ingestion import ingest
+from protokv.storage.checkpoint import load, save
+from tests.backbones.tiny import BUILDERS
+from tests.conftest import random_frames
+from tests.prepared import Prepared
+
+# Width and height -> rows and columns of tokens with sides of 28 and of 32 pixels, and of Gemma 4.
+TABLE = {
+    (176, 144): ((11, 13), (11, 13), (7, 9)),
+    (320, 240): ((10, 14), (10, 14), (7, 9)),
+    (640, 360): ((13, 23), (11, 20), (6, 11)),
+    (1280, 720): ((20, 36), (20, 36), (6, 11)),
+    (1920, 1080): ((20, 36), (20, 36), (6, 11)),
+    (3840, 2160): ((20, 36), (20, 36), (6, 11)),
+    (720, 1280): ((36, 20), (36, 20), (11, 6)),
+    (1920, 120): ((4, 69), (4, 60), (2, 33)),
+    (20, 16): ((11, 13), (11, 13), (7, 9)),
+    (641, 363): ((13, 23), (11, 20), (6, 11)),
+}
+# The files of the published models.
+STILL = {"min_pixels": 3136, "max_pixels": 12_845_056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+OF_VIDEO = {"size": {"shortest_edge": 4096, "longest_edge": 25_165_824}, "patch_size": 16, "merge_size": 2}
+OF_IMAGES = {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}, "patch_size": 16, "merge_size": 2}
+SMOLVLM = {"max_image_size": {"longest_edge": 512}, "video_sampling": {"video_size": {"longest_edge": 512}}}
+
+
+def qwen2_grid(width: int, height: int) -> tuple[int, int]:
+    """What transformers' arithmetic gives under the limits of `Qwen2VLVideoProcessor` and of qwen-vl-utils."""
+    rows, columns = qwen2_resize(height, width, 28, 128 * 28 * 28, 768 * 28 * 28)
+    return rows // 28, columns // 28
+
+
+def qwen3_grid(width: int, height: int) -> tuple[int, int]:
+    """The same for Qwen3-VL, whose processor counts the pixels of both frames of a step."""
+    rows, columns = qwen3_resize(2, height, width, 2, 32, 2 * 128 * 32 * 32, 2 * 768 * 32 * 32)
+    return rows // 32, columns // 32
+
+
+@pytest.mark.parametrize("family", [QwenVL, Qwen3VL, Qwen35])
+@pytest.mark.parametrize("saved", [False, True], ids=["as published", "saved again by transformers"])
+def test_a_frame_for_qwen_has_the_tokens_of_the_familys_own_utilities(
+    family: type[QwenVL], saved: bool, tmp_path: Path
+) -> None:
+    second = family is not QwenVL
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(OF_IMAGES if second else STILL))
+    if second or saved:
+        (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(OF_VIDEO if second else STILL))
+    pixels = family.read_pixels(str(tmp_path))
+    expected = {size: grids[second] for size, grids in TABLE.items()}
+    found = {size: smart_resize(size[1], size[0], pixels) for size in TABLE}
+    side = 32 if second else 28
+    assert {size: (rows // side, columns // side) for size, (rows, columns) in found.items()} == expected
+    assert {size: (qwen3_grid if second else qwen2_grid)(*size) for size in TABLE} == expected
+    assert pixels.mean[0] == (0.5 if second else 0.48145466)
+
+
+def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:
+    gemma = object.__new__(Gemma4)
+    gemma._frames = Gemma4ImageProcessorPil(**FRAMES)
+    for (width, height), (*_, grid) in TABLE.items():
+        rows, columns = gemma_resize(height, width, 16, 70 * 9, 3)
+        assert gemma.prepare(np.zeros((1, height, width, 3), np.uint8)).grid == grid == (rows // 48, columns // 48)
+
+
+@pytest.mark.parametrize(
+    ("frames", "side"),
+    [(read_frames({"size": {"height": 448, "width": 448}}), 448), (read_smolvlm(SMOLVLM, of_video=False), 512)],
+    ids=["InternVL and LLaVA-OneVision", "SmolVLM2"],
+)
+def test_the_frames_of_the_other_families_have_one_size(frames: Any, side: int) -> None:
+    for width, height in TABLE:
+        images = [np.zeros((height, width, 3), np.uint8)]
+        found = frames(images=images, input_data_format="channels_last", return_tensors="pt")["pixel_values"]
+        assert found.shape[-3:] == (3, side, side)
+
+
+@given(
+    size=st.tuples(st.integers(1, 2400), st.integers(1, 4000)).filter(lambda size: max(size) <= 200 * min(size)),
+    limit=st.integers(28 * 28, 2000 * 28 * 28),
+)
+def test_no_frame_costs_more_than_its_limit_and_a_cheaper_one_keeps_its_size(size: tuple[int, int], limit: int) -> None:
+    usual = replace(PixelConfig(), max_pixels=max(limit, 768 * 28 * 28))
+    rows, columns = smart_resize(*size, PixelConfig().limited(limit))
+    assert min(rows, columns) >= 28
+    assert rows * columns <= limit
+    before = smart_resize(*size, usual)
+    if before[0] * before[1] <= limit:
+        assert (rows, columns) == before
+
+
+def loaded(folder: Path, **cost: int) -> Backbone:
+    return load_backbone(str(folder), device="cpu", dtype="float32", **cost)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cost", [{"frame_tokens": 5}, {"max_pixels": 5 * 28 * 28 + 7}], ids=str)
+def test_a_state_brings_what_a_frame_may_cost_and_another_cost_does_not_continue_it(
+    cost: dict[str, int], tiny: Backbone, tiny_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "s.safetensors"
+
+    def watch(source: Prepared, **cost: int) -> int:
+        config = DurableConfig(budget=64)
+        *_, summary = ingest(source, path, config, backbone=str(tiny_folder), device="cpu", append=True, **cost)
+        return summary.steps
+
+    assert watch(Prepared(1, 4), **cost) == 2
+    backbone = load(path, str(tiny_folder), device="cpu").backbone
+    assert cost.items() <= backbone.settings.items()
+    assert backbone.identity == tiny.identity
+    step = random_frames(0, 2, 600, 900)
+    assert np.prod(backbone.prepare(step).grid) <= 5 < np.prod(tiny.prepare(step).grid)
+    source = Prepared(2, 4)
+    with pytest.raises(StateMismatch, match=r"its \w+ is \d+, this run's is \d+"):
+        watch(source, frame_tokens=7)
+    # Without a cost, the state's.
+    assert (watch(source), watch(Prepared(3, 4), **cost)) == (4, 6)
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return BUILDERS["smolvlm"](tmp_path_factory.mktemp("smolvlm"))
+
+
+def test_a_model_of_another_family_is_named_before_the_cost_of_a_state(
+    tiny: Backbone, smolvlm: Path, tmp_path: Path
+) -> None:
+    save(Session.start(tiny, DurableConfig(budget=24)), tmp_path / "s.safetensors")
+    with pytest.raises(StateMismatch, match=r"backbone\.family"):
+        load(tmp_path / "s.safetensors", str(smolvlm), device="cpu")
+
+
+def test_a_family_with_frames_of_one_size_names_their_tokens(smolvlm: Path) -> None:
+    backbone = loaded(smolvlm, frame_tokens=4)
+    for cost in ({"tokens": 5}, {"pixels": 10_000}):
+        with pytest.raises(ConfigError, match="has 4 visual tokens, and no other number"):
+            backbone.limit_frames(**cost)
+
+
+def test_gemma_takes_the_numbers_that_its_processor_knows(tmp_path: Path) -> None:
+    folder = BUILDERS["gemma4"](tmp_path)
+    backbone = loaded(folder, frame_tokens=140)
+    step = backbone.prepare(random_frames(0, 1, 300, 400))
+    assert 70 < np.prod(step.grid) <= 140
+    assert backbone.settings["frame_tokens"] == 140
+    backbone.embed_steps([step], [0.0])
+    with pytest.raises(ConfigError, match="at most 70, 140, 280, 560, 1120 visual tokens"):
+        backbone.limit_frames(tokens=100)
+    with pytest.raises(ConfigError, match="no other number of tokens or pixels"):
+        backbone.limit_frames(pixels=10_000)
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        ({"frame_tokens": 0}, "a frame of 0 tokens shows nothing"),
+        ({"frame_tokens": 9, "max_pixels": 9000}, "two ways to say one thing"),
+        ({"frame_tokens": 10}, "has 9 visual tokens"),
+        ({"max_pixels": 7057}, "has 9 visual tokens"),
+    ],
+    ids=str,
+)
+def test_a_cost_that_the_embedded_model_cannot_have_is_refused(cost: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_backbone("protokv/mini", **cost)  # type: ignore[arg-type]
+
+
+def test_a_frame_of_less_than_a_token_is_refused(tiny: Backbone) -> None:
+    with pytest.raises(ConfigError, match="783 pixels has no token"):
+        tiny.limit_frames(pixels=783)
