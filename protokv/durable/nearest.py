@@ -29,8 +29,8 @@ from protokv.core.arrays import chunks, median_from, sorted_from
 
 SLOT_BITS = 20
 """A bank has fewer prototypes than 2 to this power."""
-# Rows of a sketch with their costs: about two megabytes.
-_ROWS = 1024
+# Rows of a sketch with their costs: up to two megabytes.
+_ROWS = 2048
 
 
 def parts_of(rows: int, device: torch.device, multiple: int = 1) -> Iterator[slice]:
@@ -234,14 +234,15 @@ def _by_content(sketch: Sketch, numbers: Tensor, out: Tensor) -> None:
     `[n, K]` int64."""
     K = sketch.points.shape[1]
     count = min(PIVOTS, K)
-    some = slice(0, K // count * count, K // count)
+    every = slice(0, K // count * count, K // count)
     # A squared distance, less what is the same for all pivots, above the number of the pivot: the least tells both.
-    norms, pivots = sketch.norms.int(), (sketch.points[:, some] * -float(2 << _PIVOT_BITS)).transpose(1, 2)
-    offsets = torch.add(numbers[:count], norms[:, None, some], alpha=1 << _PIVOT_BITS)
+    norms, pivots = sketch.norms.int(), (sketch.points[:, every] * -float(2 << _PIVOT_BITS)).transpose(1, 2)
+    offsets = torch.add(numbers[:count], norms[:, None, every], alpha=1 << _PIVOT_BITS)
     nearest = torch.empty_like(norms)
-    for part in parts_of(K, norms.device):
-        distances = torch.bmm(sketch.points[:, part].float(), pivots).int().add_(offsets)
-        torch.amin(distances, 2, out=nearest[:, part])
+    for some in chunks(len(norms), max(1, _ROWS // K), norms.device):
+        for part in parts_of(K, norms.device):
+            distances = torch.bmm(sketch.points[some, part].float(), pivots[some]).int().add_(offsets[some])
+            torch.amin(distances, 2, out=nearest[some, part])
     squares = norms.add_(nearest >> _PIVOT_BITS)
     torch.add(squares, nearest.bitwise_and_((1 << _PIVOT_BITS) - 1), alpha=1 << _SQUARE_BITS, out=out)
 
@@ -304,16 +305,18 @@ def sketch_of(folded: Tensor) -> Sketch:
         folded: centres, `[n, K, F]` (`fold`); zeros where a slot is free.
     """
     n, K, F = folded.shape
-    sample = folded[:, _some(K)]
-    common = median_from(sample.transpose(1, 2).clone(memory_format=torch.contiguous_format))[:, None].contiguous()
-    usual = median_from((sample - common).abs_().amax(2))
-    scale = usual.mul_(1 / _USUAL).clamp_(min=1e-30).reciprocal_()[:, None, None]
     points = torch.empty(n, K, F, dtype=torch.int8, device=folded.device)
     norms = torch.empty(n, K, device=folded.device)
-    for part in parts_of(K, folded.device):
-        whole = (folded[:, part] - common).mul_(scale).round_().clamp_(-_MOST, _MOST)
-        points[:, part] = whole
-        torch.sum(whole.square_(), 2, out=norms[:, part])
+    for some in chunks(n, max(1, _ROWS // K), folded.device):
+        own = folded[some]
+        sample = own[:, _some(K)]
+        common = median_from(sample.transpose(1, 2).clone(memory_format=torch.contiguous_format))[:, None].contiguous()
+        usual = median_from((sample - common).abs_().amax(2))
+        scale = usual.mul_(1 / _USUAL).clamp_(min=1e-30).reciprocal_()[:, None, None]
+        for part in parts_of(K, folded.device):
+            whole = (own[:, part] - common).mul_(scale).round_().clamp_(-_MOST, _MOST)
+            points[some, part] = whole
+            torch.sum(whole.square_(), 2, out=norms[some, part])
     return Sketch(points, norms)
 
 
