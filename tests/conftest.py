@@ -74,6 +74,12 @@ def decode_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protokv.video.isolated.read_subtitles", texts.read_file)
 
 
+@pytest.fixture(autouse=True)
+def wait_for_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sync no file; operations whose calls fail (`tests.faults`) and programs that tests start do."""
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen2_5_vl(tmp_path_factory.mktemp("tiny-qwen2-5-vl"))

@@ -15,6 +15,7 @@ import fcntl
 import os
 import pickle
 import platform
+import posix
 import select
 import signal
 import socket
@@ -148,6 +149,7 @@ def run(operation: Callable[[], Any], root: Path, fault: Fault = Fault()) -> End
 def _serve(operation: Callable[[], Any], to: socket.socket, kind: Kind) -> None:
     """Be the child: hand the listener over, wait for the word, call the operation and send what it returned."""
     status, mark = 1, _libc()
+    os.fsync = posix.fsync  # tests/conftest.py lets the others not wait for it
     try:
         for number, value in ((_M_MMAP_THRESHOLD, 4096), (_M_TOP_PAD, 0)):
             mark.mallopt(number, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -197,12 +198,17 @@ def test_quiet_leaves_nothing_on_stderr_but_errors(embedded: Program, video: Pat
     assert embedded("ingest", video, "--budget", "9", "--quiet").err.startswith("Error: ")
 
 
-def test_what_is_piped_in_and_is_no_video_is_told(embedded: Program) -> None:
-    with embedded.start("ingest", "-", "-o", "s.safetensors", "--budget", "24") as process:
-        process.stdin.write("not a video\n" * 1000)
-        process.stdin.close()
-        assert process.wait(timeout=60) == Exit.FAILURE
-        assert "Error: stdin is not a video" in process.stderr.read()
+def test_what_is_piped_in_and_is_no_video_is_told(
+    protokv: Program, mocked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"not a video\n" * 1000)
+    os.close(writer)
+    monkeypatch.setattr("protokv_cli.ingest._open_stdin", lambda source, stdin: f"pipe:{reader}")
+    refused = protokv("ingest", "-", "-o", "s.safetensors", "--budget", "24")
+    os.close(reader)
+    assert refused.code == Exit.FAILURE
+    assert "Error: stdin is not a video" in refused.err
 
 
 def test_lines_are_wrapped_at_words_on_a_terminal_and_one_line_in_a_pipe(

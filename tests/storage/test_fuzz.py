@@ -413,13 +413,12 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory, tiny) -> Iterator[User]:
-    """A user with limited memory, on a disk that needs no bytes."""
+    """A user with limited memory."""
     made = User(tmp_path_factory.mktemp("user"), tiny)
     states = made.states
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    with warnings.catch_warnings():
         # Positions of a long stream; a user sees a note.
         warnings.simplefilter("ignore", PositionWarning)
-        patch.setattr(os, "fsync", lambda number: None)
         # Import and allocate everything once before memory is limited.
         for form in (".pt", ".zarr"):
             made.use(form, lambda: (states[-1].to_json(), states[-1].tensors), form)
