@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -213,3 +214,43 @@ def test_a_failed_call_leaves_the_old_or_the_new_state_and_one_line(
             break
     print(f"{name} {suffix} {errno.errorcode[error]}: {len(ended.calls)} calls")
     assert n > every or (name, error) in NONE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("name", ["commit", "load", "convert"])
+def test_any_limit_of_memory_leaves_the_old_or_the_new_state_and_one_line(name, suffix, commits, tmp_path) -> None:
+    """The address space ends a page later each time, until the operation fits 32 times in a row.
+
+    What the process holds already is enough for small allocations; `Fault` of kind "memory" takes that away. Not for
+    `.zarr`: a thread of Python that finds no memory to begin makes the one that starts it wait for ever.
+    """
+    trial, fits, failed = Trial(name, suffix, commits, tmp_path), 0, 0
+    work, act = tmp_path / "work", trial.operation.act
+
+    def within(spare: int) -> None:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + spare, -1))
+        try:
+            act(work)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+
+    for spare in itertools.count(0, 4096):
+        shutil.copytree(trial.base, work, copy_function=os.link)
+        if not spare:
+            act(work)  # imports what it needs
+            shutil.rmtree(work)
+            shutil.copytree(trial.base, work, copy_function=os.link)
+        ended = faults.run(lambda spare=spare: within(spare), work)
+        assert ended.status == 0, spare
+        if ended.error is not None:
+            trial._check_error(errno.ENOMEM, *ended.error)
+        trial._check_states(work, done=ended.error is None)
+        shutil.rmtree(work)
+        fits, failed = (0, failed + 1) if ended.error else (fits + 1, failed)
+        if fits == 32:
+            break
+    print(f"{name} {suffix}: {failed} limits failed, up to {spare >> 10} KiB")
+    assert failed
