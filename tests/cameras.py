@@ -72,10 +72,14 @@ class World:
 
 class Connection(Closing):
     info = INFO
+    texts = ()
     damage = Damage()
 
     def __init__(self, world: World, script: list[Any]) -> None:
         self.world, self.script = world, script
+
+    def heard(self) -> tuple[()]:
+        return ()
 
     def frames(self, *, fps: float, should_stop: Callable[[], bool], **_: object) -> Iterator[Frame]:
         world, time_s, slot = self.world, 0.0, -1

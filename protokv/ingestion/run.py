@@ -34,7 +34,7 @@ from protokv.ingestion.events import Event
 from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
 from protokv.ingestion.watching import LiveRun, Run, Start
-from protokv.ingestion.words import Words
+from protokv.ingestion.words import Coming, Words
 from protokv.ingestion.words.find import words_of
 from protokv.object_store import is_object
 from protokv.storage.api import check_not_read, check_target
@@ -157,7 +157,10 @@ def _words(source: AnySource, video: Source | LiveSource, options: IngestOptions
     path = None
     if isinstance(source, str | os.PathLike) and address.kind_of(os.fspath(source)) == "file":
         path = None if is_object(source) else Path(source)
-    return words_of(video, path, options.subtitles, options.start_s)
+    words = words_of(video, path, options.subtitles, options.start_s)
+    # Some models cannot show words at compact positions, and whether a live source has any shows too late.
+    unsure = isinstance(words, Coming) and not words.record and options.config.positions == "compact"
+    return None if unsure else words
 
 
 def _start(

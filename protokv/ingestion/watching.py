@@ -222,7 +222,7 @@ class Run:
             record["chunk"] = self._chunk
         if self._looks:
             record["looked"] = asdict(self._looked)
-        if self._words is not None:
+        if self._words is not None and self._words.record:
             record["words"] = {**self._words.record, **({"lost": self._words_lost} if self._words_lost else {})}
         with stage(self._timings, "commit"):
             state = to_state(self._session, source=self._segment.record(record), complete=self._complete)

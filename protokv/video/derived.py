@@ -11,14 +11,14 @@ the store: it is known without a copy, and differs from that of the same video i
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceError, SourceUnreadable
 from protokv.object_store import fetch, scheme_of
-from protokv.video.source import Damage, Frame, Lines, Source, Wanted
+from protokv.video.source import Damage, Frame, Heard, Lines, Source, Wanted
 
 
 class Part(Source):
@@ -55,7 +55,7 @@ class Part(Source):
             duration_s=min(lengths, default=None),
             fingerprint=None if info.fingerprint is None else f"{info.fingerprint}@{part}",
         )
-        self.texts = source.texts
+        self.texts, self.texts_come = source.texts, source.texts_come
 
     @property
     def damage(self) -> Damage:
@@ -68,6 +68,11 @@ class Part(Source):
     def lines(self, number: int) -> Lines:
         """See `Source`; in the part's own time."""
         return self._source.lines(number).since(self._start_s)
+
+    def heard(self) -> Sequence[Heard]:
+        """See `Source`; in the part's own time."""
+        found = ((number, line.moved(-self._start_s)) for number, line in self._source.heard())
+        return [one for one in found if one[1].end_s > 0]
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         fps = wanted.fps

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from protokv.video.address import PIPE, duplicate, kind_of, shown
 from protokv.video.source import (
     Damage,
     Frame,
+    Heard,
     Image,
     Line,
     Lines,
@@ -90,6 +92,7 @@ class IsolatedSource(Source):
         self._opening = {"source": inherited, "opener": opener, "kwargs": kwargs}
         self._stall_s = stall_s
         self._damage = Damage()
+        self._heard: deque[Heard] = deque()
         self._worker, self.info = self._start(should_stop)
 
     @property
@@ -116,6 +119,7 @@ class IsolatedSource(Source):
         try:
             header, _ = worker.take(self._stall_s, should_stop)
             self.texts = tuple(TextTrack(*one) for one in header["texts"])
+            self.texts_come = header["texts_come"]
             return worker, SourceInfo(**header["info"])
         except Dead as dead:
             raise SourceUnreadable(
@@ -137,12 +141,18 @@ class IsolatedSource(Source):
             self._worker.busy = True  # the next reading starts another process
             raise SourceUnreadable(f"{self.info.name}: its text track {number} cannot be read: {dead}") from None
 
+    def heard(self) -> Sequence[Heard]:
+        """See `Source`."""
+        # Another thread may read on meanwhile.
+        return [self._heard.popleft() for _ in range(len(self._heard))]
+
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         if self._worker.busy:
             self._worker.end()
             self._worker, _ = self._start()
         worker = self._worker
         worker.busy, self._damage = True, Damage()
+        self._heard.clear()
         worker.ask({"start_s": wanted.start_s, "fps": wanted.fps, "from_beginning": wanted.from_beginning})
         at_s: float | None = None
         while True:
@@ -157,6 +167,7 @@ class IsolatedSource(Source):
                 self._damage = _cut_short(self._damage, self.info, at_s or wanted.start_s, str(dead))
                 return
             self._damage = Damage(**header["damage"])
+            self._heard.extend((number, Line(*line)) for number, line in header["heard"])
             if image is None:
                 worker.busy = False
                 return

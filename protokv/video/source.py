@@ -9,7 +9,7 @@ says. Knows no models, sampling or memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -130,6 +130,14 @@ class Line(NamedTuple):
     end_s: float
     text: str
 
+    def moved(self, by_s: float) -> Line:
+        """Return the line that much later."""
+        return Line(self.start_s + by_s, self.end_s + by_s, self.text)
+
+
+Heard = tuple[int, Line]
+"""The number of a text track, and a line of it."""
+
 
 class Lines(NamedTuple):
     """The lines of a track or a file, in its order; `lost` says what is missing, and is empty if nothing is."""
@@ -139,8 +147,7 @@ class Lines(NamedTuple):
 
     def since(self, start_s: float) -> Lines:
         """Return those of the part of the source that begins at `start_s`, in its own time."""
-        left = (line for line in self.lines if line.end_s > start_s)
-        return Lines(tuple(Line(one.start_s - start_s, one.end_s - start_s, one.text) for one in left), self.lost)
+        return Lines(tuple(line.moved(-start_s) for line in self.lines if line.end_s > start_s), self.lost)
 
 
 class Closing:
@@ -176,10 +183,12 @@ class Source(Closing, ABC):
     Attributes:
         info: facts that opening found out; the same for every reading.
         texts: the text tracks of its container.
+        texts_come: their lines come with the frames, by `heard`; else `lines` reads them at once.
     """
 
     info: SourceInfo
     texts: tuple[TextTrack, ...] = ()
+    texts_come = False
 
     @property
     @abstractmethod
@@ -220,6 +229,10 @@ class Source(Closing, ABC):
             SourceUnreadable: it cannot be read.
         """
         raise SourceUnreadable(f"{self.info.name} has no text track {number}")
+
+    def heard(self) -> Sequence[Heard]:
+        """Return the lines that came with the frames since the last call, in order, each with its track's number."""
+        return ()
 
     @abstractmethod
     def _read(self, wanted: Wanted) -> Iterator[Frame]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -26,8 +26,9 @@ from protokv.video.connection import HLS_SLACK_S, KINDS, connected, explain_fail
 from protokv.video.container import MAX_PIXELS, describe, reason, to_rgb, too_large
 from protokv.video.file import fingerprint
 from protokv.video.report import DecodeReport
-from protokv.video.source import Damage, Frame, ShouldStop, Source, SourceInfo, Wanted, from_shown_at, never
+from protokv.video.source import Damage, Frame, Heard, ShouldStop, Source, SourceInfo, Wanted, from_shown_at, never
 from protokv.video.stamps import Stamps
+from protokv.video.texts import line_of, tracks_of
 
 # Time without a packet, in seconds, after which a connection is lost.
 TIMEOUT_S = 20.0
@@ -37,6 +38,10 @@ ANEW_S = 1.0
 
 # A stream that ends this many seconds before its declared end is not cut short: ends are rounded, and guessed.
 HONEST_S = 2.0
+
+
+# Lines of text that wait for a frame, or to be taken.
+MOST_WAITING = 1000
 
 
 class StreamSource(Source):
@@ -57,6 +62,8 @@ class StreamSource(Source):
         SourceError: as `connected`, or no picture can be had.
     """
 
+    texts_come = True
+
     def __init__(
         self,
         source: str | os.PathLike[str],
@@ -74,6 +81,9 @@ class StreamSource(Source):
         self._name = address.shown(self._source)
         self._held = ExitStack()
         self._why = ""
+        # Lines of text tracks in the time of the container, and those that have their stream time.
+        self._waiting: list[Heard] = []
+        self._heard: list[Heard] = []
         self._decoded = self._connect()
         # A growing file is identified by its content when it was opened.
         self._size_bytes = Path(self._source).stat().st_size if follow else None
@@ -98,6 +108,11 @@ class StreamSource(Source):
         """See `Source`."""
         return self._report.damage
 
+    def heard(self) -> Sequence[Heard]:
+        """See `Source`."""
+        heard, self._heard = self._heard, []
+        return heard
+
     def close(self) -> None:
         """End any reading, and the connection."""
         super().close()
@@ -117,43 +132,58 @@ class StreamSource(Source):
         slack_s = math.inf if self.info.seekable or self.info.kind == address.PIPE else self._slack_s
         stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0))
         slot, report = -1, self._report
+        later_s = 0.0  # how much later the stream's time is than the container's
         for frame in frames:
             if frame is None:
+                self._place_lines(later_s)
                 stamps.begin_anew()
                 continue
-            time_s = stamps(None if frame.pts is None else float(frame.pts * self._stream.time_base))
+            own_s = None if frame.pts is None else float(frame.pts * self._stream.time_base)
+            time_s = stamps(own_s)
             if should_stop():
                 return
             if time_s is None:
                 continue
+            later_s = later_s if own_s is None else time_s - own_s
+            self._place_lines(later_s)
             report.shown(time_s, corrupt=frame.is_corrupt)
             if fps is not None:
                 if math.floor(time_s * fps + 1e-6) <= slot:
                     continue
                 slot = math.floor(time_s * fps + 1e-6)
             yield Frame(time_s, partial(to_rgb, frame, self.info), None, "pyav")
+        self._place_lines(later_s)
         declared_s, last_s = self.info.duration_s, report.last_s or 0.0
         if declared_s is not None and last_s < declared_s - max(HONEST_S, 0.02 * declared_s) and not should_stop():
             missing = max(1, round((declared_s - last_s) * (self.info.rate_fps or 1.0)))
             report.missing(missing, last_s, "it ends before the end that it declares")
+
+    def _place_lines(self, later_s: float) -> None:
+        """Give the lines that wait for it their stream time."""
+        self._heard += [(number, line.moved(later_s)) for number, line in self._waiting]
+        del self._heard[:-MOST_WAITING]
+        self._waiting.clear()
 
     def _connect(self, should_stop: ShouldStop = never) -> Iterator[Any]:
         self._held.close()
         self._container, self._stream = self._held.enter_context(
             connected(self._source, self._options, self._timeout_s, self._max_pixels, follow=self._follow)
         )
+        # Of HLS, FFmpeg loads no text by default, and does not bring it to the clock of the pictures.
+        self.texts = () if "hls" in self._container.format.name else tracks_of(self._container)
         self._should_stop, self._report = should_stop, DecodeReport()
         # A stream has no times of packets to hold the frames against.
         self._report.stop_matching()
         return self._decode(self._container, self._stream)
 
     def _packets(self, container: Any, stream: Any) -> Iterator[Any]:
-        packets = container.demux(stream)
+        streams = [stream, *(container.streams[one.number] for one in self.texts)]
+        packets = container.demux(streams)
         while not self._should_stop():
             try:
                 packet = next(packets, None)
             except IndexError:  # a packet of a stream that appeared meanwhile
-                packets = container.demux(stream)
+                packets = container.demux(streams)
                 continue
             except (av.error.FFmpegError, OSError, EOFError) as error:
                 # The connection is lost; the caller decides what comes next.
@@ -161,7 +191,10 @@ class StreamSource(Source):
                 return
             if packet is None:
                 return
-            yield packet
+            if packet.stream.index == stream.index:
+                yield packet
+            elif (line := line_of(packet, packet.stream)) is not None and len(self._waiting) < MOST_WAITING:
+                self._waiting.append((packet.stream.index, line))
 
     def _decode(self, container: Any, stream: Any) -> Iterator[Any]:
         """Give frames as the decoder gives them, and None where time stamps begin anew.

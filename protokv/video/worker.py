@@ -50,7 +50,7 @@ def serve(requests: queue.SimpleQueue[dict[str, Any]], out: BinaryIO) -> None:
         if opening["kwargs"].get("decoder") != "decord":
             _limit_memory(opening["kwargs"].get("max_pixels"))
         source: Source = getattr(import_module(module), name)(opening["source"], **opening["kwargs"])
-        send(out, {"info": source.info.to_dict(), "texts": source.texts})
+        send(out, {"info": source.info.to_dict(), "texts": source.texts, "texts_come": source.texts_come})
         while True:
             request = requests.get()
             if "track" in request:
@@ -85,10 +85,11 @@ def _read(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
             "decoder": frame.decoder,
             "shape": image.shape,
             "damage": asdict(source.damage),
+            "heard": source.heard(),
         }
         send(out, header, image.reshape(-1).data)
         sent = time.monotonic()
-    send(out, {"end": True, "damage": asdict(source.damage)})
+    send(out, {"end": True, "damage": asdict(source.damage), "heard": source.heard()})
 
 
 def send(out: BinaryIO, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:

@@ -20,7 +20,7 @@ class Double:
     """Ten frames a second for ten seconds; at frame `at` it does something else."""
 
     info = INFO
-    texts = ()
+    texts, texts_come = (), False
     damage = Damage()
 
     def __init__(self, source: str, *, at: int, deed: str, pid_file: str | None = None) -> None:
@@ -29,6 +29,9 @@ class Double:
         self._at, self._deed = at, deed
         if at < 0:
             self._misbehave()
+
+    def heard(self) -> tuple[()]:
+        return ()
 
     def frames(self, start_s: float = 0.0, *, should_stop: Any = None, **_: object) -> Any:
         for i in range(round(start_s * 10), 100):

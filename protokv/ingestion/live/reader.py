@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound
 from protokv.ingestion.options import LiveOptions
 from protokv.video.address import PIPE
-from protokv.video.source import Image, Source, SourceInfo
+from protokv.video.source import Image, Line, Source, SourceInfo, TextTrack
 
 # After a connection that held this long, the next pause is a short one again.
 GOOD_S = 10.0
@@ -52,6 +52,7 @@ class Connected:
     info: SourceInfo
     stream_s: float
     real_s: float
+    texts: tuple[TextTrack, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,15 @@ class Gone:
     error: ProtoKVError | None = None
 
 
-News = Sampled | Connected | Gone
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line of the text track with this number, in stream time."""
+
+    number: int
+    line: Line
+
+
+News = Sampled | Connected | Gone | Said
 
 
 class Feed:
@@ -184,7 +193,8 @@ class Feed:
                         elapsed_s = heard_s - frame.time_s - self._began_s
                         slot = max(self._next_slot, math.ceil(elapsed_s * self._fps - 1e-6))
                         offset_s = slot / self._fps
-                        self.mailbox.tell(Connected(source.info, offset_s, self._now()))
+                        self.mailbox.tell(Connected(source.info, offset_s, self._now(), source.texts))
+                    self._tell_lines(source, offset_s)
                     slot = math.floor((offset_s + frame.time_s) * self._fps + 1e-6)
                     if slot < self._next_slot:
                         continue
@@ -196,12 +206,17 @@ class Feed:
                         break
                     # `put` may have waited for the model: that is no silence of the source.
                     heard_s = self._clock()
+                self._tell_lines(source, offset_s)
                 why = source.damage.message
         except ProtoKVError as error:
             if stalled() and not self._stop.is_set():
                 return frames, silence, None
             return frames, error.message, error
         return frames, silence if stalled() else why or "the source ended", None
+
+    def _tell_lines(self, source: Source, offset_s: float) -> None:
+        for number, line in source.heard():
+            self.mailbox.tell(Said(number, line.moved(offset_s)))
 
 
 def backoff(first_s: float, longest_s: float, draw: Callable[[], float] = random.random) -> Iterator[float]:

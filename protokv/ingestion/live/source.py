@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from protokv.errors import SourceError
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
-from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
+from protokv.ingestion.live.reader import Connected, Feed, Gone, Said, Sampled
 from protokv.ingestion.options import LiveOptions
 from protokv.storage.watched import Segment, WallClockLog
 from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.isolated import IsolatedSource
 from protokv.video.registry import SOURCES
 from protokv.video.sampling import Sample, Step, make_step
-from protokv.video.source import Closing, Lines, TextTrack, never
+from protokv.video.source import Closing, Heard, TextTrack, never
 
 # A silence of more than this is a gap, even if the source was never lost.
 GAP_S = 5.0
@@ -45,7 +45,10 @@ class LiveSource(Closing):
         info: its name and kind; complete after the first connection.
         damage: of all connections together.
         log: its running times, gaps and losses.
+        texts: the text tracks of the connection; none before the first one.
     """
+
+    texts_come = True
 
     def __init__(
         self,
@@ -76,10 +79,12 @@ class LiveSource(Closing):
         self.damage = Damage()
         self.log = WallClockLog()
         self.texts: tuple[TextTrack, ...] = ()
+        self._heard: list[Heard] = []
 
-    def lines(self, number: int) -> Lines:
-        """No text track of a live source is read."""
-        raise SourceError(f"{self.info.name} has no text track {number}")
+    def heard(self) -> Sequence[Heard]:
+        """Return the lines that came since the last call, in time counted from the start of the segment."""
+        heard, self._heard = self._heard, []
+        return heard
 
     def close(self) -> None:
         """End the thread and the connection. May be called more than once."""
@@ -144,7 +149,10 @@ class LiveSource(Closing):
                 yield from grouping.take(news)
                 if slow := rates.took(feed.mailbox.dropped):
                     yield slow
+            elif isinstance(news, Said):
+                self._heard.append((news.number, news.line))
             elif isinstance(news, Connected):
+                self.texts = news.texts
                 begins_s = segment.start_s + news.stream_s
                 log.anchor(begins_s, news.real_s)
                 # Frames keep the size of the first ones for the life of the stream.

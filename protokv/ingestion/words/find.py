@@ -13,8 +13,8 @@ from typing import Any
 
 from protokv.errors import SourceError, SourceNotFound
 from protokv.ingestion.live.source import LiveSource
-from protokv.ingestion.words.cues import Track
-from protokv.ingestion.words.plain import plain
+from protokv.ingestion.words.cues import Coming, Cue, Track, Words
+from protokv.ingestion.words.plain import Plain, plain
 from protokv.video import isolated
 from protokv.video.file import check_is_file, fingerprint
 from protokv.video.source import Lines, Source, TextTrack
@@ -33,7 +33,7 @@ _TWO_LETTERS = dict(
 )
 
 
-def words_of(source: Source | LiveSource, path: Path | None, choice: str, start_s: float = 0.0) -> Track | None:
+def words_of(source: Source | LiveSource, path: Path | None, choice: str, start_s: float = 0.0) -> Words | None:
     """Return the words of a video; None if it has none, or none are wanted.
 
     Args:
@@ -48,10 +48,13 @@ def words_of(source: Source | LiveSource, path: Path | None, choice: str, start_
     file = file_of(path, choice)
     if file is not None:
         return _track(record_of_file(file), lambda: isolated.read_subtitles(file).since(start_s))
+    if isinstance(source, LiveSource):
+        return None if choice == OFF else _coming(source, choice)
     track = track_of(source, choice)
     if track is not None:
-        record = {"kind": "track", "number": track.number, "codec": track.codec, "language": track.language}
-        return _track(record, lambda: source.lines(track.number))
+        if source.texts_come:
+            return _coming(source, choice, _record_of(track))
+        return _track(_record_of(track), lambda: source.lines(track.number))
     if choice in (AUTO, OFF):
         return None
     languages = {two_letters(one.language) for one in source.texts} | {language for language, _ in _beside(path)}
@@ -110,6 +113,27 @@ def named(record: Mapping[str, Any] | None) -> str | None:
 def identity(record: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what of a record tells subtitles apart; empty for none."""
     return {name: value for name, value in (record or {}).items() if name != "lost"}
+
+
+def _record_of(track: TextTrack) -> dict[str, Any]:
+    return {"kind": "track", "number": track.number, "codec": track.codec, "language": track.language}
+
+
+def _coming(source: Source | LiveSource, choice: str, record: dict[str, Any] | None = None) -> Coming:
+    """Return the words of the track that is meant, of each connection. A live source has none before the first one."""
+    become, record = Plain(), record or {}
+
+    def take() -> Iterator[Cue]:
+        heard = source.heard()
+        track = track_of(source, choice) if heard else None
+        if track is None:
+            return
+        record.update(_record_of(track))
+        for number, line in heard:
+            if number == track.number and (cue := become(line)) is not None:
+                yield cue
+
+    return Coming(take, record)
 
 
 def _track(record: dict[str, Any], read: Callable[[], Lines]) -> Track:

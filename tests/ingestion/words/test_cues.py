@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.ingestion.words import Cue, Track
+from protokv.ingestion.words import Coming, Cue, Track
 from protokv.ingestion.words.cues import MOST_CUES, MOST_OF_CUE
 
 times = st.integers(-20, 400).map(lambda tenths: tenths / 10)
@@ -40,6 +41,24 @@ def test_steps_cut_a_track_as_the_definition_says_and_give_every_word_once(found
     said = sorted(word for texts in given_texts for text in texts for word in text.split())
     assert said == sorted(word for cue in found for word in cue.text.split())
     assert track.lost is None
+
+
+@given(st.lists(cues(), max_size=12), st.integers(1, 20), st.integers(0, 10))
+def test_cues_that_come_while_the_source_is_read_go_to_the_steps_of_a_track(
+    found: list[Cue], length: int, resumed: int
+) -> None:
+    in_order = sorted(found, key=lambda cue: (cue.start_s, cue.end_s))
+    track, waiting = Track(in_order), list(in_order)
+    end_s = 0.0
+
+    def come() -> Iterator[Cue]:
+        while waiting and waiting[0].start_s < end_s:
+            yield waiting.pop(0)
+
+    coming = Coming(come, {})
+    for n in range(resumed, 121 // length):
+        start_s, end_s = n * length / 2, (n + 1) * length / 2
+        assert coming.between(start_s, end_s) == track.between(start_s, end_s)
 
 
 def test_bounds_cut_lines_steps_and_tracks_and_say_what_is_left_out() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from protokv.errors import SourceNotFound, StateMismatch
-from protokv.ingestion import Event, Started, Summary, WordsLost, ingest
+from protokv.ingestion import Event, LiveOptions, Started, Summary, WordsLost, ingest
+from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.words.find import words_of
 from protokv.storage import api as storage
-from protokv.video import open_source
+from protokv.storage.watched import Segment
+from protokv.video import Source, Step, open_source, read_steps
+from protokv.video.source import never
 from tests.mock_backbone import MockBackbone
 from tests.storage.test_checkpoint import CONFIGS
 from tests.video.subtitled import write_subtitled
@@ -85,3 +90,27 @@ def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(video: Pat
         assert events[WordsLost].words == "talk.srt"
         assert "holds no subtitles" in events[Summary].words_lost
         assert events[Summary].complete
+
+
+def test_lines_of_a_pipe_and_of_a_growing_file_come_with_the_frames(video: Path) -> None:
+    def said(source: Source | LiveSource, steps: Iterable[object]) -> list[list[str]]:
+        words = words_of(source, None, "en")
+        assert words is not None
+        found = [words.between(step.time_s, step.time_s + 1) for step in steps if isinstance(step, Step)]
+        assert words.record["language"] == "eng"
+        return found
+
+    reading, writing = os.pipe()
+    os.write(writing, video.read_bytes())
+    os.close(writing)
+    for source in (f"pipe:{reading}", str(video)):
+        follow = source == str(video)
+        opened = open_input(source, LiveOptions(follow=follow, stall_s=0.3 if follow else None), None)
+        assert opened is not None
+        with opened:
+            if isinstance(opened, LiveSource):
+                steps: Iterable[object] = opened.steps(2.0, 2, Segment(), 0.0, never)
+            else:
+                steps = read_steps(opened, 2.0, 2)
+            assert said(opened, steps) == [[], ["a track"], []]
+    os.close(reading)
