@@ -31,7 +31,7 @@ from protokv.ingestion.continuation import check_equal, check_memory, has_grown_
 from protokv.ingestion.estimate import Estimate, estimate
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.run import ingest
-from protokv.ingestion.words.find import AUTO, OFF, file_of, identity, record_of_file, two_letters
+from protokv.ingestion.words.find import AUTO, OFF, file_of, identity, record_of_file, recorded, two_letters
 from protokv.object_store import is_object
 from protokv.storage.api import read_header, stored_bytes
 from protokv.storage.checkpoint import check_fits
@@ -211,9 +211,8 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
 
 def damage_of(header: Header) -> str:
     """Return the damage of the last source of a state, or of its subtitles; empty if all was read."""
-    words = (header.source or {}).get("words")
-    lost = words.get("lost") if isinstance(words, dict) else None
-    return Damage.from_dict((header.source or {}).get("damage")).message or str(lost or "")
+    lost = str(recorded(header.source).get("lost") or "")
+    return Damage.from_dict((header.source or {}).get("damage")).message or lost
 
 
 def _has_grown(source: str, header: Header) -> bool:
@@ -225,7 +224,7 @@ def _has_grown(source: str, header: Header) -> bool:
 
 def _has_other_words(source: str, header: Header, choice: str) -> bool:
     """Return True if the subtitles of a video came, went or changed; a track of its container changes with it."""
-    before = (header.source or {}).get("words") or {}
+    before = recorded(header.source)
     path = None if kind_of(source) != "file" or is_object(source) else Path(source)
     file = file_of(path, choice)
     if file is not None:

@@ -26,7 +26,7 @@ from protokv.core.snapshot import Header, State
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.words import Coming, Words
-from protokv.ingestion.words.find import identity, named
+from protokv.ingestion.words.find import identity, named, recorded
 from protokv.storage.api import load_state
 from protokv.storage.checkpoint import admit, config_of
 from protokv.storage.form import StatePath
@@ -128,8 +128,8 @@ def check_chunk(path: StatePath, state: State, chunk: int) -> None:
 
 def check_words(path: StatePath, record: Mapping[str, Any], words: Words | None) -> None:
     """Refuse other subtitles than those on record of a source that was begun. StateMismatch."""
-    theirs, ours = record.get("words"), None if words is None else words.record
-    if isinstance(words, Coming) and not ours and (theirs or {}).get("kind") != "file":
+    theirs, ours = recorded(record), {} if words is None else words.record
+    if isinstance(words, Coming) and not ours and theirs.get("kind") != "file":
         return  # a live source shows its tracks with its first frame, and may have others each time
     if record and identity(theirs) != identity(ours):
         was, now = named(theirs) or "no subtitles", named(ours) or "no subtitles"

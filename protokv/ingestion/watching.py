@@ -25,7 +25,7 @@ from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
 from protokv.ingestion.words import Words
-from protokv.ingestion.words.find import named
+from protokv.ingestion.words.find import named, recorded
 from protokv.mini import is_embedded
 from protokv.mini.looked import Look, Looked, is_looked_at
 from protokv.storage.api import stored_bytes
@@ -74,11 +74,10 @@ class Run:
         self._looked = Looked.of(record.get("looked")) or Looked()
         self._told = self._beyond
         self._words, self._told_words = start.words, False
-        if self._words is not None:
+        if self._named_words:
             check_words(session.backbone, session.config)
-        before = record.get("words")
-        if self._words is not None and isinstance(before, dict) and before.get("lost"):
-            self._words.lost = str(before["lost"])
+        if self._words is not None and (lost := recorded(record).get("lost")):
+            self._words.lost = str(lost)
         self._damage = Damage.from_dict(record.get("damage"))
         self._decoders = Counter(frames_by_decoder(record.get("decoders")))
         mark = record.get("mark")
@@ -258,7 +257,7 @@ class Run:
             most_bytes=most_bytes(
                 self._session.memory,
                 0 if self._thumbnails is None else self._thumbnails.most,
-                words=self._words is not None,
+                words=self._named_words is not None,
             ),
             beyond_model=self._beyond,
             words=self._named_words,

@@ -101,6 +101,12 @@ def record_of_file(file: Path) -> dict[str, Any]:
     return {"kind": "file", "name": file.name, "fingerprint": fingerprint(file)}
 
 
+def recorded(source: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return what the record of a source in a state, which may come from anywhere, says of its words."""
+    words = (source or {}).get("words")
+    return words if isinstance(words, Mapping) else {}
+
+
 def named(record: Mapping[str, Any] | None) -> str | None:
     """Return subtitles on record in a few words; None for none."""
     if not record:
