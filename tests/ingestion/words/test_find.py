@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import protokv
+from protokv.backbones.base import Backbone
 from protokv.errors import SourceNotFound, StateMismatch
 from protokv.ingestion import Event, LiveOptions, Started, Summary, WordsLost, ingest
 from protokv.ingestion.live.source import LiveSource, open_input
@@ -114,3 +117,24 @@ def test_lines_of_a_pipe_and_of_a_growing_file_come_with_the_frames(video: Path)
                 steps = read_steps(opened, 2.0, 2)
             assert said(opened, steps) == [[], ["a track"], []]
     os.close(reading)
+
+
+def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny: Backbone, tmp_path: Path) -> None:
+    def watch(source: str, state: str, **options: Any) -> Path:
+        path = tmp_path / state
+        list(ingest(source, path, CONFIGS["durable"], backbone=tiny, subtitles="en", **options))
+        return path
+
+    whole = watch(str(video), "whole.safetensors")
+    asked = count()
+    watch(str(video), "parts.safetensors", should_stop=lambda: next(asked) > 3)
+    assert not storage.read_header(tmp_path / "parts.safetensors").complete
+    assert watch(str(video), "parts.safetensors").read_bytes() == whole.read_bytes()
+    reading, writing = os.pipe()
+    os.write(writing, video.read_bytes())
+    os.close(writing)
+    piped = watch(f"pipe:{reading}", "piped.safetensors")
+    os.close(reading)
+    heard = [protokv.load(path, tiny).parts.transcript.lines for path in (whole, piped)]
+    assert [line.text for line in heard[0]] == ["a track"]
+    assert heard[0] == heard[1]
