@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda", "mps")
 DEVICE_MAPS: Final = ("auto", "balanced")
 QUANTIZATIONS: Final = ("4bit", "8bit")
+# What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
+_ROWS, _BLOCK = 32, 64
 _TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 
@@ -119,12 +122,14 @@ def load_model(kind: Any, path: str, placement: Placement, *, has_vision: bool =
             they or the machine hold, or a package that the placement needs is not installed.
     """
     register()
-    weights = _count_weights(kind, path)
+    outline = _outline(kind, path)
+    # A tied parameter comes once.
+    weights = sum(parameter.numel() for parameter in outline.parameters())
     check_size(path, weights)
     _check_memory(weights, placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
-        settings["quantization_config"] = _quantization_config(placement)
+        settings["quantization_config"] = _quantization_config(placement, unquantized(outline))
     if placement.device_map is not None or placement.quantization is not None:
         _require_package("accelerate", 'pip install "protokv[accelerate]"', placement)
         settings["device_map"] = placement.device_map or {"": placement.device}
@@ -148,12 +153,26 @@ def load_model(kind: Any, path: str, placement: Placement, *, has_vision: bool =
     return model.eval().requires_grad_(False)
 
 
-def _count_weights(kind: Any, path: str) -> int:
-    """Return how many weights the config of a folder asks for. Allocates none."""
+def _outline(kind: Any, path: str) -> Any:
+    """Return the model that the config of a folder asks for, with weights that take no memory."""
     config = kind.config_class.from_pretrained(path, trust_remote_code=False)
     with torch.device("meta"):
-        # A tied parameter comes once.
-        return sum(parameter.numel() for parameter in kind(config).parameters())
+        return kind(config)
+
+
+def unquantized(model: Any) -> list[str]:
+    """Return the names of the linear layers that quantisation leaves alone.
+
+    They are all those outside of the language model, such as the vision tower and the head, and those in it whose sizes
+    bitsandbytes cannot pack on a processor with AVX512-BF16. They are the same everywhere, so that a state may move.
+    """
+    text = set(model.get_decoder().modules())
+    return [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear)
+        and (layer not in text or layer.in_features % _BLOCK or layer.out_features % _ROWS)
+    ]
 
 
 def _check_memory(weights: int, placement: Placement) -> None:
@@ -164,13 +183,20 @@ def _check_memory(weights: int, placement: Placement) -> None:
         raise MemoryError
 
 
-def _quantization_config(placement: Placement) -> Any:
+def _quantization_config(placement: Placement, skipped: list[str]) -> Any:
     from transformers import BitsAndBytesConfig
 
     _require_package("bitsandbytes", "pip install bitsandbytes", placement)
+    # It logs a line for every layer of a step.
+    getLogger("bitsandbytes").setLevel(ERROR)
     if placement.quantization == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=placement.dtype)
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skipped)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=placement.dtype,
+        llm_int8_skip_modules=skipped,
+    )
 
 
 def _require_package(package: str, install: str, placement: Placement) -> None:

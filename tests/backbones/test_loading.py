@@ -369,6 +369,36 @@ def test_quantisation_and_device_map_reach_transformers(folder: Path, asked: dic
     assert "quantization_config" not in asked
 
 
+@pytest.mark.parametrize("quantization", ["4bit", "8bit"])
+def test_quantisation_leaves_the_vision_tower_the_head_and_odd_sizes_alone(
+    folder: Path, asked: dict[str, Any], quantization: str
+) -> None:
+    model = load_backbone(str(folder), device="cpu", quantization=quantization)._text  # type: ignore[attr-defined]
+    skipped = set(asked["quantization_config"].llm_int8_skip_modules)
+    text = {name.removeprefix("model.language_model.") for name in skipped if "language_model" in name}
+    linear = {name: one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
+    assert text == {name for name, one in linear.items() if one.in_features % 64 or one.out_features % 32}
+    assert text < linear.keys()
+    assert {name.split(".")[1] for name in skipped - {"lm_head"}} == {"visual", "language_model"}
+
+
+@pytest.mark.slow
+def test_a_model_in_4bit_watches_on_a_processor_and_all_its_layers_can_be_packed_for_one_with_bfloat16(
+    folder: Path,
+) -> None:
+    """bitsandbytes packs only there; its function for it runs anywhere. The tower has 16 to 24 features."""
+    pytest.importorskip("accelerate")
+    functional = pytest.importorskip("bitsandbytes.functional")
+    session = Session.start(on_cpu(folder, quantization="4bit"), MemoryConfig.of("sliding-window", budget=20))
+    session.watch(random_frames(0))
+    assert session.ask(QUESTION, Decoding(max_new_tokens=2)).tokens
+    text = session.backbone._text  # type: ignore[attr-defined]
+    layers = [one for one in text.modules() if type(one).__name__ == "Linear4bit"]
+    for layer in layers:
+        functional._convert_weight_packed_for_cpu(layer.weight.data, layer.weight.quant_state)
+    assert layers
+
+
 def test_only_safetensors_are_asked_for_and_no_code(folder: Path, asked: dict[str, Any]) -> None:
     on_cpu(folder)
     assert asked == {
