@@ -27,6 +27,7 @@ from protokv.ingestion import (
     WordsLost,
 )
 from protokv.ingestion.estimate import Estimate
+from protokv.mini import is_embedded
 from protokv.timings import Timings
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
@@ -51,6 +52,8 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
     if started.how != "started":
         how = "continuing" if started.how == "continued" else "appending to"
         out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
+    if not is_embedded(started.model):
+        out.note(f"model: {started.model} in {started.dtype}")
     if started.words:
         out.note(f"words from {started.words}; --subtitles off leaves them out")
     if started.beyond_model:

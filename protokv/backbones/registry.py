@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -57,8 +58,9 @@ def load_backbone(
             folder, or a hub name such as `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a
             checkpoint is run.
         device: `auto` (CUDA if available, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
-        dtype: `float32`, `bfloat16` or `float16`; `auto` is the checkpoint's own dtype on an accelerator and float32 on
-            a CPU. A state's dtype such as `bfloat16+4bit` includes the quantisation.
+        dtype: `float32`, `bfloat16` or `float16`. `auto` is the checkpoint's own dtype on an accelerator. On a CPU it
+            is bfloat16 for a checkpoint of 16 bits if the processor multiplies bfloat16, and float32 otherwise and for
+            embedded models. A state's dtype such as `bfloat16+4bit` includes the quantisation.
         device_map: `auto` or `balanced` spreads the layers over all devices (accelerate); None: `device` has them all.
         quantization: `4bit` or `8bit` quantises the weights while they are loaded (bitsandbytes); None: not at all.
         revision: branch, tag or commit of a hub model; None: its main branch.
@@ -131,8 +133,10 @@ def _resolved(
     embedded = is_embedded(name)
     if embedded and request.device.type == "cpu":
         # The matrices are too small for a second thread to pay off, and with one thread the same input gives the same
-        # bytes on any number of cores.
+        # bytes on any number of cores, and with one dtype on any processor.
         torch.set_num_threads(1)
+        if request.dtype == "auto":
+            request = replace(request, dtype="float32")
     on_hub = _on_hub(name, revision)
     if name == SMOLLM2 and folder is None:
         from protokv.backbones.llama import unpack_smollm2

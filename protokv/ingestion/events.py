@@ -22,6 +22,7 @@ class Started:
         state_bytes: of the state in memory.
         most_bytes: of the tensors of the state on disk once the memory is full; None: they grow with the stream.
         beyond_model: an earlier run saw that the model cannot make sense of the source.
+        model, dtype: name of the model, and dtype of its weights, such as `bfloat16+4bit`.
         words: the subtitles that enter the stream; None: none.
     """
 
@@ -36,6 +37,8 @@ class Started:
     state_bytes: int
     most_bytes: int | None
     beyond_model: bool
+    model: str
+    dtype: str
     words: str | None = None
 
 

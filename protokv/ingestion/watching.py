@@ -260,6 +260,8 @@ class Run:
                 words=self._named_words is not None,
             ),
             beyond_model=self._beyond,
+            model=self._session.backbone.identity.name,
+            dtype=self._session.backbone.identity.dtype,
             words=self._named_words,
         )
 

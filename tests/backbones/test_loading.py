@@ -92,9 +92,27 @@ def test_the_dtype_is_that_of_keys_values_and_identity(folder: Path, dtype: str)
     assert session.prefill(QUESTION).dtype == torch.float32
 
 
-def test_auto_is_float32_on_a_cpu_whatever_the_checkpoint(folder: Path) -> None:
-    Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
-    assert on_cpu(folder, dtype="auto").dtype == torch.float32
+@pytest.mark.parametrize(
+    ("saved", "multiplies", "chosen"),
+    [
+        ("float16", True, "bfloat16"),
+        ("bfloat16", True, "bfloat16"),
+        ("float16", False, "float32"),
+        ("float32", True, "float32"),
+        (None, True, "float32"),
+    ],
+)
+def test_auto_on_a_cpu_keeps_16_bits_where_the_processor_multiplies_bfloat16(
+    saved: str | None, multiplies: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: multiplies)
+    request = loading.PlacementRequest.of(device="cpu", dtype="auto", device_map=None, quantization=None)
+    assert request.placement(saved and getattr(torch, saved)).dtype_name == chosen
+
+
+def test_auto_on_a_cpu_is_float32_for_an_embedded_model_on_any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: True)
+    assert load_backbone(device="cpu").dtype == torch.float32
 
 
 @pytest.mark.parametrize(
