@@ -166,7 +166,7 @@ class Answers:
         who = f"{name} knows only its procedural world of coloured shapes and" if is_embedded(name) else name
         self._out.warn(
             f"Note: {who} does not know the word{'s' * (len(words) > 1)} {cut(', '.join(words), 200)}. "
-            f"For other videos name a real model when ingesting: {model_option()}"
+            "For other videos name a real model when ingesting: --model NAME (see: protokv models)"
         )
 
 
@@ -233,23 +233,10 @@ def warn_of_answers(out: Output, sources: Sequence[str], argument: str = "VIDEO"
         out.warn(f"Hint: {how_to_understand(argument)}")
 
 
-def model_option() -> str:
-    """Return the option that names a real model for this machine: the largest whose float32 weights fit into memory.
-
-    If none does, the smallest in half the memory.
-    """
-    from protokv.backbones.sizes import KNOWN_MODELS, models_that_fit
-    from protokv.machine import free_memory_bytes
-
-    free = free_memory_bytes()
-    smallest = min(KNOWN_MODELS, key=lambda model: model.parameters)
-    fitting = [smallest] if free is None else models_that_fit(free, "float32")
-    return f"--model {fitting[-1].name}" if fitting else f"--model {smallest.name} --dtype bfloat16"
-
-
 def how_to_understand(argument: str = "VIDEO") -> str:
     """Return the command that watches a source with a real model; it replaces a state of the embedded one."""
-    return f"name a real model: protokv ingest {shlex.quote(argument)} {model_option()} --force"
+    command = f"protokv ingest {shlex.quote(argument)} --model NAME --force"
+    return f"name a real model: {command}; those that fit this machine: protokv models"
 
 
 def how_to_ask_anyway() -> str:

@@ -1,8 +1,8 @@
-"""`protokv doctor`: what this machine and this installation have, for a bug report, and which models fit."""
+"""`protokv doctor`: what this machine and this installation have, for a bug report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,7 +21,7 @@ def doctor(
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show what this machine has, what is installed, and which models fit.
+    """Show what this machine has and what is installed; `protokv models` shows which models fit.
 
     Paste it into a bug report. It holds no values of variables, no names of your models, and the home folder as ~. The
     exit code is 1 if something is broken.
@@ -74,19 +74,7 @@ def _tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         "disk": f"{_size(cache['free_bytes'])} free there, {_size(disk['free_bytes'])} in {disk['folder']}",
     }
     yield pairs({name: text for name, text in space.items() if text})
-    yield from model_tables(found["models"])
     yield pairs({f"problem {n}": text for n, text in enumerate(found["problems"], start=1)} or {"problems": "none"})
-
-
-def model_tables(models: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    """Yield the table of published models: the sizes of their weights, marked where they fit, and the devices."""
-    dtypes = list(models[0]["weight_bytes"])
-    rows = []
-    for model in models:
-        cells = [f"{n / 2**30:.1f}{'*' if model['fits'][d] else ' '}" for d, n in model["weight_bytes"].items()]
-        rows.append((model["name"], *cells))
-    title = "models: GiB of weights; * fits into the free memory (8bit and 4bit: of a GPU)"
-    yield grid(("--model", *dtypes), rows, title=title)
 
 
 def _size(n: int | None) -> str:

@@ -19,6 +19,7 @@ from protokv_cli import options
 from protokv_cli.doctor import doctor
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
+from protokv_cli.models import models
 from protokv_cli.panels import Command, Group
 from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
@@ -42,7 +43,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 completion_init()
-COMMANDS = {command.__name__: enable_variables(command) for command in (ingest, query, inspect, replay, serve, doctor)}
+COMMANDS = {
+    command.__name__: enable_variables(command) for command in (ingest, query, inspect, replay, serve, models, doctor)
+}
 for name, command in COMMANDS.items():
     app.command(name, cls=Command)(command)
 

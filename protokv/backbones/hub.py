@@ -167,6 +167,17 @@ def cached_folder(name: str, revision: str | None = None) -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 
+def cached_models() -> dict[str, int]:
+    """Return the bytes of each model in the local cache by its name. Opens no connection."""
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+    try:
+        found = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return {}
+    return {one.repo_id: one.size_on_disk for one in found if one.repo_type == "model"}
+
+
 def commit_of(folder: str | Path) -> str | None:
     """Return the commit that a folder of the cache holds; None for any other folder."""
     folder = Path(folder)

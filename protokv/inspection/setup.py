@@ -1,4 +1,4 @@
-"""What this machine and this installation have, as plain JSON for a bug report, and which models fit.
+"""What this machine and this installation have, as plain JSON for a bug report.
 
 Holds no secrets: no value of a variable of the environment, no name of a user's model, and the home folder as `~`.
 Nothing is downloaded, and a package that cannot be imported is a problem in the report, not an error.
@@ -11,13 +11,13 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from protokv.backbones.sizes import DTYPES_OF_WEIGHTS, KNOWN_MODELS
+from protokv.backbones.hub import cached_models
 from protokv.machine import free_memory_bytes, memory_bytes
 from protokv.mini import weights_folder
 from protokv.version import __version__
@@ -34,48 +34,25 @@ _VARIABLES: Final = re.compile(r"PROTOKV_|HF_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THRE
 
 
 def describe_setup() -> dict[str, Any]:
-    """Return a document of this machine: versions, devices, codecs, extras, cache, space, models and problems.
+    """Return a document of this machine: versions, devices, codecs, extras, cache, space and problems.
 
     `problems` are sentences; it is empty if `protokv/mini` can watch a file here.
     """
     problems: list[str] = []
-    devices = _devices(problems)
     return {
         "protokv": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "program": hide_home(sys.prefix),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "devices": devices,
+        "devices": list_devices(problems),
         "video": _video(problems),
         "extras": {name: {"missing": missing} for name, missing in _extras()},
         "variables": sorted(name for name in os.environ if _VARIABLES.match(name)),
         "cache": _cache(problems),
         "disk": {"folder": hide_home(Path.cwd()), "free_bytes": _free_disk(Path.cwd())},
-        "models": list(fitting_models(devices)),
         "problems": problems,
     }
-
-
-def fitting_models(devices: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield a row per published model: bytes of its weights by dtype, and the devices that it fits on by dtype."""
-    there = [one for one in devices if one["free_bytes"] is not None]
-    for model in KNOWN_MODELS:
-        fits = {
-            dtype: [
-                one["name"]
-                for one in there
-                # bitsandbytes needs a GPU.
-                if model.needed_bytes(dtype) <= one["free_bytes"] and (dtype[1:] != "bit" or one["name"] != "cpu")
-            ]
-            for dtype in DTYPES_OF_WEIGHTS
-        }
-        yield {
-            "name": model.name,
-            "parameters": model.parameters,
-            "weight_bytes": {dtype: model.weight_bytes(dtype) for dtype in DTYPES_OF_WEIGHTS},
-            "fits": fits,
-        }
 
 
 def hide_home(path: object) -> str:
@@ -99,7 +76,8 @@ def _imported(name: str, problems: list[str]) -> Any:
         return None
 
 
-def _devices(problems: list[str]) -> list[dict[str, Any]]:
+def list_devices(problems: list[str]) -> list[dict[str, Any]]:
+    """Return a row per device: its name, what it is, its memory and what is free of it; tell of problems."""
     cpu = {
         "name": "cpu",
         "what": f"{os.cpu_count()} processors",
@@ -164,10 +142,8 @@ def _cache(problems: list[str]) -> dict[str, Any]:
         return {"folder": None, "models": 0, "bytes": 0, "free_bytes": None}
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    folder = Path(HF_HUB_CACHE)
-    models = list(folder.glob("models--*"))
-    size = sum(blob.stat().st_size for model in models for blob in (model / "blobs").glob("*") if blob.is_file())
-    return {"folder": hide_home(folder), "models": len(models), "bytes": size, "free_bytes": _free_disk(folder)}
+    folder, sizes = Path(HF_HUB_CACHE), cached_models().values()
+    return {"folder": hide_home(folder), "models": len(sizes), "bytes": sum(sizes), "free_bytes": _free_disk(folder)}
 
 
 def _free_disk(folder: Path) -> int | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from protokv_cli.answers import model_option
 from samples.training.vocabulary import split, token_ids
 from tests.cli.conftest import Program
 from tests.cli.test_documented import EXAMPLES
@@ -50,6 +49,7 @@ def test_query_answers_about_another_video_only_anyway(embedded: Program, states
     assert error.startswith("Error: the embedded model reads only")
     assert error.endswith(MEANINGLESS)
     assert hint.startswith(HINT)
+    assert "protokv models" in hint
     assert "--anyway" in hint
     asked = embedded("query", states / "a.safetensors", ASKED, "--anyway", "--json")
     assert asked.code == 0
@@ -105,21 +105,6 @@ def test_replay_warns_of_a_real_video(embedded: Program, video: Path) -> None:
     study = ("--questions", questions, "--delays", "0", "--memory", "durable", "--budget", "64", "--dry-run")
     assert "clip.mp4 is not of it: the answers mean nothing" in embedded("replay", video, *study).err
     assert "Warning" not in embedded("replay", DRAWN, *study).err
-
-
-@pytest.mark.parametrize(
-    ("free", "option"),
-    [
-        (None, "--model HuggingFaceTB/SmolVLM2-256M-Video-Instruct"),
-        (1 << 20, "--model HuggingFaceTB/SmolVLM2-256M-Video-Instruct --dtype bfloat16"),
-        (1 << 40, "--model Qwen/Qwen3-VL-8B-Instruct"),
-    ],
-)
-def test_the_hint_names_the_largest_model_for_the_free_memory(
-    free: int | None, option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("protokv.machine.free_memory_bytes", lambda: free)
-    assert model_option() == option
 
 
 @pytest.mark.parametrize("place", [place for place in EXAMPLES if place.startswith("help of")])
