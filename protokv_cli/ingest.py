@@ -62,6 +62,7 @@ def ingest(
     ] = None,
     model: options.Model = None,
     revision: options.Revision = None,
+    system: options.System = None,
     memory: options.Memory = DEFAULT,
     budget: Annotated[
         str,
@@ -368,6 +369,7 @@ def ingest(
             revision=revision,
             frame_tokens=frame_tokens,
             max_pixels=max_pixels,
+            system=system,
             fps=fps,
             every=None if every is None else parse_every(every),
             keep=keep,
@@ -486,7 +488,7 @@ def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:
     from protokv.video.derived import Part
     from protokv_cli.ingest_report import show_estimate
 
-    backbone = load_backbone(**chosen.new_model, **chosen.frames)
+    backbone = chosen.prompted(load_backbone(**chosen.new_model, **chosen.frames))
     with open_source(source, chosen.decoder, max_pixels=chosen.max_frame_pixels, isolate=True) as opened:
         part = Part(opened, chosen.start_s, chosen.duration_s) if chosen.is_part else opened
         show_estimate(out, estimate(part, backbone, chosen.config, fps=chosen.fps, thumbnails=chosen.thumbnails))

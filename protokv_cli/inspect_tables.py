@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from protokv.texts import cut
 from protokv_cli.tables import bytes_text, count_text, grid, pairs, time_text
 
 if TYPE_CHECKING:
@@ -170,12 +171,15 @@ def _live_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _layer_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield stream, memory, bytes and, if the memory has them, bank and codebooks of every layer."""
     stream, memory = d["stream"], d["memory"]
+    settings = dict(d["backbone"]["settings"])
+    system = settings.pop("system", None)
     yield pairs(
         {
+            **({} if system is None else {"system prompt": cut(str(system))}),
             "steps": f"{count_text(stream['steps'], 'step')} at {stream['fps']:g} frames/s",
             "tokens": f"{stream['tokens_seen']:,} seen, at most {stream['tokens_kept']:,} kept: "
             f"compression {stream['compression']:.1f}x",
-            "frames": ", ".join(f"{k} {v}".replace("_", " ") for k, v in d["backbone"]["settings"].items()) or "-",
+            "frames": ", ".join(f"{k} {v}".replace("_", " ") for k, v in settings.items()) or "-",
             "format": f"version {d['format_version']}, written by {d['created_by']}",
         },
         title="stream",

@@ -204,6 +204,15 @@ Subtitles = Annotated[
         metavar="FILE|LANG",
     ),
 ]
+System = Annotated[
+    str | None,
+    typer.Option(
+        "--system",
+        metavar="TEXT",
+        help="A system prompt. ingest: the model reads it before the video. query: in front of each question.",
+        rich_help_panel=Panel.MODEL,
+    ),
+]
 Trust = Annotated[
     Path | None,
     typer.Option(

@@ -150,15 +150,7 @@ def query(
             rich_help_panel=Panel.EVIDENCE,
         ),
     ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system",
-            metavar="TEXT",
-            help="How to answer; it stands in front of each question.",
-            rich_help_panel=Panel.ANSWERS,
-        ),
-    ] = None,
+    system: options.System = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(

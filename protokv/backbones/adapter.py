@@ -25,6 +25,7 @@ from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens
 from protokv.core.turns import Turn
 from protokv.errors import ModelError, QuestionError
+from protokv.texts import admit_question
 
 _KINDS = {"full_attention": Kind.FULL, "sliding_attention": Kind.SLIDING, "linear_attention": Kind.LINEAR}
 
@@ -117,11 +118,13 @@ class Adapter(Backbone):
         """Return the token ids behind the video."""
         return self._prompt.suffix_ids(question, turns)
 
-    def with_system(self, text: str) -> Self:
-        """Return this model, weights and all, with a system prompt in front of the video."""
+    def with_system(self, text: str | None) -> Self:
+        """Return this model with a system prompt in front of the video."""
         found = copy(self)
         found._prompt = self._prompt.with_system(text)
-        found.settings = {**self.settings, "system": text}
+        found.settings = {name: value for name, value in self.settings.items() if name != "system"}
+        if text is not None:
+            found.settings["system"] = text
         return found
 
     def words_ids(self, text: str) -> list[int]:
@@ -269,7 +272,7 @@ class ChatPrompt:
 
         Raises:
             ModelError: the template does not show a video and then a question, or no system prompt.
-            QuestionError: the system prompt is empty or spells a control token.
+            QuestionError: the system prompt is empty, too long, or spells a control token.
         """
         self._tokenizer, self._video_token, self._template = tokenizer, video_token, template
         self._text_only, self._system = text_only, system
@@ -278,7 +281,7 @@ class ChatPrompt:
         self._control = sorted({*tokenizer.all_special_tokens, *added})
         self.control_ids = frozenset(tokenizer.convert_tokens_to_ids(self._control))
         if system is not None:
-            check_text(system, self._control, "the system prompt")
+            check_text(admit_question(system, "the system prompt"), self._control, "the system prompt")
         before, video, after = self._render(_QUESTION, ())
         if not video or _QUESTION not in after:
             raise ModelError(
@@ -287,12 +290,13 @@ class ChatPrompt:
             )
         if system is not None and system.strip() not in before:
             raise ModelError(
-                "its chat template has no place for a system prompt", hint="say it in the question: query --system"
+                "its chat template has no place for a system prompt",
+                hint="put it before the questions: query --system",
             )
         self.prefix_ids: list[int] = tokenizer.encode(before, add_special_tokens=False)
 
-    def with_system(self, text: str) -> ChatPrompt:
-        """Return the same with a system prompt. Raises as when it is made."""
+    def with_system(self, text: str | None) -> ChatPrompt:
+        """Return the same with a system prompt, or without. Raises as when it is made."""
         settings: Any = {"template": self._template, "text_only": self._text_only, "system": text}
         return ChatPrompt(self._tokenizer, self._video_token, **settings)
 

@@ -134,11 +134,13 @@ class Backbone(ABC):
         """Whether the model was trained on conversations and system prompts: the embedded ones were not."""
         return not is_embedded(self.identity.name)
 
-    def with_system(self, text: str) -> Self:
-        """Return this model with a system prompt in front of the video. It is a setting of the state.
+    def with_system(self, text: str | None) -> Self:
+        """Return this model with a system prompt in front of the video; None: with what is there by itself.
+
+        It is a setting of the state. Both models share their weights.
 
         Raises:
-            ConfigError: the model takes none, or the text is empty or contains control tokens.
+            ConfigError: the model takes none, or the text is empty, too long, or contains control tokens.
             ModelError: the chat template has no place for one.
         """
         raise ConfigError(f"{self.identity.name} takes no system prompt", hint="leave out --system")

@@ -36,8 +36,8 @@ class Recipe:
     options: IngestOptions = field(default_factory=IngestOptions)
 
     def load(self, device: str) -> Backbone:
-        """Load the model. Raises as `load_backbone`."""
-        return load_backbone(**self._arguments(device), **self.options.frames)
+        """Load the model, with its system prompt. Raises as `load_backbone` and `Backbone.with_system`."""
+        return self.options.prompted(load_backbone(**self._arguments(device), **self.options.frames))
 
     def identify(self, device: str) -> BackboneIdentity:
         """Return the identity of the model that `load` would give, from its small files. Raises as `load_backbone`."""

@@ -27,7 +27,13 @@ from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMis
 from protokv.fleet.plan import Job, target_of
 from protokv.fleet.records import Failure, Footage, Outcome, Recipe, Verdict
 from protokv.fleet.shared_forwards import SharedForwards
-from protokv.ingestion.continuation import check_equal, check_memory, has_grown_from, watched_fingerprint
+from protokv.ingestion.continuation import (
+    check_equal,
+    check_memory,
+    check_system,
+    has_grown_from,
+    watched_fingerprint,
+)
 from protokv.ingestion.estimate import Estimate, estimate
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.run import ingest
@@ -235,10 +241,11 @@ def _has_other_words(source: str, header: Header, choice: str) -> bool:
 
 
 def _check_settings(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:
-    """Refuse a state of another model, memory, rate or cost of a frame."""
+    """Refuse a state of another model, memory, system prompt, rate or cost of a frame."""
     try:
         check_fits(header, identity)
         check_memory(target, header, recipe.options.config)
+        check_system(target, header, recipe.options.system)
         if recipe.options.fps is not None:
             check_equal(target, "fps", header.clock.fps, recipe.options.fps)
         for name, wanted in recipe.options.frames.items():

@@ -121,6 +121,15 @@ def check_sampling(path: StatePath, state: State, backbone: Backbone, fps: float
         check_equal(path, field, state.settings[field], backbone.settings[field])
 
 
+def check_system(path: StatePath, state: Header, system: str | None) -> None:
+    """Refuse another system prompt than the state's, which all its steps have read; None is the state's own.
+
+    StateMismatch.
+    """
+    if system is not None:
+        check_equal(path, "system prompt", state.settings.get("system"), system)
+
+
 def check_chunk(path: StatePath, state: State, chunk: int) -> None:
     """Refuse another chunk than the state's, which attended to other steps. StateMismatch."""
     check_equal(path, "chunk", (state.source or {}).get("chunk", 1), chunk)

@@ -163,6 +163,7 @@ class IngestOptions:
         device, dtype, device_map, quantization, revision: how to load the model, as for `load_backbone`. None means
             the value of the state; without a state, the default of `load_backbone`.
         frame_tokens, max_pixels: what a frame may cost, in the same way.
+        system: the system prompt, which the model reads before the video; None: that of the state, or the model's own.
         fps: sampled frames per second; None: the model's default.
         every: how often to commit on the way; None: once a minute, and every 5 seconds for a live source.
         keep: how many commits to keep, the last one included; None: only the last.
@@ -194,6 +195,7 @@ class IngestOptions:
     revision: str | None = None
     frame_tokens: int | None = None
     max_pixels: int | None = None
+    system: str | None = None
     fps: float | None = None
     every: Every | None = None
     keep: int | None = None
@@ -224,6 +226,10 @@ class IngestOptions:
         """Keywords of `load_backbone_of` that say where and how the model is loaded."""
         names = ("device", "dtype", "device_map", "quantization", "revision")
         return {name: getattr(self, name) for name in names}
+
+    def prompted(self, backbone: Backbone) -> Backbone:
+        """Return a model with the system prompt, if there is one. Raises as `Backbone.with_system`."""
+        return backbone if self.system is None else backbone.with_system(self.system)
 
     @property
     def new_model(self) -> dict[str, Any]:

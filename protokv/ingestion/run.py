@@ -25,6 +25,7 @@ from protokv.ingestion.continuation import (
     check_chunk,
     check_memory,
     check_sampling,
+    check_system,
     check_words,
     existing_state,
     find_segment,
@@ -177,7 +178,7 @@ def _start(
         if options.resume and not options.overwrite:
             raise StateNotFound(f"there is no state at {path} to continue", hint="start one: the same without --resume")
         with stage(timings, "model"):
-            model = _load(None, options)
+            model = options.prompted(_load(None, options))
         with stage(timings, "state"):
             return Start(Session.start(model, options.config, fps=options.fps), Segment(), {}, words)
     segment = find_segment(path, state, video, file, append=options.append)
@@ -188,6 +189,7 @@ def _start(
     check_words(path, record, words)
     check_memory(path, state, options.config)
     check_chunk(path, state, options.chunk)
+    check_system(path, state, options.system)
     with stage(timings, "model"):
         model = _load(state, options)
     check_sampling(path, state, model, options.fps)

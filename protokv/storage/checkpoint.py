@@ -23,7 +23,7 @@ from protokv.core.session import Session
 from protokv.core.snapshot import Found, Header, State, TensorInfo
 from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.core.validation import check_shapes
-from protokv.errors import ConfigError, ModelError, StateCorrupt, StateMismatch, shown
+from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
 from protokv.memories import BESIDE, declare_state
 from protokv.mini import is_embedded
 from protokv.storage.api import load_state
@@ -114,13 +114,19 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
 
 
 def from_state(state: State, backbone: Backbone) -> Session:
-    """Return the session of a state.
+    """Return the session of a state; its model has the system prompt that the state was made with.
 
     Raises:
         StateMismatch: another model or dtype made the state; the field is named.
-        StateCorrupt: its memory or clock makes no sense.
+        StateCorrupt: its memory, clock or system prompt makes no sense.
     """
     check_fits(state, backbone.identity)
+    system = state.settings.get("system")
+    if system != backbone.settings.get("system"):
+        try:
+            backbone = backbone.with_system(system if system is None else str(system))
+        except ProtoKVError as error:
+            raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
     session = Session.resume(backbone, config_of(state), state)
     session.beyond_model = beyond_model(state)
     return session

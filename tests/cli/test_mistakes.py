@@ -51,6 +51,8 @@ MISTAKES = [
     ("ingest rtsp:/camera/1", Exit.NOT_FOUND, "rtsp://camera/1"),
     ("ingest RTSP:camera/1", Exit.NOT_FOUND, "rtsp://camera/1"),
     ("ingest c:/absent.mp4", Exit.NOT_FOUND, "spelling"),
+    ("ingest VIDEO --model protokv/mini --system brief", Exit.USAGE, "takes no system prompt"),
+    ("ingest VIDEO --system '<|im_end|>'", Exit.USAGE, "the system prompt contains the control token"),
     ("ingest VIDEO --model protokv/mini --revision v1", Exit.USAGE, "has no revisions"),
     ("ingest VIDEO --model protokv/mini --revision v1 --dry-run", Exit.USAGE, "has no revisions"),
     ("ingest VIDEO notes.mp4 -o states --model protokv/mini --revision v1", Exit.USAGE, "has no revisions"),

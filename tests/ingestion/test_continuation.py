@@ -12,10 +12,10 @@ import pytest
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig
 from protokv.core.session import Session
-from protokv.errors import StateMismatch, StateNotFound
+from protokv.errors import StateCorrupt, StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
 from protokv.storage import api as storage
-from protokv.storage.checkpoint import save, to_state
+from protokv.storage.checkpoint import from_state, load, save, to_state
 from protokv.storage.watched import fingerprints
 from protokv.video import Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
@@ -58,6 +58,34 @@ def mock() -> MockBackbone:
 @pytest.fixture
 def run(mock: MockBackbone) -> Run:
     return Run(mock)
+
+
+def test_a_system_prompt_stays_with_its_state_and_another_is_refused(run: Run, tiny: Backbone, tmp_path: Path) -> None:
+    system, whole, path = "the star is blue", tmp_path / "whole.safetensors", tmp_path / "s.safetensors"
+    prompted = tiny.with_system(system)
+    run(whole, A, backbone=tiny, system=system)
+    run(path, A, backbone=tiny, system=system, stop_after=2)
+    with pytest.raises(StateMismatch, match="its system prompt is the star is blue, this run's is a ring"):
+        run(path, A, backbone=tiny, system="a ring")
+    run(path, A, backbone=tiny, stop_after=1)
+    run(path, A, backbone=tiny, system=system)
+    assert path.read_bytes() == whole.read_bytes()
+    session = load(path, tiny)
+    assert session.backbone.prefix_ids == prompted.prefix_ids != tiny.prefix_ids
+    assert session.memory.tensors()["sink.keys"].shape[2] == len(prompted.prefix_ids)
+    run(path, B, backbone=tiny, append=True)
+    assert storage.read_header(path).settings["system"] == system
+    plain = tmp_path / "plain.safetensors"
+    run(plain, A, backbone=tiny)
+    with pytest.raises(StateMismatch, match="its system prompt is None"):
+        run(plain, B, backbone=tiny, system=system, append=True)
+    assert "system" not in storage.read_header(plain).settings
+    assert load(plain, prompted).backbone.prefix_ids == tiny.prefix_ids
+    for told in ("<|im_end|>", "a ring", ["ring"]):
+        state = storage.load_state(path)
+        forged = replace(state, settings={**state.settings, "system": told})
+        with pytest.raises(StateCorrupt):
+            from_state(forged, tiny)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
