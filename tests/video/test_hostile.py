@@ -155,7 +155,7 @@ def test_any_error_of_pyav_while_decoding_is_damage(error, make_clip, monkeypatc
                 raise error("from inside")
             return context.decode(packet)
 
-        stand_in = SimpleNamespace(decode=decode_packet, flush_buffers=context.flush_buffers)
+        stand_in = SimpleNamespace(name=context.name, decode=decode_packet, flush_buffers=context.flush_buffers)
         return real(probe, SimpleNamespace(codec_context=stand_in), *rest, **more)
 
     real = module.decode

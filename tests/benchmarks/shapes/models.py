@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -168,7 +167,7 @@ def build(shape: Shape, dtype: torch.dtype, device: torch.device) -> Backbone:
             config, dtype=dtype, attn_implementation={"text_config": NAME, "vision_config": "sdpa"}
         )
     model.eval().requires_grad_(False)
-    model.generation_config = SimpleNamespace(eos_token_id=[-1])  # type: ignore[assignment]
+    model.generation_config = transformers.GenerationConfig(eos_token_id=[-1])
     identity = BackboneIdentity(shape.kind, config.model_type, "", str(dtype)[6:], "")
     prompt: Any = _Prompt()
     side, _ = shape.frame
