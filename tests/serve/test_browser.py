@@ -98,7 +98,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Answer in two words, the second of them once the event is set; they stand on second 7."""
     go = threading.Event()
 
-    def stream(session: Session, question: str, _: Any, *, evidence: bool) -> Any:
+    def stream(session: Session, question: str, _: Any, *, evidence: bool, **__: Any) -> Any:
         yield SCRIPT
         assert go.wait(30)
         yield " star"
