@@ -142,6 +142,52 @@ def test_an_answer_comes_in_pieces_and_plays_the_moment_that_it_stood_on(
     assert page.locator("#send").inner_text() == "Ask"
 
 
+def test_a_question_goes_on_from_the_answers_before_it_until_start_over_or_another_state(
+    opened: Any, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[list[tuple[str, str]]] = []
+    waiting = threading.Event()
+
+    def stream(session: Session, question: str, _: Any, *, turns: Any, **__: Any) -> Any:
+        heard.append(list(turns))
+        yield f"{question}! "
+        assert question != "wait" or waiting.wait(30)
+        return Answer(question, f"{question}!", 12.0, 1.0, 2.0, 20, 2, -0.1, turns=min(len(turns), 1))
+
+    monkeypatch.setattr(Session, "stream", stream)
+    page = opened(f"{address}#clip")
+
+    def ask(text: str, *, stop: bool = False) -> None:
+        page.fill("#question", text)
+        page.press("#question", "Enter")
+        playwright.expect(page.locator(".answer").first).to_contain_text(f"{text}!")
+        if stop:
+            page.press("#question", "Enter")
+        playwright.expect(page.locator("#send")).to_have_text("Ask")
+
+    page.wait_for_selector("#ask:not([hidden])")
+    ask("wait", stop=True)
+    waiting.set()
+    playwright.expect(page.locator("#talk")).to_be_hidden()
+    for text in ("one", "two", "three"):
+        ask(text)
+    playwright.expect(page.locator("article").first).to_contain_text("Earlier questions that the model read: 1 of 2.")
+    # With the keyboard alone.
+    page.focus("#send")
+    page.keyboard.press("Tab")
+    playwright.expect(page.get_by_role("button", name="Start over")).to_be_focused()
+    page.keyboard.press("Enter")
+    assert page.locator("article").count() == 0
+    playwright.expect(page.locator("#talk")).to_be_hidden()
+    playwright.expect(page.locator("#question")).to_be_focused()
+    ask("four")
+    page.get_by_role("link", name="door").click()
+    playwright.expect(page.locator("#name")).to_have_text("door")
+    ask("five")
+    one, two = ("one", "one!"), ("two", "two!")
+    assert heard == [[], [], [one], [one, two], [], []]
+
+
 def test_names_and_answers_are_text_whatever_they_hold(opened: Any, address: str, words: threading.Event) -> None:
     words.set()
     page = opened(address)
