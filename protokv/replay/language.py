@@ -174,7 +174,8 @@ def make_stream(study: Language, backbone: Llama, seed: int, redundancy: int, ch
         ConfigError: the standard library of this machine has too little text.
     """
     T, n = study.step_tokens, study.tokens // study.step_tokens
-    draw = random.Random(f"{seed} {redundancy} {changed}")
+    # 0 and 0.0 are the same share, and are to draw the same stream.
+    draw = random.Random(f"{seed} {redundancy} {float(changed)}")
     texts = list(paragraphs())
     draw.shuffle(texts)
     drawn = (ids for text in texts if len(ids := backbone.tokenize(text)[:T]) == T)

@@ -74,6 +74,7 @@ def test_a_stream_is_a_function_of_its_settings_and_asks_about_what_it_showed(ll
     assert 0.2 < float(changed.float().mean()) < 0.8
     exact = make_stream(STUDY, llama, 3, 2, 0.0).steps
     assert exact[::2] == exact[1::2]
+    assert exact == make_stream(STUDY, llama, 3, 2, 0).steps
 
 
 def test_nats_are_those_of_the_tokens_behind_the_cue() -> None:
