@@ -102,14 +102,13 @@ class Answers:
         self._turns.append((question.text, answer.text))
         row = row_of(answer, self._state)
         if answer.evidence is not None:
-            moments = [
-                {"start_s": moment.start_s, "end_s": moment.end_s, "share": round(moment.share, 4)}
-                for moment in answer.evidence.moments
-            ]
+            moments = [asdict(moment) | {"share": round(moment.share, 4)} for moment in answer.evidence.moments]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": moments, "faint": answer.evidence.faint}
             if self._out.format is not Format.JSON:
                 self._out.plain(f"  {evidence_text(answer.evidence)}")
+                for said in heard(answer.evidence):
+                    self._out.plain(f"    {said}")
             if self._excerpts is not None:
                 row |= self._excerpts.write(answer, session)
         if age_s is not None:
@@ -219,6 +218,12 @@ def evidence_text(evidence: Evidence) -> str:
     else:
         text = f"stood on {moments}"
     return f"{text}: this may no longer be in memory" if evidence.faint else text
+
+
+def heard(evidence: Evidence) -> list[str]:
+    """Return what was said at the moments, in order of time, in lines such as `0:07 good morning`."""
+    said = sorted({one.start_s: one for moment in evidence.moments for one in moment.words}.items())
+    return [f"{time_text(start_s)} {cut(one.text)}" for start_s, one in said]
 
 
 def warn_of_answers(out: Output, sources: Sequence[str], argument: str = "VIDEO") -> None:

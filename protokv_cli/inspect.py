@@ -15,7 +15,7 @@ from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.process import interruptible
 from protokv_cli.signing import sign_all, trusting
-from protokv_cli.tables import printable
+from protokv_cli.tables import grid, printable, time_text
 
 
 def inspect(
@@ -52,6 +52,9 @@ def inspect(
         bool,
         typer.Option("--layers", help="Add the inner tables: constants, bytes, bank and codebooks of every layer."),
     ] = False,
+    words: Annotated[
+        bool, typer.Option("--words", help="Show what was said, as the state knows it, with times.")
+    ] = False,
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="Show the newest kept commit not after this stream time.")
     ] = None,
@@ -86,6 +89,7 @@ def inspect(
       protokv inspect video.safetensors
       protokv inspect video.safetensors --layers
       protokv inspect video.safetensors --at 7:30
+      protokv inspect talk.safetensors --words
       protokv inspect video.safetensors -f json | jq .bytes.total
       protokv inspect camera.safetensors --watch
       protokv inspect video.safetensors --verify
@@ -103,24 +107,28 @@ def inspect(
             raise ConfigError("--at shows one state", hint="leave out the second state and --output")
         if watch and (other is not None or output is not None or at is not None):
             raise ConfigError("--watch shows the last commit of one state", hint="leave the other options out")
-        if sum((other is not None, output is not None, verify is True)) > 1:
-            raise ConfigError("a second state, --output and --verify do not go together", hint="one after the other")
+        if sum((other is not None, output is not None, verify is True, words)) > 1:
+            raise ConfigError(
+                "a second state, --output, --verify and --words do not go together", hint="one after the other"
+            )
+        if words and (watch or layers):
+            raise ConfigError("--words shows the words alone", hint="leave --watch and --layers out")
         from protokv.fleet.plan import is_place
 
         if repair:
-            if other is not None or output is not None or at is not None or verify is not None or watch:
+            if other is not None or output is not None or at is not None or verify is not None or watch or words:
                 raise ConfigError("--repair stands alone", hint="leave the other options out")
             from protokv_cli.repair import repair_one, repair_place
 
             (repair_place if is_place(state) else repair_one)(out, state)
             return
         if key is not None:
-            if other is not None or output is not None or at is not None or verify is False or watch:
+            if other is not None or output is not None or at is not None or verify is False or watch or words:
                 raise ConfigError("--sign stands alone", hint="leave the other options out")
             sign_all(out, state, key)
             return
         if is_place(state):
-            if other is not None or output is not None or at is not None or verify or watch:
+            if other is not None or output is not None or at is not None or verify or watch or words:
                 raise ConfigError(
                     f"{state} holds many states, and these options are for one", hint="name one of the states"
                 )
@@ -142,6 +150,9 @@ def inspect(
                 _watch(out, state, digests=digests, layers=layers)
             return
         at_s = None if at is None else stream_time_of(at, state, read_header(state), time.time())
+        if words:
+            _show_words(out, state, at_s, digests=digests)
+            return
         document = describe(state, at_s=at_s, digests=digests, values=verify is True)
         note_commit(out, document["stream"]["duration_s"], at_s)
         _show(out, document, layers=layers)
@@ -177,6 +188,31 @@ def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> Non
 
         for table in document_tables(document, layers=layers):
             out.table(table, "")
+
+
+def _show_words(out: Output, path: str, at_s: float | None, *, digests: bool) -> None:
+    """Show what was said, a line for each step with words."""
+    from protokv.ingestion.words.find import named, recorded
+    from protokv.inspection.states import read_words
+
+    state, transcript = read_words(path, at_s=at_s, digests=digests)
+    note_commit(out, state.clock.stream_time_s, at_s)
+    record = recorded(state.source)
+    if lost := record.get("lost"):
+        out.warn(f"Warning: not all words are known: {lost}")
+    if transcript.full:
+        out.note("older lines may be gone: a state keeps the last ones, about five hours of speech")
+    if not transcript.lines:
+        out.note(f"nothing was said so far in {named(record)}" if record else "no words are known: there were none")
+    lines = transcript.lines
+    if out.format is Format.JSON:
+        for line in lines:
+            out.json({"start_s": line.start_s, "end_s": line.end_s, "text": line.text})
+    elif out.format is Format.PLAIN:
+        for line in lines:
+            out.plain(f"{time_text(line.start_s)}\t{line.text}")
+    elif lines:
+        out.table(grid(["time", "words"], ((time_text(line.start_s), line.text) for line in lines), left=("words",)))
 
 
 def _show_folder(out: Output, place: str) -> None:

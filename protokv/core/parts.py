@@ -143,17 +143,28 @@ class SessionListener:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """What was said from `start_s` to `end_s` of stream time, as plain text."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """Consecutive steps that each stand out; single steps between two of them are included.
 
     Attributes:
         start_s, end_s: stream time, from the start of the first step to the end of the last.
         share: of attention, in [0, 1].
+        words: what was said meanwhile, in order: all of it, or in the steps of the greatest shares.
     """
 
     start_s: float
     end_s: float
     share: float
+    words: tuple[Said, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,20 +11,24 @@ layers that read memory (`Backbone.reading_layers`); without them all layers are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.core.context import EMPTY, Context, Segment
-from protokv.core.parts import Evidence, Moment, Reading, SessionView
+from protokv.core.parts import Evidence, Moment, Reading, Said, SessionView
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 from protokv.extras.queries import RecordedContext
+from protokv.extras.transcript import Transcript
 
 NOTICED: Final = 0.02
 """Share of attention from which a step is named."""
 MOST_MOMENTS: Final = 3
+MOST_SAID: Final = 8
+"""Steps of a moment whose words are told."""
 
 
 class AttentionEvidence:
@@ -71,7 +75,19 @@ class AttentionEvidence:
         by_step: dict[int, float] = {}
         for step, share in zip(torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True):
             by_step[step] = by_step.get(step, 0.0) + share
-        return Evidence(find_moments(by_step, clock.step_seconds), backbone.reading_layers is not None)
+        moments = find_moments(by_step, clock.step_seconds)
+        if transcript is not None:
+            moments = tuple(replace(one, words=_words(transcript, one, by_step, clock.step_seconds)) for one in moments)
+        return Evidence(moments, backbone.reading_layers is not None)
+
+
+def _words(
+    transcript: Transcript, moment: Moment, by_step: Mapping[int, float], step_seconds: float
+) -> tuple[Said, ...]:
+    # A step next to the moment touches it, give or take a rounding.
+    lines = transcript.between(moment.start_s + 1e-6, moment.end_s - 1e-6)
+    most = sorted(lines, key=lambda line: -by_step.get(int(line.start_s / step_seconds + 1e-6), 0.0))[:MOST_SAID]
+    return tuple(Said(line.start_s, line.end_s, line.text) for line in sorted(most))
 
 
 def find_moments(by_step: Mapping[int, float], step_seconds: float) -> tuple[Moment, ...]:

@@ -85,6 +85,11 @@ class Transcript(SessionListener, StatePart):
             found.take(own)
         return found
 
+    @property
+    def full(self) -> bool:
+        """Whether older lines may have gone."""
+        return len(self.lines) == MOST_LINES or self._bytes + MOST_OF_LINE > MOST_BYTES
+
     @staticmethod
     def capacity_bytes() -> int:
         """Return the most bytes that it takes in a state."""

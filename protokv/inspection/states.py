@@ -21,6 +21,7 @@ from protokv.core.snapshot import Header, State, TensorInfo
 from protokv.core.tensors import tensor_shapes
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.extras.thumbnails import Thumbnails
+from protokv.extras.transcript import Transcript
 from protokv.memories import declare_state, restore_memory
 from protokv.storage.api import check_not_read, check_replaceable, load_state, moments, stored_bytes
 from protokv.storage.checkpoint import admit, config_of, shape_of, tensor_info_of
@@ -98,6 +99,13 @@ def describe(
         **memory.report(),
         **({} if verified is None else {"verified": verified}),
     }
+
+
+def read_words(path: StatePath, *, at_s: float | None = None, digests: bool = True) -> tuple[State, Transcript]:
+    """Return a state, and the words that it knows; arguments and errors as for `describe`."""
+    state = load_state(path, verify=digests, at_s=at_s, admit=admit)
+    state.clock.check()
+    return state, Transcript.of(state.tensors, state.clock)
 
 
 def verify(state: State, config: MemoryConfig, memory: Memory) -> list[str]:

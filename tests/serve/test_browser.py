@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from protokv.config import DurableConfig
-from protokv.core.parts import Evidence, Moment
+from protokv.core.parts import Evidence, Moment, Said
 from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
 from protokv.serve import page as page_routes
@@ -102,7 +102,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         yield SCRIPT
         assert go.wait(30)
         yield " star"
-        found = Evidence((Moment(7.0, 8.0, 0.61),), True) if evidence else None
+        found = Evidence((Moment(7.0, 8.0, 0.61, (Said(7.0, 8.0, SCRIPT),)),), True) if evidence else None
         beyond = bool(session.beyond_model)
         return Answer(question, f"{SCRIPT} star", 12.0, 1.0, 2.0, 20, 2, -0.1, evidence=found, beyond_model=beyond)
 
@@ -126,6 +126,7 @@ def test_an_answer_comes_in_pieces_and_plays_the_moment_that_it_stood_on(
     playwright.expect(page.locator(".answer")).to_have_text(f"{SCRIPT} star")
     moment = page.get_by_role("button", name="Stood on 0:07 to 0:08")
     assert "61\u00a0% of attention" in moment.inner_text()
+    playwright.expect(page.locator("article")).to_contain_text(f"0:07 {SCRIPT}")
     page.evaluate(
         """() => {
             const video = document.querySelector("video");

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from protokv.config import DurableConfig
-from protokv.core.parts import Evidence, Moment
+from protokv.core.parts import Evidence, Moment, Said
 from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
 from protokv.serve import Limits, States, build_app, configure, states
@@ -285,7 +285,7 @@ def test_an_answer_that_takes_too_long_is_given_up(made: Path, held: tuple[threa
 @pytest.fixture
 def four_words(monkeypatch: pytest.MonkeyPatch) -> str:
     """Let every state answer in four words, which stand on one moment; return them."""
-    words, moments = ("a", " red", " star", " appeared"), (Moment(1.0, 2.0, 0.5),)
+    words, moments = ("a", " red", " star", " appeared"), (Moment(1.0, 2.0, 0.5, (Said(1.0, 2.0, "look"),)),)
 
     def stream(_: Session, question: str, __: Any, *, evidence: bool, **___: Any) -> Any:
         yield from words
@@ -336,7 +336,8 @@ def test_a_bad_request_of_responses_is_refused_in_a_line(change: Any, text: str,
 
 
 def test_an_answer_has_the_moments_that_it_stood_on_if_they_are_asked_for(running: str, four_words: str) -> None:
-    moments = [{"start_s": 1.0, "end_s": 2.0, "share": 0.5}]
+    said = {"start_s": 1.0, "end_s": 2.0, "text": "look"}
+    moments = [{"start_s": 1.0, "end_s": 2.0, "share": 0.5, "words": [said]}]
     with client(running) as one:
         assert not hasattr(ask(one), "evidence")
         answer = ask(one, extra_body={"evidence": True})

@@ -1,0 +1,101 @@
+"""Asking for what was said: the words beside an answer's moments, and the transcript of a state."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protokv.core.parts import Evidence, Moment, Said
+from protokv.extras import evidence, transcript
+from protokv_cli.answers import heard
+from protokv_cli.exits import Exit
+from tests.cli.conftest import Program
+from tests.cli.terminal import run_on_terminal
+
+SHORT = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
+STATE = "talk.safetensors"
+SRT = """1
+00:00:03,600 --> 00:00:05,000
+Mara: the bar is \x1b[31mmine\u202e
+
+2
+00:00:06,600 --> 00:00:08,000
+this cross was green
+"""
+
+
+@pytest.fixture(scope="module")
+def protokv(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """The program beside the short sample with a voice, watched by the embedded model with a commit every second."""
+    program = Program(tmp_path_factory.mktemp("talk"), Path("protokv/mini"))
+    shutil.copy(SHORT, program.folder / "talk.mp4")
+    (program.folder / "talk.srt").write_text(SRT)
+    done = program("ingest", program.folder / "talk.mp4", "-o", program.folder / STATE, "--every", "1s", "--keep", "20")
+    assert done.code == 0, done.err
+    return program
+
+
+@pytest.fixture(scope="module")
+def talk(protokv: Program) -> Path:
+    return protokv.folder / STATE
+
+
+def test_one_session_tells_what_was_said_about_a_thing_and_what_was_shown_when_it_was_said(
+    protokv: Program, talk: Path
+) -> None:
+    about, whose = protokv("query", talk, "Where was the bar?", "Where was the cross?", "--evidence").rows()
+    assert (about["answer"], whose["answer"]) == ("bottom right", "right")
+    assert "Mara: the bar is [31mmine" in [one["text"] for moment in about["evidence"] for one in moment["words"]]
+    shown = protokv("query", talk, "Where was the bar?", "--evidence", "-f", "plain").out
+    assert "\n    0:04 Mara: the bar is [31mmine\n" in shown
+
+    for wanted, thing in (("Mara", "bar"), ("green", "cross")):
+        (said,) = [row for row in protokv("inspect", talk, "--words").rows() if wanted in row["text"]]
+        (now,) = protokv("query", talk, "--at", said["end_s"], "What is visible now?").rows()
+        assert now["answer"] == thing
+
+
+def test_the_transcript_is_printed_in_every_form_and_never_obeyed(protokv: Program, talk: Path) -> None:
+    rows = [
+        {"start_s": 4.0, "end_s": 5.0, "text": "Mara: the bar is [31mmine"},
+        {"start_s": 7.0, "end_s": 8.0, "text": "this cross was green"},
+    ]
+    assert protokv("inspect", talk, "--words").rows() == rows
+    assert protokv("inspect", talk, "--words", "--at", "0:06").rows() == rows[:1]
+    plain = protokv("inspect", talk, "--words", "-f", "plain").out
+    assert plain == "".join(f"0:0{row['start_s']:.0f}\t{row['text']}\n" for row in rows)
+    seen = run_on_terminal(protokv.environment, "inspect", talk, "--words")
+    assert [line.split(maxsplit=1) for line in seen.lines()] == [
+        ["time", "words"], ["0:04", rows[0]["text"]], ["0:07", rows[1]["text"]],
+    ]  # fmt: skip
+    assert "\x1b[31mmine" not in seen.screen
+    early = protokv("inspect", talk, "--words", "--at", "0:03")
+    assert (early.code, early.out, "nothing was said so far in talk.srt" in early.err) == (Exit.DONE, "", True)
+
+
+def test_a_state_that_cannot_tell_what_was_said_says_why(
+    protokv: Program, watched: Callable[..., Path], talk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = protokv("inspect", watched(), "--words")
+    assert (without.code, without.out, "no words are known" in without.err) == (Exit.DONE, "", True)
+    monkeypatch.setattr(transcript, "MOST_LINES", 2)
+    assert "older lines may be gone" in protokv("inspect", talk, "--words").err
+    for more in (["--verify"], ["--layers"], ["--watch"], ["--repair"], ["--sign", "key"], ["-o", "other.zarr"]):
+        assert protokv("inspect", talk, "--words", *more).code == Exit.USAGE, more
+    assert protokv("inspect", protokv.folder, "--words").code == Exit.USAGE
+
+
+def test_a_long_moment_tells_the_words_that_were_read_most_and_no_line_is_printed_twice() -> None:
+    found = transcript.Transcript()
+    found.lines = [transcript.Line(n, n * 0.1, (n + 1) * 0.1, n, f"line {n}") for n in range(20)]
+    shares = {n: float(n % 10) for n in range(20)}
+    # Steps 2 to 17 have the shares 2 to 9 and 0 to 7.
+    words = evidence._words(found, Moment(0.2, 18 * 0.1, 0.5), shares, 0.1)
+    assert [one.text for one in words] == [f"line {n}" for n in (5, 6, 7, 8, 9, 15, 16, 17)]
+    said = Said(7.0, 8.0, "a" * 9999)
+    (line,) = heard(Evidence((Moment(7.0, 9.0, 0.6, (said,)), Moment(7.0, 8.0, 0.1, (said,))), True))
+    assert line.startswith("0:07 aaa")
+    assert len(line) < 600
