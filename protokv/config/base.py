@@ -103,6 +103,10 @@ class MemoryConfig:
         """Return this config with every "auto" resolved. Equal resolved configs keep equal states."""
         return self
 
+    def with_words(self, words: bool) -> Self:
+        """Return this config for a stream with words, or without; itself if they are tokens like any other."""
+        return self
+
     @staticmethod
     def of(name: str, **settings: Any) -> MemoryConfig:
         """Return the settings of a memory by its name.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from protokv.config.paper import PrototypeConfig
 from protokv.errors import ConfigError
 
 Rule = Literal["auto", "exact", "blocked"]
 CenterBits = Literal["auto", 8, 32]
+WordsKeep = Literal["newest", "spread"]
 
 BLOCKED_FROM: Final = 512
 """Prototypes of a head from which on "auto" chooses the blocked rule; `protokv.durable` has the measurements."""
@@ -34,16 +35,42 @@ class DurableConfig(PrototypeConfig):
             decodes it when it is read: less than a quarter of the memory, slower steps
             (`protokv.durable.quantized`); it needs S = 1 and no residuals. "auto" is 8 below `BLOCKED_FROM` prototypes
             a head, where answers are as good in a third of the bytes (`samples/studies/harder/`), else 32.
+        words: whether the stream may have words; `ingest` sets it where there are subtitles. They are held apart,
+            exact (`protokv.durable.words`).
+        words_share: share of the budget that is for words; at 0 they are tokens like any other.
+        words_keep: which cues stay when there is no more room: the "newest", or a "spread" over the whole stream.
     """
 
     name: ClassVar[str] = "durable"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_mass_power": (0, 1)}
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_mass_power": (0, 1), "words_share": (0, 0.9)}
 
     pseudo_tokens: int = 1
     residual: bool = False
     rule: Rule = "auto"
     merge_mass_power: float = 1.0
     center_bits: CenterBits = "auto"
+    words: bool = False
+    words_share: float = 0.25
+    words_keep: WordsKeep = "spread"
+
+    @property
+    def words_tokens(self) -> int:
+        """Return how many tokens of the budget are for words."""
+        return int(self.budget * self.words_share) if self.words else 0
+
+    @property
+    def merged_budget(self) -> int:
+        """Return what words leave of the budget."""
+        return self.budget - self.words_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; without words nothing about them."""
+        values = super(DurableConfig, self).to_dict()
+        return values if self.words else {name: value for name, value in values.items() if not name.startswith("words")}
+
+    def with_words(self, words: bool) -> Self:
+        """Return this config for a stream with words, or without."""
+        return replace(self, words=words)
 
     def check(self) -> None:
         """Refuse settings that the blocked rule or quantized centres do not support."""

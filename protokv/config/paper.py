@@ -98,12 +98,17 @@ class PrototypeConfig(MemoryConfig):
         near, far = self.split
         if far == 0:
             return 0
-        return max(1, self.budget * far // (near + far) // self.pseudo_tokens)
+        return max(1, self.merged_budget * far // (near + far) // self.pseudo_tokens)
 
     @property
     def near_tokens(self) -> int:
         """W, exact tokens of the near window: what the prototypes leave of the budget."""
-        return self.budget - self.prototypes * self.pseudo_tokens
+        return self.merged_budget - self.prototypes * self.pseudo_tokens
+
+    @property
+    def merged_budget(self) -> int:
+        """Return what of the budget the near window and the prototypes have."""
+        return self.budget
 
 
 Decay = Literal["floor", "interval", "off"]

@@ -233,7 +233,7 @@ class PrototypeBank(StatePart):
             raise StateCorrupt("state: tensor bank.mass sums to more tokens than ever came into the bank")
         if clock is None or not mass.shape[2]:
             return
-        left = clock.tokens_seen - int(tensors["near.ring"][1])
+        left = clock.tokens_seen - int(tensors["near.ring"][1]) - int(tensors.get("words.seen", 0))
         # Some of the dropped tokens are still in the window.
         left -= int(tensors["sanitize.dropped"]) - int((~tensors["near.usable"]).sum())
         if (came != left).any():

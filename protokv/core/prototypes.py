@@ -88,7 +88,7 @@ class ProtoKV(LocalMemory):
         super().__init__(config, shape, rotary)
         K = config.prototypes
         rule = self.rule_type(config)
-        self._slots = Slots(shape, far=self.far_slots(config), near=config.near_tokens)
+        self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components)
         self._bank = self.bank_type(config)(shape, K, spread=rule.needs_spread)
         self._policy: Policy | None = rule(self._bank, config, shape) if K else None
@@ -104,6 +104,11 @@ class ProtoKV(LocalMemory):
     def rule_type(config: Any) -> type[Policy]:
         """Return the rule by which tokens enter the bank."""
         return PaperRule
+
+    @classmethod
+    def new_slots(cls, config: Any, shape: MemoryShape) -> Slots:
+        """Return the slots that attention reads, all free."""
+        return Slots(shape, far=cls.far_slots(config), near=config.near_tokens)
 
     @staticmethod
     def far_slots(config: Any) -> int:

@@ -32,8 +32,7 @@ class StepTokens:
             such as its time, and words. None: all are visual.
         deepstack: `[n, V, E]`, added to the visual tokens after each of the first `n` layers of the language model;
             None if the family has no such features.
-        words: how many of the last tokens are what was said in the step.
-        said: its text.
+        words, said: how many of the last tokens are what was said in the step, and its text.
     """
 
     embeddings: Tensor
@@ -103,12 +102,13 @@ class StepKV:
 
     def usable_only(self) -> StepKV:
         """Return the step without its unusable tokens. This waits for the device."""
-        if self.usable is None:
-            return self
-        kept = self.usable.nonzero().squeeze(1)
-        return StepKV(
-            self.keys[:, :, kept], self.values[:, :, kept], self.positions[kept], self.coordinates[kept], self.step
-        )
+        return self if self.usable is None else replace(self.tokens(self.usable.nonzero().squeeze(1)), usable=None)
+
+    def tokens(self, some: Tensor | slice) -> StepKV:
+        """Return some of its tokens, without telling which are words."""
+        kv, usable = (self.keys[:, :, some], self.values[:, :, some]), self.usable
+        places = (self.positions[some], self.coordinates[some])
+        return StepKV(*kv, *places, self.step, None if usable is None else usable[some])
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ LAYER: Final = "layer"
 # Axes whose entries are filled one after another; a saved state leaves out the unused ones (`protokv.core.packing`).
 SLOTS: Final = (
     "near_token", "prototype", "kept_token", "residual", "planned_merge", "thumbnail", "thumbnail_byte",
-    "line", "line_byte",
+    "word_token", "line", "line_byte",
 )  # fmt: skip
 
 

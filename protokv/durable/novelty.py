@@ -68,12 +68,12 @@ class Novelty:
     def present(self, step: int, tokens: int, most: int) -> float:
         """Return how many of the newest tokens in the bank are the present, up to `most`; a step has `tokens`."""
         config = self._config
-        present = max(config.budget / 2, (step + 1) * tokens / _PRESENT) - config.near_tokens
+        present = max(config.merged_budget / 2, (step + 1) * tokens / _PRESENT) - config.near_tokens
         return max(0.0, min(present, most))
 
     def kept(self, step: int, tokens: int, most: int) -> Tensor:
         """Return how many of the newest tokens merge with repeats alone, `[B]` int64; `most` in a budget of a step."""
-        if tokens >= self._config.budget:
+        if tokens >= self._config.merged_budget:
             return torch.full_like(self._seen.view(-1), max(0, most))
         return (self.share() * self.present(step, tokens, most)).long()
 

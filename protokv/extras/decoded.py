@@ -14,21 +14,23 @@ from protokv.core.context import SlotContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedContext(SlotContext):
-    """`N` slots `[sink | far | near]`; `keys` and `values` hold only `[sink | near]`.
+    """`N` slots `[sink | far | near]`; `keys` and `values` lack the first `decoded` far ones.
 
     Attributes:
+        decoded: F, far slots that are decoded.
         decode: returns keys and values `[h, F, D]`, model dtype, of the far slots of one layer and some of its heads.
         heads: the heads of these slots.
     """
 
+    decoded: int
     decode: Callable[[int, slice], tuple[Tensor, Tensor]]
     heads: slice = field(default_factory=lambda: slice(None))
 
     def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Return slots of a layer; nothing is decoded unless there are far ones among them."""
+        """Return slots of a layer; nothing is decoded unless there are decoded ones among them."""
         far = self.far
-        if (part.start or 0) >= far.stop:
-            exact = slice(part.start - far.stop + far.start, None)
+        if (part.start or 0) >= far.start + self.decoded:
+            exact = slice(part.start - self.decoded, None if part.stop is None else part.stop - self.decoded)
             return self.keys[layer][:, exact], self.values[layer][:, exact]
         pairs = zip((self.keys[layer], self.values[layer]), self.decode(layer, self.heads), strict=True)
         keys, values = (torch.cat((held[:, : far.start], new, held[:, far.start :]), 1)[:, part] for held, new in pairs)

@@ -172,7 +172,15 @@ class Transcript(SessionListener, StatePart):
 
 
 def check_words(backbone: Any, config: Any) -> None:
-    """Refuse words where text between pictures would leave the range of compact positions. ConfigError."""
+    """Refuse words where the memory has no room for them, or where they would leave the range of compact positions.
+
+    ConfigError.
+    """
+    if config != config.with_words(True):
+        raise ConfigError(
+            f"words: this stream began without words, and {config.name} keeps them apart from pictures from the start",
+            hint="start another state for it, with --set words=true if words come later, or use --subtitles off",
+        )
     if config.positions == "compact" and len(backbone.moving) < backbone.position_components:
         raise ConfigError(
             f"positions: {backbone.identity.name} cannot show words at compact positions",

@@ -109,7 +109,10 @@ def _another_source(path: StatePath, state: State, source: Source | LiveSource) 
 def check_memory(path: StatePath, state: Header, config: MemoryConfig) -> None:
     """Refuse another memory than the state's. StateMismatch, naming the setting."""
     # Read the state's memory as a config, so that settings newer than the state have their defaults.
-    theirs, ours = config_of(state).resolve().to_dict(), config.resolve().to_dict()
+    found = config_of(state)
+    # Whether there are words is settled where the stream begins.
+    config = config.with_words(bool(getattr(found, "words", False)))
+    theirs, ours = found.resolve().to_dict(), config.resolve().to_dict()
     for field in theirs:
         check_equal(path, f"memory.{field}", theirs[field], ours.get(field))
 
@@ -135,7 +138,7 @@ def check_chunk(path: StatePath, state: State, chunk: int) -> None:
     check_equal(path, "chunk", (state.source or {}).get("chunk", 1), chunk)
 
 
-def check_words(path: StatePath, record: Mapping[str, Any], words: Words | None) -> None:
+def check_subtitles(path: StatePath, record: Mapping[str, Any], words: Words | None) -> None:
     """Refuse other subtitles than those on record of a source that was begun. StateMismatch."""
     theirs, ours = recorded(record), {} if words is None else words.record
     if isinstance(words, Coming) and not ours and theirs.get("kind") != "file":

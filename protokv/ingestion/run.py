@@ -25,8 +25,8 @@ from protokv.ingestion.continuation import (
     check_chunk,
     check_memory,
     check_sampling,
+    check_subtitles,
     check_system,
-    check_words,
     existing_state,
     find_segment,
     record_of,
@@ -35,7 +35,7 @@ from protokv.ingestion.events import Event
 from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
 from protokv.ingestion.watching import LiveRun, Run, Start
-from protokv.ingestion.words import Coming, Words
+from protokv.ingestion.words import Words
 from protokv.ingestion.words.find import words_of
 from protokv.object_store import is_object
 from protokv.storage.api import check_not_read, check_target
@@ -158,10 +158,7 @@ def _words(source: AnySource, video: Source | LiveSource, options: IngestOptions
     path = None
     if isinstance(source, str | os.PathLike) and address.kind_of(os.fspath(source)) == "file":
         path = None if is_object(source) else Path(source)
-    words = words_of(video, path, options.subtitles, options.start_s)
-    # Some models cannot show words at compact positions, and whether a live source has any shows too late.
-    unsure = isinstance(words, Coming) and not words.record and options.config.positions == "compact"
-    return None if unsure else words
+    return words_of(video, path, options.subtitles, options.start_s)
 
 
 def _start(
@@ -180,13 +177,15 @@ def _start(
         with stage(timings, "model"):
             model = options.prompted(_load(None, options))
         with stage(timings, "state"):
-            return Start(Session.start(model, options.config, fps=options.fps), Segment(), {}, words)
+            # A live source shows only with its first frame whether it has words.
+            config = options.config.with_words(True) if words is not None and words.record else options.config
+            return Start(Session.start(model, config, fps=options.fps), Segment(), {}, words)
     segment = find_segment(path, state, video, file, append=options.append)
     if isinstance(video, LiveSource):
         record = (state.source or {}) if segment.first_step < state.clock.steps else {}
     else:
         record = record_of(state, video.info.fingerprint, file)
-    check_words(path, record, words)
+    check_subtitles(path, record, words)
     check_memory(path, state, options.config)
     check_chunk(path, state, options.chunk)
     check_system(path, state, options.system)

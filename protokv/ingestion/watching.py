@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, cast
 
 from protokv.core.session import Session
-from protokv.errors import SourceError, SourceUnreadable, StateError
+from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
 from protokv.extras.thumbnails import Picture, Thumbnails, shrink
 from protokv.extras.transcript import check_words
 from protokv.ingestion.continuation import GrowingFile
@@ -24,7 +24,7 @@ from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, Sourc
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
-from protokv.ingestion.words import Words
+from protokv.ingestion.words import Track, Words
 from protokv.ingestion.words.find import named, recorded
 from protokv.mini import is_embedded
 from protokv.mini.looked import Look, Looked, is_looked_at
@@ -387,6 +387,20 @@ class LiveRun(Run):
         self._complete = self._ending.over or not stop.decided
         if self._complete and session.clock.steps == segment.first_step:
             raise SourceUnreadable(f"no frame of {self._live.info.name} came", hint="look at the source")
+
+    def _said(self, time_s: float) -> list[str]:
+        said, session = super()._said(time_s), self._session
+        if self._words is None or not self._words.record:
+            return said
+        spoken = session.config.with_words(True)
+        if session.clock.steps == 0 and session.config != spoken:
+            # Its track shows only now. The memory has seen nothing yet: make it anew, with room for words.
+            session.config, session.memory = spoken, Session.start(session.backbone, spoken).memory
+        try:
+            check_words(session.backbone, session.config)
+        except ConfigError as error:
+            self._words, said = Track((), self._words.record, error.message), []
+        return said
 
     def _described(self) -> dict[str, Any]:
         return self._live.record(self._committed.stream_time_s)

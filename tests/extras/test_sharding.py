@@ -39,6 +39,7 @@ def configs() -> list[object]:
         "durable, centres of 32 bits": DurableConfig(budget=BUDGET, center_bits=32),
         "durable, one by one": small_durable(BUDGET),
         "durable, blocked": DurableConfig(budget=BUDGET, rule="blocked", center_bits=32),
+        "durable, words apart": DurableConfig(budget=BUDGET, words=True),
         "durable, plans in turns": DurableConfig(budget=40, split=(0, 1), rule="blocked", center_bits=32),
     }
     others = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED}
@@ -90,7 +91,8 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
             continued = list(both(config, seed=1)[:2])
             for memory, other in zip(continued, (parts, whole), strict=True):
                 memory.load(copy_of(other))
-        step, features = world.step(index, tokens), torch.randn(12, 6, generator=world.generator)
+        step = replace(world.step(index, tokens), words=tokens // 3)
+        features = torch.randn(12, 6, generator=world.generator)
         memories = (whole, parts, *continued)
         one, *others = [memory.select(features, (3, 4)) for memory in memories]
         assert all(other is None if one is None else torch.equal(one, other) for other in others)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import protokv
 from protokv.backbones.base import Backbone
-from protokv.config import CONFIGS, MemoryConfig
+from protokv.config import CONFIGS, DurableConfig, MemoryConfig
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.extras import transcript
@@ -32,13 +32,13 @@ def watch(session: Session, first: int, last: int) -> Session:
 @pytest.fixture(scope="module")
 def state(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("states") / "a.safetensors"
-    protokv.save(watch(Session.start(tiny, MemoryConfig.of("durable", budget=30)), 0, 9), path)
+    protokv.save(watch(Session.start(tiny, DurableConfig(budget=30, words=True)), 0, 9), path)
     return path
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_every_memory_takes_words_and_goes_on_byte_for_byte(name: str, tiny: Backbone, tmp_path: Path) -> None:
-    config = MemoryConfig.of(name, budget=30, positions="stream")
+    config = MemoryConfig.of(name, budget=30, positions="stream").with_words(True)
     whole = watch(Session.start(tiny, config), 0, 9)
     protokv.save(watch(Session.start(tiny, config), 0, 4), tmp_path / "a.safetensors")
     resumed = watch(protokv.load(tmp_path / "a.safetensors", tiny), 4, 9)
@@ -47,6 +47,20 @@ def test_every_memory_takes_words_and_goes_on_byte_for_byte(name: str, tiny: Bac
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert resumed.parts.transcript.lines == whole.parts.transcript.lines
     assert torch.isfinite(whole.prefill("what is the first star ?")).all()
+
+
+def test_a_durable_stream_that_began_without_words_takes_none(tiny: Backbone) -> None:
+    session = watch(Session.start(tiny, DurableConfig(budget=30)), 0, 1)
+    with pytest.raises(ConfigError, match="began without words"):
+        watch(session, 1, 2)
+
+
+def test_evidence_stands_in_steps_of_a_stream_with_words(tiny: Backbone) -> None:
+    session = watch(Session.start(tiny, DurableConfig(budget=30, words=True)), 0, 9)
+    evidence = session.ask("what is the first star ?", evidence=True).evidence
+    assert evidence is not None
+    assert evidence.moments
+    assert all(0 <= moment.start_s < moment.end_s <= 9 for moment in evidence.moments)
 
 
 def test_lines_have_the_times_of_their_steps_and_plain_text(state: Path, tiny: Backbone) -> None:
@@ -106,6 +120,6 @@ def test_hostile_transcripts_are_refused_in_one_line(name: str, state: Path, tin
 
 
 def test_words_at_compact_positions_are_refused_where_they_would_leave_them(tiny: Backbone) -> None:
-    session = Session.start(tiny, MemoryConfig.of("durable", budget=30, positions="compact"))
+    session = Session.start(tiny, DurableConfig(budget=30, positions="compact", words=True))
     with pytest.raises(ConfigError, match="compact positions"):
         watch(session, 0, 2)

@@ -130,12 +130,11 @@ def _coming(source: Source | LiveSource, choice: str, record: dict[str, Any] | N
     become, record = Plain(), record or {}
 
     def take() -> Iterator[Cue]:
-        heard = source.heard()
-        track = track_of(source, choice) if heard else None
+        track = track_of(source, choice)
         if track is None:
             return
         record.update(_record_of(track))
-        for number, line in heard:
+        for number, line in source.heard():
             if number == track.number and (cue := become(line)) is not None:
                 yield cue
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import protokv
 from protokv.backbones.base import Backbone
-from protokv.errors import SourceNotFound, StateMismatch
+from protokv.errors import ConfigError, SourceNotFound, StateMismatch
 from protokv.ingestion import Event, LiveOptions, Started, Summary, WordsLost, ingest
 from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.words.find import words_of
@@ -135,6 +136,30 @@ def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny
     os.close(writing)
     piped = watch(f"pipe:{reading}", "piped.safetensors")
     os.close(reading)
-    heard = [protokv.load(path, tiny).parts.transcript.lines for path in (whole, piped)]
-    assert [line.text for line in heard[0]] == ["a track"]
-    assert heard[0] == heard[1]
+    sessions = [protokv.load(path, tiny) for path in (whole, piped)]
+    assert [line.text for line in sessions[0].parts.transcript.lines] == ["a track"]
+    states = [session.tensors() for session in sessions]
+    assert int((states[0]["words.step"] >= 0).sum()) == sessions[0].memory.report()["words_tokens_in_use"] > 0
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(*(state[f"words.{name}"] for state in states)) for name in ("step", "positions", "seen"))
+
+
+def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: Backbone, tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+
+    def watch(source: str, **options: Any) -> dict[type, Event]:
+        return {type(event): event for event in ingest(source, path, CONFIGS["durable"], backbone=tiny, **options)}
+
+    watch(str(video), subtitles="off")
+    silent = path.read_bytes()
+    longer = write_subtitled(tmp_path / "longer.mkv", {"eng": [(1.0, 2.0, "late")]}, seconds=4)
+    with pytest.raises(ConfigError, match="began without words"):
+        watch(str(longer), append=True)
+    assert path.read_bytes() == silent
+    reading, writing = os.pipe()
+    os.write(writing, longer.read_bytes())
+    os.close(writing)
+    events = watch(f"pipe:{reading}", append=True)
+    os.close(reading)
+    assert "began without words" in events[Summary].words_lost
+    assert protokv.load(path, tiny).parts.transcript.lines == []
