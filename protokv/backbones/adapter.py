@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -22,7 +23,7 @@ from protokv.core.carried import CarriedShape, Kind, places_of
 from protokv.core.context import Context
 from protokv.core.hook import LinearStates
 from protokv.core.records import BackboneIdentity
-from protokv.core.step import StepPositions, StepTokens
+from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.turns import Turn
 from protokv.errors import ModelError, QuestionError
 from protokv.texts import admit_question
@@ -38,7 +39,7 @@ class Adapter(Backbone):
     """
 
     text_module: ClassVar[str] = "model.language_model"
-    # Words of a step: control tokens in front, the text, control tokens behind. By default a line of text.
+    # Words of a step: what closes the video before them, the text, what opens the next one. By default a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
 
     def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity) -> None:
@@ -129,11 +130,25 @@ class Adapter(Backbone):
 
     def words_ids(self, text: str) -> list[int]:
         """Return the token ids of what was said, between those of `words_form`."""
-        opening, ids, closing = (
-            self._tokenizer.encode(part.format(text), add_special_tokens=False) for part in self.words_form
-        )
+        closing, ids, opening = self._words_parts(text)
         ids = [token for token in ids if token not in self._prompt.control_ids][:MOST_WORDS]
-        return [*opening, *ids, *closing] if ids else []
+        _, blank, _ = self._words_parts("")
+        return [*closing, *ids, *opening] if ids != blank else []
+
+    def _words_parts(self, text: str) -> Iterator[list[int]]:
+        return (self._tokenizer.encode(part.format(text), add_special_tokens=False) for part in self.words_form)
+
+    def behind_words(
+        self, ids: list[int], context: Context, clock: StreamClock
+    ) -> tuple[list[int], Context, StreamClock]:
+        """Leave out what closes the video in front of a question, and what the words opened for another one."""
+        closing, _, opening = self._words_parts("")
+        if ids[: len(closing)] == closing:
+            ids = ids[len(closing) :]
+        if opening:
+            clock = replace(clock, next_position=clock.next_position - len(opening))
+            context = context.before(clock.next_position)
+        return ids, context, clock
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of generated ids without special tokens."""

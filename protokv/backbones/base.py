@@ -205,6 +205,16 @@ class Backbone(ABC):
         embeddings = torch.cat((step.embeddings, self.embed_text(ids)))
         return replace(step, embeddings=embeddings, visual=visual, words=len(ids), said=said)
 
+    def behind_words(
+        self, ids: list[int], context: Context, clock: StreamClock
+    ) -> tuple[list[int], Context, StreamClock]:
+        """Return a question, what it attends to and where the stream stands, if the last step ends with words.
+
+        Words have closed the video before them, so a question has nothing to close, and nothing was opened for it. The
+        default changes nothing.
+        """
+        return ids, context, clock
+
     @abstractmethod
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float

@@ -21,8 +21,9 @@ from protokv.backbones.files import read_video_processor
 from protokv.backbones.frames import check_frame_size, read_frames
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images
+from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
-from protokv.core.step import StepTokens
+from protokv.core.step import StepTokens, StreamClock
 from protokv.core.turns import Turn
 
 # Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.
@@ -36,7 +37,7 @@ class LlavaOnevision(Adapter):
 
     position_components = 1
     frames_per_step = 1
-    words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}\n", "")
+    words_form: ClassVar[tuple[str, str, str]] = ("\n", "{}\n", "")
 
     def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: Any, identity: BackboneIdentity) -> None:
         """Wrap a loaded `LlavaOnevisionForConditionalGeneration`, with `frames` of `read_frames`.
@@ -77,6 +78,12 @@ class LlavaOnevision(Adapter):
         """Return the newline behind the video so far, and the words as a line."""
         ids = super().words_ids(text)
         return [NEWLINE, *ids] if ids else []
+
+    def behind_words(
+        self, ids: list[int], context: Context, clock: StreamClock
+    ) -> tuple[list[int], Context, StreamClock]:
+        """Leave out the newline behind the video, which stands in front of the words."""
+        return super().behind_words(ids[ids[0] == NEWLINE :], context, clock)
 
     def embed_text(self, ids: list[int]) -> Tensor:
         """Return `[n, E]`, with the model's newline embedding for `NEWLINE`."""

@@ -30,7 +30,7 @@ class QwenVL(TimedGrid, Adapter):
 
     position_components = 3
     # The whole video stands between two control tokens, so words close it and what follows opens another.
-    words_form: ClassVar[tuple[str, str, str]] = ("<|vision_end|>", "{}", "<|vision_start|>")
+    words_form: ClassVar[tuple[str, str, str]] = ("<|vision_end|>", "{}\n", "<|vision_start|>")
     # model_type of the config -> class of transformers
     models: ClassVar[dict[str, str]] = {
         "qwen2_vl": "Qwen2VLForConditionalGeneration",

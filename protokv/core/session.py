@@ -2,8 +2,7 @@
 
 Watching: a step attends to the memory and to itself; then the memory takes its keys and values. Asking: the question
 is forwarded behind everything seen, attends to the memory and to itself, and is dropped, so asking changes nothing.
-What a configuration adds (where tokens stand while they are forwarded, listeners, evidence) comes in as
-`SessionParts`. The core imports no memory: `protokv.memories`, which builds them, is found by name.
+What a configuration adds (where tokens stand while they are forwarded, listeners, evidence) is `SessionParts`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from protokv.config import MemoryConfig
     from protokv.core.snapshot import State
 
-# The module that checks settings, and builds the memory and the parts of a config.
+# The core imports no memory: this module, found by name, checks settings and builds a config's memory and parts.
 _ASSEMBLY = "protokv.memories"
 
 
@@ -144,8 +143,7 @@ class Session:
         """Continue a saved session of the same backbone and config; nothing is forwarded.
 
         Raises:
-            StateCorrupt: a tensor is missing, superfluous, misshapen or holds what no stream leaves, or the clock
-                contradicts itself or the model.
+            StateCorrupt: its tensors are none that a stream leaves, or its clock contradicts itself or the model.
         """
         clock = state.clock
         if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
@@ -388,8 +386,11 @@ class Session:
         prelude = self.memory.prelude()
         positions = [where for _, where in prelude]
         local_kv = self.new_local_kv(sum(map(len, positions)) + len(ids) + room)
-        context = placement.place(self.memory.recall(), self.clock)
-        start = placement.text_start(context, self.clock)
+        context, clock = self.memory.recall(), self.clock
+        if clock == self.spoken and self.memory.hides_recent and not prelude:
+            ids, context, clock = backbone.behind_words(ids, context, clock)
+        context = placement.place(context, clock)
+        start = placement.text_start(context, clock)
         if prelude:
             steps = [tokens for tokens, _ in prelude]
             shown = placement.forward_positions(torch.cat(positions), context)
@@ -399,9 +400,8 @@ class Session:
             context = finder.record(context)
         where = backbone.text_positions(start, len(ids))
         hidden = backbone.forward(backbone.embed_text(ids), where, context, local_kv)
-        read_again = torch.cat(positions) if prelude else where[:0]
         logits = backbone.logits(hidden[-1:] if room else hidden)
-        return Reading(logits, context, local_kv, start + len(ids), read_again)
+        return Reading(logits, context, local_kv, start + len(ids), torch.cat(positions) if prelude else where[:0])
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return everything the memory holds, by the names of the snapshot."""

@@ -66,6 +66,7 @@ class Upstream:
         """Return arguments of the model's forward, in its dtype. Every step of the video has frames of one size.
 
         Steps with `words`, all but the last, part the video into several of equal length, with these between them.
+        Those of the last step stand in front of the question, in a line of their own.
         """
         found = INPUTS[self.family](self, video, question, step_seconds, words or [""] * len(video))
         return {
@@ -111,9 +112,14 @@ def with_words(expanded: str, mark: str, words: Sequence[str], form: str, marks:
 
 
 def parted(video: Video, words: Sequence[str]) -> list[tuple[int, str]]:
-    """Return the steps of each part of a video, and the words behind it."""
-    ends = [step + 1 for step, said in enumerate(words) if said] + [len(video)]
+    """Return the steps of each part of a video, and the words behind it; those behind the last are the question's."""
+    ends = [step + 1 for step, said in enumerate(words[:-1]) if said] + [len(video)]
     return [(end - start, words[end - 1]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def in_front(words: Sequence[str], question: str) -> str:
+    """Return a question with the words of the last step in front of it."""
+    return f"{words[-1]}\n{question}" if words[-1] else question
 
 
 def qwen_vl_inputs(
@@ -124,15 +130,15 @@ def qwen_vl_inputs(
     raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
     limits = {"shortest_edge": raw["min_pixels"], "longest_edge": raw["max_pixels"]}
     pixels, (rows, columns) = qwen_patches(video, size=limits)
-    before, after = upstream.chat(question)
+    before, after = upstream.chat(in_front(words, question))
     per_second = getattr(config.vision_config, "tokens_per_second", None)
     interval = 1.0 if per_second is None else per_second * step_seconds
     parts = parted(video, words)
     grid = torch.tensor([[steps, rows, columns] for steps, _ in parts])
     ids, positions = before, [torch.arange(len(before)).expand(3, -1)]
-    for own, (steps, said) in zip(grid, parts, strict=True):
-        behind = f"<|vision_end|>{said}<|vision_start|>"
-        text = upstream.tokenizer.encode(behind, add_special_tokens=False) if said else after
+    for part, (own, (steps, said)) in enumerate(zip(grid, parts, strict=True), 1):
+        behind = f"<|vision_end|>{said}\n<|vision_start|>"
+        text = upstream.tokenizer.encode(behind, add_special_tokens=False) if part < len(parts) else after
         positions.append(model.model.get_vision_position_ids(int(positions[-1].max()) + 1, own, 1, 2, interval))
         start = int(positions[-1].max()) + 1
         positions.append(torch.arange(start, start + len(text)).expand(3, -1))
@@ -193,12 +199,13 @@ def llava_onevision_inputs(
 ) -> dict[str, Tensor]:
     """LLaVA-OneVision; positions are the model's own, and so is the newline behind the video."""
     config = upstream.model.config
-    before, after = upstream.chat(question)
+    before, after = upstream.chat(in_front(words, question))
     side = -(-(config.vision_config.image_size // config.vision_config.patch_size) // 2)
     frames = torch.cat([llava_frames(upstream.folder, images) for images in video])
     parts, ids = parted(video, words), before
-    for steps, said in parts:
-        text = upstream.tokenizer.encode(f"\n{said}\n", add_special_tokens=False) if said else after
+    for part, (steps, said) in enumerate(parts, 1):
+        between = part < len(parts)
+        text = upstream.tokenizer.encode(f"\n{said}\n", add_special_tokens=False) if between else after
         ids = [*ids, *[config.video_token_id] * (steps * side * side + 1), *text]
     return {"input_ids": torch.tensor([ids]), "pixel_values_videos": frames.unflatten(0, (len(parts), -1))}
 
