@@ -10,7 +10,7 @@ import typer
 from protokv_cli import options
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
-from protokv_cli.tables import bytes_text, grid, pairs
+from protokv_cli.tables import bytes_text, flat_lines, grid, pairs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,17 +34,9 @@ def doctor(
     out = Output(fmt, as_json=as_json, quiet=False, debug=debug)
     with out.errors():
         from protokv.inspection.setup import describe_setup
-        from protokv.inspection.states import flatten
 
         found = describe_setup()
-        if out.format is Format.JSON:
-            out.json(found)
-        elif out.format is Format.PLAIN:
-            for path, value in flatten(found):
-                out.plain(f"{path}\t{value}")
-        else:
-            for table in _tables(found):
-                out.table(table, "")
+        out.show([found], flat_lines, lambda _: _tables(found), apart=True)
         if found["problems"]:
             raise typer.Exit(Exit.FAILURE)
 

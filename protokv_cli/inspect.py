@@ -15,7 +15,7 @@ from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.process import interruptible
 from protokv_cli.signing import sign_all, trusting
-from protokv_cli.tables import grid, printable, time_text
+from protokv_cli.tables import flat_lines, grid, time_text
 
 
 def inspect(
@@ -174,20 +174,9 @@ def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> None:
 
 
 def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> None:
-    if out.format is Format.JSON:
-        out.json(document)
-    elif out.format is Format.PLAIN:
-        from protokv.inspection.states import flatten
+    from protokv_cli.inspect_tables import document_tables
 
-        # For grep and cut.
-        for path, value in flatten(document):
-            if value not in ({}, []):
-                out.plain(f"{printable(path)}\t{printable(value)}")
-    else:
-        from protokv_cli.inspect_tables import document_tables
-
-        for table in document_tables(document, layers=layers):
-            out.table(table, "")
+    out.show([document], flat_lines, lambda _: document_tables(document, layers=layers), apart=True)
 
 
 def _show_words(out: Output, path: str, at_s: float | None, *, digests: bool) -> None:
@@ -204,15 +193,10 @@ def _show_words(out: Output, path: str, at_s: float | None, *, digests: bool) ->
         out.note("older lines may be gone: a state keeps the last ones, about five hours of speech")
     if not transcript.lines:
         out.note(f"nothing was said so far in {named(record)}" if record else "no words are known: there were none")
-    lines = transcript.lines
-    if out.format is Format.JSON:
-        for line in lines:
-            out.json({"start_s": line.start_s, "end_s": line.end_s, "text": line.text})
-    elif out.format is Format.PLAIN:
-        for line in lines:
-            out.plain(f"{time_text(line.start_s)}\t{line.text}")
-    elif lines:
-        out.table(grid(["time", "words"], ((time_text(line.start_s), line.text) for line in lines), left=("words",)))
+    rows = [{"start_s": line.start_s, "end_s": line.end_s, "text": line.text} for line in transcript.lines]
+    cells = [(time_text(line.start_s), line.text) for line in transcript.lines]
+    table = [grid(["time", "words"], cells, left=("words",))] if cells else []
+    out.show(rows, lambda row: [f"{time_text(row['start_s'])}\t{row['text']}"], lambda _: table)
 
 
 def _show_folder(out: Output, place: str) -> None:
@@ -220,13 +204,7 @@ def _show_folder(out: Output, place: str) -> None:
     from protokv.fleet.states import survey
     from protokv_cli.inspect_tables import fleet_tables
 
-    rows: list[dict[str, Any]] = []
-    for row in survey(place):
-        if out.format is Format.JSON:
-            out.json(row)
-        elif out.format is Format.PLAIN:
-            out.plain("\t".join("" if value is None else str(value) for value in row.values()))
-        else:
-            rows.append(row)
-    for table in fleet_tables(rows, place.rstrip("/") + "/") if rows else ():
-        out.table(table)
+    def line(row: dict[str, Any]) -> list[str]:
+        return ["\t".join("" if value is None else str(value) for value in row.values())]
+
+    out.show(survey(place), line, lambda rows: fleet_tables(list(rows), place.rstrip("/") + "/"))

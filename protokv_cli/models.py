@@ -36,15 +36,7 @@ def models(
     with out.errors():
         from protokv.inspection.models import describe_models
 
-        rows = describe_models()
-        if out.format is Format.TABLE:
-            out.table(*_tables(rows))
-            return
-        for row in rows:
-            if out.format is Format.JSON:
-                out.json(row)
-            else:
-                out.plain(row["name"])
+        out.show(describe_models(), lambda row: [row["name"]], _tables)
 
 
 def _tables(rows: Iterable[Mapping[str, Any]]) -> Iterator[RenderableType]:
@@ -54,8 +46,8 @@ def _tables(rows: Iterable[Mapping[str, Any]]) -> Iterator[RenderableType]:
         cells.append((f"{family}: {found[0]['name'].partition('/')[0]}/", *[""] * 7))
         cells += map(_cells, found)
     yield grid(("family: OWNER/, NAME", "disk", "f32", "bf16", "8bit", "4bit", "step", "6k"), cells)
-    yield "GiB: files, memory by dtype, state at a budget of 6k. step: most visual tokens"
-    yield "*: fits the free memory. here: in the local cache; others are downloaded once"
+    yield "GiB: files, memory by dtype, state at a budget of 6k. *: fits the free memory"
+    yield "step: most visual tokens without --frame-tokens. here: nothing to download"
     yield "No network: hf download OWNER/NAME --local-dir DIR, copy it, --model DIR"
 
 

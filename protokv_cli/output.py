@@ -13,7 +13,7 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import cached_property
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
+Row = dict[str, Any]
 # Of a message: what a user or a file gave may be in it.
 MOST_CHARACTERS = 2000
 
@@ -107,13 +108,33 @@ class Output:
                 self._console.clear()
             self._write(captured.get())
 
-    def json(self, row: dict[str, Any]) -> None:
+    def json(self, row: Row) -> None:
         """Write one JSON object as one line of stdout, and flush."""
         self._write(json_text(row) + "\n")
 
     def plain(self, text: str, end: str = "\n") -> None:
         """Write text to stdout; its lines stay lines."""
         self._write(printable(text, lines=True) + end)
+
+    def show(
+        self,
+        rows: Iterable[Row],
+        lines: Callable[[Row], Iterable[str]],
+        tables: Callable[[Iterable[Row]], Iterable[RenderableType]],
+        *,
+        apart: bool = False,
+    ) -> None:
+        """Write rows to stdout as they come: as JSON, the lines of each, or the tables of all, a line `apart`."""
+        if self.format is Format.TABLE:
+            for table in tables(rows):
+                self.table(table, *([""] if apart else []))
+            return
+        for row in rows:
+            if self.format is Format.JSON:
+                self.json(row)
+            else:
+                for line in lines(row):
+                    self.plain(line)
 
     def note(self, text: str) -> None:
         """Write a note to stderr, unless `--quiet`."""

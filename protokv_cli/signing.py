@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from protokv.errors import ConfigError
-from protokv_cli.output import Format, Output
+from protokv_cli.output import Output
 from protokv_cli.tables import pairs
 
 
@@ -45,14 +45,8 @@ def sign_all(out: Output, state: str, key: Path) -> None:
 
     states = find_states(state) if is_place(state) else [state]
     with read_secret_key(key, lambda: _ask_password(key)) as secret:
-        for one in states:
-            row = sign(one, secret)
-            if out.format is Format.JSON:
-                out.json(row)
-            elif out.format is Format.PLAIN:
-                out.plain(row["signature"])
-            else:
-                out.table(pairs(row, title="signed"))
+        rows = (sign(one, secret) for one in states)
+        out.show(rows, lambda row: [row["signature"]], lambda rows: (pairs(row, title="signed") for row in rows))
 
 
 def warn_of_stale_signature(out: Output, state: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -112,3 +112,12 @@ def _titled(title: str, table: RenderableType) -> RenderableType:
     from rich.text import Text
 
     return Group(Text(printable(title), style="bold"), table) if title else table
+
+
+def flat_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield path and value of every field of a JSON document that holds something, for grep and cut."""
+    from protokv.inspection.states import flatten
+
+    for path, value in flatten(document):
+        if value not in ({}, []):
+            yield f"{printable(path)}\t{printable(value)}"

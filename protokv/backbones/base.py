@@ -98,6 +98,11 @@ class Backbone(ABC):
 
         return identify(path, name, config, placement)
 
+    @classmethod
+    def frame_costs(cls, config: Any) -> Sequence[int] | None:
+        """Return what a step of a model with this config may be limited to, in visual tokens; None: any number."""
+        return None
+
     def limit_frames(self, *, tokens: int | None = None, pixels: int | None = None) -> None:
         """Set the most that a frame may cost, once, before the first session; `settings` then say so.
 
@@ -111,14 +116,7 @@ class Backbone(ABC):
             ConfigError: the model does not take frames of this cost; the possible ones are named.
         """
         own = self.settings.get("frame_tokens")
-        if pixels is not None or tokens not in (None, own):
-            raise self._frames_fixed("a fixed number of" if own is None else str(own))
-
-    def _frames_fixed(self, possible: str) -> ConfigError:
-        return ConfigError(
-            f"a frame for {self.identity.name} has {possible} visual tokens, and no other number of tokens or pixels",
-            hint="leave --max-pixels out; give --frame-tokens one of these numbers, or leave it out, too",
-        )
+        check_cost(self.identity.name, [own] if isinstance(own, int) else [], tokens, pixels)
 
     @property
     @abstractmethod
@@ -314,3 +312,15 @@ class Backbone(ABC):
     def unknown_words(self, question: str) -> list[str]:
         """Return the words of a question that the tokenizer cannot represent, in order; none for real models."""
         return []
+
+
+def check_cost(name: str, possible: Sequence[int] | None, tokens: int | None, pixels: int | None) -> None:
+    """Refuse what frames for a model cannot cost; `possible` are its numbers of tokens, None: any. ConfigError."""
+    if possible is None or (pixels is None and (tokens is None or tokens in possible)):
+        return
+    most = "at most " if len(possible) > 1 else ""
+    raise ConfigError(
+        f"a frame for {name} has {most}{', '.join(map(str, possible)) or 'no'} visual tokens, "
+        "and no other number of tokens or pixels",
+        hint="leave --max-pixels out; give --frame-tokens one of these numbers, or leave it out, too",
+    )

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
-from protokv.backbones.base import PreparedStep
+from protokv.backbones.base import PreparedStep, check_cost
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images
@@ -55,7 +55,6 @@ class Gemma4(Adapter):
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved, or the model sees no images.
         """
-        from transformers.models.gemma4 import image_processing_pil_gemma4
 
         config = model.config.get_text_config()
         if config.use_bidirectional_attention == "all" or model.config.vision_config is None:
@@ -67,8 +66,6 @@ class Gemma4(Adapter):
             self._both_ways = config.use_bidirectional_attention == "vision"
             self._softcap: float | None = config.final_logit_softcapping
             self._marks = (model.config.boi_token_id, model.config.eoi_token_id)
-        with guard_internals(image_processing_pil_gemma4):
-            self._sizes: tuple[int, ...] = image_processing_pil_gemma4._SUPPORTED_SOFT_TOKENS
         self._frames, self._padding = frames, config.pad_token_id or 0
         self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
         self.settings = {"patch_size": frames.patch_size, "pooling_kernel_size": frames.pooling_kernel_size}
@@ -88,10 +85,18 @@ class Gemma4(Adapter):
         frames = Gemma4ImageProcessorPil(**FRAMES | read)
         return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
 
+    @classmethod
+    def frame_costs(cls, config: Any) -> tuple[int, ...]:
+        """Return the numbers that the image processor knows."""
+        from transformers.models.gemma4 import image_processing_pil_gemma4
+
+        with guard_internals(image_processing_pil_gemma4):
+            sizes: tuple[int, ...] = image_processing_pil_gemma4._SUPPORTED_SOFT_TOKENS
+        return sizes
+
     def limit_frames(self, *, tokens: int | None = None, pixels: int | None = None) -> None:
         """Give a frame at most so many tokens: one of the numbers that the image processor knows."""
-        if pixels is not None or tokens not in (None, *self._sizes):
-            raise self._frames_fixed(f"at most {', '.join(map(str, self._sizes))}")
+        check_cost(self.identity.name, self.frame_costs(None), tokens, pixels)
         if tokens is not None:
             self._frames.max_soft_tokens = tokens
             self.settings = {**self.settings, "frame_tokens": tokens}

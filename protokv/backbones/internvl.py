@@ -12,6 +12,7 @@ the processor's number at that rate; at another rate, or behind a gap, it still 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 from typing import Any, Final
 
 import numpy as np
@@ -47,17 +48,23 @@ class InternVL(Adapter):
         super().__init__(model, tokenizer, prompt, identity)
         with guard_internals(model):
             self._image_features = model.model.get_image_features
-            (side, _), (patch, _) = model.config.vision_config.image_size, model.config.vision_config.patch_size
+            side, _ = model.config.vision_config.image_size
+            (tokens,) = self.frame_costs(model.config)
         check_frame_size(frames.size["height"], frames.size["width"], side)
         self._frames = frames
         self._marks = (
             getattr(tokenizer, "start_image_token", "<img>"),
             getattr(tokenizer, "end_image_token", "</img>"),
         )
-        rows = int(side // patch * model.config.downsample_ratio)
-        self._grid = (rows, rows)
+        self._grid = (isqrt(tokens), isqrt(tokens))
         self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
-        self.settings = {"frame_side": side, "frame_tokens": rows * rows}
+        self.settings = {"frame_side": side, "frame_tokens": tokens}
+
+    @classmethod
+    def frame_costs(cls, config: Any) -> tuple[int]:
+        """Return the number of any frame."""
+        (side, _), (patch, _) = config.vision_config.image_size, config.vision_config.patch_size
+        return (int(side // patch * config.downsample_ratio) ** 2,)
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> InternVL:

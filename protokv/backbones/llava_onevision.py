@@ -53,11 +53,16 @@ class LlavaOnevision(Adapter):
         vision, height, width = model.config.vision_config, frames.size["height"], frames.size["width"]
         check_frame_size(height, width, vision.image_size)
         self._frames = frames
-        # Pooling halves the grid of patches and rounds up: 27 becomes 14.
-        side = math.ceil(vision.image_size // vision.patch_size / 2)
-        self._grid = (side, side)
+        (tokens,) = self.frame_costs(model.config)
+        self._grid = (math.isqrt(tokens), math.isqrt(tokens))
         self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
-        self.settings = {"frame_height": height, "frame_width": width, "frame_tokens": side * side}
+        self.settings = {"frame_height": height, "frame_width": width, "frame_tokens": tokens}
+
+    @classmethod
+    def frame_costs(cls, config: Any) -> tuple[int]:
+        """Return the number of any frame."""
+        # Pooling halves the grid of patches and rounds up: 27 becomes 14.
+        return (math.ceil(config.vision_config.image_size // config.vision_config.patch_size / 2) ** 2,)
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> LlavaOnevision:

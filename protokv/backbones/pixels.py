@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, PreparedStep
+from protokv.backbones.base import Backbone, PreparedStep, check_cost
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.errors import ConfigError, SourceUnreadable
 
@@ -186,8 +186,7 @@ class TimedGrid(Backbone):
         side = self._pixels.token_side
         most = self._pixels.max_pixels
         if self._pixels.min_pixels == most and not self._pixels.strict:
-            if pixels not in (None, most) or tokens not in (None, most // side**2):
-                raise self._frames_fixed(str(most // side**2))
+            check_cost(self.identity.name, [most // side**2], tokens, None if pixels == most else pixels)
             return
         if pixels is not None and pixels < side**2:
             raise ConfigError(

@@ -74,16 +74,19 @@ def load_backbone(
         ConfigError: the device, dtype, device map or quantisation does not exist here, two of them contradict,
             `revision` is given for a model that is not on a hub, or the model takes no frames of such a cost.
     """
-    _check_cost(frame_tokens, max_pixels)
+    from protokv.backbones.base import check_cost
+
+    _check_positive(frame_tokens, max_pixels)
     options = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
     with _resolved(name, options, revision, folder) as (family, path, config, placement):
+        check_cost(name, family.frame_costs(config), frame_tokens, max_pixels)
         backbone = family.load(path, name, config, placement)
         if frame_tokens is not None or max_pixels is not None:
             backbone.limit_frames(tokens=frame_tokens, pixels=max_pixels)
         return backbone
 
 
-def _check_cost(frame_tokens: int | None, max_pixels: int | None) -> None:
+def _check_positive(frame_tokens: int | None, max_pixels: int | None) -> None:
     """Refuse a cost that no frame can have, before anything is loaded. ConfigError."""
     if frame_tokens is not None and max_pixels is not None:
         raise ConfigError("frame_tokens and max_pixels are two ways to say one thing", hint="leave one of them out")

@@ -17,6 +17,7 @@ both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -61,10 +62,15 @@ class SmolVLM(Adapter):
         vision, side = model.config.vision_config, frames.max_image_size["longest_edge"]
         check_frame_size(side, side, vision.image_size)
         self._frames = frames
-        rows = vision.image_size // vision.patch_size // model.config.scale_factor
-        self._grid = (rows, rows)
+        (tokens,) = self.frame_costs(model.config)
+        self._grid = (isqrt(tokens), isqrt(tokens))
         self.default_fps = float(getattr(model.config, "protokv_fps", fps))
-        self.settings = {"longest_edge": frames.size["longest_edge"], "frame_side": side, "frame_tokens": rows * rows}
+        self.settings = {"longest_edge": frames.size["longest_edge"], "frame_side": side, "frame_tokens": tokens}
+
+    @classmethod
+    def frame_costs(cls, config: Any) -> tuple[int]:
+        """Return the number of any frame."""
+        return ((config.vision_config.image_size // config.vision_config.patch_size // config.scale_factor) ** 2,)
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> SmolVLM:

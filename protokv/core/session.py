@@ -118,7 +118,6 @@ class Session:
         rate = backbone.default_fps if fps is None else fps
         memories: Any = import_module(_ASSEMBLY)
         memories.check_fps(rate)
-        parts: SessionParts = memories.session_parts(backbone, config)
         shape, rotary = memories.shape_of(backbone), memories.rotary_of(backbone, config)
         memory: Memory = memories.build_memory(config, shape, rotary)
         prefix = len(backbone.prefix_ids)
@@ -128,15 +127,8 @@ class Session:
             backbone.forward(embeddings, backbone.text_positions(0, prefix), EmptyContext(), local_kv)
             memory.start(*local_kv.read_all())
             memory.carry(local_kv.carried)
-        clock = StreamClock(
-            steps=0,
-            stream_time_s=0.0,
-            next_position=prefix,
-            tokens_seen=0,
-            fps=rate,
-            frames_per_step=backbone.frames_per_step,
-        )
-        return cls(backbone, config, memory, clock, parts)
+        clock = StreamClock(0, 0.0, prefix, 0, fps=rate, frames_per_step=backbone.frames_per_step)
+        return cls(backbone, config, memory, clock, memories.session_parts(backbone, config))
 
     @classmethod
     def resume(cls, backbone: Backbone, config: MemoryConfig, state: State) -> Session:
@@ -291,9 +283,17 @@ class Session:
         """Return the logits `[n, vocabulary]` float32 of the tokens behind the video, from which `ask` answers."""
         return self.read_question(question, room=0).logits
 
-    def ask(self, question: str, decoding: Decoding | None = None, **options: Any) -> Answer:
+    def ask(
+        self,
+        question: str,
+        decoding: Decoding | None = None,
+        *,
+        evidence: bool = False,
+        turns: Sequence[Turn] = (),
+        system: str | None = None,
+    ) -> Answer:
         """Return the whole answer at once; arguments are those of `stream`."""
-        pieces = self.stream(question, decoding, **options)
+        pieces = self.stream(question, decoding, evidence=evidence, turns=turns, system=system)
         while True:
             try:
                 next(pieces)

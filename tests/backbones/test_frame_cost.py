@@ -24,6 +24,7 @@ from protokv.backbones.pixels import PixelConfig, smart_resize
 from protokv.backbones.qwen3_5 import Qwen35
 from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.backbones.qwen_vl import QwenVL
+from protokv.backbones.smolvlm import SmolVLM
 from protokv.backbones.smolvlm import read_frames as read_smolvlm
 from protokv.config import DurableConfig
 from protokv.core.session import Session
@@ -159,8 +160,13 @@ def test_a_model_of_another_family_is_named_before_the_cost_of_a_state(
         load(tmp_path / "s.safetensors", str(smolvlm), device="cpu")
 
 
-def test_a_family_with_frames_of_one_size_names_their_tokens(smolvlm: Path) -> None:
+def test_a_family_with_frames_of_one_size_names_their_tokens_before_it_is_loaded(
+    smolvlm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backbone = loaded(smolvlm, frame_tokens=4)
+    monkeypatch.setattr(SmolVLM, "load", None)
+    with pytest.raises(ConfigError, match="has 4 visual tokens, and no other number"):
+        loaded(smolvlm, frame_tokens=5)
     for cost in ({"tokens": 5}, {"pixels": 10_000}):
         with pytest.raises(ConfigError, match="has 4 visual tokens, and no other number"):
             backbone.limit_frames(**cost)
