@@ -52,6 +52,10 @@ class Upstream:
             folder, dtype=dtype, attn_implementation="eager"
         ).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        # In older folders the template is in a file of its own, which only a processor reads.
+        older = folder / "chat_template.json"
+        if older.is_file():
+            self.tokenizer.chat_template = json.loads(older.read_text())["chat_template"]
 
     def chat(self, question: str, *said: tuple[str, str]) -> tuple[list[int], list[int]]:
         """Return token ids before and after the placeholder of the video; see `messages`."""
@@ -212,7 +216,9 @@ def llava_onevision_inputs(
 
 def llava_frames(folder: Path, images: np.ndarray) -> Tensor:
     """Return frames `[F, 3, height, width]`: the first tile of the PIL processor shows the whole image."""
-    raw = json.loads((folder / "processor_config.json").read_text())["video_processor"]
+    raw = json.loads((folder / "processor_config.json").read_text()).get("video_processor")
+    # Older folders have a file of still images only.
+    raw = raw or json.loads((folder / "preprocessor_config.json").read_text())
     settings = {name: raw[name] for name in ("size", "resample", "rescale_factor", "image_mean", "image_std")}
     processor = LlavaOnevisionImageProcessorPil(**settings)
     return torch.stack([processor(images=[image], **AS_FRAMES)["pixel_values"][0, 0] for image in images])
