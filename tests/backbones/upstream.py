@@ -132,7 +132,7 @@ def qwen_vl_inputs(
     """Qwen2-VL and Qwen2.5-VL; positions as `get_rope_index` gives them, with the text behind all of the video."""
     model, config = upstream.model, upstream.model.config
     raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
-    limits = {"shortest_edge": raw["min_pixels"], "longest_edge": raw["max_pixels"]}
+    limits = frame_limits(raw["min_pixels"], raw["max_pixels"], 28)
     pixels, (rows, columns) = qwen_patches(video, size=limits)
     before, after = upstream.chat(in_front(words, question))
     per_second = getattr(config.vision_config, "tokens_per_second", None)
@@ -153,6 +153,12 @@ def qwen_vl_inputs(
         "video_grid_thw": grid,
         "position_ids": torch.cat(positions, 1)[:, None],
     }
+
+
+def frame_limits(least: int, most: int, side: int) -> dict[str, int]:
+    """Return the pixels that a frame may have: 128 to 768 tokens, as qwen-vl-utils says, inside what the files say."""
+    fewest = 128 * side**2
+    return {"shortest_edge": max(least, fewest) if fewest < most else least, "longest_edge": min(most, 6 * fewest)}
 
 
 def qwen_patches(video: Video, patch: int = 14, **settings: Any) -> tuple[Tensor, tuple[int, int]]:
@@ -176,7 +182,7 @@ def qwen3_vl_inputs(
     """Text by the processor, pixels by the PIL image processor, positions by the model."""
     config, tokenizer = upstream.model.config, upstream.tokenizer
     raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
-    limits = {edge: pixels // 2 for edge, pixels in raw["size"].items()}
+    limits = frame_limits(raw["size"]["shortest_edge"] // 2, raw["size"]["longest_edge"] // 2, 32)
     statistics = {name: raw[name] for name in ("image_mean", "image_std")}
     patches, (rows, columns) = qwen_patches(video, PATCH, size=limits, **statistics)
     grid = torch.tensor([[len(video), rows, columns]])

@@ -95,7 +95,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_answers(folder: Path, tmp_pa
 
     def ingest(state: Path) -> list[str]:
         command = [sys.executable, "-m", "protokv", "ingest", str(CLIP), "-o", str(state), "--model", str(folder)]
-        return [*command, "--budget=200", "--fps=2", "--duration=4s", "--every=1steps", "--format=json"]
+        return [*command, "--budget=200", "--fps=2", "--duration=3s", "--every=1steps", "--format=json"]
 
     done = subprocess.run(ingest(whole), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
