@@ -113,4 +113,4 @@ def test_a_killed_run_goes_on_to_the_same_bytes_and_answers(folder: Path, tmp_pa
     ask += ["--max-new-tokens=4", "--format=json"]
     done = subprocess.run(ask, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tokens"] >= 1
+    assert json.loads(done.stdout)["finish_reason"] in ("stop", "length", "repetition")
