@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,10 @@ SHOWING_MEMORY = {"mjpeg": b"\xff\xda"}
 MAX_PIXELS = 8192 * 4352
 
 
+# AVDISCARD_ALL
+DISCARD_ALL = 48
+
+
 @contextmanager
 def opened(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]]:
     """Open a file; give PyAV's container and its video stream, and close them afterwards.
@@ -67,6 +71,14 @@ def opened(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]
             raise too_large(path, width, height, max_pixels)
         limit_decoder(stream.codec_context, max_pixels)
         yield container, stream
+
+
+def only(container: Any, stream: Any) -> None:
+    """Let the demultiplexer leave out the packets of all other streams. Older PyAV reads and drops them."""
+    for other in container.streams:
+        if other is not stream:
+            with suppress(AttributeError):
+                other.discard = DISCARD_ALL
 
 
 def _open(path: Path, options: dict[str, str]) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceError, SourceUnreadable
 from protokv.object_store import fetch, scheme_of
-from protokv.video.source import Damage, Frame, Heard, Lines, Source, Wanted
+from protokv.video.source import Damage, Frame, Heard, Lines, ShouldStop, Sound, Source, Wanted, never
 
 
 class Part(Source):
@@ -68,6 +68,13 @@ class Part(Source):
     def lines(self, number: int) -> Lines:
         """See `Source`; in the part's own time."""
         return self._source.lines(number).since(self._start_s)
+
+    def sound(
+        self, rate: int, longest_s: float, from_s: float = 0.0, should_stop: ShouldStop = never
+    ) -> Iterator[Sound]:
+        """See `Source`; in the part's own time."""
+        for piece in self._source.sound(rate, longest_s, from_s + self._start_s, should_stop):
+            yield piece.since(self._start_s)
 
     def heard(self) -> Sequence[Heard]:
         """See `Source`; in the part's own time."""
@@ -137,7 +144,7 @@ class ObjectSource(Source):
                 ) from error
             on_error.pop_all()
         self.info = replace(self._file.info, kind=scheme_of(address), fingerprint=fingerprint)
-        self.texts, self.lines = self._file.texts, self._file.lines  # type: ignore[method-assign]
+        self.texts, self.lines, self.sound = self._file.texts, self._file.lines, self._file.sound  # type: ignore[method-assign]
 
     @property
     def damage(self) -> Damage:

@@ -35,6 +35,7 @@ from protokv.video.source import (
     Line,
     Lines,
     ShouldStop,
+    Sound,
     Source,
     SourceInfo,
     TextTrack,
@@ -93,6 +94,7 @@ class IsolatedSource(Source):
         self._stall_s = stall_s
         self._damage = Damage()
         self._heard: deque[Heard] = deque()
+        self._listener: Worker | None = None
         self._worker, self.info = self._start(should_stop)
 
     @property
@@ -104,6 +106,8 @@ class IsolatedSource(Source):
         """End any reading, and the process."""
         super().close()
         self._worker.end()
+        if self._listener is not None:
+            self._listener.end()
         if self._piped is not None:
             with contextlib.suppress(OSError):
                 os.close(self._piped)
@@ -140,6 +144,26 @@ class IsolatedSource(Source):
         except Dead as dead:
             self._worker.busy = True  # the next reading starts another process
             raise SourceUnreadable(f"{self.info.name}: its text track {number} cannot be read: {dead}") from None
+
+    def sound(
+        self, rate: int, longest_s: float, from_s: float = 0.0, should_stop: ShouldStop = never
+    ) -> Iterator[Sound]:
+        """See `Source`; in one more process, because this one reads frames meanwhile."""
+        self._listener, _ = self._start()
+        worker = self._listener
+        try:
+            worker.ask({"rate": rate, "longest_s": longest_s, "from_s": from_s})
+            while True:
+                header, data = worker.take(self._stall_s, should_stop)
+                if data is None:
+                    return
+                yield Sound(header["start_s"], rate, data.view(np.int16))
+        except Dead as dead:
+            raise SourceUnreadable(f"the sound cannot be read: {dead}") from None
+        except Stopped:
+            return
+        finally:
+            worker.end()
 
     def heard(self) -> Sequence[Heard]:
         """See `Source`."""

@@ -8,6 +8,7 @@ says. Knows no models, sampling or memory.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from protokv.errors import SourceUnreadable
 
 Image = NDArray[np.uint8]
+Samples = NDArray[np.int16]
 ShouldStop = Callable[[], bool]
 
 
@@ -150,6 +152,24 @@ class Lines(NamedTuple):
         return Lines(tuple(line.moved(-start_s) for line in self.lines if line.end_s > start_s), self.lost)
 
 
+class Sound(NamedTuple):
+    """A piece of the sound of a source: from when on, samples a second, and one channel, int16 `[n]`."""
+
+    start_s: float
+    rate: int
+    samples: Samples
+
+    @property
+    def end_s(self) -> float:
+        """When it ends."""
+        return self.start_s + len(self.samples) / self.rate
+
+    def since(self, start_s: float) -> Sound:
+        """Return what of it is in the part of the source that begins at `start_s`, in the time of that part."""
+        before = max(0, math.ceil((start_s - self.start_s) * self.rate - 1e-6))
+        return Sound(self.start_s + before / self.rate - start_s, self.rate, self.samples[before:])
+
+
 class Closing:
     """Closing it, or leaving its context, ends any reading. `close` may be called more than once."""
 
@@ -229,6 +249,18 @@ class Source(Closing, ABC):
             SourceUnreadable: it cannot be read.
         """
         raise SourceUnreadable(f"{self.info.name} has no text track {number}")
+
+    def sound(
+        self, rate: int, longest_s: float, from_s: float = 0.0, should_stop: ShouldStop = never
+    ) -> Iterator[Sound]:
+        """Give its sound beside any frames: pieces of at most `longest_s`, with `rate` samples a second, in order.
+
+        Silent pieces, and those that end before `from_s`, are left out. The others are the same for any `from_s`.
+
+        Raises:
+            SourceUnreadable: the source is none with sound, or some of it cannot be read: all others were given.
+        """
+        raise SourceUnreadable(f"the sound of {self.info.name} is not read: it is no file")
 
     def heard(self) -> Sequence[Heard]:
         """Return the lines that came with the frames since the last call, in order, each with its track's number."""

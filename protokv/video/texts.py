@@ -17,7 +17,7 @@ from typing import Any
 import av
 
 from protokv.errors import SourceUnreadable
-from protokv.video.container import opened, reason
+from protokv.video.container import only, opened, reason
 from protokv.video.file import check_is_file
 from protokv.video.source import Line, Lines, ShouldStop, TextTrack, never
 
@@ -30,9 +30,6 @@ MOST_BYTES, MOST_OF_LINE, MOST_LINES = 16 << 20, 1 << 13, 100_001
 
 # A line without an end stays this long, in seconds.
 STAYS_S = 3.0
-
-# AVDISCARD_ALL: the demultiplexer leaves these packets out. Older PyAV reads and drops them.
-DISCARD_ALL = 48
 
 
 def tracks_of(container: Any) -> tuple[TextTrack, ...]:
@@ -54,10 +51,7 @@ def read_track(path: Path, number: int, origin_s: float, should_stop: ShouldStop
     """
     with opened(path) as (container, _):
         stream = container.streams[number]
-        for other in container.streams:
-            if other is not stream:
-                with suppress(AttributeError):
-                    other.discard = DISCARD_ALL
+        only(container, stream)
         return _bounded(lines_of(container, stream, origin_s), should_stop)
 
 

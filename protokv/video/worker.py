@@ -55,22 +55,37 @@ def serve(requests: queue.SimpleQueue[dict[str, Any]], out: BinaryIO) -> None:
             request = requests.get()
             if "track" in request:
                 send(out, source.lines(request["track"])._asdict())
+            elif "rate" in request:
+                _listen_to(source, request, out)
             else:
                 _read(source, request, out)
     except ProtoKVError as error:
         send(out, {"error": type(error).__name__, "message": error.message, "hint": error.hint})
 
 
-def _read(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
-    sent = time.monotonic()
+def _listen_to(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
+    alive = _Alive(out)
+    for piece in source.sound(**request, should_stop=alive):
+        data = piece.samples.tobytes()
+        send(out, {"start_s": piece.start_s, "shape": [len(data)]}, data)
+    send(out, {"end": True})
 
-    def alive() -> bool:
-        nonlocal sent
-        if time.monotonic() - sent > ALIVE_S:
-            send(out, {})
-            sent = time.monotonic()
+
+class _Alive:
+    """A `ShouldStop` that never stops, and sends a sign of life every second."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self.sent = out, time.monotonic()
+
+    def __call__(self) -> bool:
+        if time.monotonic() - self.sent > ALIVE_S:
+            send(self._out, {})
+            self.sent = time.monotonic()
         return False
 
+
+def _read(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
+    alive = _Alive(out)
     frames = source.frames(
         request["start_s"], fps=request["fps"], from_beginning=request["from_beginning"], should_stop=alive
     )
@@ -88,7 +103,7 @@ def _read(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
             "heard": source.heard(),
         }
         send(out, header, image.reshape(-1).data)
-        sent = time.monotonic()
+        alive.sent = time.monotonic()
     send(out, {"end": True, "damage": asdict(source.damage), "heard": source.heard()})
 
 

@@ -1,0 +1,137 @@
+"""The sound of a video with PyAV, in pieces that are cut where it is quiet. Knows no speech.
+
+A piece follows from the sound before it alone, which is always decoded from the beginning: a reading that begins later
+gives the same pieces. What is heard nowhere in a piece is not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import av
+import numpy as np
+
+from protokv.errors import SourceUnreadable
+from protokv.video.container import only, reason
+from protokv.video.source import Samples, ShouldStop, Sound, never
+
+# The quietest of these many seconds in the last two thirds of a piece is where it ends.
+QUIET_S = 0.1
+
+# The root of the mean square below which nothing is heard, of the loudest `QUIET_S`; speech has 100 times as much.
+SILENT = 32.0
+
+# A time stamp that is further than this from the end of the sound before it moves the sound, in seconds.
+JUMP_S = 0.2
+
+
+class Cutter:
+    """Cuts sound into pieces.
+
+    Args:
+        rate: samples a second.
+        longest_s: of a piece, in seconds.
+        from_s: pieces that end before are not given.
+    """
+
+    def __init__(self, rate: int, longest_s: float, from_s: float = 0.0) -> None:
+        self._rate, self._most, self._from_s = rate, round(longest_s * rate), from_s
+        self._held: Samples = np.empty(0, np.int16)
+        self._begins_s, self._given = 0.0, 0
+
+    @property
+    def end_s(self) -> float:
+        """Where the sound so far ends."""
+        return self._begins_s + (self._given + len(self._held)) / self._rate
+
+    def move(self, time_s: float) -> Iterator[Sound]:
+        """End the sound so far; what follows begins at this time."""
+        yield from self.end()
+        self._begins_s, self._given = time_s, 0
+
+    def add(self, samples: Samples) -> Iterator[Sound]:
+        """Add samples, int16 `[n]`; give the pieces that are complete."""
+        self._held = np.concatenate((self._held, samples))
+        while len(self._held) >= self._most:
+            yield from self._cut(self._quietest())
+
+    def end(self) -> Iterator[Sound]:
+        """Give the last piece."""
+        yield from self._cut(len(self._held))
+
+    def _quietest(self) -> int:
+        first = self._most // 3
+        loud = _loudness(self._held[first : self._most], self._rate)
+        last = len(loud) - 1 - int(loud[::-1].argmin())
+        return first + round((last + 0.5) * QUIET_S * self._rate)
+
+    def _cut(self, n: int) -> Iterator[Sound]:
+        samples, self._held = self._held[:n], self._held[n:]
+        found = Sound(self._begins_s + self._given / self._rate, self._rate, samples)
+        self._given += n
+        if n and found.end_s > self._from_s and _loudness(samples, self._rate).max(initial=0.0) > SILENT:
+            yield found
+
+
+def _loudness(samples: Samples, rate: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the root of the mean square of each whole `QUIET_S`."""
+    size = round(QUIET_S * rate)
+    whole = samples[: len(samples) // size * size].astype(np.float64)
+    loud: np.ndarray[Any, np.dtype[np.float64]] = np.sqrt(np.square(whole).reshape(-1, size).mean(1))
+    return loud
+
+
+def sound_of(
+    container: Any, origin_s: float, rate: int, longest_s: float, from_s: float, should_stop: ShouldStop = never
+) -> Iterator[Sound]:
+    """Give the sound of a file that was just opened, of its default track.
+
+    Args:
+        container: PyAV's.
+        origin_s: the time stamp at which the video begins.
+        rate: as for `Cutter`.
+        longest_s: as for `Cutter`.
+        from_s: as for `Cutter`.
+        should_stop: asked between packets.
+
+    Raises:
+        SourceUnreadable: it has none, or the file cannot be read on; what was read was given.
+    """
+    stream = container.streams.best("audio")
+    if stream is None or stream.codec_context is None:
+        raise SourceUnreadable("the video has no sound")
+    only(container, stream)
+    cutter, form, damaged = Cutter(rate, longest_s, from_s), None, ""
+    resampler: Any = None
+    try:
+        for packet in container.demux(stream):
+            if should_stop():
+                return
+            try:
+                frames = packet.decode()
+            except Exception as error:  # PyAV raises more than its own errors on a damaged packet
+                damaged = damaged or reason(error)
+                continue
+            for frame in frames:
+                time_s = cutter.end_s if frame.time is None else frame.time - origin_s
+                if time_s < cutter.end_s - JUMP_S:
+                    continue  # what was heard already, or before the video
+                now = (frame.format.name, frame.layout.name, frame.sample_rate)
+                if resampler is None or now != form or time_s > cutter.end_s + JUMP_S:
+                    yield from _add(cutter, resampler, None)
+                    yield from cutter.move(max(time_s, cutter.end_s))
+                    resampler, form = av.AudioResampler("s16", "mono", rate), now
+                yield from _add(cutter, resampler, frame)
+        yield from _add(cutter, resampler, None)
+    except Exception as error:
+        damaged = damaged or reason(error)
+    yield from cutter.end()
+    if damaged:
+        raise SourceUnreadable(f"the sound is damaged: {damaged}")
+
+
+def _add(cutter: Cutter, resampler: Any, frame: Any) -> Iterator[Sound]:
+    """Add a frame, or what the resampler still holds (None)."""
+    for one in () if resampler is None else resampler.resample(frame):
+        yield from cutter.add(one.to_ndarray()[0])
