@@ -312,6 +312,7 @@ def ingest(
     ] = 1,
     thumbnails: options.Thumbnails = "16",
     subtitles: options.Subtitles = "auto",
+    transcribe: options.Transcribe = None,
     timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -336,6 +337,7 @@ def ingest(
       protokv ingest lecture.mp4 --dry-run
       protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00 --duration 10m
       protokv ingest talk.mkv --subtitles en
+      protokv ingest talk.mp4 --transcribe openai/whisper-base
       protokv ingest part2.mp4 -o part1.safetensors --append
       protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
       protokv ingest rtsp://camera/1 -o camera.safetensors --keep 100
@@ -354,6 +356,8 @@ def ingest(
             check_fps(fps)
         if model is not None:
             require_model(model, revision)
+        if transcribe is not None:
+            require_model(transcribe)
         clock = Timings() if timings else None
         with uncollected(), stage(clock, "imports"):
             from protokv.fleet.plan import is_several
@@ -383,6 +387,7 @@ def ingest(
             chunk=chunk,
             thumbnails=parse_thumbnails(thumbnails),
             subtitles=subtitles,
+            transcribe=transcribe,
             live=LiveOptions(
                 stall_s=None if stall is None else parse_duration(stall),
                 give_up_s=None if give_up is None else parse_duration(give_up),

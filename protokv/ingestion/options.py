@@ -180,6 +180,7 @@ class IngestOptions:
         thumbnails: how many small pictures of the stream the state keeps for people; 0: none.
         subtitles: which enter the stream: `auto` (a file beside the video, else a text track), `off`, a file, or a
             language.
+        transcribe: a model that recognises speech, by name or folder: it makes words where there are no subtitles.
         live: options for a source that may wait or be lost, and the end of the run. A `LiveSource` brings its own.
 
     Raises:
@@ -209,6 +210,7 @@ class IngestOptions:
     chunk: int = 1
     thumbnails: int = THUMBNAILS
     subtitles: str = "auto"
+    transcribe: str | None = None
     live: LiveOptions = field(default_factory=LiveOptions)
 
     def __post_init__(self) -> None:

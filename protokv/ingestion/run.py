@@ -36,7 +36,7 @@ from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
 from protokv.ingestion.watching import LiveRun, Run, Start
 from protokv.ingestion.words import Words
-from protokv.ingestion.words.find import words_of
+from protokv.ingestion.words.find import identity, named, recorded, words_of
 from protokv.object_store import is_object
 from protokv.storage.api import check_not_read, check_target
 from protokv.storage.checkpoint import from_state, load_backbone_of
@@ -154,11 +154,16 @@ def _open_source(source: AnySource, options: IngestOptions, held: ExitStack) -> 
 
 
 def _words(source: AnySource, video: Source | LiveSource, options: IngestOptions) -> Words | None:
-    """Read the subtitles that are meant."""
+    """Read the subtitles that are meant, or get ready to recognise speech."""
     path = None
     if isinstance(source, str | os.PathLike) and address.kind_of(os.fspath(source)) == "file":
         path = None if is_object(source) else Path(source)
-    return words_of(video, path, options.subtitles, options.start_s)
+    recogniser = None
+    if options.transcribe is not None:
+        from protokv.backbones.speech import load_recogniser
+
+        recogniser = load_recogniser(options.transcribe, options.device)
+    return words_of(video, path, options.subtitles, options.start_s, recogniser)
 
 
 def _start(
@@ -199,7 +204,14 @@ def _start(
         return Start(session, segment, record, words)
     if options.live.follow:
         segment = replace(segment, done=False)
-    return Start(session, segment, record, words)
+    return Start(session, segment, record, words, None if record else _heard_otherwise(state, words))
+
+
+def _heard_otherwise(state: State, words: Words | None) -> str | None:
+    """Name the words of the last source of a state if another model heard them than hears these."""
+    before, now = recorded(state.source), {} if words is None else words.record
+    both = before.get("kind") == now.get("kind") == "speech"
+    return named(before) if both and identity(before) != identity(now) else None
 
 
 def _load(state: State | None, options: IngestOptions) -> Backbone:

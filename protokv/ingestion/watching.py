@@ -43,13 +43,15 @@ _END = object()
 class Start:
     """The beginning of a run: a session, the part of the stream that its source fills, and the state's record of it.
 
-    `words` are those that are said in the source, in its own time.
+    `words` are those that are said in the source, in its own time; `heard` names those of the source before it, if
+    another model heard them.
     """
 
     session: Session
     segment: Segment
     record: Mapping[str, Any]
     words: Words | None = None
+    heard: str | None = None
 
 
 class Run:
@@ -73,7 +75,7 @@ class Run:
         self._looks = is_embedded(session.backbone.identity.name)
         self._looked = Looked.of(record.get("looked")) or Looked()
         self._told = self._beyond
-        self._words, self._told_words = start.words, False
+        self._words, self._heard, self._told_words = start.words, start.heard, False
         if self._named_words:
             check_words(session.backbone, session.config)
         if self._words is not None and (lost := recorded(record).get("lost")):
@@ -262,7 +264,7 @@ class Run:
             beyond_model=self._beyond,
             model=self._session.backbone.identity.name,
             dtype=self._session.backbone.identity.dtype,
-            words=self._named_words,
+            words=self._named_words and self._named_words + (f"; before: {self._heard}" if self._heard else ""),
         )
 
     def _progress(self) -> Progress:

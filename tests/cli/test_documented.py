@@ -122,6 +122,8 @@ STANDS_FOR = (
     (r" --budget \S+", ""),
     # There are no subtitles with the short sample.
     (r"--subtitles \S+", "--subtitles off"),
+    # There is no model of speech here: tests/backbones/test_speech.py.
+    (r" --transcribe \S+", ""),
     (r"--start \S+ --duration \S+", "--start 0:02 --duration 4s"),
     (r"--delays \S+", "--delays 0,2s"),
     (r"--memory \S+,\S+", "--memory durable,sliding-window"),

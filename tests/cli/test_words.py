@@ -88,6 +88,16 @@ def test_a_state_that_cannot_tell_what_was_said_says_why(
     assert protokv("inspect", protokv.folder, "--words").code == Exit.USAGE
 
 
+def test_a_model_that_cannot_hear_is_refused_before_anything_is_watched(protokv: Program) -> None:
+    video = protokv.folder / "talk.mp4"
+    for model, said in (("no/such-model", "not in the local cache"), ("protokv/mini", "recognises no speech")):
+        refused = protokv("ingest", video, "-o", protokv.folder / "b.safetensors", "--transcribe", model)
+        assert refused.code == Exit.FAILURE, refused.err
+        assert [line.split(":")[0] for line in refused.err.splitlines()] == ["Error", "Hint"]
+        assert said in refused.err
+    assert not (protokv.folder / "b.safetensors").exists()
+
+
 def test_a_long_moment_tells_the_words_that_were_read_most_and_no_line_is_printed_twice() -> None:
     found = transcript.Transcript()
     found.lines = [transcript.Line(n, n * 0.1, (n + 1) * 0.1, n, f"line {n}") for n in range(20)]

@@ -133,11 +133,11 @@ class Coming(Bounded):
     """`Words` of cues that come while the source is read. A cue that comes late goes to the next step.
 
     Args:
-        take: returns the cues that came since the last call.
+        take: returns the cues that came since the last call; called with the interval of the next step.
         record: as in `Words`.
     """
 
-    def __init__(self, take: Callable[[], Iterable[Cue]], record: Mapping[str, Any]) -> None:
+    def __init__(self, take: Callable[[float, float], Iterable[Cue]], record: Mapping[str, Any]) -> None:
         super().__init__(record)
         self._take = take
         self._waiting: list[Piece] = []
@@ -146,7 +146,7 @@ class Coming(Bounded):
 
     def between(self, start_s: float, end_s: float) -> list[str]:
         """See `Words`."""
-        for cue in self._take():
+        for cue in self._take(start_s, end_s):
             self._waiting += self._pieces(self._n, cue)
             self._n += 1
         if not self._begun and start_s > 0:

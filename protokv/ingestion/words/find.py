@@ -9,15 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from protokv.errors import SourceError, SourceNotFound
+from protokv.errors import ConfigError, SourceError, SourceNotFound
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.words.cues import Coming, Cue, Track, Words
+from protokv.ingestion.words.hearing import hear
 from protokv.ingestion.words.plain import Plain, plain
 from protokv.video import isolated
 from protokv.video.file import check_is_file, fingerprint
 from protokv.video.source import Lines, Source, TextTrack
+
+if TYPE_CHECKING:
+    from protokv.backbones.speech import Recogniser
 
 AUTO, OFF = "auto", "off"
 SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
@@ -33,7 +37,13 @@ _TWO_LETTERS = dict(
 )
 
 
-def words_of(source: Source | LiveSource, path: Path | None, choice: str, start_s: float = 0.0) -> Words | None:
+def words_of(
+    source: Source | LiveSource,
+    path: Path | None,
+    choice: str,
+    start_s: float = 0.0,
+    recogniser: Recogniser | None = None,
+) -> Words | None:
     """Return the words of a video; None if it has none, or none are wanted.
 
     Args:
@@ -41,13 +51,17 @@ def words_of(source: Source | LiveSource, path: Path | None, choice: str, start_
         path: of the video; None: it is no file.
         choice: `auto`, `off`, a file of subtitles, or a language.
         start_s: where in the video the part begins.
+        recogniser: writes down what is said where there are no such subtitles.
 
     Raises:
+        ConfigError: speech is to be recognised in a stream.
         SourceNotFound: the named file is not there, or nothing is in that language.
     """
     file = file_of(path, choice)
     if file is not None:
         return _track(record_of_file(file), lambda: isolated.read_subtitles(file).since(start_s))
+    if recogniser is not None and (isinstance(source, LiveSource) or source.texts_come):
+        raise ConfigError(f"{source.info.name} is a stream, and --transcribe is for files", hint="leave it out")
     if isinstance(source, LiveSource):
         return None if choice == OFF else _coming(source, choice)
     track = track_of(source, choice)
@@ -55,6 +69,8 @@ def words_of(source: Source | LiveSource, path: Path | None, choice: str, start_
         if source.texts_come:
             return _coming(source, choice, _record_of(track))
         return _track(_record_of(track), lambda: source.lines(track.number))
+    if recogniser is not None:
+        return hear(source, recogniser)
     if choice in (AUTO, OFF):
         return None
     languages = {two_letters(one.language) for one in source.texts} | {language for language, _ in _beside(path)}
@@ -111,6 +127,8 @@ def named(record: Mapping[str, Any] | None) -> str | None:
     """Return subtitles on record in a few words; None for none."""
     if not record:
         return None
+    if record.get("kind") == "speech":
+        return f"speech, as {record.get('name')} hears it"
     language = record.get("language")
     track = f"text track {record.get('number')}{f' ({language})' if language else ''}"
     return str(record.get("name")) if record.get("kind") == "file" else track
@@ -129,7 +147,7 @@ def _coming(source: Source | LiveSource, choice: str, record: dict[str, Any] | N
     """Return the words of the track that is meant, of each connection. A live source has none before the first one."""
     become, record = Plain(), record or {}
 
-    def take() -> Iterator[Cue]:
+    def take(_: float, __: float) -> Iterator[Cue]:
         track = track_of(source, choice)
         if track is None:
             return

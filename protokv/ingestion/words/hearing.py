@@ -1,0 +1,48 @@
+"""`hear`: the words of a video without subtitles, recognised while it is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import TYPE_CHECKING
+
+from protokv.errors import SourceError
+from protokv.ingestion.words.cues import Coming, Cue
+from protokv.ingestion.words.plain import Plain
+from protokv.video.source import Sound, Source
+
+if TYPE_CHECKING:
+    from protokv.backbones.speech import Recogniser
+
+
+def hear(source: Source, recogniser: Recogniser) -> Coming:
+    """Return the words that are said in a source. Sound is read up to the end of the step that is watched.
+
+    A run that goes on hears what it would have heard: pieces of sound follow from the sound alone, and each is
+    recognised by itself.
+    """
+    pieces: Iterator[Sound] | None = None
+    heard_s = -inf
+
+    def take(start_s: float, end_s: float) -> Iterator[Cue]:
+        nonlocal pieces, heard_s
+        if pieces is None:
+            pieces = source.sound(recogniser.rate, recogniser.longest_s, start_s)
+        while heard_s < end_s:
+            try:
+                piece = next(pieces, None)
+            except SourceError as error:
+                words.lost, piece = words.lost or error.message, None
+            if piece is None:
+                heard_s = inf
+                return
+            heard_s = piece.end_s
+            for line in recogniser(piece):
+                # Each by itself: what is said twice is no caption that rolls up.
+                cue = Plain()(line)
+                # Of noise, models make full stops.
+                if cue is not None and any(map(str.isalnum, cue.text)):
+                    yield cue
+
+    words = Coming(take, recogniser.record)
+    return words
