@@ -142,6 +142,8 @@ def _kept(d: Mapping[str, Any]) -> str:
     if exact >= seen:
         return f"all {seen_text}, exactly"
     latest = f"{seen_text}: the last {exact:,} exactly (from {time_text(stream['exact_from_s'])})"
+    if "words_tokens_in_use" in d:
+        latest += f", {d['words_tokens_in_use']:,} of words exactly"
     if memory["prototypes"]:
         return f"{latest}, older ones as {memory['prototypes']:,} prototypes"
     return latest if stream["tokens_kept"] <= exact else f"{latest}, at most {stream['tokens_kept']:,} in all"

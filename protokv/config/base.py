@@ -94,9 +94,9 @@ class MemoryConfig:
     def changes(self) -> dict[str, Any]:
         """Return the settings that differ from this memory's defaults, as plain JSON values, for tables.
 
-        Budget and seed are left out.
+        Budget and seed are left out, and whether there are words.
         """
-        ours, defaults = self.to_dict(), type(self)(budget=self.budget, seed=self.seed).to_dict()
+        ours, defaults = self.to_dict(), type(self)(budget=self.budget, seed=self.seed).with_words(True).to_dict()
         return {name: value for name, value in ours.items() if value != defaults.get(name)}
 
     def resolve(self) -> Self:

@@ -172,9 +172,10 @@ class Transcript(SessionListener, StatePart):
 
 
 def check_words(backbone: Any, config: Any) -> None:
-    """Refuse words where the memory has no room for them, or where they would leave the range of compact positions.
+    """Refuse words where the memory has no room for them, or where compact positions cannot show them. ConfigError.
 
-    ConfigError.
+    Behind words, Qwen2-VL and Qwen2.5-VL count rows and columns from the words. Compact positions move time alone, and
+    a prototype does not tell behind which words its tokens stood.
     """
     if config != config.with_words(True):
         raise ConfigError(

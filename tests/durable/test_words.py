@@ -118,7 +118,8 @@ def test_a_config_without_words_says_nothing_of_them() -> None:
     assert not [name for name in DurableConfig().to_dict() if name.startswith("words")]
     spoken = DurableConfig().with_words(True)
     assert MemoryConfig.from_dict(spoken.to_dict()) == spoken
-    assert spoken.changes() == {"words": True, "words_share": 0.25, "words_keep": "spread"}
+    assert spoken.changes() == DurableConfig().changes() == {}
+    assert spoken.with_fields({"words_share": 0.5}).changes() == {"words_share": 0.5}
 
 
 def test_a_word_that_is_not_finite_is_hidden_and_counted_apart_from_pictures() -> None:
