@@ -34,6 +34,7 @@ _HINTS = {
     "choose a folder that you may write to": (errno.EACCES, errno.EPERM, errno.EROFS),
     "choose another name": (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EEXIST),
     "choose a shorter name": (errno.ENAMETOOLONG,),
+    "free some memory, or raise the limit of this process (ulimit -v)": (errno.ENOMEM,),
 }
 
 
@@ -138,7 +139,8 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         why = error if isinstance(error, ValueError) else system_error(error)
         if why is None:
             raise
-        hint = next((hint for hint, numbers in _HINTS.items() if getattr(why, "errno", 0) in numbers), "")
+        number = errno.ENOMEM if isinstance(why, MemoryError) else getattr(why, "errno", 0)
+        hint = next((hint for hint, numbers in _HINTS.items() if number in numbers), "")
         raise StateError(f"cannot write the state {os.fspath(path)}: {cause_of(why)}", hint=hint) from error
 
 

@@ -23,7 +23,6 @@ import icechunk
 from icechunk import ConflictError, IcechunkError, IcechunkStore, Repository, Session, SnapshotInfo, Storage
 from obstore.exceptions import BaseError
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 
 from protokv import object_store
 from protokv.core.snapshot import Header, State, not_found, not_ours, reading
@@ -32,7 +31,7 @@ from protokv.object_store import ADDRESS, HINT, s3_environment, store_of
 from protokv.storage.decompression_limit import DecompressionLimit
 from protokv.storage.form import Form, StatePath, Stored, read_unchanged
 from protokv.storage.signatures import LIMIT_BYTES, SUFFIX, check_fits_memory, statement
-from protokv.storage.zarr import ROOT, Hierarchy, in_memory, write_state
+from protokv.storage.zarr import ROOT, Hierarchy, in_memory, sync, write_state
 
 T = TypeVar("T")
 

@@ -20,11 +20,11 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,8 +35,8 @@ from torch import Tensor
 from zarr.abc.store import ByteRequest, Store
 from zarr.api import asynchronous
 from zarr.codecs import BytesCodec
+from zarr.core import sync as in_thread
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
-from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from protokv.core.digest import DTYPES, bytes_digest, check_dtypes
@@ -78,6 +78,7 @@ _WRITERS = 4
 _SMALL_BYTES = 1 << 16
 
 _Sizes = Sequence[int]
+_Result = TypeVar("_Result")
 _NOTHING: Mapping[str, str] = {}
 _BUFFERS = default_buffer_prototype()
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values() if dtype != torch.bfloat16}
@@ -118,6 +119,20 @@ class ZarrForm(LocalForm):
         check_fits_memory(sum(sizes.values()))
         contents = {key: (target / key).read_bytes() for key in sizes}
         return statement(contents), lambda: in_memory(contents)
+
+
+def sync(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Return what a coroutine returns in zarr's thread."""
+    try:
+        loop = in_thread._get_loop()
+    except BaseException:
+        # A thread that could not begin: zarr would wait for it from now on.
+        if in_thread.loop[0] is not None:
+            in_thread.loop[0].close()
+            in_thread.loop[0] = None
+        coroutine.close()
+        raise
+    return in_thread.sync(coroutine, loop)
 
 
 def in_memory(contents: Mapping[str, bytes]) -> Stored:

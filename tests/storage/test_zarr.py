@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import numpy as np
 import pytest
 import torch
 import zarr
+from zarr.core import sync
 
+from protokv import machine
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateError
 from protokv.storage import zarr as hierarchy
@@ -56,6 +59,23 @@ class TestZarr(LocalFormTests):
         with xarray.open_zarr(path, group="bank", consolidated=False) as found:
             np.testing.assert_array_equal(found["mass"].values, state.tensors["bank.mass"].numpy())
             assert found["mass"].dims == ("layer", "kv_head", "prototype")
+
+    def test_a_thread_without_room_to_begin_is_an_error_and_nobody_waits_for_it(self, at, make_state, monkeypatch):
+        monkeypatch.setattr(sync, "loop", [None])
+        monkeypatch.setattr(sync, "iothread", [None])
+        monkeypatch.setattr(threading.Thread, "start", machine._start_where_is_room)
+        monkeypatch.setattr(machine, "_THREAD_BYTES", 1 << 60)
+        state, path = make_state(), at()
+        for _ in range(2):
+            with pytest.raises(StateError, match="Cannot allocate memory") as refused:
+                save_state(state, path)
+            assert "ulimit -v" in refused.value.hint
+        monkeypatch.setattr(machine, "_THREAD_BYTES", 1 << 20)
+        save_state(state, path)
+        load_state(path)
+        sync.loop[0].call_soon_threadsafe(sync.loop[0].stop)
+        sync.iothread[0].join()
+        sync.loop[0].close()
 
     @pytest.mark.parametrize("file", ["bank/mass/c.0.0.0", "bank/mass/zarr.json", "zarr.json"])
     def test_a_damaged_state_is_healed_by_writing_it_again(self, file, at, make_state, same_state):
