@@ -183,6 +183,7 @@ def replay(
             rich_help_panel=Panel.BENCHMARKS,
         ),
     ] = None,
+    subtitles: options.Subtitles = "off",
     strict: Annotated[
         bool,
         typer.Option(
@@ -358,6 +359,7 @@ def replay(
             types=None if types is None else parse_list(types),
             prompt=prompt,
             strict=strict,
+            subtitles=subtitles,
         )
         name = model or request.study.model
         placement: dict[str, Any] = {"device": device, "device_map": device_map, "quantization": quantization}

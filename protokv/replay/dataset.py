@@ -19,8 +19,9 @@ import torch
 from protokv.backbones.base import Backbone
 from protokv.config import LastFramesConfig, SlidingWindowConfig
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
+from protokv.ingestion.words.find import AUTO, OFF
 from protokv.replay.benchmarks.base import Benchmark, Video
-from protokv.replay.benchmarks.files import find_video
+from protokv.replay.benchmarks.files import find_file, find_video
 from protokv.replay.memories import Variant
 from protokv.replay.questions import Question
 from protokv.replay.streams import ReplayFile, Stream
@@ -78,6 +79,7 @@ def open_dataset(
     from_evidence: bool = False,
     strict: bool = False,
     most_videos: int | None = None,
+    subtitles: str = OFF,
 ) -> Opened:
     """Open the videos of a data set.
 
@@ -87,6 +89,7 @@ def open_dataset(
         from_evidence: count delays from the evidence if the data set knows its time.
         strict: stop at the first missing or unreadable video.
         most_videos: take only the first ones of the annotations.
+        subtitles: which enter the stream; `auto` also takes `subtitle/NAME.srt` below the folder.
 
     Raises:
         SourceNotFound: there are no annotations, or no video at all, or one is missing, with `strict`.
@@ -97,7 +100,7 @@ def open_dataset(
     notes, missing, streams = Counter(found.notes), dict[str, str](), list[Stream]()
     for video in found.videos[:most_videos]:
         try:
-            streams.append(_open(video, Path(root), notes))
+            streams.append(_open(video, Path(root), notes, subtitles))
         except SourceError as error:
             if strict:
                 raise
@@ -111,7 +114,7 @@ def open_dataset(
     return Opened(streams, missing, +notes)
 
 
-def _open(video: Video, root: Path, notes: Counter[str]) -> Stream:
+def _open(video: Video, root: Path, notes: Counter[str], subtitles: str) -> Stream:
     path = find_video(root, video.path)
     if path is None:
         raise SourceNotFound(f"video {video.path} is not below {root}")
@@ -119,7 +122,10 @@ def _open(video: Video, root: Path, notes: Counter[str]) -> Stream:
     if path.suffix == ".npy":
         stream = KeyFrames(path, video.questions, video.rate_fps)
     else:
-        stream = ReplayFile(path, video.questions)
+        if subtitles == AUTO and (file := find_file(root, [f"subtitle/{path.stem}.srt"])) is not None:
+            subtitles = str(file)
+        stream = ReplayFile(path, video.questions, subtitles)
+    notes["videos without subtitles"] += subtitles != OFF and not stream.has_words
     stream.name = video.name
     stream.questions = [_place(question, video, stream.length_s, notes) for question in video.questions]
     return stream
@@ -147,15 +153,21 @@ TEXT_ONLY: Final = "text only"
 _LARGE: Final = 2048
 
 
-def with_baselines(variants: Sequence[Variant], backbone: Backbone) -> list[Variant]:
-    """Add the text alone, and the last frames at the budget that they need, unless they are among the memories."""
+def with_baselines(variants: Sequence[Variant], backbone: Backbone, *, words: bool = False) -> list[Variant]:
+    """Add the text alone, and the last frames at the budget that they need, unless they are among the memories.
+
+    With `words` in the streams, the last frames keep their positions: some models cannot show words at others.
+    """
     tokens = measure_step(backbone)
     found = [Variant(TEXT_ONLY, SlidingWindowConfig(budget=1), blind=True)]
     for frames in FRAMES:
         steps = -(-frames // backbone.frames_per_step)
         # As in SimpleStream: encoded anew for each question, right behind the prompt.
         config = LastFramesConfig(
-            budget=steps * tokens, last_steps=steps, recent_frames=steps * backbone.frames_per_step, positions="compact"
+            budget=steps * tokens,
+            last_steps=steps,
+            recent_frames=steps * backbone.frames_per_step,
+            positions="stream" if words else "compact",
         )
         found.append(Variant(f"last {frames} frames", config))
     named = {variant.label for variant in variants}

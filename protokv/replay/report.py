@@ -187,6 +187,7 @@ def _describe_setup(rows: Sequence[Row]) -> dict[str, Any]:
         "tokens_per_step": round(tokens_per_step, 1),
         "devices": sorted({row.device for row in rows}),
         "fps": first.stream["fps"],
+        "subtitles": len({row.video for row in rows if "subtitles" in row.stream}),
         "max_new_tokens": first.decoding["max_new_tokens"],
         "protocol": first.protocol,
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from protokv.backbones.base import Backbone
 from protokv.config import DEFAULT, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError, use_one_of
+from protokv.ingestion.words.find import OFF
 from protokv.mini import is_embedded
 from protokv.replay.benchmarks import find_benchmark
 from protokv.replay.benchmarks.base import Benchmark
@@ -52,6 +53,7 @@ class ReplayRequest:
     types: Sequence[str] | None = None
     prompt: str | None = None
     strict: bool = False
+    subtitles: str = OFF
 
     @property
     def benchmark(self) -> Benchmark | None:
@@ -110,9 +112,10 @@ class ReplayRequest:
                 from_evidence=any(self._delays() or ()),
                 strict=self.strict,
                 most_videos=self.most_videos,
+                subtitles=self.subtitles,
             )
         if self.sources and self.questions:
-            return Opened(open_files(self.sources, self.questions), {}, Counter())
+            return Opened(open_files(self.sources, self.questions, self.subtitles), {}, Counter())
         if self.study.worlds is None:
             names = ", ".join(part.name for part in self.study.datasets)
             raise ConfigError(
@@ -126,9 +129,10 @@ class ReplayRequest:
         Raises:
             ConfigError: two memories or streams have one name.
         """
-        variants = self.variants(backbone.identity.name)
+        words = any(stream.has_words for stream in opened.streams)
+        variants = [replace(one, config=one.config.with_words(words)) for one in self.variants(backbone.identity.name)]
         if self.benchmark is not None:
-            variants = with_baselines(variants, backbone)
+            variants = with_baselines(variants, backbone, words=words)
         return make_plan(
             opened.streams,
             variants,

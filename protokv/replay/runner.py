@@ -217,11 +217,18 @@ def replay(
         bands = [band for band in bands if not band.is_done]
         if not bands:
             return
-        tokens = [bands[0].runs[0].session.embed(step.images, step.time_s) for step in steps]
+        end_s = start_s + setup.frames_per_step / setup.fps
+        with torch.inference_mode():
+            tokens = [
+                backbone.add_words(
+                    bands[0].runs[0].session.embed(step.images, step.time_s), stream.words(step.time_s, end_s)
+                )
+                for (stream, _), step in zip(streams, steps, strict=True)
+            ]
         for band in bands:
             band.watch(tokens, start_s)
         seen = now.tokens_seen + len(tokens[0].embeddings)
-        now = _Moment(start_s + setup.frames_per_step / setup.fps, now.steps + 1, seen)
+        now = _Moment(end_s, now.steps + 1, seen)
         yield from _answer(backbone, bands, setup, now, now.stream_time_s + SLACK_S, causal=False)
         yield Watched(first.name, now.stream_time_s, first.length_s)
         bands = [band for band in bands if not band.is_done]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from protokv.errors import ConfigError, SourceError, SourceUnreadable
+from protokv.ingestion.words.find import OFF, identity, words_of
 from protokv.mini.looked import LONELY, Looked
 from protokv.mini.recognition import look_at
 from protokv.replay.questions import Question, load_questions
@@ -25,6 +26,7 @@ class Stream(ABC):
         facts: everything that decides its frames, as plain JSON values.
         questions: about it.
         can_batch: it may be watched together with other streams of its length.
+        has_words: something may be said in it.
     """
 
     name: str
@@ -32,10 +34,15 @@ class Stream(ABC):
     facts: dict[str, Any]
     questions: Sequence[Question]
     can_batch: bool = False
+    has_words: bool = False
 
     @abstractmethod
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Yield its steps in order."""
+
+    def words(self, start_s: float, end_s: float) -> list[str]:
+        """Return what is said in a step [start_s, end_s); nothing by default. Steps are asked for once, in order."""
+        return []
 
     def is_world(self) -> bool:
         """Return whether its first frames, a second apart, are of the procedural world; True if they do not tell."""
@@ -51,11 +58,11 @@ class Stream(ABC):
 class ReplayFile(Stream):
     """A video file."""
 
-    def __init__(self, path: str | Path, questions: Sequence[Question]) -> None:
-        """Open the file to learn its length.
+    def __init__(self, path: str | Path, questions: Sequence[Question], subtitles: str = OFF) -> None:
+        """Open the file to learn its length, and read the subtitles that enter the stream (`words_of`), if any.
 
         Raises:
-            SourceError: it cannot be read, or does not say how long it is.
+            SourceError: it cannot be read, does not say how long it is, or has no subtitles in the wanted language.
         """
         self._path = path
         with open_source(path) as source:
@@ -64,6 +71,9 @@ class ReplayFile(Stream):
                 raise SourceUnreadable(f"{path} does not say how long it is", hint="remux it: ffmpeg -i IN -c copy OUT")
             self.name, self.length_s = info.name, info.duration_s
             self.facts = {"size_bytes": info.size_bytes, "fingerprint": info.fingerprint}
+            self._words = words_of(source, Path(path), subtitles)
+        if self._words is not None:
+            self.has_words, self.facts["subtitles"] = True, identity(self._words.record)
         self.questions = questions
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
@@ -71,9 +81,13 @@ class ReplayFile(Stream):
         with open_source(self._path) as source:
             yield from read_steps(source, fps, frames_per_step)
 
+    def words(self, start_s: float, end_s: float) -> list[str]:
+        """Return what the subtitles say there."""
+        return [] if self._words is None else self._words.between(start_s, end_s)
 
-def open_files(sources: Sequence[str | Path], questions: str | Path) -> list[Stream]:
-    """Open video files with their questions; a row without the name of a video is about the only one.
+
+def open_files(sources: Sequence[str | Path], questions: str | Path, subtitles: str = OFF) -> list[Stream]:
+    """Open video files with their questions and subtitles; a row without the name of a video is about the only one.
 
     Raises:
         SourceError: a file is missing or cannot be read.
@@ -90,4 +104,4 @@ def open_files(sources: Sequence[str | Path], questions: str | Path) -> list[Str
         if video is not None and video not in by_name:
             raise ConfigError(f"question {question.id} is about {video}, which is none of the sources")
         own[next(iter(own)) if video is None else by_name[video]].append(question)
-    return [ReplayFile(source, found) for source, found in own.items()]
+    return [ReplayFile(source, found, subtitles) for source, found in own.items()]

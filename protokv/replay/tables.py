@@ -49,6 +49,11 @@ def list_facts(report: Report) -> dict[str, str]:
         f"{setup['tokens_per_step']:g} tokens a step",
         "protocol": str(setup["protocol"]),
     }
+    if setup["subtitles"]:
+        facts["subtitles"] = (
+            f"of {count_nouns(setup['subtitles'], 'video')}, in the stream at their times and within the budget; "
+            "published figures have them in the prompt"
+        )
     if benchmark:
         constant = benchmark["constant"]
         facts |= {

@@ -1,8 +1,12 @@
-"""VideoMME without subtitles: four options, asked when the whole video was seen; short, medium and long videos.
+"""VideoMME: four options, asked when the whole video was seen; short, medium and long videos.
 
 Source: huggingface.co/datasets/lmms-lab/Video-MME (900 videos, 2,700 questions), a Parquet table or its JSON export;
 prompt and rule of the authors' `eval_your_results.py` (github.com/MME-Benchmarks/Video-MME): without common
 prefixes, the first of A, B, C, D anywhere, so "A man" is option A. The strict rule wants a letter alone.
+
+The setting with subtitles (`open_dataset`, `subtitles`) asks the same questions with the same prompt. What is said
+enters the stream in its time and shares the budget with the pictures. The authors put the subtitles of the sampled
+frames into the prompt instead, so their figures are of another setting.
 """
 
 from __future__ import annotations

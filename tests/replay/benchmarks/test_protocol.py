@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ from protokv.replay.report import summarise
 from protokv.replay.request import ReplayRequest
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
-from tests.replay.benchmarks.miniature import WRITERS
+from protokv.replay.tables import list_facts
+from tests.replay.benchmarks.miniature import SEEDS, WRITERS
 from tests.replay.rows import ROW
 
 
@@ -40,9 +42,13 @@ class Played:
     watched: list[Watched]
 
 
-def play(name: str, root: Path, backbone: Backbone, path: Path) -> tuple[list[Row], list[Watched]]:
+def play(
+    name: str, root: Path, backbone: Backbone, path: Path, subtitles: str = "off"
+) -> tuple[list[Row], list[Watched]]:
     """Run a data set under a memory of nearly all steps, at the frame rate that the embedded model was trained at."""
-    request = ReplayRequest(dataset=name, data_root=root, memories=["durable"], budgets=[90], most_videos=2)
+    request = ReplayRequest(
+        dataset=name, data_root=root, memories=["durable"], budgets=[90], most_videos=2, subtitles=subtitles
+    )
     request.check()
     opened = request.open("protokv/mini")
     plan = request.plan(opened, backbone, 2.0)
@@ -74,6 +80,27 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
     assert benchmark["constant"]["accuracy"] <= report["floor"]
     assert report["setup"]["tokens_per_step"] == 9
     assert report["setup"]["frames"]["max_pixels"] > 0
+
+
+def test_with_subtitles_the_same_is_asked_of_a_stream_with_their_words_and_the_report_says_so(
+    played: Callable[[str], Played], data_root: Path, embedded: Backbone, tmp_path: Path
+) -> None:
+    root = tmp_path / "videomme"
+    shutil.copytree(data_root / "videomme", root)
+    (root / "subtitle").mkdir()
+    said = "1\n00:00:03,000 --> 00:00:04,500\n<i>There was</i> a star\n"
+    (root / "subtitle" / f"clip{SEEDS[0]}.srt").write_text(said, encoding="utf-8")
+    opened = ReplayRequest(dataset="videomme", data_root=tmp_path, subtitles="auto").open("protokv/mini")
+    assert opened.notes["videos without subtitles"] == 1
+    rows = play("videomme", tmp_path, embedded, tmp_path / "rows.jsonl", "auto")[0]
+    # Four words between the control tokens that close one segment of video and open the next.
+    more = {row.video: 6 if "subtitles" in row.stream and row.memory != TEXT_ONLY else 0 for row in rows}
+    assert [(r.question, r.expected, r.memory, r.tokens_seen) for r in rows] == [
+        (r.question, r.expected, r.memory, r.tokens_seen + more[r.video]) for r in played("videomme").rows
+    ]
+    assert sorted(more.values()) == [0, 6]
+    assert "of 1 video, in the stream" in list_facts(summarise(rows))["subtitles"]
+    assert "subtitles" not in list_facts(summarise(played("videomme").rows))
 
 
 def test_a_query_sees_no_frame_behind_its_time(played: Callable[[str], Played]) -> None:
