@@ -28,6 +28,9 @@ CODECS = {"srt", "subrip", "ass", "ssa", "webvtt", "mov_text", "text"}
 # Bounds of a file, of one line, and of all lines together. A day of speech is a megabyte.
 MOST_BYTES, MOST_OF_LINE, MOST_LINES = 16 << 20, 1 << 13, 100_001
 
+# FFmpeg leaves out lines whose times have no milliseconds.
+_WHOLE_SECONDS = re.compile(r"\b\d{1,4}:\d\d:\d\d(?=\s*-->)|(?<=--> )\d{1,4}:\d\d:\d\d(?![\d.,:])")
+
 # A line without an end stays this long, in seconds.
 STAYS_S = 3.0
 
@@ -68,7 +71,7 @@ def read_file(path: Path, should_stop: ShouldStop = never) -> Lines:
     except OSError as error:
         raise SourceUnreadable(f"cannot read {path.name}: {error.strerror or error}") from error
     whole = len(data) <= MOST_BYTES
-    recoded = io.BytesIO(decoded(data[:MOST_BYTES]).encode())
+    recoded = io.BytesIO(_WHOLE_SECONDS.sub(r"\g<0>.000", decoded(data[:MOST_BYTES])).encode())
     options = {"format_whitelist": ",".join(FILES), "protocol_whitelist": "none"}
     try:
         with av.open(recoded, "r", options=options) as container:

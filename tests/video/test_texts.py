@@ -54,6 +54,12 @@ def test_a_file_is_read_in_its_encoding(encoding: str, tmp_path: Path) -> None:
         assert read_subtitles(path).lines == lines
 
 
+def test_times_may_have_no_milliseconds(tmp_path: Path) -> None:
+    path = tmp_path / "x.srt"
+    path.write_text("0\n00:00:01,500 --> 00:00:04\none at 0:00:07\n\n1\n1:00:04 --> 1:00:07\ntwo\n")
+    assert read_file(path).lines == (Line(1.5, 4.0, "one at 0:00:07"), Line(3604.0, 3607.0, "two"))
+
+
 def test_bad_files_are_one_error_and_long_ones_are_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.vtt"
     with pytest.raises(SourceNotFound):

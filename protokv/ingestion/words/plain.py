@@ -19,7 +19,7 @@ AT_ONCE_S = 0.1
 # All patterns take a time that grows with the text alone, whatever the text.
 _TIME = re.compile(r"<((?:\d{1,4}:)?\d\d:\d\d\.\d{3})>")
 _VOICE = re.compile(r"<v(?:\.[^\s<>]*)?\s([^<>]+)>")
-_TAG = re.compile(r"</?(?:[bicusv]|font|lang|ruby|rt|span|br|p)(?:[.\s/][^<>]*)?>", re.IGNORECASE)
+_TAG = re.compile(r"</?(?:[abicusv]|font|lang|ruby|rt|span|br|p)(?:[.\s/][^<>]*)?>", re.IGNORECASE)
 _NOTE = re.compile(r"(?<!\S)\[[^\[\]\d]*\]:?(?!\w)")
 _NOTE_ON_ROWS = re.compile(r"^[- \t]*\([^()]*\)[ \t]*$", re.MULTILINE)
 _BEGINNING = re.compile(r"^\s*(?:>{2,}|[-\u2013\u2014](?=\s|[^\W\d]))\s*")

@@ -17,6 +17,7 @@ def said(text: str) -> str:
     ("text", "wanted"),
     [
         ("<i>Hello</i> <b>there</b>", "Hello there"),
+        ('see <a href="https://x.test">the &lt;video&gt;</a>', "see the <video>"),
         ('<font size="0" color="#000000">Hi</font>', "Hi"),
         ("<v.loud Mara Lee>no &amp; yes", "Mara Lee: no & yes"),
         ("<c.yellow.bg_blue>one</c>\n<ruby>two<rt>2</rt></ruby>", "one two2"),
