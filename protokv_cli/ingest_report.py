@@ -215,5 +215,6 @@ def show_estimate(out: Output, found: Estimate) -> None:
         "tokens": f"{found.tokens_per_step:g} a step{in_all}",
         "state": f"{bytes_text(found.state_bytes)} in memory; on disk {disk_text(found.end_bytes, found.most_bytes)}",
         "takes": takes,
+        **({"words": found.words + (f": {found.words_lost}" if found.words_lost else "")} if found.words else {}),
     }
     out.table(pairs(rows, title="nothing was written; it would be"))

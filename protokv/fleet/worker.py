@@ -37,7 +37,7 @@ from protokv.ingestion.continuation import (
 from protokv.ingestion.estimate import Estimate, estimate
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.options import IngestOptions
-from protokv.ingestion.run import ingest
+from protokv.ingestion.run import find_words, ingest
 from protokv.ingestion.words.find import AUTO, OFF, file_of, identity, record_of_file, recorded, two_letters
 from protokv.object_store import is_object
 from protokv.storage.api import read_header, stored_bytes
@@ -122,8 +122,8 @@ class Worker:
         try:
             with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels, isolate=True) as opened:
                 opening_s = time.perf_counter() - began
-                found = estimate(opened, backbone, options.config, fps=options.fps, thumbnails=options.thumbnails)
-                return found, opening_s
+                words = find_words(job.source, opened, replace(options, device=self._device))
+                return estimate(opened, backbone, options, words), opening_s
         except Exception as error:
             return Failure.of(error)
 

@@ -8,12 +8,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
 from protokv.core.memory import Memory
 from protokv.core.session import Session
 from protokv.errors import SourceUnreadable
 from protokv.extras.thumbnails import Thumbnails
 from protokv.extras.transcript import Transcript
+from protokv.ingestion.options import IngestOptions
+from protokv.ingestion.words import Words
+from protokv.ingestion.words.find import named
 from protokv.video import Source, read_steps
 
 # Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
@@ -38,6 +40,8 @@ class Estimate:
         end_bytes: about what they take on disk at the end of the source.
         seconds: time of the run at the speed of the last tried steps.
         tried_steps: how many steps were tried.
+        words: the words that would enter the stream; None: none.
+        words_lost: what of them cannot be read; empty: nothing as yet.
     """
 
     source: str
@@ -50,6 +54,8 @@ class Estimate:
     end_bytes: int | None
     seconds: float | None
     tried_steps: int
+    words: str | None
+    words_lost: str
 
 
 def most_bytes(memory: Memory, thumbnails: int, *, words: bool = False) -> int | None:
@@ -72,10 +78,8 @@ def end_bytes(memory: Memory, backbone: Backbone, tokens: int, pictures: int) ->
     return held + HEAD_BYTES + pictures
 
 
-def estimate(
-    source: Source, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None, thumbnails: int = 0
-) -> Estimate:
-    """Watch the first steps of a source and extrapolate to the rest.
+def estimate(source: Source, backbone: Backbone, options: IngestOptions, words: Words | None) -> Estimate:
+    """Watch the first steps of a source, with its words, and extrapolate to the rest.
 
     Steps become slower while the memory fills. If that takes longer than `FILL_S`, a long stream takes longer than this
     says.
@@ -84,12 +88,14 @@ def estimate(
         ConfigError: the memory fits neither the model nor the machine, or fps is out of range.
         SourceUnreadable: not one frame can be read.
     """
-    session = Session.start(backbone, config, fps=fps)
+    config, thumbnails = options.config_with(words), options.thumbnails
+    session = Session.start(backbone, config, fps=options.fps)
     clock = session.clock
     ends, began = deque[float](maxlen=STEPS + 1), time.perf_counter()
     tried = 0
     for step in read_steps(source, clock.fps, clock.frames_per_step):
-        session.watch(step.images, step.time_s)
+        said = [] if words is None else words.between(step.time_s, step.time_s + clock.step_seconds)
+        session.watch(step.images, step.time_s, said)
         tried += 1
         ends.append(time.perf_counter())
         filled = session.clock.tokens_seen > config.budget or ends[-1] - began > FILL_S
@@ -110,8 +116,10 @@ def estimate(
         tokens=tokens,
         tokens_per_step=per_step,
         state_bytes=session.memory.bytes_held,
-        most_bytes=most_bytes(session.memory, thumbnails),
+        most_bytes=most_bytes(session.memory, thumbnails, words=words is not None),
         end_bytes=None if tokens is None else end_bytes(session.memory, backbone, tokens, pictures),
         seconds=None if steps is None or per_step_s is None else steps * per_step_s,
         tried_steps=tried,
+        words=None if words is None else named(words.record),
+        words_lost=(words.lost or "") if words is not None else "",
     )

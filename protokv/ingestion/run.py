@@ -115,7 +115,7 @@ def _events(
         writer = held.enter_context(Writer(path, keep=options.keep))
         path_of_file = source if isinstance(source, str | os.PathLike) and not options.is_part else None
         file = GrowingFile(video.info, path_of_file, followed=live.follow)
-        words = _words(source, video, options)
+        words = find_words(source, video, options)
         start = _start(path, video, file, words, options, timings)
         kept, most = start.session.beside, options.thumbnails
         before = kept if isinstance(kept, Thumbnails) else Thumbnails()
@@ -153,8 +153,8 @@ def _open_source(source: AnySource, options: IngestOptions, held: ExitStack) -> 
     return Part(video, options.start_s, options.duration_s) if options.is_part else video
 
 
-def _words(source: AnySource, video: Source | LiveSource, options: IngestOptions) -> Words | None:
-    """Read the subtitles that are meant, or get ready to recognise speech."""
+def find_words(source: AnySource, video: Source | LiveSource, options: IngestOptions) -> Words | None:
+    """Read the subtitles that are meant, or get ready to recognise speech; `video` is the source, or the part, open."""
     path = None
     if isinstance(source, str | os.PathLike) and address.kind_of(os.fspath(source)) == "file":
         path = None if is_object(source) else Path(source)
@@ -182,9 +182,7 @@ def _start(
         with stage(timings, "model"):
             model = options.prompted(_load(None, options))
         with stage(timings, "state"):
-            # A live source shows only with its first frame whether it has words.
-            config = options.config.with_words(True) if words is not None and words.record else options.config
-            return Start(Session.start(model, config, fps=options.fps), Segment(), {}, words)
+            return Start(Session.start(model, options.config_with(words), fps=options.fps), Segment(), {}, words)
     segment = find_segment(path, state, video, file, append=options.append)
     if isinstance(video, LiveSource):
         record = (state.source or {}) if segment.first_step < state.clock.steps else {}

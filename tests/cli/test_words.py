@@ -88,6 +88,18 @@ def test_a_state_that_cannot_tell_what_was_said_says_why(
     assert protokv("inspect", protokv.folder, "--words").code == Exit.USAGE
 
 
+def test_a_dry_run_says_which_words_would_be_read_and_what_of_them_cannot(protokv: Program, tmp_path: Path) -> None:
+    video = protokv.folder / "talk.mp4"
+    (row,) = protokv("ingest", video, "--dry-run", "--json").rows()
+    assert (row["words"], row["words_lost"]) == ("talk.srt", "")
+    (bare,) = protokv("ingest", video, "--dry-run", "--json", "--subtitles", "off").rows()
+    assert bare["words"] is None
+    assert row["tokens"] > bare["tokens"]
+    (tmp_path / "bad.srt").write_bytes(b"\0\1junk")
+    told = protokv("ingest", video, "--dry-run", "--format", "table", "--subtitles", tmp_path / "bad.srt").out
+    assert "bad.srt: bad.srt holds no subtitles" in " ".join(told.split())
+
+
 def test_a_model_that_cannot_hear_is_refused_before_anything_is_watched(protokv: Program) -> None:
     video = protokv.folder / "talk.mp4"
     for model, said in (("no/such-model", "not in the local cache"), ("protokv/mini", "recognises no speech")):
