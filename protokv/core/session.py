@@ -197,11 +197,11 @@ class Session:
         self.clock, self.spoken = skipped.clock, skipped.spoken
 
     def _forward_and_append(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
-        with stage(self.timings, "forward"):
+        with stage(self.timings, "memory"):
             batch = self.position_steps(steps, starts_s)
-            self.backbone.forward(
-                batch.embeddings, batch.forward_positions, batch.context, batch.local_kv, steps=batch.tokens
-            )
+            shown = batch.embeddings, batch.forward_positions, batch.context, batch.local_kv
+        with stage(self.timings, "forward"):
+            self.backbone.forward(*shown, steps=batch.tokens)
         with stage(self.timings, "memory"):
             self.append(batch)
 
