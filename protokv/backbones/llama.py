@@ -21,7 +21,7 @@ import numpy as np
 from protokv.backbones.adapter import Adapter, ChatPrompt
 from protokv.backbones.base import PreparedStep
 from protokv.backbones.hub import quiet_transformers
-from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
+from protokv.backbones.loading import ATTENTION, Placement, identify, load_model, load_tokenizer
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, ModelError
@@ -49,7 +49,7 @@ class Llama(Adapter):
         """Load weights, tokenizer and chat template of a folder."""
         from transformers import LlamaForCausalLM
 
-        model = load_model(LlamaForCausalLM, path, placement, has_vision=False)
+        model = load_model(LlamaForCausalLM, path, placement, ATTENTION["text_config"])
         tokenizer, template = load_tokenizer(path)
         prompt = ChatPrompt(tokenizer, _STREAM, template, text_only=True)
         return cls(model, tokenizer, prompt, identify(path, name, config, placement))

@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from logging import ERROR, getLogger
@@ -27,6 +27,7 @@ from protokv.machine import memory_bytes
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICES: Final = ("auto", "cpu", "cuda", "mps")
 DEVICE_MAPS: Final = ("auto", "balanced")
+ATTENTION: Final = {"text_config": NAME, "vision_config": "sdpa"}
 QUANTIZATIONS: Final = ("4bit", "8bit")
 # What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
 _ROWS, _BLOCK = 32, 64
@@ -129,8 +130,10 @@ def _find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def load_model(kind: Any, path: str, placement: Placement, *, has_vision: bool = True) -> Any:
-    """Load a model of transformers class `kind` for inference: text with this package's attention, vision with sdpa.
+def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[str, str] | str = ATTENTION) -> Any:
+    """Load a model of transformers class `kind` for inference.
+
+    `attention` is by part, or of all: by default text has this package's and vision sdpa.
 
     Raises:
         ModelError: files are missing, damaged or pickles, tensors are missing in them, the config asks for more than
@@ -154,7 +157,7 @@ def load_model(kind: Any, path: str, placement: Placement, *, has_vision: bool =
         use_safetensors=True,
         trust_remote_code=False,
         output_loading_info=True,
-        attn_implementation={"text_config": NAME, "vision_config": "sdpa"} if has_vision else NAME,
+        attn_implementation=attention,
         **settings,
     )
     if missing := sorted(info["missing_keys"]):

@@ -9,6 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -17,16 +18,19 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from protokv.backbones.files import check_weights, digest_weights, read_json
+from protokv.backbones.files import check_repeats, digest_weights, read_json
 from protokv.backbones.hub import fetch, quiet_transformers, translate_errors
-from protokv.backbones.loading import PlacementRequest
+from protokv.backbones.loading import PlacementRequest, load_model
 from protokv.backbones.registry import on_hub
 from protokv.errors import ModelError
 from protokv.video.source import Line, Sound
 
-# The longest piece in seconds, by model_type. Whisper fills up to 30 s, whatever it hears, and tells times within them.
-# Moonshine tells none, so its pieces are short.
-LONGEST_S: Final = {"whisper": 30.0, "moonshine": 8.0}
+# By model_type: the class, and the longest piece in seconds. Whisper fills up to 30 s, whatever it hears, and tells
+# times within them. Moonshine tells none, so its pieces are short.
+KINDS: Final = {
+    "whisper": ("WhisperForConditionalGeneration", 30.0),
+    "moonshine": ("MoonshineForConditionalGeneration", 8.0),
+}
 
 # Tokens of speech in a second. A model that finds more repeats itself.
 TOKENS_PER_S: Final = 6.5
@@ -55,7 +59,7 @@ class Recogniser:
         self._times: bool | str | None = None
         self.record: Mapping[str, Any] = {"kind": "speech", "name": name, "digest": digest_weights(path)}
         self.rate: int = pipeline.feature_extractor.sampling_rate
-        self.longest_s = LONGEST_S[pipeline.model.config.model_type]
+        self.longest_s = KINDS[pipeline.model.config.model_type][1]
         if pipeline.type == "seq2seq_whisper":
             published = pipeline.model.generation_config
             if getattr(published, "no_timestamps_token_id", None) is not None:
@@ -122,28 +126,21 @@ def load_recogniser(name: str, device: str = "auto") -> Recogniser:
         else:
             path = name
             _check_kind(Path(path))
-        check_weights(path)
+        check_repeats(path)
         with quiet_transformers():
-            from transformers import AutoConfig, AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, AutoTokenizer
+            import transformers
             from transformers.pipelines import AutomaticSpeechRecognitionPipeline
 
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
             placement = placed.placement(config.dtype)
-            model, info = AutoModelForSpeechSeq2Seq.from_pretrained(
-                path,
-                dtype=torch.float32 if placement.device.type == "cpu" else placement.dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                # Times of words come from weights of attention.
-                attn_implementation="eager",
-            )
-            if missing := sorted(info["missing_keys"]):
-                raise ModelError(f"its weights lack {len(missing)} tensors, first of all {missing[0]}")
+            if placement.device.type == "cpu":
+                placement = replace(placement, dtype=torch.float32)
+            kind = getattr(transformers, KINDS[config.model_type][0])
             pipeline = AutomaticSpeechRecognitionPipeline(
-                model=model.eval().requires_grad_(False),
-                tokenizer=AutoTokenizer.from_pretrained(path, trust_remote_code=False),
-                feature_extractor=AutoFeatureExtractor.from_pretrained(path, trust_remote_code=False),
+                # Times of words come from weights of attention.
+                model=load_model(kind, path, placement, "eager"),
+                tokenizer=transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False),
+                feature_extractor=transformers.AutoFeatureExtractor.from_pretrained(path, trust_remote_code=False),
                 device=placement.device,
             )
             return Recogniser(name, path, pipeline)
@@ -152,7 +149,7 @@ def load_recogniser(name: str, device: str = "auto") -> Recogniser:
 def _check_kind(folder: Path) -> None:
     """Refuse a folder that holds no model of speech recognition that is known here. ModelError."""
     kind = read_json(str(folder), "config.json").get("model_type")
-    if kind not in LONGEST_S:
+    if kind not in KINDS:
         what = "there is no config.json in it that names its kind" if kind is None else f"it is a {kind} model"
         raise ModelError(
             f"{what}, which recognises no speech", hint="use one of Whisper or Moonshine, such as openai/whisper-base"

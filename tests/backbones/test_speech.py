@@ -78,7 +78,9 @@ def write_moonshine(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["whisper with words", "whisper with segments", "moonshine"])
+@pytest.mark.parametrize(
+    "kind", ["whisper with words", pytest.param("whisper with segments", marks=pytest.mark.slow), "moonshine"]
+)
 def test_a_model_writes_down_a_piece_within_its_time_and_always_the_same(kind: str, tmp_path: Path) -> None:
     written = write_moonshine(tmp_path) if kind == "moonshine" else write_whisper(tmp_path, aligned="words" in kind)
     recogniser = load_recogniser(str(written), "cpu")

@@ -112,6 +112,7 @@ def test_a_run_in_parts_hears_what_a_whole_run_hears_and_no_more(
         watch(video, tiny, "parts")
 
 
+@pytest.mark.slow
 def test_an_append_tells_that_another_model_heard_what_was_before(
     video: Path, tmp_path: Path, tiny: Backbone, recogniser: Counting
 ) -> None:
