@@ -107,7 +107,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
-        help="A hub name, a local folder, or protokv/mini (embedded; protokv/mini-order reads more).",
+        help="A hub name, a local folder, or protokv/mini (embedded; protokv/mini-order and -words read more).",
         rich_help_panel=Panel.MOST,
     ),
 ]

@@ -19,7 +19,7 @@ from protokv_cli.panels import Panel
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
 from protokv_cli.process import stopping
 
-STUDIES = ("quick", "delay", "language")
+STUDIES = ("quick", "delay", "language", "words")
 DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu", "ovo-s-bench")
 
 

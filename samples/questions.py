@@ -11,6 +11,7 @@ import numpy as np
 from protokv.mini.phrases import TYPES
 from protokv.mini.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.questions import find_facts, phrase, pick_different
+from protokv.mini.speech import NAMES
 from protokv.mini.world import World
 
 # Their answer is one of the two shapes in the question.
@@ -25,6 +26,10 @@ ANSWERS: Final[dict[str, tuple[str, ...]]] = {
     "now": (*SHAPES, "nothing"),
     "third": PARTS,
     "tenth": TENTHS,
+    "owner": NAMES,
+    "owned": SHAPES,
+    "colour_of": COLOUR_NAMES,
+    "where_of": PLACES,
 }
 """Type -> every answer it can have."""
 
@@ -49,11 +54,11 @@ def make_questions(
     world: World, ask_s: float, *, per_type: int = 1, types: Sequence[str] = TYPES, seed: int = 0
 ) -> list[Question]:
     """Make up to `per_type` different questions of each type about `world` at `ask_s`; deterministic."""
-    events = world.events_until(ask_s)
+    events, said = world.events_until(ask_s), world.said(0, ask_s)
     rng = np.random.default_rng([world.config.seed, 4, seed, round(2 * ask_s)])
     made: dict[tuple[str, str], Question] = {}
     for kind in types:
-        for fact in pick_different(rng, find_facts(kind, events, ask_s), per_type):
+        for fact in pick_different(rng, find_facts(kind, events, ask_s, said), per_type):
             text = phrase(rng, kind, fact)
             made[text, kind] = Question(text, fact.answer, kind, fact.evidence_s, float(ask_s))
     return list(made.values())

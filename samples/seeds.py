@@ -24,7 +24,7 @@ STUDY: Final = range(5_000_000, 6_000_000)
 
 RANGES: Final = {"demonstration": DEMONSTRATION, "card": CARD, "development": DEVELOPMENT, "study": STUDY}
 
-WORLD_STREAMS: Final = frozenset(range(1, 9))
+WORLD_STREAMS: Final = frozenset(range(1, 10))
 """The second words of the seeds of generators for worlds and questions; the first word is the world's seed."""
 TRAINING_STREAM: Final = 11
 """The second word of the seeds of generators for training clips."""

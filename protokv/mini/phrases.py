@@ -1,9 +1,10 @@
 """The templates of every question type in English, and every answer it can have.
 
 The first template of a type is the plainest and is used half of the time in training. A template may hold {shape},
-{colour}, {place} and {other} (a second shape). The vocabulary is derived from these tables, so a new word means new
-weights. The weights of `protokv/mini` know the words of `TYPES` only; questions of `ORDER_TYPES` (what came before
-what) and `TIME_TYPES` (what happened to one shape over time) are asked only where they are named.
+{colour}, {place}, {name} (of an owner) and {other} (a second shape). The vocabulary is derived from these tables, so a
+new word means new weights. The weights of `protokv/mini` know the words of `TYPES` only; questions of `ORDER_TYPES`
+(what came before what), `TIME_TYPES` (what happened to one shape over time) and `SPEECH_TYPES` (what was said) are
+asked only where they are named.
 """
 
 from __future__ import annotations
@@ -118,10 +119,28 @@ TEMPLATES.update(
             "Where was the {shape} last?",
             "Where did the {shape} appear last?",
         ),
+        # Answered by words alone, and by words and pictures together.
+        "owner": (
+            "Who is the owner of the {shape}?",
+            "Who owns the {shape}?",
+        ),
+        "owned": (
+            "What belongs to {name}?",
+            "Which object belongs to {name}?",
+        ),
+        "colour_of": (
+            "What color was the object of {name}?",
+            "What colour was the object of {name}?",
+        ),
+        "where_of": (
+            "Where was the object of {name}?",
+            "Where did the object of {name} appear?",
+        ),
     }
 )
 
 _MIDDLE: Final = ("middle_first", "middle_last", "middle_before", "middle_after")
 ORDER_TYPES: Final = ("before", "after", "third", "tenth", *_MIDDLE)
 TIME_TYPES: Final = ("times", "where_first", "where_last")
-TYPES: Final = tuple(kind for kind in TEMPLATES if kind not in (*ORDER_TYPES, *TIME_TYPES))
+SPEECH_TYPES: Final = ("owner", "owned", "colour_of", "where_of")
+TYPES: Final = tuple(kind for kind in TEMPLATES if kind not in (*ORDER_TYPES, *TIME_TYPES, *SPEECH_TYPES))

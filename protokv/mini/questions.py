@@ -6,7 +6,8 @@ has the table of types.
 
 Events are ordered by the second in which they begin; order is asked only of events that begin in different seconds. A
 part of the stream is asked only of events that are at least a tenth of a part away from the other parts. A shape that
-crosses the picture is a chain of events without gaps, so it is not asked how often it appeared.
+crosses the picture is a chain of events without gaps, so it is not asked how often it appeared. An owner is asked for
+only of shapes that appeared once, so that each of these questions has an event.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import numpy as np
 
 from protokv.errors import ConfigError, use_one_of
 from protokv.mini.events import Event
-from protokv.mini.phrases import TEMPLATES
+from protokv.mini.phrases import SPEECH_TYPES, TEMPLATES
 from protokv.mini.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
+from protokv.mini.speech import NAMES, Caption
 
 MOST_COUNTED: Final = 4
 APART_S: Final = 2
@@ -52,8 +54,8 @@ class Fact:
     slots: dict[str, str] = field(default_factory=dict)
 
 
-def find_facts(kind: str, events: Sequence[Event], ask_s: float) -> list[Fact]:
-    """Return every fact of type `kind` to ask at `ask_s` about `events`, all of which began before ask_s.
+def find_facts(kind: str, events: Sequence[Event], ask_s: float, said: Sequence[Caption] = ()) -> list[Fact]:
+    """Return every fact of type `kind` to ask at `ask_s` about `events` and what was `said`, all of it before ask_s.
 
     Events may be any objects with the attributes `shape`, `colour`, `place`, `start_s` and `end_s`.
     """
@@ -134,6 +136,13 @@ def find_facts(kind: str, events: Sequence[Event], ask_s: float) -> list[Fact]:
             for shape in sorted(shapes)
             for answer, decisive in _follow(kind, [(i, e) for i, e in indexed if e.shape == shape])
         ]
+    if kind in SPEECH_TYPES:
+        return [
+            Fact(answer, (i,), until_s, slots)
+            for i, e in indexed
+            if shapes[e.shape] == 1
+            for answer, until_s, slots in _find_owned(kind, e, until(i), said)
+        ]
     raise ConfigError(f"there is no type of question {kind!r}", hint=use_one_of(kind, TEMPLATES))
 
 
@@ -150,6 +159,24 @@ def _follow(kind: str, own: Sequence[tuple[int, Event]]) -> list[tuple[str, tupl
     if seconds.count(int(event.start_s)) > 1 or len({e.place for _, e in own}) == 1:
         return []
     return [(PLACES[event.place], (i,))]
+
+
+def _find_owned(
+    kind: str, event: Event, seen_s: float, said: Sequence[Caption]
+) -> Iterator[tuple[str, float, dict[str, str]]]:
+    """Yield answer, time and slots of the fact about the owner of an event, if one owner alone was named for it."""
+    told = {(c.shape, c.name): c.second + 1.0 for c in reversed(said) if c.shape is not None}
+    own = [(shape, name) for shape, name in told if shape == event.shape]
+    if len(own) != 1 or [name for _, name in told].count(own[0][1]) != 1:
+        return
+    told_s, shape, name = told[own[0]], SHAPES[event.shape], NAMES[own[0][1] or 0]
+    if kind == "owner":
+        yield name, told_s, {"shape": shape}
+    elif kind == "owned":
+        yield shape, told_s, {"name": name}
+    else:
+        answer = COLOUR_NAMES[event.colour] if kind == "colour_of" else PLACES[event.place]
+        yield answer, max(told_s, seen_s), {"name": name}
 
 
 def _find_part(event: Event, ask_s: float, parts: int) -> int | None:

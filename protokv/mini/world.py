@@ -2,8 +2,8 @@
 
 A `World` is a pure function of its `WorldConfig`: scenes and events are made in blocks of `BLOCK_S` seconds from (seed,
 block), so what happens at time t does not depend on the length of the stream. Only the events of a shape that crosses
-the picture may cross the border of a block; they follow from the config alone. Knows nothing of questions, files or
-models, and needs no torch.
+the picture may cross the border of a block; they follow from the config alone. What is said changes no picture. Knows
+nothing of questions, files or models, and needs no torch.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from protokv.mini.events import (
     split_pools,
 )
 from protokv.mini.pictures import SIDES, Scenery, draw, draw_noise, make_scenery, paint
+from protokv.mini.speech import NAMES, Caption, say_owner, say_something
 
 TRAINING_SIDE: Final = 84
 MAX_EVIDENCE: Final = 4
@@ -62,6 +63,9 @@ class WorldConfig:
     appear one to four times each, within `counted_in[1]` minutes from minute `counted_in[0]` on, and one shape crosses
     the picture in the seconds `crossing_s`, drawn above everything else. Distracting events have none of these shapes
     and not the colour of the crossing shape, and keep out of its way.
+
+    With `speech_per_minute` given, things are said (`protokv.mini.speech`): within each showing, who owns each shape of
+    the evidence, in a second of its own; and everywhere else so many other captions a minute.
     """
 
     seed: int = 0
@@ -79,11 +83,13 @@ class WorldConfig:
     counted: int = 0
     counted_in: tuple[int, int] = (0, 1)
     crossing_s: tuple[int, int] | None = None
+    speech_per_minute: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a setting that a user may choose is out of range."""
         ranges = {
             "events_per_minute": (0, 40),
+            "speech_per_minute": (0, 40),
             "moving": (0, 1),
             "overlap": (0, 1),
             "distractor_similarity": (0, 1),
@@ -91,7 +97,7 @@ class WorldConfig:
             "counted": (0, MOST_SHAPES),
         }
         for name, (low, high) in ranges.items():
-            if not low <= getattr(self, name) <= high:
+            if not low <= (getattr(self, name) or 0) <= high:
                 raise ConfigError(f"expected {name} in {low}..{high}, got {getattr(self, name)}")
         if self.length_s < 1:
             raise ConfigError(f"expected length_s of at least 1 second, got {self.length_s}")
@@ -231,6 +237,26 @@ def _events(config: WorldConfig, block: int) -> tuple[Event, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=256)
+def _captions(config: WorldConfig, block: int) -> tuple[Caption, ...]:
+    if config.speech_per_minute is None:
+        return ()
+    rng = np.random.default_rng([config.seed, 9])
+    own, _ = split_pools(np.random.default_rng([config.seed, 3]), config.evidence_events)
+    names = rng.permutation(len(NAMES)).tolist()
+    seconds = rng.permutation(config.evidence_s).tolist()
+    evidence = [say_owner(rng, *told) for told in zip(seconds, own.shapes, names, strict=False)]
+    shown = [start for start in config.showings if config.evidence_events and start // BLOCK_S == block]
+    free = set(range(block * BLOCK_S, (block + 1) * BLOCK_S))
+    free -= {second for start in shown for second in range(start, start + config.evidence_s)}
+    rng = np.random.default_rng([config.seed, 9, block])
+    n = int(config.speech_per_minute * len(free) / BLOCK_S + rng.random())
+    shapes = [shape for shape in Pools.everything().shapes if shape not in own.shapes]
+    others = say_something(rng, rng.permutation(sorted(free))[:n].tolist(), shapes, names[len(own.shapes) :])
+    said = [*others, *(caption.later(start) for start in shown for caption in evidence)]
+    return tuple(sorted(said, key=lambda caption: caption.second))
+
+
 class World:
     """One procedural stream: `events_until`, `visible`, `scene` and `frame` at any time of it."""
 
@@ -270,6 +296,12 @@ class World:
                 break
             found.append(event)
         return found
+
+    def said(self, start_s: float, end_s: float) -> list[Caption]:
+        """Return what is said in the seconds that begin in [start_s, end_s), in order."""
+        blocks = range(int(start_s // BLOCK_S), int(end_s // BLOCK_S) + 1)
+        said = (caption for block in blocks for caption in _captions(self.config, block))
+        return [caption for caption in said if start_s <= caption.second < min(end_s, self.config.length_s)]
 
     def visible(self, time_s: float) -> list[Event]:
         """Return the events in the frame at `time_s`; the crossing shape, which is drawn above the others, is last."""

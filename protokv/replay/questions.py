@@ -139,6 +139,8 @@ WORLD: Final = (
     *(QuestionType(name, "order") for name in ("middle_first", "middle_last", "middle_before", "middle_after")),
     QuestionType("times", "counting"),
     *(QuestionType(name, "slow change") for name in ("where_first", "where_last")),
+    *(QuestionType(name, "words") for name in ("owner", "owned")),
+    *(QuestionType(name, "words and pictures") for name in ("colour_of", "where_of")),
     *(QuestionType(name, retrospective=False) for name in ("last", "count", "now", "anything_now", "third", "tenth")),
 )
 """Types of the procedural world (`protokv.mini.questions`)."""

@@ -21,7 +21,7 @@ from protokv.replay.language import Language
 from protokv.replay.memories import Variant, drop_repeated
 from protokv.replay.worlds import Worlds
 
-SHIPPED: Final = ("quick", "delay", "language")
+SHIPPED: Final = ("quick", "delay", "language", "words")
 """Studies with a name; each is a file in the folder `shipped`."""
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from protokv.errors import ConfigError
 from protokv.mini.events import BLOCK_S
-from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
+from protokv.mini.phrases import ORDER_TYPES, SPEECH_TYPES, TIME_TYPES, TYPES
 from protokv.mini.questions import find_facts, phrase, pick_different
 from protokv.mini.world import Backdrop, World, WorldConfig
 from protokv.replay.benchmarks import find_type
@@ -42,6 +42,7 @@ PLACES: Final = ("start", "middle", "late", "repeated")
 
 _LATER_SETTINGS: Final = (
     "before_s", "again_s", "distractor_similarity", "backdrop", "counted", "counted_in", "crossing_s",
+    "speech_per_minute",
 )  # fmt: skip
 """Left out of the facts of a stream at their defaults, so that old rows and new ones of one world agree."""
 
@@ -61,6 +62,7 @@ class Worlds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         evidence_s: seconds in which the four events of the evidence lie.
         before: seconds of distraction before the evidence, or "mix"; see `place_evidence`.
         per_type: most questions of each type.
+        speech_rate: captions per minute besides those about the evidence; None: nothing is said.
     """
 
     first_seed: int = 1
@@ -75,6 +77,7 @@ class Worlds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     evidence_s: int = 16
     before: int | Literal["mix"] = "mix"
     per_type: int = 2
+    speech_rate: float | None = None
 
     @property
     def seeds(self) -> range:
@@ -93,16 +96,14 @@ class Worlds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class WorldStream(Stream):
     """One procedural stream."""
 
-    can_batch = True
-
     def __init__(self, seed: int, worlds: Worlds, types: Sequence[str] = ()) -> None:
         """Make the world and its questions.
 
         Args:
             seed: decides everything that is drawn.
             worlds: all other settings.
-            types: names of further types to ask: of order (`ORDER_TYPES`), or of time (`TIME_TYPES`), the only types
-                that are asked about evidence of minutes.
+            types: names of further types to ask: of order (`ORDER_TYPES`), of speech (`SPEECH_TYPES`), or of time
+                (`TIME_TYPES`), the only types that are asked about evidence of minutes.
 
         Raises:
             ConfigError: a value is out of its range.
@@ -114,7 +115,11 @@ class WorldStream(Stream):
             moving=worlds.moving,
             cut_s=worlds.cut_s,
             backdrop=worlds.backdrop,
+            speech_per_minute=worlds.speech_rate,
         )
+        self.has_words = worlds.speech_rate is not None
+        # Steps in which different things are said are not of one size.
+        self.can_batch = not self.has_words
         if worlds.evidence == "minutes":
             if worlds.before != "mix" or worlds.distractor_similarity:
                 raise ConfigError(
@@ -138,7 +143,7 @@ class WorldStream(Stream):
             )
             self.world = World(config)
             until_s = config.showings[-1] + worlds.evidence_s
-            kinds = [kind for kind in ORDER_TYPES if kind in types]
+            kinds = [kind for kind in (*ORDER_TYPES, *SPEECH_TYPES) if kind in types]
             self.questions = find_lasting_questions(self.world, float(until_s), worlds.per_type, kinds)
         if worlds.length_s <= until_s:
             raise ConfigError(
@@ -165,6 +170,10 @@ class WorldStream(Stream):
         frames = (Frame(k / fps, self.world.frame(k / fps), 1 / fps) for k in range(n))
         return steps(sample(frames, fps), frames_per_step)
 
+    def words(self, start_s: float, end_s: float) -> list[str]:
+        """Return the captions of the seconds that begin there."""
+        return [caption.text for caption in self.world.said(start_s, end_s)]
+
 
 def find_lasting_questions(world: World, until_s: float, per_type: int, also: Sequence[str] = ()) -> list[Question]:
     """Return questions about evidence that ended at `until_s`, whose answers are the same when the stream ends.
@@ -178,16 +187,19 @@ def find_lasting_questions(world: World, until_s: float, per_type: int, also: Se
         [event for event in world.events_until(time_s) if event not in repeats]
         for time_s in (until_s, world.config.length_s)
     )
+    told, told_late = (world.said(0, time_s) for time_s in (until_s, world.config.length_s))
     before_s, *again_s = world.config.showings
     evidence = {i for i, event in enumerate(early) if before_s <= event.start_s < before_s + world.config.evidence_s}
     seen_again_s = again_s[0] - before_s if again_s else 0
     rng = np.random.default_rng([world.config.seed, 5])
     found: list[Question] = []
     for kind in (kind for kind in (*TYPES, *also) if find_type(kind).retrospective):
-        for_ever = {(fact.answer, *fact.slots.items()) for fact in find_facts(kind, late, world.config.length_s)}
+        for_ever = {
+            (fact.answer, *fact.slots.items()) for fact in find_facts(kind, late, world.config.length_s, told_late)
+        }
         lasting = [
             fact
-            for fact in find_facts(kind, early, until_s)
+            for fact in find_facts(kind, early, until_s, told)
             if evidence.issuperset(fact.evidence) and (fact.answer, *fact.slots.items()) in for_ever
         ]
         for fact in pick_different(rng, lasting, per_type):

@@ -43,8 +43,8 @@ class Batch:
 @lru_cache(maxsize=65536)
 def encode_question(question: str, answer: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
     """Return the ids of question and answer, the index that predicts the answer's first token, and the answer's ids."""
-    prompt = encode(f"<|vision_end|> {question} <|im_end|> <|im_start|> assistant", "time")
-    reply = encode(f"{answer} <|im_end|>", "time")
+    prompt = encode(f"<|vision_end|> {question} <|im_end|> <|im_start|> assistant", "words")
+    reply = encode(f"{answer} <|im_end|>", "words")
     return tuple(prompt + reply[:-1]), len(prompt) - 1, tuple(reply)
 
 

@@ -200,7 +200,10 @@ def read_questions(
     video_bias, question_bias = make_masks(tokens, dtype)
     rotary = make_rotary_tables(model, make_positions(tokens, Q, R))
     prefix = embed(torch.tensor(PREFIX)).expand(B, -1, -1)
-    x = torch.cat([prefix, tokens.features.to(dtype), embed(questions.view(B, Q * R))], 1)
+    shown = tokens.features.to(dtype)
+    if tokens.ids is not None:
+        shown = torch.where(tokens.ids[..., None] < 0, shown, embed(tokens.ids.clamp(min=0)))
+    x = torch.cat([prefix, shown, embed(questions.view(B, Q * R))], 1)
     hidden, tapped = run_language(model, x, rotary, Q, video_bias, question_bias, select.view(B, Q * R), taps, depth)
     return F.linear(hidden, embed.weight), tapped
 

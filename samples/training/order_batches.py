@@ -151,6 +151,27 @@ def _hide(rng: np.random.Generator, videos: list[SparseVideo], lit: NDArray[np.b
     return seen
 
 
+def hide_some(
+    rng: np.random.Generator,
+    stage: OrderStage,
+    videos: list[SparseVideo],
+    tokens: VisualTokens,
+    lit: NDArray[np.bool_],
+) -> VisualTokens:
+    """Hide part of the past from visual tokens (`window`, `far`) or from the questions (`seen`), or nothing."""
+    way = rng.random()
+    if way < stage.window + stage.far:
+        far = None
+        if way < stage.far:
+            far = torch.from_numpy(
+                (rng.random(lit.shape) < rng.uniform(0.05, 0.9)) | (lit & (rng.random(lit.shape) < 0.85))
+            )
+        tokens = replace(tokens, window=int(rng.integers(2, stage.longest_window + 1)), far=far)
+    if rng.random() < stage.drop:
+        tokens = replace(tokens, seen=torch.from_numpy(_hide(rng, videos, lit)))
+    return tokens
+
+
 def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderStage, progress: float) -> OrderBatch:
     """Make the next batch at the fraction `progress` of a stage."""
     scene = EASY if rng.random() < stage.easy * (1 - progress) else stage.scene
@@ -181,16 +202,7 @@ def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderS
                 else:
                     label_question(links, b, video, int(shift[b]), words[:start], fact, nv + q * R)
 
-    way = rng.random()
-    if way < stage.window + stage.far:
-        far = None
-        if way < stage.far:
-            far = torch.from_numpy(
-                (rng.random(lit.shape) < rng.uniform(0.05, 0.9)) | (lit & (rng.random(lit.shape) < 0.85))
-            )
-        tokens = replace(tokens, window=int(rng.integers(2, stage.longest_window + 1)), far=far)
-    if rng.random() < stage.drop:
-        tokens = replace(tokens, seen=torch.from_numpy(_hide(rng, videos, lit)))
+    tokens = hide_some(rng, stage, videos, tokens, lit)
     types = [kind for some in asked for kind, _, _ in some]
     known = links.tensors(tokens.window is not None, tokens.far is not None)
     return OrderBatch(tokens, torch.from_numpy(ids), torch.from_numpy(labels), types, known)

@@ -16,6 +16,7 @@ from samples.training.bank import Bank
 from samples.training.batches import IGNORED, judge_answers, make_batch
 from samples.training.clock_batches import make_clock_batch
 from samples.training.compose import Composer
+from samples.training.curriculum import Stage
 from samples.training.forward import compute_logits, read_questions
 from samples.training.links import LINKS, Link, make_readings, measure_links
 from samples.training.loop import Loop, Outcome
@@ -38,6 +39,7 @@ class OrderTrainer(Loop[OrderStage]):
     window: ClassVar[int] = 50
     held_out_batches: ClassVar[int] = 12
     links: ClassVar[Mapping[str, Link]] = LINKS
+    whole: ClassVar[Stage] = WHOLE
 
     def __init__(
         self, state: Mapping[str, Tensor], bank: Bank, seed: int, say: Say, dtype: torch.dtype = torch.float32
@@ -60,6 +62,12 @@ class OrderTrainer(Loop[OrderStage]):
         for name, parameter in self.optimizer.parameters.items():
             parameter.requires_grad_(name.startswith(stage.trains))
 
+    def make_batch(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> OrderBatch:
+        """Make the next batch at the fraction `progress` of a stage."""
+        if stage.name == CLOCK.name:
+            return make_clock_batch(rng, self.composer, stage)
+        return make_order_batch(rng, self.composer, stage, progress)
+
     def learn(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
         """Compute the loss of answers and links, with verdicts by type and link."""
         if stage.quiet:
@@ -70,10 +78,7 @@ class OrderTrainer(Loop[OrderStage]):
 
     def _learn_alone(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
         """Let some layers learn their links alone, with a penalty on what they add."""
-        if stage.name == CLOCK.name:
-            batch = make_clock_batch(rng, self.composer, stage)
-        else:
-            batch = make_order_batch(rng, self.composer, stage, progress)
+        batch = self.make_batch(rng, stage, progress)
         depth = max(stage.quiet) + 1
         select = batch.labels != IGNORED
         _, tapped = read_questions(self.model, batch.tokens, batch.questions, select, range(depth + 1), depth)
@@ -103,7 +108,7 @@ class OrderTrainer(Loop[OrderStage]):
         return loss, [("later", ok) for ok in later]
 
     def _ask(self, rng: np.random.Generator, stage: OrderStage, progress: float) -> Outcome:
-        batch = make_order_batch(rng, self.composer, stage, progress)
+        batch = self.make_batch(rng, stage, progress)
         select = batch.labels != IGNORED
         logits, tapped = read_questions(self.model, batch.tokens, batch.questions, select, self.find_taps(stage))
         answered = F.cross_entropy(logits.float(), batch.labels[select])
@@ -117,7 +122,7 @@ class OrderTrainer(Loop[OrderStage]):
         return {self.links[name].layer for name in stage.links if name in self.links}
 
     def _ask_whole(self, rng: np.random.Generator, progress: float) -> Outcome:
-        batch = make_batch(rng, self.composer, WHOLE, progress)
+        batch = make_batch(rng, self.composer, self.whole, progress)
         loss, right = answer(self.model, batch)
         verdicts = [(f"whole_{kind}", ok) for kind, ok in zip(batch.types, right, strict=True)]
         return Outcome(loss, verdicts, {"answer_whole": loss.item()})
@@ -142,7 +147,7 @@ class OrderTrainer(Loop[OrderStage]):
         """Return accuracy by type of questions about held-out videos of a stage."""
         right: dict[str, list[bool]] = {}
         for _ in range(self.held_out_batches):
-            batch = make_order_batch(rng, self.composer, held_out, 0.0)
+            batch = self.make_batch(rng, held_out, 0.0)
             logits = compute_logits(self.model, batch.tokens, batch.questions, batch.labels != IGNORED)
             for kind, ok in zip(batch.types, judge_answers(logits, batch.labels), strict=True):
                 right.setdefault(kind, []).append(ok)

@@ -83,12 +83,14 @@ def tell_words_apart(embedding: Tensor, seed: int, known_by: Extent, to_learn: E
 
 
 @torch.no_grad()
-def look_back(model: Qwen2_5_VLForConditionalGeneration, number: int = LOOK_BACK_LAYER) -> None:
-    """Let each group of heads attend to the token 3 or 4 positions back, where the first shape word stands."""
+def look_back(
+    model: Qwen2_5_VLForConditionalGeneration, number: int = LOOK_BACK_LAYER, offsets: tuple[int, ...] = _OFFSETS
+) -> None:
+    """Let each group of heads attend to the token so many positions back: 3 or 4, where the first shape word stands."""
     attention = model.model.language_model.layers[number].self_attn
     theta = model.config.text_config.rope_parameters["rope_theta"]
     for group in range(model.config.text_config.num_key_value_heads):
-        point_back(attention, theta, group, _OFFSETS[group % len(_OFFSETS)])
+        point_back(attention, theta, group, offsets[group % len(offsets)])
     torch.nn.init.normal_(attention.v_proj.weight, std=0.06)
 
 

@@ -38,6 +38,9 @@ class VisualTokens:
         seen: `[B, N]` bool, tokens that the questions see (None: all).
         present: `[B, N]` bool, false for padding, which stands at the end (None: no padding).
         bias: `[B, N]`, added to every score of a token as a key (None: 0).
+        ids: `[B, N]` int64, the word that a token is, and -1 for visual ones (None: all are visual).
+        positions: `[3, B, N]` int64, if they do not follow from times and cells; `end` is then the position of the
+            questions, counted as times are.
     """
 
     features: Tensor
@@ -49,6 +52,8 @@ class VisualTokens:
     seen: Tensor | None = None
     present: Tensor | None = None
     bias: Tensor | None = None
+    ids: Tensor | None = None
+    positions: Tensor | None = None
 
 
 def show_whole_steps(features: Tensor, times: Tensor, end: Tensor, **masks: Any) -> VisualTokens:
@@ -66,7 +71,7 @@ def make_positions(tokens: VisualTokens, n_questions: int, question_tokens: int)
     """
     B = tokens.times.shape[0]
     rows, columns = tokens.cells // COLUMNS, tokens.cells % COLUMNS
-    video = torch.stack([tokens.times, rows, columns]) + N_PREFIX
+    video = torch.stack([tokens.times, rows, columns]) + N_PREFIX if tokens.positions is None else tokens.positions
     prefix = torch.arange(N_PREFIX).expand(3, B, N_PREFIX)
     start = N_PREFIX + tokens.end.clamp(min=COLUMNS)
     block = start[:, None, None] + torch.arange(question_tokens)

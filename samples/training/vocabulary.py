@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, Literal
 
-from protokv.mini.phrases import ORDER_TYPES, TEMPLATES, TIME_TYPES, TYPES
+from protokv.mini.phrases import ORDER_TYPES, SPEECH_TYPES, TEMPLATES, TIME_TYPES, TYPES
 from protokv.mini.pictures import COLOUR_NAMES, PLACES, SHAPES
+from protokv.mini.speech import OWNS, SMALL_TALK
 from samples.questions import ANSWERS
 
 SPECIAL: Final = (
@@ -41,8 +42,8 @@ CHAT_TEMPLATE: Final = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-Extent = Literal["content", "order", "time"]
-"""The questions that a vocabulary covers: those of `protokv/mini`; also about order; also about order and time."""
+Extent = Literal["content", "order", "time", "words"]
+"""The questions that a vocabulary covers: those of `protokv/mini`; also about order; and time; and what is said."""
 
 _PIECE = re.compile(r"<\|\w+\|>|[^\W_]+|[^\w\s]|_")
 
@@ -52,30 +53,33 @@ def split(text: str) -> list[str]:
     return _PIECE.findall(text.lower())
 
 
-@lru_cache(maxsize=3)
+@lru_cache(maxsize=4)
 def words(extent: Extent = "content") -> tuple[str, ...]:
     """Return the vocabulary in id order: special tokens, then every word that a template or an answer uses.
 
-    The further words of questions about order follow those of `protokv/mini`, and the further words of questions about
-    time follow these, so that ids stay the same.
+    The further words of questions about order follow those of `protokv/mini`, then come the further words of questions
+    about time, then those of captions and of questions about them, so that ids stay the same.
     """
     known = (*SPECIAL, *sorted(_words_of(TYPES) | {"user", "assistant", "system", "!", ":", ";", "'"}))
-    for types in {"content": (), "order": (ORDER_TYPES,), "time": (ORDER_TYPES, TIME_TYPES)}[extent]:
+    further = (ORDER_TYPES, TIME_TYPES, SPEECH_TYPES)
+    for types in further[: ("content", "order", "time", "words").index(extent)]:
         known = (*known, *sorted(_words_of(types).difference(known)))
     return known
 
 
 def _words_of(types: Iterable[str]) -> set[str]:
     """Return every word of the templates and answers of some types, and the names of all shapes, colours, places."""
-    blank = {"shape": "", "other": "", "colour": "", "place": ""}
+    blank = {"shape": "", "other": "", "colour": "", "place": "", "name": ""}
     texts = [*SHAPES, *COLOUR_NAMES, *PLACES]
     for kind in types:
         texts += [template.format(**blank) for template in TEMPLATES[kind]]
         texts += ANSWERS[kind]
+    if set(SPEECH_TYPES).issubset(types):
+        texts += [line.format(**blank) for line in (*OWNS, *SMALL_TALK)]
     return {word for text in texts for word in split(text)}
 
 
-@lru_cache(maxsize=3)
+@lru_cache(maxsize=4)
 def token_ids(extent: Extent = "content") -> dict[str, int]:
     """Return word -> token id."""
     return {word: i for i, word in enumerate(words(extent))}

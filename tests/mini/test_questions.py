@@ -12,14 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.mini.phrases import TEMPLATES, TYPES
+from protokv.mini.phrases import SPEECH_TYPES, TEMPLATES, TYPES
 from protokv.mini.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
 from protokv.mini.questions import find_facts
+from protokv.mini.speech import NAMES
 from protokv.mini.world import World, WorldConfig
 from samples.questions import ANSWERS, make_questions
 
 NAMED = {"shape": "|".join(SHAPES), "other": "|".join(SHAPES), "colour": "|".join(COLOUR_NAMES)}
+NAMED["name"] = "|".join(NAMES)
 NAMED["place"] = "|".join(sorted(PLACES, key=len, reverse=True))
+
+OWNED = re.compile(f"({NAMED['shape']}) is ({NAMED['name']})")
 
 
 def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
@@ -33,8 +37,8 @@ def _read(kind: str, text: str) -> tuple[int, dict[str, str]]:
     raise AssertionError(f"no template of {kind} made {text!r}")
 
 
-def _rederived(kind: str, slots: dict[str, str], events, ask_s: float) -> tuple[set[str], float]:
-    """Return every answer that the events allow, by brute force over frames, and when its evidence was last seen."""
+def _rederived(kind: str, slots: dict[str, str], events, ask_s: float, said) -> tuple[set[str], float]:
+    """Return every answer that events and captions allow, by brute force over frames, and when its evidence ended."""
     times = np.arange(0, ask_s, 0.5)
     shown = [[e for e in events if e.start_s <= t < e.end_s] for t in times]
 
@@ -46,6 +50,14 @@ def _rederived(kind: str, slots: dict[str, str], events, ask_s: float) -> tuple[
     def appeared(shape: str):
         return [e for e in events if SHAPES[e.shape] == shape]
 
+    if kind in SPEECH_TYPES:
+        told = [(find.group(1), find.group(2), c.second + 1) for c in said if (find := OWNED.search(c.text))]
+        own = [one for one in told if slots.get("shape") == one[0] or slots.get("name") == one[1]]
+        told_s, wanted = min(at for *_, at in own), [e for e in events if SHAPES[e.shape] in {one[0] for one in own}]
+        if kind in ("owner", "owned"):
+            return {one[1] if kind == "owner" else one[0] for one in own}, told_s
+        answers = {COLOUR_NAMES[e.colour] if kind == "colour_of" else PLACES[e.place] for e in wanted}
+        return answers, max(told_s, last_sight(wanted))
     if kind in ("colour", "where"):
         wanted = appeared(slots["shape"])
         return {COLOUR_NAMES[e.colour] if kind == "colour" else PLACES[e.place] for e in wanted}, last_sight(wanted)
@@ -108,10 +120,12 @@ def _rederived(kind: str, slots: dict[str, str], events, ask_s: float) -> tuple[
 def test_every_question_has_one_answer_and_evidence_ends_when_it_was_last_visible(
     seed, rate, evidence, ask_s, asked_with
 ):
-    world = World(WorldConfig(seed, 130, rate, overlap=0.5, evidence_events=evidence, evidence_s=29))
-    events = world.events_until(ask_s)
+    world = World(
+        WorldConfig(seed, 130, rate, overlap=0.5, evidence_events=evidence, evidence_s=29, speech_per_minute=rate)
+    )
+    events, said = world.events_until(ask_s), world.said(0, ask_s)
     for made in make_questions(world, ask_s, per_type=3, types=tuple(TEMPLATES), seed=asked_with):
-        answers, last_seen = _rederived(made.type, _read(made.type, made.question)[1], events, ask_s)
+        answers, last_seen = _rederived(made.type, _read(made.type, made.question)[1], events, ask_s, said)
         assert answers == {made.answer}
         assert made.evidence_s == last_seen
         assert made.evidence_s <= made.ask_s == ask_s
@@ -131,7 +145,7 @@ def test_every_type_can_be_asked_and_in_every_phrasing():
     templates = TEMPLATES
     seen: dict[str, set[int]] = {kind: set() for kind in templates}
     for seed in range(150):
-        world = World(WorldConfig(seed, 20, 12.0))
+        world = World(WorldConfig(seed, 20, 12.0, speech_per_minute=20.0))
         for made in make_questions(world, 20, types=tuple(templates)):
             seen[made.type].add(_read(made.type, made.question)[0])
     assert all(len(seen[kind]) == len(templates[kind]) for kind in templates)

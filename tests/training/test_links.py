@@ -159,7 +159,7 @@ def test_shape_words_that_may_be_asked_about_over_time_are_those_of_all_such_que
 
     for kind, templates in TEMPLATES.items():
         for template in templates:
-            told = tell(template.format(shape="star", other="ring", colour="red", place="center"))
+            told = tell(template.format(shape="star", other="ring", colour="red", place="center", name="Mara"))
             named = ("{shape}" in template) + ("{other}" in template)
             if kind in TIME_TYPES:
                 assert told == [1.0], template

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini import weights_folder
 from protokv.mini.phrases import TIME_TYPES
-from samples.training import order_trainer
 from samples.training.evaluate_order import answer_all, find_known_types
 from samples.training.export import export
 from samples.training.model import make_model
@@ -88,7 +87,7 @@ def test_an_exported_folder_is_a_qwen2_5_vl_that_transformers_loads(visual, bank
 @pytest.fixture
 def curriculum(monkeypatch):
     monkeypatch.setattr(OrderTrainer, "held_out_batches", 1)
-    monkeypatch.setattr(order_trainer, "WHOLE", replace(order_trainer.WHOLE, tokens=300))
+    monkeypatch.setattr(OrderTrainer, "whole", replace(OrderTrainer.whole, tokens=300))
     return [replace(stage, steps=2, tokens=300, whole=0.5) for stage in make_curriculum() if stage.name != "order"]
 
 

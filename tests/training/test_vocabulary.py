@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
-from protokv.mini.phrases import ORDER_TYPES, TEMPLATES, TIME_TYPES, TYPES
+from protokv.mini.phrases import ORDER_TYPES, SPEECH_TYPES, TEMPLATES, TIME_TYPES, TYPES
 from protokv.mini.pictures import COLOUR_NAMES, PLACES, SHAPES
+from protokv.mini.speech import NAMES
 from samples.questions import ANSWERS, CHANCE
 from samples.training.forward import QUESTION_TOKENS
 from samples.training.tokenizer import build_tokenizer
@@ -18,13 +19,17 @@ def _texts(types):
     """Yield every question and answer of some types."""
     for kind in types:
         for template in TEMPLATES[kind]:
-            for shape, colour, place in itertools.zip_longest(SHAPES, COLOUR_NAMES, PLACES, fillvalue="left"):
-                yield template.format(shape=shape, other="bar", colour=colour, place=place)
+            for shape, colour, place, name in itertools.zip_longest(
+                SHAPES, COLOUR_NAMES, PLACES, NAMES, fillvalue="left"
+            ):
+                yield template.format(shape=shape, other="bar", colour=colour, place=place, name=name)
         yield from ANSWERS[kind]
 
 
 @pytest.mark.parametrize(
-    ("extent", "types"), [("content", TYPES), ("order", ORDER_TYPES), ("time", TIME_TYPES)], ids=str
+    ("extent", "types"),
+    [("content", TYPES), ("order", ORDER_TYPES), ("time", TIME_TYPES), ("words", SPEECH_TYPES)],
+    ids=str,
 )
 def test_every_question_and_answer_is_encoded_within_its_block_and_both_tokenizers_agree(extent, types):
     texts = list(_texts(types))
@@ -41,11 +46,12 @@ def test_every_question_and_answer_is_encoded_within_its_block_and_both_tokenize
 
 
 def test_published_words_keep_their_ids_and_further_words_follow():
-    content, order, time = (words(extent) for extent in ("content", "order", "time"))
+    content, order, time, spoken = (words(extent) for extent in ("content", "order", "time", "words"))
     assert (len(content), len(order), len(time)) == (90, 105, 106)
     assert order[:90] == content
     assert time[:105] == order
-    assert len(set(time)) == len(time) <= PADDED_SIZE
+    assert spoken[:106] == time
+    assert len(set(spoken)) == len(spoken) <= PADDED_SIZE
     assert token_ids("time")["times"] == 105
     assert encode("pancake") == [token_ids()["<unk>"]]
 
@@ -64,5 +70,5 @@ def test_the_tokenizer_reads_the_chat_template_and_joins_words_by_spaces():
 
 
 def test_every_type_has_answers_and_a_chance_level():
-    assert set(TEMPLATES) == set(ANSWERS) == set(CHANCE) == {*TYPES, *ORDER_TYPES, *TIME_TYPES}
+    assert set(TEMPLATES) == set(ANSWERS) == set(CHANCE) == {*TYPES, *ORDER_TYPES, *TIME_TYPES, *SPEECH_TYPES}
     assert all(0.1 <= chance <= 0.5 for chance in CHANCE.values())
