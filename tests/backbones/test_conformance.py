@@ -90,12 +90,6 @@ def test_every_family_that_sees_has_a_row() -> None:
     assert BUILDERS.keys() == FAMILIES.keys() - {"llama"}
 
 
-def test_tiny_models_are_the_same_whatever_was_drawn_before(family: str, folder: Path, tmp_path: Path) -> None:
-    torch.manual_seed(123)
-    again = BUILDERS[family](tmp_path)
-    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-
-
 def test_the_model_has_the_sizes_of_its_config(backbone: Backbone, family: str, upstream: Upstream) -> None:
     text = upstream.model.config.text_config
     assert backbone.identity.family == family
@@ -247,11 +241,11 @@ def test_a_saved_stream_in_bfloat16_continues_byte_for_byte(half: tuple[str, Pat
 
 def assert_continues(backbone: Backbone, tmp_path: Path) -> None:
     """Save and resume an overfull memory; it keeps to its budget and gives finite logits."""
-    steps = video(backbone, 12)
-    whole = watched(backbone, SMALL, steps[:9])
+    steps = video(backbone, 9)
+    whole = watched(backbone, SMALL, steps[:7])
     checkpoint.save(whole, tmp_path / "state.safetensors")
     resumed = checkpoint.load(tmp_path / "state.safetensors", backbone)
-    for images in steps[9:]:
+    for images in steps[7:]:
         whole.watch(images)
         resumed.watch(images)
     assert resumed.clock == whole.clock

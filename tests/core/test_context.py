@@ -299,7 +299,7 @@ def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(config: Memo
     shape = shape_of(heads=2, components=components)
     world = World(shape, 1)
     memory = build_memory(config, shape, world.rotary)
-    feed(memory, world, [3, 5, 1, 7, 2, 6] * 6)
+    feed(memory, world, [3, 5, 1, 7, 2, 6] * 4)
     context = memory.context()
     assert isinstance(context, SlotContext)
     assert context.positions is not None

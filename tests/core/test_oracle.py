@@ -231,7 +231,7 @@ def goes_through_everything(variant: dict[str, object], shape: MemoryShape) -> N
     world = World(shape, seed=5)
     fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
     fast.start(*world.sink())
-    for index in range(80):
+    for index in range(50):
         step = world.step(index, 1 + index * 5 % 7)
         fast.append(step)
         naive.append(step)
@@ -248,7 +248,7 @@ def goes_through_everything(variant: dict[str, object], shape: MemoryShape) -> N
 @pytest.mark.parametrize(("noise", "spread"), [(0.02, 1.0), (0.05, 0.2), (0.2, 0.25)])
 def test_a_scene_that_stands_still_is_merged_as_the_algorithm_written_out_does(noise: float, spread: float) -> None:
     # The same tokens step after step: what is opened is merged at once, in many groups of two and in larger ones.
-    shape = shape_of(layers=1, heads=2, size=12)
+    shape = shape_of(layers=1, heads=1, size=12)
     config = small_config(budget=90, pseudo_tokens=1, merge_key_distance=0.4, merge_value_distance=0.4, seed=3)
     world = World(shape, seed=8, noise=spread)
     fast, naive = ProtoKV(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)

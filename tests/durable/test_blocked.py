@@ -317,7 +317,7 @@ def test_heads_take_turns_evenly_once_the_bank_is_nearly_full() -> None:
     assert planning[-40:] == [28] * 40
 
 
-@pytest.mark.parametrize("K", [4500, pytest.param(18_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("K", [3000, pytest.param(18_000, marks=pytest.mark.slow)])
 def test_a_step_at_the_shapes_of_a_7b_model_asks_for_no_data_and_for_few_operations(
     K: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

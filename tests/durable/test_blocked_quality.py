@@ -21,7 +21,7 @@ from tests.core.streams import shape_of
 # D as real heads have it: in few dimensions noise is not what it is in many.
 D, EVENTS = 128, 6
 # Prototypes, and the side of a step's grid.
-SIZES = [(BLOCKED_FROM, 3), (BLOCKED_FROM, 14), pytest.param(2048, 14, marks=pytest.mark.slow)]
+SIZES = [(BLOCKED_FROM, 5), (BLOCKED_FROM, 14), pytest.param(2048, 14, marks=pytest.mark.slow)]
 sizes = pytest.mark.parametrize(("K", "side"), SIZES)
 
 

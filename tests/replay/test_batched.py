@@ -24,7 +24,7 @@ from protokv.replay.worlds import Worlds
 from tests.conftest import random_frames
 from tests.tolerance import near_logits
 
-STREAMS, STEPS = 3, 8
+STREAMS, STEPS = 3, 6
 
 
 @pytest.fixture(scope="module")

@@ -190,10 +190,10 @@ BY_ERROR = {
     errno.ENOMEM: Fault(error=errno.ENOMEM, kind="memory"),
 }
 SOME = [
-    ("commit", ".safetensors", errno.EIO, 11),
+    ("commit", ".safetensors", errno.EIO, 23),
     ("commit", ".safetensors", errno.ENOSPC, 7),
     ("commit", ".pt", errno.ENOSPC, 13),
-    ("commit", ".zarr", errno.EIO, 601),
+    ("commit", ".zarr", errno.EIO, 901),
     ("commit", ".zarr", errno.ENOSPC, 301),
     ("load", ".safetensors", errno.ENOMEM, 5),
 ]

@@ -144,10 +144,10 @@ def test_one_of_many_writers_wins_each_round(make_state, same_state, store, addr
 def test_a_writer_that_dies_at_any_request_leaves_the_old_or_the_new_state(
     existing, make_state, same_state, store, address, monkeypatch
 ):
-    """The store refuses every request from the n-th on, for every fourth n."""
+    """The store refuses every request from the n-th on, for every seventh n."""
     monkeypatch.setattr(repository, "collect", lambda repo, limit: None)
     old, committed = None, []
-    for n in itertools.count(step=4):
+    for n in itertools.count(step=7):
         path = address if existing else f"{address}{n}"
         if existing and old is None:
             old = replace(at(make_state, 1), tensors={"a": torch.arange(3)})

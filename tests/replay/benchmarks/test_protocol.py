@@ -47,7 +47,7 @@ def play(
 ) -> tuple[list[Row], list[Watched]]:
     """Run a data set under a memory of nearly all steps, at the frame rate that the embedded model was trained at."""
     request = ReplayRequest(
-        dataset=name, data_root=root, memories=["durable"], budgets=[90], most_videos=2, subtitles=subtitles
+        dataset=name, data_root=root, memories=["durable"], budgets=[90], most_videos=1, subtitles=subtitles
     )
     request.check()
     opened = request.open("protokv/mini")
