@@ -68,13 +68,13 @@ def test_skipping_steps_beyond_the_horizon_changes_no_answer(
     tiny: Backbone, positions: str, recent_frames: int
 ) -> None:
     config = MemoryConfig.of("last-frames", budget=400, last_steps=3, positions=positions, recent_frames=recent_frames)
-    whole = watched(tiny, config, list(range(9)))
+    whole = watched(tiny, config, list(range(7)))
     session = Session.start(tiny, config)
     assert config.horizon is not None
-    for index in range(9):
+    for index in range(7):
         start_s = index * session.clock.step_seconds
         tokens = session.embed(random_frames(index), start_s)
-        if index < 9 - config.horizon:
+        if index < 7 - config.horizon:
             session.skip(tokens, start_s)
         else:
             session.take([tokens], [start_s])

@@ -272,7 +272,7 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     def state() -> dict[str, Tensor]:
         world = World(shape, seed=5)
         memory = ProtoKV(config, shape, world.rotary)
-        feed(memory, world, [1 + index * 5 % 11 for index in range(60)])
+        feed(memory, world, [1 + index * 5 % 11 for index in range(30)])
         return memory.tensors()
 
     whole = state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ def upstream(tiny_folder: Path) -> Upstream:
     return Upstream("qwen2_5_vl", tiny_folder)
 
 
+@cache
 def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> torch.Tensor:
     """transformers' own model over the same frames, with its own embeddings and positions: `[suffix, vocabulary]`."""
     inputs = upstream.inputs([random_frames(i) for i in range(n_steps)], question, step_seconds=1.0)
@@ -50,7 +52,7 @@ def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> 
 
 
 @pytest.mark.parametrize("kind", EXACT_AT_FIRST)
-@pytest.mark.parametrize("n_steps", [1, 5, 11])
+@pytest.mark.parametrize("n_steps", [1, 11])
 def test_logits_equal_the_plain_model_while_nothing_was_evicted(
     tiny: Backbone, upstream: Upstream, kind: str, n_steps: int
 ) -> None:
@@ -91,10 +93,10 @@ def test_the_comparison_would_notice_rows_taken_for_columns(
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
-    session = watched(tiny, 12, MemoryConfig.of(kind, budget=40))
+    session = watched(tiny, 9, MemoryConfig.of(kind, budget=40))
     before = {name: tensor.clone() for name, tensor in session.tensors().items()}
     clock, logits = session.clock, session.prefill(QUESTION)
-    for _ in range(3):
+    for _ in range(2):
         session.ask(QUESTION, Decoding(max_new_tokens=5, temperature=1.0))
     assert session.clock == clock
     assert torch.equal(session.prefill(QUESTION), logits)

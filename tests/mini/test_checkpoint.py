@@ -50,7 +50,7 @@ def test_the_folder_belongs_to_this_vocabulary_and_shape():
 @pytest.mark.parametrize(("load", "length"), [("few", 17), ("many", 33)])
 def test_held_out_questions_are_answered(mini, load, length):
     right, asked = 0, []
-    for index in range(3):
+    for index in range(2):
         world = make_held_out_world(load, length, 5000 + index)
         session = Session.start(mini, MemoryConfig.of("full", budget=4096))
         for step in world.frames(0, length).reshape(-1, 2, 84, 84, 3):
@@ -58,5 +58,5 @@ def test_held_out_questions_are_answered(mini, load, length):
         for question in make_questions(world, length):
             asked.append(question.type)
             right += session.ask(question.question).text == question.answer
-    assert len(asked) > 25
+    assert len(asked) > 16
     assert right >= 0.85 * len(asked)

@@ -103,7 +103,7 @@ class FormTests:
         assert same_state(load_state(path, verify=False), state)
         assert read_header(path).to_json() == state.to_json()
 
-    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
     @given(made=st.dictionaries(names, tensors(), max_size=4).map(apart))
     def test_any_tensors_under_any_names_come_back_bit_for_bit(self, made, at, make_state, same_state):
         state, path = make_state(tensors=made), at()

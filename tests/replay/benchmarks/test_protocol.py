@@ -46,8 +46,10 @@ def play(
     name: str, root: Path, backbone: Backbone, path: Path, subtitles: str = "off"
 ) -> tuple[list[Row], list[Watched]]:
     """Run a data set under a memory of nearly all steps, at the frame rate that the embedded model was trained at."""
+    # Of its two videos one has subtitles.
+    most = 2 if name == "videomme" else 1
     request = ReplayRequest(
-        dataset=name, data_root=root, memories=["durable"], budgets=[90], most_videos=1, subtitles=subtitles
+        dataset=name, data_root=root, memories=["durable"], budgets=[90], most_videos=most, subtitles=subtitles
     )
     request.check()
     opened = request.open("protokv/mini")
