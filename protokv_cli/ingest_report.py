@@ -208,6 +208,8 @@ def show_estimate(out: Output, found: Estimate) -> None:
     takes = "unknown"
     if found.seconds is not None:
         takes = f"about {time_text(round(found.seconds))}, by {count_text(found.tried_steps, 'step')} tried here"
+        # A piece of sound is longer than the steps that are tried.
+        takes += ", and the time to hear what is said" if (found.words or "").startswith("speech") else ""
     rows = {
         "source": found.source,
         "length": unknown if found.duration_s is None else time_text(found.duration_s),

@@ -38,7 +38,7 @@ class Estimate:
         state_bytes: of the state in memory.
         most_bytes: of its tensors on disk once the memory is full; None: they grow with the stream.
         end_bytes: about what they take on disk at the end of the source.
-        seconds: time of the run at the speed of the last tried steps.
+        seconds: time of the run at the speed of the last tried steps, without that of `--transcribe`.
         tried_steps: how many steps were tried.
         words: the words that would enter the stream; None: none.
         words_lost: what of them cannot be read; empty: nothing as yet.
