@@ -1,0 +1,124 @@
+"""What a step costs on a CPU at real size, and its parts: `python -m tests.realsize.cost`.
+
+Builds whole published models with random weights (`build`), fills the memory with noisy copies of one step's keys and
+values, and watches a few steps more on one thread. Writes `tests/benchmarks/results/realsize-cpu.*`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import av
+import torch
+
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.config import MemoryConfig
+from protokv.core.attention import LocalKV
+from protokv.core.session import Session
+from protokv.core.step import StepTokens
+from tests.benchmarks.results import write_table
+from tests.realsize.build import build
+
+MODELS = ("SmolVLM2-500M-Video-Instruct", "llava-onevision-qwen2-0.5b-ov-hf")
+CLIP = Path(__file__).parents[2] / "samples/short/video.mp4"
+NOTE = (
+    "CPU milliseconds of a step of one frame on one thread, budget full, medians; `decode` is a mean. `forward` "
+    "is the language model with its attention to what is kept, `context` and `memory` are the memory before and behind "
+    "it. `beside_percent`: the share of what is neither vision tower nor forward. `minute_s`: CPU seconds of a watched "
+    "minute at the model's own rate."
+)
+
+
+def fill(session: Session, one: LocalKV, count: int, tokens: StepTokens) -> None:
+    """Append so many steps, whose keys and values are those of one step with noise."""
+    keys, values = one.read_all()
+    drift = [0.3 * part.std() * torch.randn_like(part) for part in (keys, values)]
+    for i in range(count):
+        batch = session.position_steps([tokens], [session.clock.steps * session.clock.step_seconds])
+        for layer in range(keys.shape[0]):
+            own = (part[layer] + noise[layer].roll(i, 1) for part, noise in zip((keys, values), drift, strict=True))
+            batch.local_kv.append(layer, *own)
+        session.append(batch)
+
+
+def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, Any]:
+    """Return medians of the parts of a step."""
+    session = Session.start(backbone, MemoryConfig.of(memory, budget=budget))
+    began = time.process_time()
+    with av.open(str(CLIP)) as video:
+        rate = float(video.streams.video[0].average_rate or 1)
+        images = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+    every = round(rate / backbone.default_fps)
+    decode = 1000 * (time.process_time() - began) / len(images) * every
+    spent: dict[str, list[float]] = {}
+
+    def lap(part: str) -> None:
+        nonlocal began
+        now = time.process_time()
+        spent.setdefault(part, []).append(1000 * (now - began))
+        began = now
+
+    for i in range(steps + 1):
+        start_s = session.clock.steps * session.clock.step_seconds
+        began = time.process_time()
+        prepared = backbone.prepare(images[i * every % len(images)][None])
+        lap("preprocess")
+        (tokens,) = backbone.embed_steps([prepared], [start_s])
+        lap("vision")
+        batch = session.position_steps([tokens], [start_s])
+        lap("context")
+        backbone.forward(batch.embeddings, batch.forward_positions, batch.context, batch.local_kv, steps=batch.tokens)
+        lap("forward")
+        session.append(batch)
+        lap("memory")
+        if not i:
+            fill(session, batch.local_kv, budget // len(tokens) + 4, tokens)
+            spent.clear()
+    found = {"decode": decode} | {part: median(each) for part, each in spent.items()}
+    whole = sum(found.values())
+    beside = whole - found["vision"] - found["forward"]
+    return {
+        "memory_kind": memory,
+        "budget": budget,
+        "step_tokens": len(tokens),
+        **{part: round(ms, 1) for part, ms in found.items()},
+        "beside_percent": round(100 * beside / whole, 1),
+        "minute_s": round(60 * whole / 1000 / session.clock.step_seconds),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--memories", nargs="+", default=["durable"])
+    parser.add_argument("--budgets", nargs="+", type=int, default=[1000, 6000])
+    parser.add_argument("--steps", type=int, default=5)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    rows = []
+    cache = Path(os.environ.get("REALSIZE_CACHE") or Path(tempfile.gettempdir(), "protokv-realsize"))
+    for name in chosen.models:
+        folder = cache / "models" / f"{name}-cost"
+        if not folder.is_dir():
+            build(name, folder, cache / "tokenizers", whole=True)
+            gc.collect()
+        backbone = load_backbone(str(folder), device="cpu")
+        for memory in chosen.memories:
+            for budget in chosen.budgets:
+                rows.append(
+                    {"model": name, "dtype": str(backbone.dtype)[6:]} | cost(backbone, memory, budget, chosen.steps)
+                )
+                print(rows[-1], flush=True)
+        del backbone
+        shutil.rmtree(folder)
+    write_table("realsize", "cpu", rows, NOTE)
