@@ -87,6 +87,10 @@ def test_logits_and_ids_are_those_of_transformers(name: str, folder: Path, monke
     print(f"\n{name}: {weights:,} weights, {tokens} tokens, logits up to {scale:.3g} off by {off:.2g}, lead {lead:.2g}")
     assert lead > 2 * off
     assert decoded[-1] == ids
+    # Where weights enlarge what is rounded, as Gemma's do, transformers' own two ways to attend are apart as well.
+    upstream.model.set_attn_implementation("sdpa")
+    apart = float((upstream.logits(inputs, len(ours)) - expected).abs().max())
+    allowed["atol"] = max(allowed["atol"], 4 * apart)
     torch.testing.assert_close(ours, expected, **allowed)
 
 
