@@ -128,8 +128,8 @@ STANDS_FOR = (
     (r"--delays \S+", "--delays 0,2s"),
     (r"--memory \S+,\S+", "--memory durable,sliding-window"),
     (r"\"[^\"]*\?\"( \"[^\"]*\?\")*", '"What shape appeared first?"'),
-    # A study takes a minute, and `test_replay.py` draws pages.
-    (r"--study quick", "--study quick --dry-run"),
+    # A study takes minutes, and `test_replay.py` draws pages.
+    (r"--study (quick|words)", r"--study \1 --dry-run"),
     (r" --html \S+", ""),
 )
 # What does not run here: why, and which tests do.
