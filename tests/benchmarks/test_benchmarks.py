@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from protokv.backbones import load_backbone
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.memories import MEMORIES
+from tests.backbones.tiny import write_smolvlm
 from tests.benchmarks import flat, soak
 from tests.benchmarks.attention import compare
 from tests.benchmarks.decode import WAYS
@@ -24,6 +26,7 @@ from tests.benchmarks.shapes.run import Request, run, summary_rows, write
 from tests.benchmarks.shapes.stages import measure, see
 from tests.benchmarks.shapes.work import work_of
 from tests.benchmarks.snapshot_cost import measured, tensors_of
+from tests.realsize.cost import cost
 
 TEXT = {
     "hidden_size": 64,
@@ -105,6 +108,13 @@ def test_plans_and_merges_make_up_an_update_under_the_blocked_rule() -> None:
     parts = zip(times["update: plan"], times["update: merge"], times["update"], strict=True)
     assert all(plan + merge == pytest.approx(whole) for plan, merge, whole in parts)
     assert max(times["update: plan"]) > 0
+
+
+def test_the_parts_of_a_step_at_real_size_are_told_once_the_budget_is_full(tmp_path: Path) -> None:
+    row = cost(load_backbone(str(write_smolvlm(tmp_path)), device="cpu"), "durable", budget=48, steps=1)
+    assert set(row) >= {"decode", "preprocess", "vision", "context", "forward", "memory"}
+    assert row["step_tokens"] == 25
+    assert 0 < row["beside_percent"] < 100
 
 
 def test_every_memory_names_tests_that_exist() -> None:
