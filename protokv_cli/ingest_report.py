@@ -183,9 +183,7 @@ def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -
         raise typer.Exit(Exit.PARTIAL)
     if summary.words_lost:
         out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
-        out.error(
-            "Hint: mend the subtitles or choose others with --subtitles, and use --force; --subtitles off does without"
-        )
+        out.error("Hint: mend that, or choose other words with --subtitles (off: none), and use --force")
         raise typer.Exit(Exit.PARTIAL)
     if not summary.beyond_model:
         out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')

@@ -196,7 +196,7 @@ def test_bad_subtitles_are_one_warning_and_a_partial_end_and_missing_ones_are_re
         result = protokv("ingest", video, *ARGUMENTS, "--subtitles", "bad.srt")
         assert result.code == Exit.PARTIAL
         assert result.err.count("\nWarning: bad.srt: ") + result.err.startswith("Warning: bad.srt: ") == 1
-        assert "\nHint: mend the subtitles" in result.err
+        assert "\nHint: mend that, or choose other words with --subtitles" in result.err
         assert result.rows()[-1]["complete"]
     for choice in ("no.srt", "fr"):
         result = protokv("ingest", video, *ARGUMENTS, "--subtitles", choice)
