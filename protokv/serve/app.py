@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -157,13 +157,15 @@ class _Server:
                 pass
             queue.put_nowait(HTTPException(400, "the client has left"))
 
-        def release(_: object) -> None:
-            # A client that reads slowly takes nobody's turn.
+        def end(work: Future[Answer | None]) -> None:
+            # A client that reads slowly takes nobody's turn, and one that has its answer may ask again at once.
             loop.call_soon_threadsafe(self._release)
+            if not work.cancelled() and (last := work.exception() or work.result()) is not None:
+                tell(last)
 
         self._waiting += 1
         work = self._pool.submit(self._answer, asked, path, tell, lambda: left or time.monotonic() > until_s)
-        work.add_done_callback(release)
+        work.add_done_callback(end)
         watcher = asyncio.create_task(watch())
         try:
             while True:
@@ -185,28 +187,23 @@ class _Server:
         self._waiting -= 1
 
     def _answer(
-        self,
-        asked: chat.Request,
-        path: Path,
-        tell: Callable[[str | Answer | BaseException], None],
-        stop: Callable[[], bool],
-    ) -> None:
-        try:
-            session = self._states.session(path)
-            if session.beyond_model and not asked.anyway:
-                message = f'{meaningless(session.beyond_model)}; a request with "anyway": true is answered all the same'
-                raise NotUnderstood(message)
-            told: dict[str, Any] = {"evidence": asked.evidence, "turns": asked.turns, "system": asked.system}
-            pieces = session.stream(asked.question, asked.decoding, **told)
-            while not stop():
-                try:
-                    tell(next(pieces))
-                except StopIteration as end:
-                    tell(end.value)
-                    return
-            pieces.close()
-        except BaseException as error:
-            tell(error)
+        self, asked: chat.Request, path: Path, tell: Callable[[str], None], stop: Callable[[], bool]
+    ) -> Answer | None:
+        """Tell the pieces of an answer as they come; return it whole, or None if it was stopped."""
+        session = self._states.session(path)
+        if session.beyond_model and not asked.anyway:
+            message = f'{meaningless(session.beyond_model)}; a request with "anyway": true is answered all the same'
+            raise NotUnderstood(message)
+        told: dict[str, Any] = {"evidence": asked.evidence, "turns": asked.turns, "system": asked.system}
+        pieces = session.stream(asked.question, asked.decoding, **told)
+        while not stop():
+            try:
+                tell(next(pieces))
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+        pieces.close()
+        return None
 
     async def _body(self, request: WebRequest) -> bytes:
         body, most = bytearray(), self._limits.body_bytes
