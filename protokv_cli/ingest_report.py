@@ -55,7 +55,7 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
     if not is_embedded(started.model):
         out.note(f"model: {started.model} in {started.dtype}")
     if started.words:
-        chosen = "" if started.words.startswith("speech") else "; --subtitles off leaves them out"
+        chosen = "" if started.transcribed else "; --subtitles off leaves them out"
         out.note(f"words from {started.words}{chosen}")
     if started.beyond_model:
         warn_of_answers(out, [source], argument)
@@ -207,7 +207,7 @@ def show_estimate(out: Output, found: Estimate) -> None:
     if found.seconds is not None:
         takes = f"about {time_text(round(found.seconds))}, by {count_text(found.tried_steps, 'step')} tried here"
         # A piece of sound is longer than the steps that are tried.
-        takes += ", and the time to hear what is said" if (found.words or "").startswith("speech") else ""
+        takes += ", and the time to hear what is said" if found.transcribed else ""
     rows = {
         "source": found.source,
         "length": unknown if found.duration_s is None else time_text(found.duration_s),

@@ -38,7 +38,7 @@ from protokv.ingestion.estimate import Estimate, estimate
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import find_words, ingest
-from protokv.ingestion.words.find import AUTO, OFF, file_of, identity, record_of_file, recorded, two_letters
+from protokv.ingestion.words.find import AUTO, OFF, file_of, identity, is_heard, record_of_file, recorded, two_letters
 from protokv.object_store import is_object
 from protokv.storage.api import read_header, stored_bytes
 from protokv.storage.checkpoint import check_fits
@@ -240,7 +240,7 @@ def _has_other_words(source: str, header: Header, options: IngestOptions) -> boo
     file = file_of(path, choice)
     if file is not None:
         return identity(before) != record_of_file(file)
-    if before.get("kind") == "speech" or (options.transcribe is not None and not before):
+    if is_heard(before) or (options.transcribe is not None and not before):
         return before.get("name") != options.transcribe
     if choice in (AUTO, OFF):
         return before.get("kind") == "file" or (choice == OFF and before != {})

@@ -15,7 +15,7 @@ from protokv.extras.thumbnails import Thumbnails
 from protokv.extras.transcript import Transcript
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.words import Words
-from protokv.ingestion.words.find import named
+from protokv.ingestion.words.find import is_heard, named
 from protokv.video import Source, read_steps
 
 # Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
@@ -42,6 +42,7 @@ class Estimate:
         tried_steps: how many steps were tried.
         words: the words that would enter the stream; None: none.
         words_lost: what of them cannot be read; empty: nothing as yet.
+        transcribed: `--transcribe` makes these words.
     """
 
     source: str
@@ -56,6 +57,7 @@ class Estimate:
     tried_steps: int
     words: str | None
     words_lost: str
+    transcribed: bool
 
 
 def most_bytes(memory: Memory, thumbnails: int, *, words: bool = False) -> int | None:
@@ -122,4 +124,5 @@ def estimate(source: Source, backbone: Backbone, options: IngestOptions, words: 
         tried_steps=tried,
         words=None if words is None else named(words.record),
         words_lost=(words.lost or "") if words is not None else "",
+        transcribed=words is not None and is_heard(words.record),
     )

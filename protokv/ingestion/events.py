@@ -24,6 +24,7 @@ class Started:
         beyond_model: an earlier run saw that the model cannot make sense of the source.
         model, dtype: name of the model, and dtype of its weights, such as `bfloat16+4bit`.
         words: the subtitles that enter the stream; None: none.
+        transcribed: `--transcribe` makes these words.
     """
 
     state: str
@@ -40,6 +41,7 @@ class Started:
     model: str
     dtype: str
     words: str | None = None
+    transcribed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

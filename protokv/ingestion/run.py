@@ -36,7 +36,7 @@ from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
 from protokv.ingestion.watching import LiveRun, Run, Start
 from protokv.ingestion.words import Words
-from protokv.ingestion.words.find import identity, named, recorded, words_of
+from protokv.ingestion.words.find import identity, is_heard, named, recorded, words_of
 from protokv.object_store import is_object
 from protokv.storage.api import check_not_read, check_target
 from protokv.storage.checkpoint import from_state, load_backbone_of
@@ -208,8 +208,7 @@ def _start(
 def _heard_otherwise(state: State, words: Words | None) -> str | None:
     """Name the words of the last source of a state if another model heard them than hears these."""
     before, now = recorded(state.source), {} if words is None else words.record
-    both = before.get("kind") == now.get("kind") == "speech"
-    return named(before) if both and identity(before) != identity(now) else None
+    return named(before) if is_heard(before) and is_heard(now) and identity(before) != identity(now) else None
 
 
 def _load(state: State | None, options: IngestOptions) -> Backbone:

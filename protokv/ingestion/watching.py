@@ -25,7 +25,7 @@ from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
 from protokv.ingestion.words import Track, Words
-from protokv.ingestion.words.find import named, recorded
+from protokv.ingestion.words.find import is_heard, named, recorded
 from protokv.mini import is_embedded
 from protokv.mini.looked import Look, Looked, is_looked_at
 from protokv.storage.api import stored_bytes
@@ -265,6 +265,7 @@ class Run:
             model=self._session.backbone.identity.name,
             dtype=self._session.backbone.identity.dtype,
             words=self._named_words and self._named_words + (f"; before: {self._heard}" if self._heard else ""),
+            transcribed=self._words is not None and is_heard(self._words.record),
         )
 
     def _progress(self) -> Progress:

@@ -123,11 +123,16 @@ def recorded(source: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return words if isinstance(words, Mapping) else {}
 
 
+def is_heard(record: Mapping[str, Any]) -> bool:
+    """Return whether a model heard the words on record."""
+    return record.get("kind") == "speech"
+
+
 def named(record: Mapping[str, Any] | None) -> str | None:
     """Return subtitles on record in a few words; None for none."""
     if not record:
         return None
-    if record.get("kind") == "speech":
+    if is_heard(record):
         return f"speech, as {record.get('name')} hears it"
     language = record.get("language")
     track = f"text track {record.get('number')}{f' ({language})' if language else ''}"

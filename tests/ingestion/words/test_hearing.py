@@ -82,7 +82,8 @@ def said(video: Path, backbone: Backbone, state: str = "a") -> list[tuple[float,
 
 
 def test_what_is_heard_enters_the_step_in_which_it_is_said(video: Path, tiny: Backbone, recogniser: Counting) -> None:
-    assert watch(video, tiny)[Started].words == "speech, as counting hears it"
+    started = watch(video, tiny)[Started]
+    assert (started.words, started.transcribed) == ("speech, as counting hears it", True)
     assert said(video, tiny) == [(1.0, "one"), (3.0, "two"), (5.0, "three"), (8.0, "blue")]
     record = storage.read_header(video.parent / "a.safetensors").source["words"]
     assert record == {"kind": "speech", "name": "counting", "digest": "a"}
