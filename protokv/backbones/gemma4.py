@@ -55,7 +55,6 @@ class Gemma4(Adapter):
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved, or the model sees no images.
         """
-
         config = model.config.get_text_config()
         if config.use_bidirectional_attention == "all" or model.config.vision_config is None:
             raise ModelError("it is no model that reads images and answers", hint="use an instruction-tuned variant")
