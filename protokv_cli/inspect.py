@@ -115,20 +115,22 @@ def inspect(
             raise ConfigError("--words shows the words alone", hint="leave --watch and --layers out")
         from protokv.fleet.plan import is_place
 
+        # What --repair, --sign and a folder of states do not go with, whatever --verify says.
+        one_state = other is not None or output is not None or at is not None or watch or words
         if repair:
-            if other is not None or output is not None or at is not None or verify is not None or watch or words:
+            if one_state or verify is not None:
                 raise ConfigError("--repair stands alone", hint="leave the other options out")
             from protokv_cli.repair import repair_one, repair_place
 
             (repair_place if is_place(state) else repair_one)(out, state)
             return
         if key is not None:
-            if other is not None or output is not None or at is not None or verify is False or watch or words:
+            if one_state or verify is False:
                 raise ConfigError("--sign stands alone", hint="leave the other options out")
             sign_all(out, state, key)
             return
         if is_place(state):
-            if other is not None or output is not None or at is not None or verify or watch or words:
+            if one_state or verify:
                 raise ConfigError(
                     f"{state} holds many states, and these options are for one", hint="name one of the states"
                 )
