@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 # The core imports no memory: this module, found by name, checks settings and builds a config's memory and parts.
 _ASSEMBLY = "protokv.memories"
+Images = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +150,7 @@ class Session:
         return session
 
     @torch.inference_mode()
-    def watch(
-        self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float | None = None, words: Sequence[str] = ()
-    ) -> None:
+    def watch(self, images: Images, time_s: float | None = None, words: Sequence[str] = ()) -> None:
         """Take one step of the stream into the memory.
 
         Args:
@@ -178,9 +177,9 @@ class Session:
         self.take(tokens, starts_s)
 
     @torch.inference_mode()
-    def embed(self, images: np.ndarray[Any, np.dtype[np.uint8]], start_s: float) -> StepTokens:
-        """Return a step behind the vision tower, at stream time `start_s`, for `take`."""
-        return self.backbone.embed_step(images, self._mean_time(start_s))
+    def embed(self, images: Images, start_s: float, words: Sequence[str] = ()) -> StepTokens:
+        """Return a step behind the vision tower, with its words, at stream time `start_s`, for `take`."""
+        return self.backbone.add_words(self.backbone.embed_step(images, self._mean_time(start_s)), words)
 
     @torch.inference_mode()
     def take(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:

@@ -218,13 +218,11 @@ def replay(
         if not bands:
             return
         end_s = start_s + setup.frames_per_step / setup.fps
-        with torch.inference_mode():
-            tokens = [
-                backbone.add_words(
-                    bands[0].runs[0].session.embed(step.images, step.time_s), stream.words(step.time_s, end_s)
-                )
-                for (stream, _), step in zip(streams, steps, strict=True)
-            ]
+        embed = bands[0].runs[0].session.embed
+        tokens = [
+            embed(step.images, step.time_s, stream.words(step.time_s, end_s))
+            for (stream, _), step in zip(streams, steps, strict=True)
+        ]
         for band in bands:
             band.watch(tokens, start_s)
         seen = now.tokens_seen + len(tokens[0].embeddings)
