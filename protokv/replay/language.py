@@ -216,6 +216,21 @@ def watch(backbone: Llama, variant: Variant, stream: TextStream) -> tuple[Sessio
     return session, (time.perf_counter() - began) * 1e3 / len(stream.steps)
 
 
+def measure(session: Session, stream: TextStream, expected: Tensor | None = None) -> tuple[dict[str, float], Tensor]:
+    """Return what a session has kept of its stream, and its log probabilities `[n, vocabulary]` on unseen text.
+
+    Kept are nats a token of each part; `kl` and `agreement` of a `LanguageRow` if those of the full cache are given.
+    """
+    row = {
+        part: sum(nats(session.prefill(ids), ids) for ids in asked) / len(asked) for part, asked in stream.asked.items()
+    }
+    found = session.prefill(stream.unseen).log_softmax(-1)
+    if expected is not None:
+        row["kl"] = float(kl_div(found, expected, log_target=True, reduction="batchmean"))
+        row["agreement"] = float((found.argmax(-1) == expected.argmax(-1)).double().mean())
+    return row, found
+
+
 def run_language(
     study: Language,
     backbone: Llama,
@@ -256,11 +271,7 @@ def run_language(
                 if should_stop():
                     return
                 session, step_ms = watch(backbone, variant, stream)
-                recall: dict[str, Any] = {
-                    part: sum(nats(session.prefill(ids), ids) for ids in asked) / len(asked)
-                    for part, asked in stream.asked.items()
-                }
-                found = session.prefill(stream.unseen).log_softmax(-1)
+                measured: dict[str, Any] = measure(session, stream, expected)[0]
                 yield LanguageRow(
                     seed=seed,
                     redundancy=redundancy,
@@ -269,9 +280,7 @@ def run_language(
                     budget=variant.budget,
                     config=variant.to_dict(),
                     **facts,
-                    **recall,
-                    kl=float(kl_div(found, expected, log_target=True, reduction="batchmean")),
-                    agreement=float((found.argmax(-1) == expected.argmax(-1)).double().mean()),
+                    **measured,
                     state_bytes=session.memory.bytes_held,
                     step_ms=round(step_ms, 2),
                 )
