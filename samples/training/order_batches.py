@@ -172,27 +172,43 @@ def hide_some(
     return tokens
 
 
+def draw_shown(
+    rng: np.random.Generator, stage: OrderStage, videos: list[SparseVideo]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Draw how many steps before each video are not shown, and what its unlit tokens stand for, `[B]` each."""
+    B = len(videos)
+    shift = rng.integers(0, LONGEST_SHIFT, B) * (rng.random(B) < stage.shift)
+    scale = np.where(rng.random(B) < stage.full_mass, 1.0, rng.random(B) * (rng.random(B) < 0.75))
+    return shift, scale * [find_mass(video) for video in videos]
+
+
+def write_questions(asked: list[list[Asked]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return ids and labels `[B, Q, R]` of the questions of each video with their answers."""
+    R = max(len(encode_question(text, fact.answer)[0]) for some in asked for _, fact, text in some)
+    ids = np.zeros((len(asked), len(asked[0]), R), np.int64)
+    labels = np.full(ids.shape, IGNORED, np.int64)
+    for b, some in enumerate(asked):
+        for q, (_, fact, text) in enumerate(some):
+            write_question(ids[b, q], labels[b, q], text, fact.answer)
+    return ids, labels
+
+
 def make_order_batch(rng: np.random.Generator, composer: Composer, stage: OrderStage, progress: float) -> OrderBatch:
     """Make the next batch at the fraction `progress` of a stage."""
     scene = EASY if rng.random() < stage.easy * (1 - progress) else stage.scene
     videos = draw_videos(rng, composer, stage, scene)
-    B, Q = len(videos), stage.questions
-    shift = rng.integers(0, LONGEST_SHIFT, B) * (rng.random(B) < stage.shift)
-    scale = np.where(rng.random(B) < stage.full_mass, 1.0, rng.random(B) * (rng.random(B) < 0.75))
-    tokens, lit = stack(composer, videos, shift, scale * [find_mass(video) for video in videos])
+    shift, mass = draw_shown(rng, stage, videos)
+    tokens, lit = stack(composer, videos, shift, mass)
 
     weights = drift(stage.weights, stage.weights_end, progress)
-    asked = [ask(rng, video, int(s), weights, Q) for video, s in zip(videos, shift, strict=True)]
-    R = max(len(encode_question(text, fact.answer)[0]) for some in asked for _, fact, text in some)
-    ids = np.zeros((B, Q, R), np.int64)
-    labels = np.full(ids.shape, IGNORED, np.int64)
-    links = LinkLabels()
+    asked = [ask(rng, video, int(s), weights, stage.questions) for video, s in zip(videos, shift, strict=True)]
+    ids, labels = write_questions(asked)
+    R, links = ids.shape[2], LinkLabels()
     nv = N_PREFIX + lit.shape[1]
     for b, video in enumerate(videos):
         label_video(links, b, video, int(shift[b]), N_PREFIX)
         label_beginnings(links, b, video, N_PREFIX)
         for q, (kind, fact, text) in enumerate(asked[b]):
-            write_question(ids[b, q], labels[b, q], text, fact.answer)
             words, start, _ = encode_question(text, fact.answer)
             label_followed(links, b, words, nv + q * R)
             if "shape" in fact.slots and kind != "whether":

@@ -18,18 +18,9 @@ from numpy.typing import NDArray
 from protokv.mini.pictures import SHAPES
 from protokv.mini.questions import find_facts
 from protokv.mini.speech import NAMES, Caption, say_owner, say_something
-from samples.training.batches import (
-    IGNORED,
-    LONGEST_SHIFT,
-    Asked,
-    draw_question,
-    drift,
-    encode_question,
-    share_of,
-    write_question,
-)
+from samples.training.batches import Asked, draw_question, drift, share_of
 from samples.training.compose import Composer
-from samples.training.order_batches import OrderBatch, draw_videos, find_mass, hide_some, stack
+from samples.training.order_batches import OrderBatch, draw_shown, draw_videos, hide_some, stack, write_questions
 from samples.training.order_curriculum import EASY, OrderStage
 from samples.training.sparse import SparseVideo
 from samples.training.visual_tokens import COLUMNS, N_PREFIX
@@ -129,10 +120,7 @@ def make_speech_batch(rng: np.random.Generator, composer: Composer, stage: Order
     """Make the next batch at the fraction `progress` of a stage."""
     scene = EASY if rng.random() < stage.easy * (1 - progress) else stage.scene
     silent = draw_videos(rng, composer, stage, scene)
-    B, Q = len(silent), stage.questions
-    shift = rng.integers(0, LONGEST_SHIFT, B) * (rng.random(B) < stage.shift)
-    scale = np.where(rng.random(B) < stage.full_mass, 1.0, rng.random(B) * (rng.random(B) < 0.75))
-    mass = scale * [find_mass(video) for video in silent]
+    shift, mass = draw_shown(rng, stage, silent)
     spoken = [speak(video, draw_captions(rng, video), int(s)) for video, s in zip(silent, shift, strict=True)]
     videos = [one.video for one in spoken]
     tokens, lit = stack(composer, videos, shift, mass)
@@ -148,13 +136,8 @@ def make_speech_batch(rng: np.random.Generator, composer: Composer, stage: Order
         end=torch.tensor([one.asked_at - N_PREFIX for one in spoken]),
     )
     weights = drift(stage.weights, stage.weights_end, progress)
-    asked = [ask(rng, one, weights, Q) for one in spoken]
-    R = max(len(encode_question(text, fact.answer)[0]) for some in asked for _, fact, text in some)
-    questions = np.zeros((B, Q, R), np.int64)
-    labels = np.full(questions.shape, IGNORED, np.int64)
-    for b, some in enumerate(asked):
-        for q, (_, fact, text) in enumerate(some):
-            write_question(questions[b, q], labels[b, q], text, fact.answer)
+    asked = [ask(rng, one, weights, stage.questions) for one in spoken]
+    questions, labels = write_questions(asked)
     tokens = hide_some(rng, stage, videos, tokens, lit)
     if tokens.seen is not None:
         # What is asked about is never hidden: the fewer words of a memory are whole captions.
