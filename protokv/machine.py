@@ -79,7 +79,7 @@ _start_thread = threading.Thread.start
 def _start_where_is_room(thread: threading.Thread) -> None:
     """Start a thread, or raise MemoryError.
 
-    In CPython one that finds no memory to begin does not tell the one that starts it, which waits for ever:
+    In CPython a new thread that finds no memory never says that it began, and its starter waits for ever:
     https://github.com/python/cpython/issues/140746.
     """
     try:

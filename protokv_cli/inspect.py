@@ -115,7 +115,7 @@ def inspect(
             raise ConfigError("--words shows the words alone", hint="leave --watch and --layers out")
         from protokv.fleet.plan import is_place
 
-        # What --repair, --sign and a folder of states do not go with, whatever --verify says.
+        # Options about one state, which --repair, --sign and a folder of states refuse.
         one_state = other is not None or output is not None or at is not None or watch or words
         if repair:
             if one_state or verify is not None:

@@ -208,8 +208,8 @@ class Backbone(ABC):
     ) -> tuple[list[int], Context, StreamClock]:
         """Return a question, what it attends to and where the stream stands, if the last step ends with words.
 
-        Words have closed the video before them, so a question has nothing to close, and nothing was opened for it. The
-        default changes nothing.
+        Words close the video before them, and some families open another one behind them. A question there closes no
+        video, and does not read that opening. The default changes nothing.
         """
         return ids, context, clock
 

@@ -73,7 +73,7 @@ class Recogniser:
         how: dict[str, Any] = {"num_beams": 1, "do_sample": False}
         how["max_new_tokens"] = min(math.ceil(TOKENS_PER_S * seconds) + 4, 220)
         with self._alone, quiet_transformers(), warnings.catch_warnings():
-            # Of a piece without words, the times of words are means of nothing.
+            # In a piece without words the times are means of no numbers, and numpy warns.
             warnings.simplefilter("ignore")
             found = self._pipeline(given, generate_kwargs=how, return_timestamps=self._times)
         if self._times is None:

@@ -2,7 +2,8 @@
 
 Text is not merged: a mean of two words means nothing. So the words of a stream never enter the bank. They are held as
 whole cues, the words of one step, in `words_tokens` of the budget. When there is no room, whole cues go by the rule
-`words_keep`. Of a cue larger than the region the first tokens stay. Free slots may lie anywhere; softmax does not mind.
+`words_keep`. Of a cue larger than the region the first tokens stay. Slots have no
+order: positions stand beside them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sound of a video with PyAV, in pieces that are cut where it is quiet. Knows no speech.
 
 A piece follows from the sound before it alone, which is always decoded from the beginning: a reading that begins later
-gives the same pieces. What is heard nowhere in a piece is not given.
+gives the same pieces. Pieces in which nothing is heard are left out.
 """
 
 from __future__ import annotations

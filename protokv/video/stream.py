@@ -169,7 +169,7 @@ class StreamSource(Source):
         self._container, self._stream = self._held.enter_context(
             connected(self._source, self._options, self._timeout_s, self._max_pixels, follow=self._follow)
         )
-        # Of HLS, FFmpeg loads no text by default, and does not bring it to the clock of the pictures.
+        # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
         self.texts = () if "hls" in self._container.format.name else tracks_of(self._container)
         self._should_stop, self._report = should_stop, DecodeReport()
         # A stream has no times of packets to hold the frames against.

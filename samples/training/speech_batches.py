@@ -140,7 +140,7 @@ def make_speech_batch(rng: np.random.Generator, composer: Composer, stage: Order
     questions, labels = write_questions(asked)
     tokens = hide_some(rng, stage, videos, tokens, lit)
     if tokens.seen is not None:
-        # What is asked about is never hidden: the fewer words of a memory are whole captions.
+        # Captions about owners are never hidden: a memory keeps or loses a caption as a whole.
         tokens = replace(tokens, seen=tokens.seen | torch.from_numpy(lit & (ids >= 0)))
     types = [kind for some in asked for kind, _, _ in some]
     return OrderBatch(tokens, torch.from_numpy(questions), torch.from_numpy(labels), types, {})

@@ -40,7 +40,7 @@ def hear(source: Source, recogniser: Recogniser) -> Coming:
             for line in recogniser(piece):
                 # Each by itself: what is said twice is no caption that rolls up.
                 cue = Plain()(line)
-                # Of noise, models make full stops.
+                # Models write full stops where they hear noise.
                 if cue is not None and any(map(str.isalnum, cue.text)):
                     yield cue
 
