@@ -17,7 +17,7 @@ from protokv.errors import ConfigError
 from protokv.timings import Timings, stage
 from protokv_cli import options
 from protokv_cli.ingest_fleet import FleetOptions, ingest_fleet
-from protokv_cli.options import choice
+from protokv_cli.options import option
 from protokv_cli.output import Format, Output
 from protokv_cli.panels import Panel
 from protokv_cli.parsing import (
@@ -52,248 +52,134 @@ def ingest(
     ] = None,
     state: Annotated[
         str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="STATE",
-            help="State to write, or a folder for states. Default: SOURCE's name .safetensors, here.",
-            rich_help_panel=Panel.MOST,
+        option(
+            "--output -o STATE",
+            "State to write, or a folder for states. Default: SOURCE's name .safetensors, here.",
+            Panel.MOST,
         ),
     ] = None,
     model: options.Model = None,
     revision: options.Revision = None,
     system: options.System = None,
     memory: options.Memory = DEFAULT,
-    budget: Annotated[
-        str,
-        typer.Option(
-            "--budget",
-            "-b",
-            help="Visual tokens to keep, such as 512 or 6k.",
-            metavar="COUNT",
-            rich_help_panel=Panel.MOST,
-        ),
-    ] = "6k",
+    budget: Annotated[str, option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", Panel.MOST)] = "6k",
     positions: options.Positions = None,
     settings: options.Settings = None,
     fps: Annotated[
         float | None,
-        typer.Option(
-            "--fps",
-            help="Frames a second to sample, at most 240. Default: the rate of the model's training.",
-            metavar="NUMBER",
-            rich_help_panel=Panel.MOST,
+        option(
+            "--fps NUMBER",
+            "Frames a second to sample, at most 240. Default: the rate of the model's training.",
+            Panel.MOST,
         ),
     ] = None,
     frame_tokens: options.FrameTokens = None,
     max_pixels: options.MaxPixels = None,
-    start: Annotated[
-        str | None,
-        typer.Option("--start", metavar="TIME", help="Begin a file here, such as 7:30.", rich_help_panel=Panel.WATCH),
-    ] = None,
+    start: Annotated[str | None, option("--start TIME", "Begin a file here, such as 7:30.", Panel.WATCH)] = None,
     duration: Annotated[
-        str | None,
-        typer.Option(
-            "--duration",
-            metavar="TIME",
-            help="Watch no more of a file than this, such as 2m.",
-            rich_help_panel=Panel.WATCH,
-        ),
+        str | None, option("--duration TIME", "Watch no more of a file than this, such as 2m.", Panel.WATCH)
     ] = None,
     every: Annotated[
         str | None,
-        typer.Option(
-            "--every",
-            help="Commit on the way: every 30s or 2m of stream time, 500steps, or never. Default: every minute of the "
+        option(
+            "--every TIME",
+            "Commit on the way: every 30s or 2m of stream time, 500steps, or never. Default: every minute of the "
             "clock, every 5 seconds for a live source.",
-            metavar="TIME",
-            rich_help_panel=Panel.MOST,
+            Panel.MOST,
         ),
     ] = None,
     keep: Annotated[
-        int | None,
-        typer.Option(
-            "--keep",
-            metavar="COUNT",
-            help="Keep the last COUNT commits, STATE included, for query --at.",
-            rich_help_panel=Panel.MOST,
-        ),
+        int | None, option("--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", Panel.MOST)
     ] = None,
     append: Annotated[
         bool,
-        typer.Option(
-            "--append",
-            help="Watch SOURCE after what STATE has watched; start STATE if there is none.",
-            rich_help_panel=Panel.WATCH,
-        ),
+        option("--append", "Watch SOURCE after what STATE has watched; start STATE if there is none.", Panel.WATCH),
     ] = False,
     decoder: Annotated[
         str,
-        choice("--decoder", ("auto", "pyav", "decord"), "Decoder of files: auto, pyav or decord.", panel=Panel.SPEED),
+        option(
+            "--decoder NAME", "Decoder of files: auto, pyav or decord.", Panel.SPEED, known=("auto", "pyav", "decord")
+        ),
     ] = "auto",
     max_frame_pixels: Annotated[
         int | None,
-        typer.Option(
-            "--max-frame-pixels",
-            metavar="COUNT",
-            min=1,
-            help="Refuse frames with more pixels. Default: 8K.",
-            rich_help_panel=Panel.WATCH,
-        ),
+        option("--max-frame-pixels COUNT", "Refuse frames with more pixels. Default: 8K.", Panel.WATCH, min=1),
     ] = None,
     for_: Annotated[
-        str | None,
-        typer.Option(
-            "--for", metavar="TIME", help="End after this much stream time, such as 1h.", rich_help_panel=Panel.LIVE
-        ),
+        str | None, option("--for TIME", "End after this much stream time, such as 1h.", Panel.LIVE)
     ] = None,
     until: Annotated[
-        str | None,
-        typer.Option(
-            "--until",
-            metavar="TIME",
-            help="End at a time of day, 18:00, or at a date and time.",
-            rich_help_panel=Panel.LIVE,
-        ),
+        str | None, option("--until TIME", "End at a time of day, 18:00, or at a date and time.", Panel.LIVE)
     ] = None,
     follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow",
-            help="Read a file on while it grows, until nothing is added for --stall.",
-            rich_help_panel=Panel.LIVE,
-        ),
+        bool, option("--follow", "Read a file on while it grows, until nothing is added for --stall.", Panel.LIVE)
     ] = False,
     stall: Annotated[
-        str | None,
-        typer.Option(
-            "--stall",
-            metavar="TIME",
-            help="A source without a frame for this time is lost. Default: 20s.",
-            rich_help_panel=Panel.LIVE,
-        ),
+        str | None, option("--stall TIME", "A source without a frame for this time is lost. Default: 20s.", Panel.LIVE)
     ] = None,
     give_up: Annotated[
-        str | None,
-        typer.Option(
-            "--give-up",
-            metavar="TIME",
-            help="Stop trying a lost source after this time. Default: never.",
-            rich_help_panel=Panel.LIVE,
-        ),
+        str | None, option("--give-up TIME", "Stop trying a lost source after this time. Default: never.", Panel.LIVE)
     ] = None,
     on_pressure: Annotated[
         str | None,
-        typer.Option(
-            "--on-pressure",
-            metavar="WORD",
-            help="If the model is slower than the stream: drop the oldest frames (default for live sources), or let "
+        option(
+            "--on-pressure WORD",
+            "If the model is slower than the stream: drop the oldest frames (default for live sources), or let "
             "the source wait (default for pipes).",
-            rich_help_panel=Panel.LIVE,
+            Panel.LIVE,
         ),
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="NAME=VALUE",
-            help="An option for FFmpeg, such as rtsp_transport=udp; repeatable.",
-            rich_help_panel=Panel.LIVE,
-        ),
+        option("--input NAME=VALUE", "An option for FFmpeg, such as rtsp_transport=udp; repeatable.", Panel.LIVE),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Fail if there is no STATE to continue.", rich_help_panel=Panel.WATCH)
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Start over and replace STATE.", rich_help_panel=Panel.MOST)
-    ] = False,
+    resume: Annotated[bool, option("--resume", "Fail if there is no STATE to continue.", Panel.WATCH)] = False,
+    force: Annotated[bool, option("--force", "Start over and replace STATE.", Panel.MOST)] = False,
     listing: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="LIST",
-            help='Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.',
-            rich_help_panel=Panel.MANY,
+        option(
+            "--from LIST",
+            'Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.',
+            Panel.MANY,
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            "--workers",
-            metavar="COUNT",
-            min=1,
-            help="Processes, each with the model. Default: one a device.",
-            rich_help_panel=Panel.MANY,
-        ),
+        option("--workers COUNT", "Processes, each with the model. Default: one a device.", Panel.MANY, min=1),
     ] = None,
     devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices",
-            metavar="LIST",
-            help="Devices of the workers in turn, such as 0,1 or cpu.",
-            rich_help_panel=Panel.MANY,
-        ),
+        str | None, option("--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu.", Panel.MANY)
     ] = None,
     batch: Annotated[
-        int,
-        typer.Option(
-            "--batch",
-            metavar="COUNT",
-            min=1,
-            help="Streams per worker at a time, in shared forwards.",
-            rich_help_panel=Panel.MANY,
-        ),
+        int, option("--batch COUNT", "Streams per worker at a time, in shared forwards.", Panel.MANY, min=1)
     ] = 1,
     ray: Annotated[
         str | None,
-        typer.Option(
-            "--ray",
-            metavar="ADDRESS",
-            help="Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
-            rich_help_panel=Panel.MANY,
+        option(
+            "--ray ADDRESS",
+            "Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
+            Panel.MANY,
         ),
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option(
+        option(
             "--dry-run",
-            help="Say what is to be done and, as an estimate, the time and disk that it takes; write nothing.",
-            rich_help_panel=Panel.MOST,
+            "Say what is to be done and, as an estimate, the time and disk that it takes; write nothing.",
+            Panel.MOST,
         ),
     ] = False,
     max_failures: Annotated[
-        int | None,
-        typer.Option(
-            "--max-failures",
-            metavar="COUNT",
-            min=1,
-            help="Begin no other video after COUNT failures.",
-            rich_help_panel=Panel.MANY,
-        ),
+        int | None, option("--max-failures COUNT", "Begin no other video after COUNT failures.", Panel.MANY, min=1)
     ] = None,
     failures: Annotated[
         Path | None,
-        typer.Option(
-            "--failures",
-            metavar="FILE",
-            help="Where failures go. Default: failures.jsonl beside the states.",
-            rich_help_panel=Panel.MANY,
-        ),
+        option("--failures FILE", "Where failures go. Default: failures.jsonl beside the states.", Panel.MANY),
     ] = None,
     csv: Annotated[
-        Path | None,
-        typer.Option(
-            "--csv",
-            metavar="FILE",
-            help="Table to write: each video, its state, time, result.",
-            rich_help_panel=Panel.MANY,
-        ),
+        Path | None, option("--csv FILE", "Table to write: each video, its state, time, result.", Panel.MANY)
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="The same table as a page.", rich_help_panel=Panel.MANY),
-    ] = None,
+    html: Annotated[Path | None, option("--html FILE", "The same table as a page.", Panel.MANY)] = None,
     trust: options.Trust = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
@@ -302,12 +188,11 @@ def ingest(
     seed: options.Seed = 0,
     chunk: Annotated[
         int,
-        typer.Option(
-            "--chunk",
-            metavar="COUNT",
+        option(
+            "--chunk COUNT",
+            "Steps that go through the model together; they read the memory as it stood before them.",
+            Panel.SPEED,
             min=1,
-            help="Steps that go through the model together; they read the memory as it stood before them.",
-            rich_help_panel=Panel.SPEED,
         ),
     ] = 1,
     thumbnails: options.Thumbnails = "16",

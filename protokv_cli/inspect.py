@@ -12,6 +12,7 @@ from protokv.errors import ConfigError
 from protokv_cli import options
 from protokv_cli.commits import LOOK_S, await_first_commit, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
+from protokv_cli.options import option
 from protokv_cli.output import Format, Output
 from protokv_cli.process import interruptible
 from protokv_cli.signing import sign_all, trusting
@@ -34,43 +35,34 @@ def inspect(
         ),
     ] = None,
     output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="PATH", help="Write the state again, in the form that the suffix names."
-        ),
+        str | None, option("--output -o PATH", "Write the state again, in the form that the suffix names.")
     ] = None,
     verify: Annotated[
         bool | None,
-        typer.Option(
+        option(
             "--verify/--no-verify",
-            help="Check all that must hold in a state and list the checks; or do not even check its bytes.",
+            "Check all that must hold in a state and list the checks; or do not even check its bytes.",
             show_default="check its bytes",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Let --output replace any file.")] = False,
+    force: Annotated[bool, option("--force", "Let --output replace any file.")] = False,
     layers: Annotated[
-        bool,
-        typer.Option("--layers", help="Add the inner tables: constants, bytes, bank and codebooks of every layer."),
+        bool, option("--layers", "Add the inner tables: constants, bytes, bank and codebooks of every layer.")
     ] = False,
-    words: Annotated[
-        bool, typer.Option("--words", help="Show what was said, as the state knows it, with times.")
-    ] = False,
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="TIME", help="Show the newest kept commit not after this stream time.")
-    ] = None,
+    words: Annotated[bool, option("--words", "Show what was said, as the state knows it, with times.")] = False,
+    at: Annotated[str | None, option("--at TIME", "Show the newest kept commit not after this stream time.")] = None,
     repair: Annotated[
         bool,
-        typer.Option(
+        option(
             "--repair",
-            help="Go back from a damaged state to its newest whole commit; of a folder, list the videos to run again.",
+            "Go back from a damaged state to its newest whole commit; of a folder, list the videos to run again.",
         ),
     ] = False,
     key: Annotated[
-        Path | None,
-        typer.Option("--sign", metavar="KEY", help="Sign the state with this secret key of minisign: STATE.minisig."),
+        Path | None, option("--sign KEY", "Sign the state with this secret key of minisign: STATE.minisig.")
     ] = None,
     trust: options.Trust = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the state again after every commit.")] = False,
+    watch: Annotated[bool, option("--watch", "Show the state again after every commit.")] = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
     quiet: options.Quiet = False,

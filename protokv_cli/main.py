@@ -20,6 +20,7 @@ from protokv_cli.doctor import doctor
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.models import models
+from protokv_cli.options import option
 from protokv_cli.panels import Command, Group
 from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
@@ -74,8 +75,7 @@ def _show_version(wanted: bool) -> None:
 def protokv(
     ctx: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Print versions and exit."),
+        bool, option("--version -V", "Print versions and exit.", is_eager=True, callback=_show_version)
     ] = False,
     install_completion: options.InstallCompletion = None,
     show_completion: options.ShowCompletion = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from glob import escape as glob_escape
 from glob import glob
@@ -30,23 +30,26 @@ class Shell(StrEnum):
     POWERSHELL = "powershell"
 
 
-def choice(name: str, known: Sequence[str], text: str, *, panel: Panel, metavar: str = "NAME") -> Any:
-    """Return an option whose known values a shell completes."""
+def option(declared: str, text: str, panel: Panel | None = None, *, known: Iterable[str] = (), **more: Any) -> Any:
+    """Return an option.
 
-    def complete(incomplete: str) -> list[str]:
-        return [value for value in known if value.startswith(incomplete)]
-
-    return typer.Option(name, metavar=metavar, help=text, autocompletion=complete, rich_help_panel=panel)
-
-
-def lists(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return the completion of an option that takes some of these values, separated by commas."""
+    Args:
+        declared: its names and what stands for its value, as the help shows them: `--output -o STATE`.
+        text: of the help.
+        panel: of the help that it stands in.
+        known: values that a shell completes, also after a comma.
+        more: arguments of `typer.Option`.
+    """
+    words = declared.split()
+    names = [word for word in words if word.startswith("-")]
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
         return [f"{before}{comma}{value}" for value in known if value.startswith(last)]
 
-    return complete
+    metavar = "".join(words[len(names) :]) or None
+    more = ({"autocompletion": complete} if known else {}) | more
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **more)
 
 
 def states(incomplete: str) -> list[str]:
@@ -83,177 +86,138 @@ def _show(shell: Shell | None) -> None:
 
 InstallCompletion = Annotated[
     Shell | None,
-    typer.Option(
-        "--install-completion",
-        metavar="SHELL",
+    option(
+        "--install-completion SHELL",
+        "Install completion for bash, zsh, fish or powershell.",
         is_eager=True,
         callback=_install,
-        help="Install completion for bash, zsh, fish or powershell.",
     ),
 ]
 ShowCompletion = Annotated[
     Shell | None,
-    typer.Option(
-        "--show-completion",
-        metavar="SHELL",
-        is_eager=True,
-        callback=_show,
-        help="Print the completion script of this shell.",
-    ),
+    option("--show-completion SHELL", "Print the completion script of this shell.", is_eager=True, callback=_show),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="A hub name, a local folder, or protokv/mini (embedded; protokv/mini-order and -words read more).",
-        rich_help_panel=Panel.MOST,
+    option(
+        "--model -m MODEL",
+        "A hub name, a local folder, or protokv/mini (embedded; protokv/mini-order and -words read more).",
+        Panel.MOST,
     ),
 ]
 Revision = Annotated[
     str | None,
-    typer.Option(
-        "--revision",
-        metavar="REVISION",
-        help="Branch, tag or commit of a hub model. Default: that of the state, or the main branch.",
-        rich_help_panel=Panel.MODEL,
+    option(
+        "--revision REVISION",
+        "Branch, tag or commit of a hub model. Default: that of the state, or the main branch.",
+        Panel.MODEL,
     ),
 ]
 Device = Annotated[
-    str, choice("--device", ("auto", "cpu", "cuda", "mps"), "auto, cpu, cuda, cuda:N or mps.", panel=Panel.MOST)
+    str, option("--device NAME", "auto, cpu, cuda, cuda:N or mps.", Panel.MOST, known=("auto", "cpu", "cuda", "mps"))
 ]
 Dtype = Annotated[
     str | None,
-    choice(
-        "--dtype",
-        ("auto", "float32", "bfloat16", "float16"),
+    option(
+        "--dtype NAME",
         "auto, float32, bfloat16 or float16.",
-        panel=Panel.MODEL,
+        Panel.MODEL,
+        known=("auto", "float32", "bfloat16", "float16"),
     ),
 ]
 DeviceMap = Annotated[
     str | None,
-    choice(
-        "--device-map",
-        ("auto", "balanced"),
+    option(
+        "--device-map NAME",
         "auto or balanced: spread a model over several devices, and its state with its layers.",
-        panel=Panel.MODEL,
+        Panel.MODEL,
+        known=("auto", "balanced"),
     ),
 ]
 Quantization = Annotated[
-    str | None,
-    choice("--quantization", ("4bit", "8bit"), "Weights in 4bit or 8bit.", panel=Panel.MODEL, metavar="BITS"),
+    str | None, option("--quantization BITS", "Weights in 4bit or 8bit.", Panel.MODEL, known=("4bit", "8bit"))
 ]
 FrameTokens = Annotated[
     int | None,
-    typer.Option(
-        "--frame-tokens",
-        metavar="COUNT",
-        help="The most visual tokens of a frame; of the two frames of a step for Qwen. Default: the model's own.",
-        rich_help_panel=Panel.WATCH,
+    option(
+        "--frame-tokens COUNT",
+        "The most visual tokens of a frame; of the two frames of a step for Qwen. Default: the model's own.",
+        Panel.WATCH,
     ),
 ]
 MaxPixels = Annotated[
-    int | None,
-    typer.Option(
-        "--max-pixels",
-        metavar="COUNT",
-        help="The same in pixels of a frame once it is resized, for Qwen.",
-        rich_help_panel=Panel.WATCH,
-    ),
+    int | None, option("--max-pixels COUNT", "The same in pixels of a frame once it is resized, for Qwen.", Panel.WATCH)
 ]
 Memory = Annotated[
-    str, choice("--memory", tuple(CONFIGS), "How to remember: " + ", ".join(CONFIGS) + ".", panel=Panel.MOST)
+    str, option("--memory NAME", "How to remember: " + ", ".join(CONFIGS) + ".", Panel.MOST, known=tuple(CONFIGS))
 ]
 Positions = Annotated[
     str | None,
-    choice(
-        "--positions",
-        ("stream", "compact"),
+    option(
+        "--positions NAME",
         "stream, or compact: consecutive positions for what is in memory, however long the stream is.",
-        panel=Panel.MEMORY,
+        Panel.MEMORY,
+        known=("stream", "compact"),
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="A constant of the memory, such as split=1:5; repeatable.",
-        rich_help_panel=Panel.MEMORY,
-    ),
+    option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.", Panel.MEMORY),
 ]
 Thumbnails = Annotated[
     str,
-    typer.Option(
-        "--thumbnails",
-        metavar="COUNT|off",
-        help="Small pictures to keep in the state for people to look at, 3 KiB each at most.",
-        rich_help_panel=Panel.MEMORY,
+    option(
+        "--thumbnails COUNT|off",
+        "Small pictures to keep in the state for people to look at, 3 KiB each at most.",
+        Panel.MEMORY,
     ),
 ]
 Subtitles = Annotated[
     str,
-    choice(
-        "--subtitles",
-        ("auto", "off"),
+    option(
+        "--subtitles FILE|LANG",
         "Words that enter the stream: a FILE, a language such as en, off, or auto: a file beside the video, else a "
         "text track in it.",
-        panel=Panel.WATCH,
-        metavar="FILE|LANG",
+        Panel.WATCH,
+        known=("auto", "off"),
     ),
 ]
 Transcribe = Annotated[
     str | None,
-    typer.Option(
-        "--transcribe",
-        metavar="MODEL",
-        help="Where there are no such subtitles, write down what is said: Whisper or Moonshine, by name or folder.",
-        rich_help_panel=Panel.WATCH,
+    option(
+        "--transcribe MODEL",
+        "Where there are no such subtitles, write down what is said: Whisper or Moonshine, by name or folder.",
+        Panel.WATCH,
     ),
 ]
 System = Annotated[
     str | None,
-    typer.Option(
-        "--system",
-        metavar="TEXT",
-        help="A system prompt. ingest: the model reads it before the video. query: in front of each question.",
-        rich_help_panel=Panel.MODEL,
+    option(
+        "--system TEXT",
+        "A system prompt. ingest: the model reads it before the video. query: in front of each question.",
+        Panel.MODEL,
     ),
 ]
 Trust = Annotated[
     Path | None,
-    typer.Option(
-        "--trust",
-        metavar="KEYS",
-        help="Refuse a state that no public key in this file has signed (minisign). Of ingest: with --append.",
-        rich_help_panel=Panel.MODEL,
+    option(
+        "--trust KEYS",
+        "Refuse a state that no public key in this file has signed (minisign). Of ingest: with --append.",
+        Panel.MODEL,
     ),
 ]
 OutputFormat = Annotated[
     Format,
-    typer.Option(
-        "--format",
-        "-f",
-        metavar="FORMAT",
+    option(
+        "--format -f FORMAT",
+        "table, json (one object a line), plain, or auto: table on a terminal, json in a pipe.",
+        Panel.OUTPUT,
         parser=_format,
-        autocompletion=lists(Format),
-        help="table, json (one object a line), plain, or auto: table on a terminal, json in a pipe.",
-        rich_help_panel=Panel.OUTPUT,
+        known=Format,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", hidden=True, help="The same as --format json.")]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.", rich_help_panel=Panel.OUTPUT)
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.", rich_help_panel=Panel.OUTPUT)]
-Timings = Annotated[
-    bool,
-    typer.Option(
-        "--timings", help="Show where the time went: on stderr, or as a JSON key.", rich_help_panel=Panel.SPEED
-    ),
-]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="NUMBER", help="Seed of all random draws.", rich_help_panel=Panel.MEMORY)
-]
+Json = Annotated[bool, option("--json", "The same as --format json.", hidden=True)]
+Quiet = Annotated[bool, option("--quiet -q", "Nothing on stderr but errors.", Panel.OUTPUT)]
+Debug = Annotated[bool, option("--debug", "Show tracebacks.", Panel.OUTPUT)]
+Timings = Annotated[bool, option("--timings", "Show where the time went: on stderr, or as a JSON key.", Panel.SPEED)]
+Seed = Annotated[int, option("--seed NUMBER", "Seed of all random draws.", Panel.MEMORY)]

@@ -1,6 +1,6 @@
 """The pages of `--help`: options in panels named by what a person wants, the most used first.
 
-An option names its panel with typer's `rich_help_panel`. The pages are plain text, on a terminal as in a pipe.
+The pages are plain text, on a terminal as in a pipe.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from protokv_cli.answers import (
 )
 from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
+from protokv_cli.options import option
 from protokv_cli.output import Format, Output
 from protokv_cli.panels import Panel
 from protokv_cli.parsing import parse_duration
@@ -51,57 +52,38 @@ def query(
     ] = None,
     named: Annotated[
         str | None,
-        typer.Option(
-            "--state",
-            "-s",
-            metavar="STATE",
-            help="The state; then all arguments are questions.",
+        option(
+            "--state -s STATE",
+            "The state; then all arguments are questions.",
+            Panel.MOST,
             autocompletion=options.states,
-            rich_help_panel=Panel.MOST,
         ),
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--questions",
-            metavar="FILE",
-            help="Questions, one a line or a JSON object a line.",
-            rich_help_panel=Panel.MOST,
-        ),
+        Path | None, option("--questions FILE", "Questions, one a line or a JSON object a line.", Panel.MOST)
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help="Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a "
+        option(
+            "--at TIME",
+            "Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a "
             "live stream also 14:05 or 2026-11-21T14:05.",
-            rich_help_panel=Panel.MOST,
+            Panel.MOST,
         ),
     ] = None,
     watch: Annotated[
         str | None,
-        typer.Option(
-            "--watch",
-            metavar="TIME",
-            help="Ask again at this interval, such as 30s; a JSON line each time.",
-            rich_help_panel=Panel.MOST,
-        ),
+        option("--watch TIME", "Ask again at this interval, such as 30s; a JSON line each time.", Panel.MOST),
     ] = None,
     verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify/--no-verify",
-            help="Check that every byte of the state is as it was saved.",
-            rich_help_panel=Panel.ANSWERS,
-        ),
+        bool, option("--verify/--no-verify", "Check that every byte of the state is as it was saved.", Panel.ANSWERS)
     ] = True,
     anyway: Annotated[
         bool,
-        typer.Option(
+        option(
             "--anyway",
-            help="Ask even if the model cannot make sense of the video, so that answers mean nothing.",
-            rich_help_panel=Panel.ANSWERS,
+            "Ask even if the model cannot make sense of the video, so that answers mean nothing.",
+            Panel.ANSWERS,
         ),
     ] = False,
     model: options.Model = None,
@@ -109,80 +91,46 @@ def query(
     trust: options.Trust = None,
     top: Annotated[
         int | None,
-        typer.Option(
-            "--top",
-            metavar="COUNT",
-            min=1,
-            help="Of many states, show the COUNT answers that the model is surest of.",
-            rich_help_panel=Panel.MOST,
-        ),
+        option("--top COUNT", "Of many states, show the COUNT answers that the model is surest of.", Panel.MOST, min=1),
     ] = None,
     evidence: Annotated[
-        bool,
-        typer.Option(
-            "--evidence", help="Show the times of the stream that each answer stood on.", rich_help_panel=Panel.MOST
-        ),
+        bool, option("--evidence", "Show the times of the stream that each answer stood on.", Panel.MOST)
     ] = False,
     frames: Annotated[
-        Path | None,
-        typer.Option(
-            "--frames",
-            metavar="DIR",
-            help="Write the frames at these times as PNG, named by time.",
-            rich_help_panel=Panel.EVIDENCE,
-        ),
+        Path | None, option("--frames DIR", "Write the frames at these times as PNG, named by time.", Panel.EVIDENCE)
     ] = None,
     clip: Annotated[
         Path | None,
-        typer.Option(
-            "--clip",
-            metavar="FILE",
-            help="Cut the seconds around the strongest of them into this .mp4.",
-            rich_help_panel=Panel.EVIDENCE,
-        ),
+        option("--clip FILE", "Cut the seconds around the strongest of them into this .mp4.", Panel.EVIDENCE),
     ] = None,
     video: Annotated[
         Path | None,
-        typer.Option(
-            "--video",
-            metavar="PATH",
-            help="The video, or its folder. Default: beside the state, or in this folder.",
-            rich_help_panel=Panel.EVIDENCE,
+        option(
+            "--video PATH", "The video, or its folder. Default: beside the state, or in this folder.", Panel.EVIDENCE
         ),
     ] = None,
     system: options.System = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--max-new-tokens",
-            help="The most tokens of an answer. Default: the model's, or 64.",
-            metavar="COUNT",
-            rich_help_panel=Panel.MOST,
-        ),
+        option("--max-new-tokens COUNT", "The most tokens of an answer. Default: the model's, or 64.", Panel.MOST),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            "--temperature",
-            help="0 is greedy; above 0 draws. Default: as the model was published.",
-            metavar="NUMBER",
-            rich_help_panel=Panel.ANSWERS,
+        option(
+            "--temperature NUMBER", "0 is greedy; above 0 draws. Default: as the model was published.", Panel.ANSWERS
         ),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(
-            "--top-p",
-            help="Draw from this share of the probability. Default: as the model was published.",
-            metavar="SHARE",
-            rich_help_panel=Panel.ANSWERS,
+        option(
+            "--top-p SHARE",
+            "Draw from this share of the probability. Default: as the model was published.",
+            Panel.ANSWERS,
         ),
     ] = None,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="NUMBER", help="Seed of the draws.", rich_help_panel=Panel.ANSWERS)
-    ] = 0,
+    seed: Annotated[int, option("--seed NUMBER", "Seed of the draws.", Panel.ANSWERS)] = 0,
     timings: options.Timings = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -358,9 +306,9 @@ def _query_many(out: Output, place: str, given: Iterator[Question], asking: Quer
     from protokv.fleet.plan import find_states
     from protokv.fleet.states import ask_all, load_backbone_for, surest
 
-    for option, wanted in {"--evidence is": asking.evidence, "--timings are": asking.timings}.items():
+    for name, wanted in {"--evidence is": asking.evidence, "--timings are": asking.timings}.items():
         if wanted:
-            raise ConfigError(f"{option} told of one state", hint="name the state itself")
+            raise ConfigError(f"{name} told of one state", hint="name the state itself")
     at_s = None if asking.at is None else parse_duration(asking.at)
     states = find_states(place)
     Decoding(**asking.sampling)  # raises before a model is loaded

@@ -13,7 +13,7 @@ from protokv.mini import is_embedded
 from protokv_cli import options
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
-from protokv_cli.options import choice, lists
+from protokv_cli.options import option
 from protokv_cli.output import Format, Output
 from protokv_cli.panels import Panel
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_scene, parse_seeds, parse_variation
@@ -29,247 +29,139 @@ def replay(
         typer.Argument(metavar="SOURCE", help="Video files; with --report, files of results."),
     ] = None,
     questions: Annotated[
-        Path | None,
-        typer.Option(
-            "--questions", metavar="FILE", help="Questions about the sources, as above.", rich_help_panel=Panel.MOST
-        ),
+        Path | None, option("--questions FILE", "Questions about the sources, as above.", Panel.MOST)
     ] = None,
     world: Annotated[
-        str | None,
-        typer.Option(
-            "--world", metavar="SEED[:COUNT]", help="Procedural streams instead of files.", rich_help_panel=Panel.WORLDS
-        ),
+        str | None, option("--world SEED[:COUNT]", "Procedural streams instead of files.", Panel.WORLDS)
     ] = None,
-    length: Annotated[
-        str | None,
-        typer.Option("--length", help="Length of a procedural stream.", metavar="TIME", rich_help_panel=Panel.WORLDS),
-    ] = None,
+    length: Annotated[str | None, option("--length TIME", "Length of a procedural stream.", Panel.WORLDS)] = None,
     distractor_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--distractor-rate",
-            help="Distracting events per minute, 0 to 40.",
-            metavar="NUMBER",
-            rich_help_panel=Panel.WORLDS,
-        ),
+        float | None, option("--distractor-rate NUMBER", "Distracting events per minute, 0 to 40.", Panel.WORLDS)
     ] = None,
     cuts: Annotated[
         str | None,
-        typer.Option(
-            "--cuts",
-            help="Shortest:longest scene of a procedural stream in seconds, or none.",
-            metavar="TIMES",
-            rich_help_panel=Panel.WORLDS,
-        ),
+        option("--cuts TIMES", "Shortest:longest scene of a procedural stream in seconds, or none.", Panel.WORLDS),
     ] = None,
     moving: Annotated[
-        float | None,
-        typer.Option(
-            "--moving", help="Share of shapes that move, 0 to 1.", metavar="SHARE", rich_help_panel=Panel.WORLDS
-        ),
+        float | None, option("--moving SHARE", "Share of shapes that move, 0 to 1.", Panel.WORLDS)
     ] = None,
     distractor_similarity: Annotated[
         float | None,
-        typer.Option(
-            "--distractor-similarity",
-            help="Share of distracting events with colour and place of the evidence, 0 to 1.",
-            metavar="SHARE",
-            rich_help_panel=Panel.WORLDS,
+        option(
+            "--distractor-similarity SHARE",
+            "Share of distracting events with colour and place of the evidence, 0 to 1.",
+            Panel.WORLDS,
         ),
     ] = None,
     backdrop: Annotated[
         str | None,
-        choice(
-            "--backdrop",
-            ("plain", "natural"),
+        option(
+            "--backdrop NAME",
             "Background of a procedural stream: plain, or natural (noise with the spectrum of photographs).",
-            metavar="NAME",
-            panel=Panel.WORLDS,
+            Panel.WORLDS,
+            known=("plain", "natural"),
         ),
     ] = None,
     evidence: Annotated[
-        str | None,
-        typer.Option(
-            "--evidence", help="Time that the evidence takes, up to 1m.", metavar="TIME", rich_help_panel=Panel.WORLDS
-        ),
+        str | None, option("--evidence TIME", "Time that the evidence takes, up to 1m.", Panel.WORLDS)
     ] = None,
     before: Annotated[
         str | None,
-        typer.Option(
-            "--before",
-            metavar="TIME|mix",
-            help="Distraction before the evidence of a procedural stream, such as 2m; mix (the default): "
+        option(
+            "--before TIME|mix",
+            "Distraction before the evidence of a procedural stream, such as 2m; mix (the default): "
             "four places in turn, one a stream.",
-            rich_help_panel=Panel.WORLDS,
+            Panel.WORLDS,
         ),
     ] = None,
     per_type: Annotated[
-        int | None,
-        typer.Option(
-            "--per-type",
-            help="Questions per type and procedural stream.",
-            metavar="COUNT",
-            rich_help_panel=Panel.WORLDS,
-        ),
+        int | None, option("--per-type COUNT", "Questions per type and procedural stream.", Panel.WORLDS)
     ] = None,
     delays: Annotated[
         str | None,
-        typer.Option(
-            "--delays",
-            help="Delays after the reference time: 0,30s,2m,10m; default: those that fit.",
-            metavar="TIMES",
-            rich_help_panel=Panel.MOST,
-        ),
+        option("--delays TIMES", "Delays after the reference time: 0,30s,2m,10m; default: those that fit.", Panel.MOST),
     ] = None,
     memories: Annotated[
         str | None,
-        typer.Option(
-            "--memory",
-            metavar="NAMES",
-            help="Memories to compare: durable,paper,infinipot-v.",
-            autocompletion=lists(CONFIGS),
-            rich_help_panel=Panel.MOST,
+        option(
+            "--memory NAMES",
+            "Memories to compare: durable,paper,infinipot-v.",
+            Panel.MOST,
+            known=CONFIGS,
         ),
     ] = None,
     study: Annotated[
         str,
-        choice(
-            "--study",
-            STUDIES,
+        option(
+            "--study NAME|FILE",
             "Memories, streams and delays to compare, unless others are named: quick, delay, or a .toml file "
             "(examples: samples/studies/).",
-            metavar="NAME|FILE",
-            panel=Panel.MOST,
+            Panel.MOST,
+            known=STUDIES,
         ),
     ] = "quick",
     dataset: Annotated[
-        str | None,
-        choice("--dataset", DATASETS, "A published benchmark instead of sources.", metavar="NAME", panel=Panel.MOST),
+        str | None, option("--dataset NAME", "A published benchmark instead of sources.", Panel.MOST, known=DATASETS)
     ] = None,
     data_root: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-root",
-            metavar="DIR",
-            help="Folder of the data set, or of several.",
-            rich_help_panel=Panel.BENCHMARKS,
-        ),
+        Path | None, option("--data-root DIR", "Folder of the data set, or of several.", Panel.BENCHMARKS)
     ] = None,
     videos: Annotated[
-        int | None,
-        typer.Option(
-            "--videos",
-            min=1,
-            help="Take only the first COUNT videos.",
-            metavar="COUNT",
-            rich_help_panel=Panel.BENCHMARKS,
-        ),
+        int | None, option("--videos COUNT", "Take only the first COUNT videos.", Panel.BENCHMARKS, min=1)
     ] = None,
     prompt: Annotated[
         str | None,
-        choice(
-            "--prompt",
-            ("official", "bare"),
+        option(
+            "--prompt NAME",
             "official, or bare: the question alone, for models that cannot answer by letters.",
-            panel=Panel.BENCHMARKS,
+            Panel.BENCHMARKS,
+            known=("official", "bare"),
         ),
     ] = None,
     judge: Annotated[
         str | None,
-        typer.Option(
-            "--judge",
-            metavar="NAME",
-            help="Judge of open answers: f1, exact, openai:MODEL or local:MODEL.",
-            rich_help_panel=Panel.BENCHMARKS,
-        ),
+        option("--judge NAME", "Judge of open answers: f1, exact, openai:MODEL or local:MODEL.", Panel.BENCHMARKS),
     ] = None,
     subtitles: options.Subtitles = "off",
     strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Stop at a video that is missing or cannot be read.", rich_help_panel=Panel.BENCHMARKS
-        ),
+        bool, option("--strict", "Stop at a video that is missing or cannot be read.", Panel.BENCHMARKS)
     ] = False,
     budgets: Annotated[
-        str | None,
-        typer.Option(
-            "--budget",
-            "-b",
-            help="Visual tokens kept; several with commas: 512,6k.",
-            metavar="COUNTS",
-            rich_help_panel=Panel.MOST,
-        ),
+        str | None, option("--budget -b COUNTS", "Visual tokens kept; several with commas: 512,6k.", Panel.MOST)
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="[MEMORY.]NAME=VALUE,...",
-            help="Change a setting of all memories, or of one; several values are compared.",
-            rich_help_panel=Panel.MEMORY,
+        option(
+            "--set [MEMORY.]NAME=VALUE,...",
+            "Change a setting of all memories, or of one; several values are compared.",
+            Panel.MEMORY,
         ),
     ] = None,
     intersection: Annotated[
-        bool,
-        typer.Option(
-            "--intersection/--no-intersection",
-            help="Ask only questions that fit every delay.",
-            rich_help_panel=Panel.ASK,
-        ),
+        bool, option("--intersection/--no-intersection", "Ask only questions that fit every delay.", Panel.ASK)
     ] = True,
     types: Annotated[
         str | None,
-        typer.Option(
-            "--types",
-            help="Question types to ask, or all; default: those whose answers last.",
-            metavar="NAMES",
-            rich_help_panel=Panel.ASK,
-        ),
+        option("--types NAMES", "Question types to ask, or all; default: those whose answers last.", Panel.ASK),
     ] = None,
     batched: Annotated[
-        int,
-        typer.Option(
-            "--batched",
-            metavar="COUNT",
-            min=1,
-            help="Procedural streams to watch at a time; faster.",
-            rich_help_panel=Panel.SPEED,
-        ),
+        int, option("--batched COUNT", "Procedural streams to watch at a time; faster.", Panel.SPEED, min=1)
     ] = 1,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Results; a run continues the file.", rich_help_panel=Panel.MOST
-        ),
-    ] = Path("results.jsonl"),
+    output: Annotated[Path, option("--output -o FILE", "Results; a run continues the file.", Panel.MOST)] = Path(
+        "results.jsonl"
+    ),
     report: Annotated[
-        bool,
-        typer.Option(
-            "--report", help="Show the results in SOURCE..., merged; ask nothing.", rich_help_panel=Panel.OUTPUT
-        ),
+        bool, option("--report", "Show the results in SOURCE..., merged; ask nothing.", Panel.OUTPUT)
     ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Figure to draw, .png or .svg.", metavar="FILE", rich_help_panel=Panel.OUTPUT),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", help="Page to write: figure and tables.", metavar="FILE", rich_help_panel=Panel.OUTPUT),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the cost of a run; ask nothing.", rich_help_panel=Panel.MOST)
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Start over and replace the results.", rich_help_panel=Panel.OUTPUT)
-    ] = False,
+    plot: Annotated[Path | None, option("--plot FILE", "Figure to draw, .png or .svg.", Panel.OUTPUT)] = None,
+    html: Annotated[Path | None, option("--html FILE", "Page to write: figure and tables.", Panel.OUTPUT)] = None,
+    dry_run: Annotated[bool, option("--dry-run", "Show the cost of a run; ask nothing.", Panel.MOST)] = False,
+    force: Annotated[bool, option("--force", "Start over and replace the results.", Panel.OUTPUT)] = False,
     model: options.Model = None,
     revision: options.Revision = None,
     frame_tokens: options.FrameTokens = None,
     max_pixels: options.MaxPixels = None,
-    fps: Annotated[
-        float | None,
-        typer.Option("--fps", help="Frames per second to sample.", metavar="NUMBER", rich_help_panel=Panel.WATCH),
-    ] = None,
+    fps: Annotated[float | None, option("--fps NUMBER", "Frames per second to sample.", Panel.WATCH)] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,

@@ -15,6 +15,7 @@ from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv.texts import cut
 from protokv_cli import options
 from protokv_cli.exits import Exit
+from protokv_cli.options import option
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
 from protokv_cli.signing import trusting
@@ -25,29 +26,18 @@ def serve(
         Path, typer.Argument(metavar="DIR", help="Folder of states; those that are added later count too.")
     ],
     host: Annotated[
-        str,
-        typer.Option(
-            "--host", metavar="ADDRESS", help="Address to listen on; an address other machines can reach needs a token."
-        ),
+        str, option("--host ADDRESS", "Address to listen on; an address other machines can reach needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="NUMBER", min=0, max=65535, help="Port to listen on; 0: any free port.")
-    ] = 8000,
+    port: Annotated[int, option("--port NUMBER", "Port to listen on; 0: any free port.", min=0, max=65535)] = 8000,
     token: Annotated[
-        str | None,
-        typer.Option(
-            "--token", metavar="TOKEN", help="Token that clients must send; PROTOKV_TOKEN hides it from other users."
-        ),
+        str | None, option("--token TOKEN", "Token that clients must send; PROTOKV_TOKEN hides it from other users.")
     ] = None,
     videos: Annotated[
-        Path | None,
-        typer.Option(
-            "--videos", metavar="DIR", help="Folder of the videos that the page may play. Default: that of the states."
-        ),
+        Path | None, option("--videos DIR", "Folder of the videos that the page may play. Default: that of the states.")
     ] = None,
-    waiting: Annotated[int, typer.Option("--waiting", metavar="COUNT", min=1, help="The most questions at once.")] = 16,
+    waiting: Annotated[int, option("--waiting COUNT", "The most questions at once.", min=1)] = 16,
     answer_time: Annotated[
-        str, typer.Option("--answer-time", metavar="TIME", help="The longest time for an answer, waiting included.")
+        str, option("--answer-time TIME", "The longest time for an answer, waiting included.")
     ] = "2m",
     model: options.Model = None,
     revision: options.Revision = None,
