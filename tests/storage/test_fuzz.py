@@ -162,6 +162,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{name: SMALL if name == "paper" else {} for name in CONFIGS},
     "durable with float centres": {"center_bits": 32, "positions": "compact"},
     "durable with residuals": {"residual": True, "pseudo_tokens": 2, "recent_frames": 2, **SMALL},
+    "durable with words": {"words": True, "words_share": 0.5},
     "durable, blocked": {"rule": "blocked", "anchor": "average"},
     "paper with joint histograms": {"histograms": "joint", "allocation": "variance", "pseudo_tokens": 4, **SMALL},
     "sliding-window with recent frames": {"recent_frames": 4},
@@ -183,7 +184,7 @@ def good_states(backbone: Any) -> list[State]:
         for index in range(8):
             frames = random_frames(index)
             thumbnails.add(index, session.clock.stream_time_s, shrink(frames[0]))
-            session.watch(frames)
+            session.watch(frames, words=("What?",) * ("words" in name))
         found.append(_detached(to_state(session, source=source)))
     return found
 

@@ -18,7 +18,7 @@ from protokv.core.session import Session
 from protokv.core.snapshot import State
 from protokv.core.step import MOST_COUNT
 from protokv.errors import StateCorrupt, StateError
-from protokv.inspection.states import describe
+from protokv.inspection.states import convert, describe
 from protokv.storage.api import load_state, read_header, save_state
 from protokv.storage.checkpoint import from_state, to_state
 from protokv.storage.form import FORMS
@@ -228,6 +228,7 @@ LIES: dict[str, tuple[Change, str]] = {
     "clock without tokens": (clock(tokens_seen=0), "clock"),
     "fewer tokens than steps": (clock(tokens_seen=3), "clock.tokens_seen"),
     "no stream time": (clock(stream_time_s=0.0), "clock"),
+    "source in the future": (lambda s: replace(s, source={"first_step": 99}), "source.first_step"),
     "other kind of memory": (lambda s: replace(s, memory={**s.memory, "kind": "full"}), "memory|tensor|field|setting"),
     "tensor left out": (
         lambda s: replace(s, tensors={n: t for n, t in s.tensors.items() if n != "bank.mean"}),
@@ -243,3 +244,5 @@ def test_a_state_that_no_stream_leaves_is_refused_with_the_tensor(lie, tmp_path)
     save_state(change(load_state(GOLDEN)), tmp_path / "a.safetensors")
     with pytest.raises(StateCorrupt, match=name):
         describe(tmp_path / "a.safetensors", values=True)
+    with pytest.raises(StateCorrupt, match=name):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
