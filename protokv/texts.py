@@ -64,3 +64,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def cut(text: str, most: int = 500) -> str:
     """Return text for a message or a terminal; of a long one the beginning, and how much is left out."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more characters)"
+
+
+def count_text(n: int, what: str) -> str:
+    """Return a count such as `1 step` or `12,000 steps`."""
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"

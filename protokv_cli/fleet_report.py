@@ -19,12 +19,13 @@ import typer
 from protokv import errors
 from protokv.errors import ConfigError, StateError
 from protokv.replay.page import Table, save_page
+from protokv.texts import count_text
 from protokv.version import __version__
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit, exit_code
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import LOG_EVERY_S, Bar
-from protokv_cli.tables import bytes_text, count_text, grid, pairs, printable, time_text
+from protokv_cli.tables import bytes_text, grid, pairs, printable, time_text
 
 if TYPE_CHECKING:
     from protokv.fleet import Failure, Forecast, InWork, Job, Looked, Outcome

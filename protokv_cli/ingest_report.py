@@ -28,12 +28,13 @@ from protokv.ingestion import (
 )
 from protokv.ingestion.estimate import Estimate
 from protokv.mini import is_embedded
+from protokv.texts import count_text
 from protokv.timings import Timings
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import Bar, left_text, show_timings, timings_key
-from protokv_cli.tables import bytes_text, count_text, pairs, time_text
+from protokv_cli.tables import bytes_text, pairs, time_text
 
 # Readers of the JSON lines want to follow the run, not every step.
 JSON_EVERY_S = 1.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from protokv.texts import cut
-from protokv_cli.tables import bytes_text, count_text, grid, pairs, time_text
+from protokv.texts import count_text, cut
+from protokv_cli.tables import bytes_text, grid, pairs, time_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,9 +8,10 @@ from typing import Any
 
 import typer
 
+from protokv.texts import count_text
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
-from protokv_cli.tables import count_text, grid, pairs, time_text
+from protokv_cli.tables import grid, pairs, time_text
 
 
 def repair_one(out: Output, state: str) -> None:

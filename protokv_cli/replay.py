@@ -120,7 +120,7 @@ def replay(
     ] = None,
     judge: Annotated[
         str | None,
-        option("--judge NAME", "Judge of open answers: f1, exact, openai:MODEL or local:MODEL.", Panel.BENCHMARKS),
+        option("--judge NAME", "Judge of open answers: openai:MODEL or local:MODEL.", Panel.BENCHMARKS),
     ] = None,
     subtitles: options.Subtitles = "off",
     strict: Annotated[
@@ -270,7 +270,7 @@ def replay(
         opened = request.open(name)
         for video, why in opened.missing.items():
             out.error(f"left out: {video}: {why}")
-        referee = request.judge(judge, output, placement)
+        referee = request.judge(judge, placement)
         backbone = load_backbone(name, **loading)
         plan = request.plan(opened, backbone, fps)
         embedded = is_embedded(backbone.identity.name)

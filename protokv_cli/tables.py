@@ -63,11 +63,6 @@ def time_text(seconds: float) -> str:
     return f"{text}.{tenth}" if tenth else text
 
 
-def count_text(n: int, what: str) -> str:
-    """Return a count such as `1 step` or `12,000 steps`."""
-    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
-
-
 def pairs(rows: Mapping[str, Any], title: str = "") -> RenderableType:
     """Return a table of names and values without rules."""
     from rich.table import Table

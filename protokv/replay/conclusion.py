@@ -13,7 +13,8 @@ from typing import Any, Final
 from protokv.config import DEFAULT, FullConfig
 from protokv.replay.metrics import compare
 from protokv.replay.rows import Row
-from protokv.replay.tables import count_nouns, format_delay, list_names
+from protokv.replay.tables import format_delay, list_names
+from protokv.texts import count_text
 
 Curves = Sequence[Mapping[str, Any]]
 _FULL: Final = FullConfig.name
@@ -38,8 +39,8 @@ def conclude(rows: Sequence[Row], curves: Curves) -> dict[str, Any]:
     details = [_describe(one) for one in known]
     text, rest = (details[0], []) if len(known) == 1 else (_sum_up(known), details)
     if any(one["thin"] for one in known):
-        questions = count_nouns(min(one["n"] for one in known), "question")
-        videos = count_nouns(min(one["videos"] for one in known), "video")
+        questions = count_text(min(one["n"] for one in known), "question")
+        videos = count_text(min(one["videos"] for one in known), "video")
         rest.append(f"This is {questions} about {videos}: too few to be sure, other videos may differ.")
     return {"text": text, "details": rest, "budgets": known}
 

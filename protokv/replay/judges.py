@@ -1,7 +1,7 @@
 """Judges of open answers, and judging the rows of a file.
 
 An answer is judged after the pass, from the texts in its row: no pass waits for a network, and a second judge needs no
-second pass. A judged row is appended to the file, and the last one of equal rows counts.
+second pass. A judged row is appended to the file, and the last one of equal rows counts. Equal answers are judged once.
 
 The prompt is the one of Video-ChatGPT, as Flash-VStream and ReKV use it (github.com/Becomebright/ReKV at 63793f7,
 `video_qa/eval/eval_open_ended.py`): temperature 0, at most 300 tokens, a Python dictionary with `pred` ("yes" or "no")
@@ -14,13 +14,11 @@ import ast
 import hashlib
 import json
 import os
-import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -30,7 +28,6 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.errors import ConfigError, JudgeError, use_one_of
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.questions import F1_RIGHT, F1_RULE, is_expected, token_f1
 from protokv.replay.rows import Row, RowFile
 
 
@@ -61,11 +58,8 @@ class Judge(ABC):
     label: str
 
     @abstractmethod
-    def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
-        """Judge cases in any order.
-
-        Yields:
-            The index of a case and its verdict, or None if the judge gave none.
+    def read(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Verdict | None]]:
+        """Judge cases in any order; None: it gave no verdict.
 
         Raises:
             JudgeError: it cannot judge at all.
@@ -81,15 +75,24 @@ def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[
         The judged row, or None without a verdict: the row keeps its old one.
     """
     rows = [results.rows[key] for key in keys if key in results.rows]
-    open_rows = [row for row in rows if row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended]
-    left = [row for row in open_rows if row.judge != judge.label]
-    for index, verdict in judge.read([Case(row.question, row.expected, row.prediction) for row in left]):
-        if verdict is None:
-            yield None
-            continue
-        judged = replace(left[index], correct=verdict.correct, points=verdict.points, judge=judge.label)
-        results.append(judged)
-        yield judged
+    said = {_case(row): Verdict(row.correct, row.points) for row in results.rows.values() if row.judge == judge.label}
+    left: dict[Case, list[Row]] = {}
+    for row in rows:
+        if row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended and row.judge != judge.label:
+            left.setdefault(_case(row), []).append(row)
+    known = [(case, said[case]) for case in left if case in said]
+    for case, verdict in chain(known, judge.read([case for case in left if case not in said])):
+        for row in left[case]:
+            if verdict is None:
+                yield None
+                continue
+            judged = replace(row, correct=verdict.correct, points=verdict.points, judge=judge.label)
+            results.append(judged)
+            yield judged
+
+
+def _case(row: Row) -> Case:
+    return Case(row.question, row.expected, row.prediction)
 
 
 MAX_TOKENS: Final = 300
@@ -150,64 +153,6 @@ def read_reply(text: str) -> Verdict:
     return Verdict(said == "yes", points)
 
 
-class ReplyCache:
-    """Replies of a judge in an SQLite table, so that no reply is paid for twice. For use in one thread."""
-
-    def __init__(self, path: Path) -> None:
-        """Open or make the file.
-
-        Raises:
-            ConfigError: it is no such table, or cannot be written.
-        """
-        self._path = path
-        try:
-            with closing(sqlite3.connect(self._path)) as table:
-                table.execute("create table if not exists replies (key text primary key, reply text not null)")
-                table.commit()
-        except sqlite3.Error as error:
-            raise ConfigError(f"{path} is no cache of replies: {error}", hint="name another file") from error
-
-    @staticmethod
-    def key(label: str, case: Case) -> str:
-        """Return the digest of everything that decides a reply."""
-        return hashlib.sha256(json.dumps([label, asdict(case)], sort_keys=True).encode()).hexdigest()
-
-    def find(self, keys: Sequence[str]) -> dict[str, str]:
-        """Return key -> reply of the keys that are there."""
-        with closing(sqlite3.connect(self._path)) as table:
-            found = (table.execute("select key, reply from replies where key = ?", (key,)) for key in set(keys))
-            return {key: reply for rows in found for key, reply in rows}
-
-    def keep(self, key: str, reply: str) -> None:
-        """Write one reply."""
-        with closing(sqlite3.connect(self._path)) as table:
-            table.execute("insert or replace into replies values (?, ?)", (key, reply))
-            table.commit()
-
-
-class ExactJudge(Judge):
-    """The same text is right; case, spaces and a final full stop do not count."""
-
-    label = "offline, exact text"
-
-    def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
-        """Compare the texts."""
-        for index, case in enumerate(cases):
-            yield index, Verdict(is_expected(case.prediction, case.expected))
-
-
-class F1Judge(Judge):
-    """An F1 of the words of one half is right; points are five times F1, rounded down."""
-
-    label = F1_RULE
-
-    def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
-        """Compare the texts."""
-        for index, case in enumerate(cases):
-            share = token_f1(case.prediction, case.expected)
-            yield index, Verdict(share >= F1_RIGHT, float(int(5 * share)))
-
-
 class LocalJudge(Judge):
     """A model on this machine, asked without a video. Both parts of the prompt stand in the user's turn."""
 
@@ -217,15 +162,15 @@ class LocalJudge(Judge):
         self.label = f"{identity.name} (weights {identity.weights_digest[:12]}), prompt {PROMPT_HASH}"
         self._session = Session.start(backbone, SlidingWindowConfig(budget=1))
 
-    def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
+    def read(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Verdict | None]]:
         """Ask one case after the other, greedily."""
-        for index, case in enumerate(cases):
+        for case in cases:
             try:
                 answer = self._session.ask(f"{SYSTEM}\n\n{write_user(case)}", Decoding(MAX_TOKENS))
-                yield index, read_reply(answer.text)
+                yield case, read_reply(answer.text)
             except (ConfigError, ValueError):
                 # The prediction spells a control token, which no prompt may, or the reply is no verdict.
-                yield index, None
+                yield case, None
 
 
 REPLIES: Final = 3
@@ -241,12 +186,11 @@ class EndpointJudge(Judge):
     """One model behind an OpenAI-compatible endpoint, asked with the `openai` client (the extra `judge`).
 
     Address and key come from OPENAI_BASE_URL and OPENAI_API_KEY; neither stands in a row or a message. The client
-    repeats a request after a time-out, a rate limit (429) or a failure of the server, with growing pauses. Replies are
-    kept on disk.
+    repeats a request after a time-out, a rate limit (429) or a failure of the server, with growing pauses.
     """
 
-    def __init__(self, model: str, cache: Path) -> None:
-        """Make the client for a model at the endpoint, and the file of replies; nothing is sent.
+    def __init__(self, model: str) -> None:
+        """Make the client for a model at the endpoint; nothing is sent.
 
         Raises:
             ConfigError: the client is not installed, or there is no key.
@@ -262,43 +206,29 @@ class EndpointJudge(Judge):
         self._errors: Any = openai
         self._refusals = (openai.AuthenticationError, openai.NotFoundError, openai.PermissionDeniedError)
         self._client = openai.OpenAI(timeout=TIMEOUT_S, max_retries=RETRIES)
-        self._model, self._cache = model, ReplyCache(cache)
+        self._model = model
         address = urlsplit(str(self._client.base_url))
         self.label = f"{model} at {address.hostname}, prompt {PROMPT_HASH}"
 
-    def read(self, cases: Sequence[Case]) -> Iterator[tuple[int, Verdict | None]]:
-        """Judge the cases that are not in the cache, several at once; ask equal cases once."""
-        keys = [self._cache.key(self.label, case) for case in cases]
-        known = self._cache.find(keys)
-        asked: dict[str, list[int]] = {}
-        for index, key in enumerate(keys):
-            if key in known:
-                yield index, read_reply(known[key])
-            else:
-                asked.setdefault(key, []).append(index)
+    def read(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Verdict | None]]:
+        """Judge several cases at once."""
         pool = ThreadPoolExecutor(WORKERS)
         try:
-            waiting = {pool.submit(self._ask, cases[indices[0]]): key for key, indices in asked.items()}
+            waiting = {pool.submit(self._ask, case): case for case in cases}
             for done in as_completed(waiting):
-                reply, key = done.result(), waiting[done]
-                if reply is not None:
-                    self._cache.keep(key, reply)
-                for index in asked[key]:
-                    yield index, None if reply is None else read_reply(reply)
+                yield waiting[done], done.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _ask(self, case: Case) -> str | None:
-        """Return a reply with a verdict; None if there is none after some tries."""
+    def _ask(self, case: Case) -> Verdict | None:
+        """Return a verdict; None if there is none after some tries."""
         messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": write_user(case)}]
         for _ in range(REPLIES):
             try:
                 completion = self._client.chat.completions.create(
                     model=self._model, messages=messages, max_tokens=MAX_TOKENS, temperature=0
                 )
-                reply = completion.choices[0].message.content or ""
-                read_reply(reply)
-                return reply
+                return read_reply(completion.choices[0].message.content or "")
             except self._refusals as error:
                 raise JudgeError(
                     f"the judge's endpoint refuses {self._model}: {type(error).__name__}",
@@ -317,26 +247,18 @@ class EndpointJudge(Judge):
         return None
 
 
-def select_judge(text: str, cache: Path, **placement: Any) -> Judge:
-    """Make a judge from its name: `exact`, `f1`, `openai:MODEL` or `local:MODEL`.
-
-    `cache` is the file of replies of an endpoint; `placement` goes to `load_backbone` for a local model.
+def select_judge(text: str, **placement: Any) -> Judge:
+    """Make a judge from its name: `openai:MODEL`, or `local:MODEL`; `placement` goes to `load_backbone` for the latter.
 
     Raises:
         ConfigError: there is none of this name, or an extra or a key is missing.
         ModelError: a local model cannot be loaded.
     """
     kind, _, model = text.partition(":")
-    if text == "exact":
-        return ExactJudge()
-    if text == "f1":
-        return F1Judge()
     if kind == "openai" and model:
-        return EndpointJudge(model, cache)
+        return EndpointJudge(model)
     if kind == "local" and model:
         from protokv.backbones import load_backbone
 
         return LocalJudge(load_backbone(model, **placement))
-    raise ConfigError(
-        f"there is no judge {text!r}", hint=use_one_of(text, ("exact", "f1", "openai:MODEL", "local:MODEL"))
-    )
+    raise ConfigError(f"there is no judge {text!r}", hint=use_one_of(text, ("openai:MODEL", "local:MODEL")))

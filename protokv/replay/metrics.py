@@ -35,7 +35,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """`right` of `n` answers, with Wilson's 95 % score interval [low, high] (Wilson 1927)."""
+    """`right` of `n` answers, with Wilson's 95 % score interval (Wilson 1927)."""
 
     right: int
     n: int
@@ -46,28 +46,19 @@ class Accuracy:
         return self.right / self.n if self.n else math.nan
 
     @property
-    def low(self) -> float:
-        """Lower end of the interval."""
-        return max(0.0, self._middle - self._half) if self.n else math.nan
-
-    @property
-    def high(self) -> float:
-        """Upper end of the interval."""
-        return min(1.0, self._middle + self._half) if self.n else math.nan
+    def interval(self) -> tuple[float, float]:
+        """The ends of the interval; NaN if n is 0."""
+        if not self.n:
+            return math.nan, math.nan
+        whole = 1 + Z * Z / self.n
+        spread = self.share * (1 - self.share) / self.n + Z * Z / (4 * self.n**2)
+        middle, half = (self.share + Z * Z / (2 * self.n)) / whole, Z * math.sqrt(spread) / whole
+        return max(0.0, middle - half), min(1.0, middle + half)
 
     def to_dict(self) -> dict[str, float]:
         """Return plain JSON values."""
-        shares = {"accuracy": self.share, "low": self.low, "high": self.high}
-        return {"n": self.n} | {name: round(value, 4) for name, value in shares.items()}
-
-    @property
-    def _middle(self) -> float:
-        return (self.share + Z * Z / (2 * self.n)) / (1 + Z * Z / self.n)
-
-    @property
-    def _half(self) -> float:
-        spread = self.share * (1 - self.share) / self.n + Z * Z / (4 * self.n**2)
-        return Z * math.sqrt(spread) / (1 + Z * Z / self.n)
+        shares = zip(("accuracy", "low", "high"), (self.share, *self.interval), strict=True)
+        return {"n": self.n} | {name: round(value, 4) for name, value in shares}
 
 
 def count_right(answers: Iterable[tuple[K, bool]]) -> dict[K, Accuracy]:

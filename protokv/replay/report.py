@@ -109,15 +109,15 @@ def _floor(rows: Sequence[Row]) -> float | None:
 
 def _point(delay: float, scores: Mapping[str, Sequence[bool]]) -> dict[str, Any]:
     accuracy = Accuracy(sum(map(sum, scores.values())), sum(map(len, scores.values())))
-    low, high = resample(scores)
+    lows, highs = zip(resample(scores), accuracy.interval, strict=True)
     return {
         "delay_s": delay,
         **accuracy.to_dict(),
         "videos": len(scores),
         "thin": accuracy.n < FEW_QUESTIONS or len(scores) < FEW_VIDEOS,
         # The bootstrap gives no interval to videos that agree, and too narrow a one to few videos.
-        "low": round(min(low, accuracy.low), 4),
-        "high": round(max(high, accuracy.high), 4),
+        "low": round(min(lows), 4),
+        "high": round(max(highs), 4),
     }
 
 

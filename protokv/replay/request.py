@@ -152,7 +152,7 @@ class ReplayRequest:
         decoding = Decoding(max_new_tokens=benchmark.max_new_tokens)
         return Setup.of(backbone, fps=fps or benchmark.fps, decoding=decoding, bare=bare)
 
-    def judge(self, name: str | None, output: Path, placement: Mapping[str, Any]) -> Judge | None:
+    def judge(self, name: str | None, placement: Mapping[str, Any]) -> Judge | None:
         """Return the judge of open answers; None if none is named.
 
         Raises:
@@ -162,7 +162,7 @@ class ReplayRequest:
             return None
         if self.benchmark is None or not self.benchmark.open_ended:
             raise ConfigError("a judge reads open answers", hint="name a data set that has them: rvs-ego, rvs-movie")
-        return select_judge(name, output.with_name(f"{output.name}.judge.sqlite"), **placement)
+        return select_judge(name, **placement)
 
     def cost(self, plan: Plan, backbone: Backbone, done: Collection[str] = ()) -> dict[str, Any]:
         """Return the cost of a run, and the seconds that it would take by a short timing."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 from protokv.config import FullConfig
 from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
 from protokv.replay.page import FEW, Table
+from protokv.texts import count_text
 
 Report = Mapping[str, Any]
 
@@ -40,7 +41,7 @@ def list_facts(report: Report) -> dict[str, str]:
     setup, benchmark = report["setup"], report["benchmark"]
     digest = setup["weights_digest"][:12]
     facts = {
-        "asked": f"{count_nouns(report['questions'], 'question')} about {count_nouns(report['videos'], 'video')}",
+        "asked": f"{count_text(report['questions'], 'question')} about {count_text(report['videos'], 'video')}",
         "delay counts from": ", ".join(f"{_STARTS[name]} ({n})" for name, n in report["reference"].items()),
         "without watching": f"{report['floor']:.0%} right, by always the most frequent answer of a type",
         "model": f"{setup['model']}, {setup['dtype']}, " + (f"revision {digest}" if digest else "without a digest"),
@@ -51,7 +52,7 @@ def list_facts(report: Report) -> dict[str, str]:
     }
     if setup["subtitles"]:
         facts["subtitles"] = (
-            f"of {count_nouns(setup['subtitles'], 'video')}, in the stream at their times and within the budget; "
+            f"of {count_text(setup['subtitles'], 'video')}, in the stream at their times and within the budget; "
             "published figures have them in the prompt"
         )
     if benchmark:
@@ -230,11 +231,6 @@ def _count(points: Sequence[Mapping[str, Any]]) -> str:
     """Return the number of questions of each point, once if all are equal."""
     counts = [str(point["n"]) for point in points]
     return counts[0] if len(set(counts)) == 1 else "/".join(counts)
-
-
-def count_nouns(count: int, noun: str) -> str:
-    """Return `1 video`, `2 videos`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _format_bytes(count: int) -> str:

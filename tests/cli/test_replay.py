@@ -189,9 +189,10 @@ def test_open_answers_are_judged_after_the_pass(protokv: Program, data_root: Pat
     wanted = ("--dataset", "rvs-ego", "--data-root", data_root, *OF_DATA_SET, "--videos", "1", "--json")
     (report,) = protokv("replay", *wanted).rows()
     assert report["benchmark"]["judges"] == {"offline, token F1 of 0.5 or more": report["questions"] * 4}
-    (judged,) = protokv("replay", *wanted, "--judge", "exact").rows()
-    assert judged["benchmark"]["judges"] == {"offline, exact text": report["questions"] * 4}
-    refused = protokv("replay", "--dataset", "mlvu", "--data-root", data_root, "--judge", "exact")
+    judged = protokv("replay", *wanted, "--judge", "local:protokv/mini")
+    assert judged.rows() == [report]
+    assert f"{report['questions'] * 4} answers have no verdict of protokv/mini (weights " in judged.err
+    refused = protokv("replay", "--dataset", "mlvu", "--data-root", data_root, "--judge", "local:protokv/mini")
     assert refused.code == Exit.USAGE
     assert "reads open answers" in refused.err
 

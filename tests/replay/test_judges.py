@@ -1,4 +1,4 @@
-"""Judges: verdicts are read and others refused, a misbehaving endpoint is given up, and a rerun costs nothing."""
+"""Judges: verdicts are read, others refused, a misbehaving endpoint is given up, and equal answers are judged once."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         server.server_close()
 
 
-def ask(path: Path, cases: list[Case]) -> dict[int, Verdict | None]:
+def ask(case: Case) -> Verdict | None:
     pytest.importorskip("openai")
-    return dict(EndpointJudge("gpt-3.5-turbo-0125", path / "replies.sqlite").read(cases))
+    return dict(EndpointJudge("gpt-3.5-turbo-0125").read([case]))[case]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_a_reply_without_a_verdict_is_refused_and_no_code_in_it_is_run(text: str
         read_reply(text)
 
 
-def test_the_published_prompt_is_sent_with_its_settings_and_the_key(serve: Any, tmp_path: Path) -> None:
+def test_the_published_prompt_is_sent_with_its_settings_and_the_key(serve: Any) -> None:
     server = serve(GOOD)
-    assert ask(tmp_path, [CASE]) == {0: Verdict(True, 4.0)}
+    assert ask(CASE) == Verdict(True, 4.0)
     (sent,) = server.seen
     assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("gpt-3.5-turbo-0125", 0, 300)
     assert sent["messages"][0] == {"role": "system", "content": SYSTEM}
@@ -132,16 +132,16 @@ def test_the_published_prompt_is_sent_with_its_settings_and_the_key(serve: Any, 
 
 
 def test_failures_and_time_outs_are_tried_again_and_given_up_in_the_end(
-    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serve((429, "{}"), (500, "no"), (503, ""), GOOD)
-    assert ask(tmp_path, [replace(CASE, prediction="a disk")]) == {0: Verdict(True, 4.0)}
+    assert ask(CASE) == Verdict(True, 4.0)
     assert len(server.seen) == 4
     monkeypatch.setattr("protokv.replay.judges.TIMEOUT_S", 0.3)
     for replies, retries, verdict in ((["hang", GOOD], 1, Verdict(True, 4.0)), (["hang"], 0, None)):
         serve(*replies)
         monkeypatch.setattr("protokv.replay.judges.RETRIES", retries)
-        assert ask(tmp_path, [replace(CASE, prediction=f"{retries}")]) == {0: verdict}
+        assert ask(CASE) == verdict
 
 
 @pytest.mark.parametrize(
@@ -149,77 +149,51 @@ def test_failures_and_time_outs_are_tried_again_and_given_up_in_the_end(
     ["nonsense", "{'pred': 'perhaps', 'score': 1}", (200, "this is no JSON"), (200, '{"choices": []}'), (200, "[]")],
     ids=["no dictionary", "wrong dictionary", "no JSON", "no choice", "no object"],
 )  # fmt: skip
-def test_a_reply_that_is_no_verdict_is_asked_for_again_and_then_given_up(serve: Any, tmp_path: Path, bad: Any) -> None:
+def test_a_reply_that_is_no_verdict_is_asked_for_again_and_then_given_up(serve: Any, bad: Any) -> None:
     server = serve(bad, GOOD)
-    assert ask(tmp_path, [CASE]) == {0: Verdict(True, 4.0)}
+    assert ask(CASE) == Verdict(True, 4.0)
     assert len(server.seen) == 2
     server = serve(bad)
-    other = [replace(CASE, prediction="another")]
-    assert ask(tmp_path, other) == {0: None}
+    assert ask(CASE) is None
     assert len(server.seen) == 3
-    # A case that was given up is not remembered: a rerun asks again.
-    ask(tmp_path, other)
-    assert len(server.seen) == 6
-
-
-def test_a_rerun_and_equal_cases_cost_nothing(serve: Any, tmp_path: Path) -> None:
-    server = serve(GOOD)
-    cases = [CASE, replace(CASE, prediction="a disk"), CASE]
-    first = ask(tmp_path, cases)
-    assert len(server.seen) == 2
-    assert ask(tmp_path, cases) == first == dict.fromkeys(range(3), Verdict(True, 4.0))
-    assert len(server.seen) == 2
 
 
 def test_a_refused_key_and_an_absent_endpoint_are_named_without_the_key(
-    serve: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve((401, '{"error": {"message": "bad key a-secret-key"}}'))
     with pytest.raises(JudgeError) as refused:
-        ask(tmp_path, [CASE])
+        ask(CASE)
     assert "secret" not in refused.value.message + refused.value.hint
     assert "OPENAI_API_KEY" in refused.value.hint
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setattr("protokv.replay.judges.RETRIES", 0)
     with pytest.raises(JudgeError, match="cannot be reached"):
-        ask(tmp_path, [CASE])
+        ask(CASE)
 
 
-def test_a_judge_without_a_key_or_of_no_known_kind_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_judge_without_a_key_or_of_no_known_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="needs a key"):
-        ask(tmp_path, [CASE])
+        ask(CASE)
     for name in ("", "openai:", "oracle"):
         with pytest.raises(ConfigError, match="no judge"):
-            select_judge(name, tmp_path / "x.sqlite")
-    (tmp_path / "notes.txt").write_text("my notes")
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
-    with pytest.raises(ConfigError, match="no cache of replies"):
-        EndpointJudge("m", tmp_path / "notes.txt")
+            select_judge(name)
 
 
-def test_rows_are_judged_once_and_say_by_whom(serve: Any, tmp_path: Path) -> None:
-    serve(GOOD)
-    results = RowFile(tmp_path / "r.jsonl")
-    for i in range(3):
-        results.append(
-            replace(ROW, dataset="rvs-ego", question_id=str(i), question=str(i), correct=False, judge="offline, x")
-        )
-    judge = EndpointJudge("gpt-3.5-turbo-0125", tmp_path / "replies.sqlite")
-    judged = list(judge_rows(results, list(results.rows), judge))
-    assert len(judged) == 3
+def test_rows_say_who_judged_them_and_equal_answers_are_judged_once(serve: Any, tmp_path: Path) -> None:
+    server = serve(GOOD)
+    pytest.importorskip("openai")
+    results, judge = RowFile(tmp_path / "r.jsonl"), EndpointJudge("gpt-3.5-turbo-0125")
+    for i, prediction in enumerate(("a ring", "a disk", "a ring")):
+        row = replace(ROW, dataset="rvs-ego", question_id=str(i), prediction=prediction, correct=False, judge="offline")
+        results.append(row)
+    first, *others = list(results.rows)
+    assert [len(list(judge_rows(results, keys, judge))) for keys in ([first], others, others)] == [1, 2, 0]
+    assert len(server.seen) == 2
     again = RowFile(tmp_path / "r.jsonl")
     assert {(row.judge, row.correct, row.points) for row in again.rows.values()} == {(judge.label, True, 4.0)}
     assert judge.label == f"gpt-3.5-turbo-0125 at 127.0.0.1, prompt {PROMPT_HASH}"
-    assert list(judge_rows(again, list(again.rows), judge)) == []
-
-
-@pytest.mark.parametrize(("name", "verdicts"), [("exact", [True, False, False]), ("f1", [True, True, False])])
-def test_an_offline_judge_says_so(name: str, verdicts: list[bool], tmp_path: Path) -> None:
-    judge = select_judge(name, tmp_path / "x.sqlite")
-    assert judge.label.startswith("offline")
-    cases = [Case("q", "a red ring", text) for text in ("A red ring.", "red ring there", "blue star")]
-    assert [verdict.correct for _, verdict in judge.read(cases) if verdict] == verdicts
 
 
 def test_a_model_of_ours_can_judge_and_what_it_cannot_say_is_no_verdict(
@@ -228,7 +202,7 @@ def test_a_model_of_ours_can_judge_and_what_it_cannot_say_is_no_verdict(
     monkeypatch.setattr("protokv.replay.judges.MAX_TOKENS", 4)
     judge = LocalJudge(tiny)
     assert PROMPT_HASH in judge.label
-    assert list(judge.read([CASE, replace(CASE, prediction="<|im_end|>")])) == [(0, None), (1, None)]
+    assert [verdict for _, verdict in judge.read([CASE, replace(CASE, prediction="<|im_end|>")])] == [None, None]
     asked: list[str] = []
 
     def answer(question: str, decoding: object) -> object:
@@ -236,5 +210,5 @@ def test_a_model_of_ours_can_judge_and_what_it_cannot_say_is_no_verdict(
         return type("Answer", (), {"text": GOOD})()
 
     monkeypatch.setattr(judge._session, "ask", answer)
-    assert list(judge.read([CASE])) == [(0, Verdict(True, 4.0))]
+    assert list(judge.read([CASE])) == [(CASE, Verdict(True, 4.0))]
     assert "Correct Answer: a ring" in asked[0]

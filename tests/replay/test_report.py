@@ -56,9 +56,7 @@ def test_a_delay_is_written_in_the_largest_whole_unit(seconds: float, text: str)
     [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662), (10, 10, 0.7225, 1.0)],
 )
 def test_the_interval_is_wilsons(right: int, n: int, low: float, high: float) -> None:
-    accuracy = Accuracy(right, n)
-    assert accuracy.low == pytest.approx(low, abs=1e-4)
-    assert accuracy.high == pytest.approx(high, abs=1e-4)
+    assert Accuracy(right, n).interval == pytest.approx((low, high), abs=1e-4)
 
 
 def test_the_floor_is_the_most_frequent_answer_of_each_type() -> None:
