@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from protokv.version import __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from protokv.backbones import load_backbone

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from protokv import errors
+from protokv import __version__, errors
 from protokv.errors import ConfigError, StateError
 from protokv.replay.page import Table, save_page
 from protokv.texts import count_text
-from protokv.version import __version__
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit, exit_code
 from protokv_cli.output import Format, Output

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from protokv.version import __version__
+from protokv import __version__
 from protokv_cli import options
 from protokv_cli.doctor import doctor
 from protokv_cli.ingest import ingest

@@ -25,11 +25,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from protokv import __version__
 from protokv.core.digest import NAMES, canonical, document_digest, tensor_bytes
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, cause_of, shown
-from protokv.version import __version__
 
 FORMAT_VERSION = 1
 

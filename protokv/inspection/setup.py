@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from protokv import __version__
 from protokv.backbones.hub import cached_models
 from protokv.machine import free_memory_bytes, memory_bytes
 from protokv.mini import weights_folder
-from protokv.version import __version__
 
 # fmt: off
 _PACKAGES: Final = (

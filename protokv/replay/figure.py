@@ -24,11 +24,11 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Final
 
+from protokv import __version__
 from protokv.errors import ConfigError
 from protokv.replay import page
 from protokv.replay.page import FEW, Drawing
 from protokv.replay.tables import FEW_NOTE, Report, format_delay, list_facts, list_groups, tabulate
-from protokv.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protokv.version import __version__
+from protokv import __version__
 
 _STATE = {"name": "name", "in": "query", "required": True, "schema": {"type": "string"}}
 _SOURCE = {"name": "source", "in": "query", "required": True, "schema": {"type": "integer"}}

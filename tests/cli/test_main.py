@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import typer
 
+from protokv import __version__
 from protokv.config import CONFIGS
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.studies import SHIPPED
 from protokv.storage.form import FORMS
-from protokv.version import __version__
 from protokv_cli import main, options
 from protokv_cli.exits import Exit
 from protokv_cli.panels import Panel
