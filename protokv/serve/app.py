@@ -67,7 +67,6 @@ def build_app(
             Route("/", page.index),
             Route("/health", server.health),
             Route("/healthz", server.health),
-            Route("/docs", page.describe),
             Route("/page/state", server.guard(page.state)),
             Route("/page/videos", server.guard(page.videos)),
             # A player sends no token: with one, the address that `/page/videos` gave has a ticket.

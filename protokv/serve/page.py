@@ -28,7 +28,6 @@ from protokv.core.snapshot import Header
 from protokv.errors import ProtoKVError
 from protokv.extras.thumbnails import Thumbnail
 from protokv.serve.footage import Footage
-from protokv.serve.openapi import describe
 from protokv.serve.states import States
 from protokv.storage.api import read_thumbnails
 from protokv.storage.watched import WallClockLog, beyond_model, sources_of
@@ -56,10 +55,6 @@ class Page:
     async def index(self, _: Request) -> Response:
         """Return the page."""
         return HTMLResponse(self._html, headers=self._headers)
-
-    async def describe(self, _: Request) -> Response:
-        """Return the description of all routes as OpenAPI."""
-        return JSONResponse(describe(), headers=_PRIVATE)
 
     async def state(self, request: Request) -> Response:
         """Return what the page shows of a state."""

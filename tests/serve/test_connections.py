@@ -13,7 +13,7 @@ import pytest
 
 from protokv.config import DurableConfig
 from protokv.ingestion import ingest
-from protokv.serve import Limits, connections, page
+from protokv.serve import Limits, States, connections
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.serve.test_serve import raw, server
@@ -87,11 +87,11 @@ def test_whatever_a_client_sends_its_connection_ends(hasty: str, sent: bytes, st
 
 def test_who_does_not_read_is_closed(hasty: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # No buffer of the kernel holds such an answer.
-    monkeypatch.setattr(page, "describe", lambda: {"text": "a" * (1 << 24)})
+    monkeypatch.setattr(States, "names", lambda _: {"a" * (1 << 24): Path()})
     closed, lose = threading.Event(), connections.Connection.connection_lost
     monkeypatch.setattr(connections.Connection, "connection_lost", lambda one, error: (lose(one, error), closed.set()))
     with closing(connect(hasty)) as one:
-        one.sendall(b"GET /docs HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        one.sendall(GET + b"\r\n")
         assert closed.wait(30)
 
 
