@@ -86,14 +86,11 @@ class InlinePool:
         self, recipe: Recipe, size: int = 1, between: Callable[[int, str, tuple[Any, ...]], None] | None = None
     ) -> None:
         self.size, self.between, self.closed = size, between, 0
-        self.standings: list[list[tuple[float, float]]] = [[] for _ in range(size)]
+        self.standings: list[tuple[float, float] | None] = [None] * size
         self._workers = [
-            Worker(recipe, "cpu", report=lambda _, watched_s, left_s, i=i: self._set(i, watched_s, left_s))
+            Worker(recipe, "cpu", report=lambda *standing, i=i: self.standings.__setitem__(i, standing))
             for i in range(size)
         ]
-
-    def _set(self, index: int, watched_s: float, left_s: float) -> None:
-        self.standings[index] = [(watched_s, left_s)]
 
     def open(self, index: int) -> Any:
         pool = self
@@ -104,7 +101,7 @@ class InlinePool:
                     pool.between(index, verb, args)
                 return getattr(pool._workers[index], verb)(*args)
 
-            def standing(self) -> list[tuple[float, float]]:
+            def standing(self) -> tuple[float, float] | None:
                 return pool.standings[index]
 
             def close(self) -> None:
