@@ -202,11 +202,13 @@ def replay(
         if model is not None and not report:
             require_model(model, revision)
         from protokv.replay.figure import check_figure
+        from protokv.replay.language import read_language
         from protokv.replay.plan import run
         from protokv.replay.request import ReplayRequest
         from protokv.replay.rows import RowFile, check_trials, read_rows
         from protokv.replay.studies import load_study
         from protokv.storage.api import check_not_read
+        from protokv_cli.replay_language import replay_language, show_language
         from protokv_cli.replay_report import following, judging, show, show_cost, show_datasets
 
         for written in (None if report else output, plot, html):
@@ -217,7 +219,11 @@ def replay(
         if html:
             check_figure()
         if report:
-            show(out, read_rows(sources or [output]), plot=plot, html=html)
+            found = read_language(sources or [output])
+            if found:
+                show_language(out, found)
+            else:
+                show(out, read_rows(sources or [output]), plot=plot, html=html)
             return
         given: dict[str, Any] = {
             "length_s": None if length is None else round(parse_duration(length)),
@@ -258,8 +264,6 @@ def replay(
         loading = placement | {"revision": revision, "dtype": dtype or "auto"}
         loading |= {"frame_tokens": frame_tokens, "max_pixels": max_pixels}
         if request.study.language is not None:
-            from protokv_cli.replay_language import replay_language
-
             replay_language(out, request, name, loading, output, dry_run=dry_run, force=force)
             return
         if dry_run and request.study.datasets and dataset is None and data_root is not None:

@@ -86,9 +86,15 @@ def show_language(out: Output, rows: Sequence[LanguageRow]) -> None:
     kinds = dict.fromkeys((one["redundancy"], one["changed"], one["budget"]) for one in found)
     for redundancy, changed, budget in kinds:
         title = f"steps of a paragraph: {redundancy}, tokens changed: {changed:.0%}, tokens kept: {budget}"
+        columns = {column: names for column, names in MEASURES.items() if names[0] in found[0]}
         table = [
-            [one["memory"], *(one[name]["mean"] for name in MEASURES), bytes_text(one["state_bytes"]), one["step_ms"]]
+            [
+                one["memory"],
+                *(" ".join(f"{one[name]['mean']:.2f}" for name in names) for names in columns.values()),
+                bytes_text(one["state_bytes"]),
+                one["step_ms"],
+            ]
             for one in found
             if (one["redundancy"], one["changed"], one["budget"]) == (redundancy, changed, budget)
         ]
-        out.table(grid(["memory", *MEASURES, "state", "step ms"], table, title=title), "")
+        out.table(grid(["memory", *columns, "state", "step ms"], table, title=title), "")

@@ -9,6 +9,9 @@ early, in the middle and late, and of text that it did not see:
 - divergence, in nats: KL of the next-token distributions on unseen text from those of the full cache, and how often the
   likeliest next token is the same. It is the harm that a memory does to the model.
 
+A stream may also have what is said (`protokv.replay.said`): lines that enter as words of a step, as subtitles do. Then
+paragraphs stand for pictures, and asked are also the rest of quotes, in nats, and the names in facts.
+
 The text is the docstrings of Python's standard library, which every machine has. Rows name its digest: rows of two
 versions of Python are of different texts and are not mixed.
 """
@@ -22,8 +25,9 @@ import re
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +42,8 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.replay.memories import Variant
 from protokv.replay.metrics import resample
-from protokv.replay.rows import cut_torn_row, decode_rows
+from protokv.replay.rows import cut_torn_row, decode_rows, read_text
+from protokv.replay.said import Said, draw_said
 
 CUE: Final = 8
 """Tokens of a paragraph that a question shows."""
@@ -48,14 +53,22 @@ UNSEEN_TOKENS: Final = 128
 PARTS: Final = {"early": (0.0, 0.25), "middle": (0.4, 0.6), "late": (0.9, 1.0)}
 """The part of a stream, as shares of its length, that a paragraph must lie in."""
 _ROW_START: Final = b'{"seed":'
-MEASURES: Final = (*PARTS, "kl", "agreement")
+MEASURES: Final = {
+    "early to late": tuple(PARTS),
+    "said": tuple(f"said_{part}" for part in PARTS),
+    "named": ("named",),
+    "kl": ("kl",),
+    "agree": ("agreement",),
+}
+"""Column of a table -> fields of a row that it shows; those about what is said are None where nothing is."""
 
 
 class Language(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The streams of a language study.
 
     Attributes:
-        tokens: of a stream.
+        tokens: of a stream, without what is said.
+        said_every: steps from one line that is said to the next; 0: nothing is said.
         step_tokens: of a step; a paragraph is cut to it.
         redundancy: steps that a paragraph stays; one stream for each.
         changed: shares of the tokens of a repeated paragraph that are changed; more than 0 needs redundancy.
@@ -64,6 +77,7 @@ class Language(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     tokens: int = 2560
+    said_every: int = 0
     step_tokens: int = 32
     redundancy: tuple[int, ...] = (1, 2, 4, 8)
     changed: tuple[float, ...] = (0.0, 0.1)
@@ -81,15 +95,17 @@ class Language(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return [(steps, share) for steps in self.redundancy for share in self.changed if steps > 1 or not share]
 
 
-class LanguageRow(msgspec.Struct, frozen=True, kw_only=True):
+class LanguageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One memory after one stream.
 
     Attributes:
-        seed, redundancy, changed, tokens, step_tokens: the stream.
+        seed, redundancy, changed, tokens, step_tokens, said_every: the stream.
         text: digest of the text that paragraphs are drawn from.
         memory, budget, config: the label of the memory, the tokens that it keeps, and its settings.
         model: its identity, as states have it.
         early, middle, late: nats a token of paragraphs seen there.
+        said_early, said_middle, said_late: nats a token of quotes said there.
+        named: share of the names in all facts that the model says.
         kl: nats; the divergence on unseen text from the full cache.
         agreement: share of unseen tokens after which the likeliest next token is that of the full cache.
         state_bytes: of the memory.
@@ -113,6 +129,11 @@ class LanguageRow(msgspec.Struct, frozen=True, kw_only=True):
     agreement: float
     state_bytes: int
     step_ms: float
+    said_every: int = 0
+    said_early: float | None = None
+    said_middle: float | None = None
+    said_late: float | None = None
+    named: float | None = None
 
     @property
     def key(self) -> tuple[int, int, float, str, int]:
@@ -122,7 +143,7 @@ class LanguageRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def facts(self) -> dict[str, Any]:
         """Return what all rows of one study agree on."""
-        return {"text": self.text, "tokens": self.tokens, "step_tokens": self.step_tokens, "model": self.model}
+        return {name: getattr(self, name) for name in ("text", "tokens", "step_tokens", "said_every", "model")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +154,14 @@ class TextStream:
         steps: chunks of one length.
         asked: part -> paragraphs.
         unseen: text that is not in the stream.
+        said: what is said in it; part -> quotes that are asked for.
     """
 
     steps: Sequence[list[int]]
     asked: dict[str, list[list[int]]]
     unseen: list[int]
+    said: Said
+    quotes: dict[str, list[list[int]]]
 
 
 @cache
@@ -192,19 +216,27 @@ def make_stream(study: Language, backbone: Llama, seed: int, redundancy: int, ch
         for turn in range(redundancy):
             noisy = [draw.choice(vocabulary) if turn and draw.random() < changed else token for token in ids]
             steps.append(noisy)
+    asked = _draw_asked(draw, [(i * redundancy / n, (i + 1) * redundancy / n, ids) for i, ids in enumerate(shown)])
+    said, quotes = Said(), dict[str, list[list[int]]]()
+    if study.said_every:
+        said = draw_said(backbone, draw, drawn, range(study.said_every - 1, n, study.said_every))
+        quotes = _draw_asked(draw, [(step / n, (step + 1) / n, ids) for step, ids in said.quotes])
+    return TextStream(steps[:n], asked, unseen[:UNSEEN_TOKENS], said, quotes)
+
+
+def _draw_asked(draw: random.Random, shown: Sequence[tuple[float, float, list[int]]]) -> dict[str, list[list[int]]]:
+    """Return what is asked about each part: some of what lies in it, from one share of the stream to another."""
     asked = {}
     for part, (start, stop) in PARTS.items():
-        inside = [
-            ids for i, ids in enumerate(shown) if start * n <= i * redundancy and (i + 1) * redundancy <= stop * n
-        ] or shown[-1:]
+        inside = [ids for begin, end, ids in shown if start <= begin and end <= stop] or [shown[-1][2]]
         asked[part] = inside if len(inside) <= ASKED else draw.sample(inside, ASKED)
-    return TextStream(steps[:n], asked, unseen[:UNSEEN_TOKENS])
+    return asked
 
 
-def nats(logits: Tensor, ids: Sequence[int]) -> float:
+def nats(logits: Tensor, ids: Sequence[int], cue: int = CUE) -> float:
     """Return the mean negative log likelihood of `ids` behind the cue, given the logits `[n, vocabulary]` of all."""
-    likely = logits.log_softmax(-1)[CUE - 1 : -1]
-    return -float(likely.gather(1, torch.tensor(ids[CUE:], device=likely.device)[:, None]).mean())
+    likely = logits.log_softmax(-1)[cue - 1 : -1]
+    return -float(likely.gather(1, torch.tensor(ids[cue:], device=likely.device)[:, None]).mean())
 
 
 def watch(backbone: Llama, variant: Variant, stream: TextStream) -> tuple[Session, float]:
@@ -212,18 +244,26 @@ def watch(backbone: Llama, variant: Variant, stream: TextStream) -> tuple[Sessio
     session = Session.start(backbone, variant.config, fps=1.0)
     began = time.perf_counter()
     for index, ids in enumerate(stream.steps):
-        session.take([backbone.embed_chunk(ids)], [float(index)])
+        tokens = backbone.embed_chunk(ids)
+        if index in stream.said.lines:
+            tokens = backbone.add_words(tokens, [stream.said.lines[index]])
+        session.take([tokens], [float(index)])
     return session, (time.perf_counter() - began) * 1e3 / len(stream.steps)
 
 
 def measure(session: Session, stream: TextStream, expected: Tensor | None = None) -> tuple[dict[str, float], Tensor]:
     """Return what a session has kept of its stream, and its log probabilities `[n, vocabulary]` on unseen text.
 
-    Kept are nats a token of each part; `kl` and `agreement` of a `LanguageRow` if those of the full cache are given.
+    Kept are nats a token of each part, and what was said; `kl` and `agreement` of a `LanguageRow` if those of the full
+    cache are given.
     """
     row = {
         part: sum(nats(session.prefill(ids), ids) for ids in asked) / len(asked) for part, asked in stream.asked.items()
     }
+    for part, quotes in stream.quotes.items():
+        row[f"said_{part}"] = sum(nats(session.prefill(ids), ids, len(ids) // 2) for ids in quotes) / len(quotes)
+    if facts := stream.said.facts:
+        row["named"] = sum(int(session.prefill(ids)[-1].argmax()) == name for ids, name in facts) / len(facts)
     found = session.prefill(stream.unseen).log_softmax(-1)
     if expected is not None:
         row["kl"] = float(kl_div(found, expected, log_target=True, reduction="batchmean"))
@@ -248,17 +288,13 @@ def run_language(
         "text": text_digest(),
         "tokens": study.tokens,
         "step_tokens": study.step_tokens,
+        "said_every": study.said_every,
         "model": model,
     }
-    for row in done:
-        for name, value in row.facts.items():
-            if value != facts[name]:
-                raise ConfigError(
-                    f"the results are of another study: the {name} is not the same",
-                    hint="name another file with -o, or start over with --force",
-                )
+    check_rows(done, facts)
     have = {row.key for row in done}
     full = Variant("full", FullConfig(budget=study.tokens))
+    variants = [replace(one, config=one.config.with_words(study.said_every > 0)) for one in variants]
     for seed in range(study.first_seed, study.first_seed + study.count):
         for redundancy, changed in study.kinds():
             keys = [(seed, redundancy, changed, one.label, one.budget) for one in variants]
@@ -299,6 +335,31 @@ def resume_rows(path: Path) -> list[LanguageRow]:
     return rows
 
 
+def read_language(paths: Sequence[str | Path]) -> list[LanguageRow]:
+    """Return the rows of some files, packed with gzip if they end in .gz; none if the first has no row of such a study.
+
+    Raises:
+        ConfigError: a file holds something else, or the rows are of different studies.
+    """
+    first = Path(paths[0])
+    if not first.is_file() or not read_text(first).startswith(_ROW_START.decode()):
+        return []
+    rows = [row for path in paths for _, row in decode_rows(Path(path), LanguageRow)]
+    check_rows(rows, rows[0].facts)
+    return rows
+
+
+def check_rows(rows: Sequence[LanguageRow], facts: dict[str, Any]) -> None:
+    """Refuse rows of another study. ConfigError."""
+    for row in rows:
+        for name, value in row.facts.items():
+            if value != facts[name]:
+                raise ConfigError(
+                    f"the results are of another study: the {name} is not the same",
+                    hint="name another file with -o, or start over with --force",
+                )
+
+
 def summarise_language(rows: Sequence[LanguageRow]) -> list[dict[str, Any]]:
     """Return a row for each memory on each kind of stream: mean, and 95 % interval over seeds, of each measure."""
     cells: dict[tuple[int, float, int, str], list[LanguageRow]] = {}
@@ -308,7 +369,9 @@ def summarise_language(rows: Sequence[LanguageRow]) -> list[dict[str, Any]]:
     for (redundancy, changed, budget, memory), own in sorted(cells.items(), key=lambda cell: cell[0][:3]):
         told: dict[str, Any] = {"redundancy": redundancy, "changed": changed, "budget": budget, "memory": memory}
         told["streams"] = len(own)
-        for name in MEASURES:
+        for name in chain.from_iterable(MEASURES.values()):
+            if getattr(own[0], name) is None:
+                continue
             values = {str(row.seed): [float(getattr(row, name))] for row in own}
             low, high = resample(values)
             mean = sum(one for (one,) in values.values()) / len(values)

@@ -157,7 +157,7 @@ def decode_rows(path: Path, kind: type[R]) -> Iterator[tuple[int, R]]:
     Raises:
         ConfigError: a line that is not the last one is no row, or a packed file is damaged.
     """
-    lines = _read_text(path).split("\n")
+    lines = read_text(path).split("\n")
     for number, line in enumerate(lines, start=1):
         try:
             if line.strip():
@@ -207,7 +207,8 @@ def _differ(old: Any, new: Any) -> tuple[str, str]:
 _ROW_START: Final = b'{"video": '
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return a file of results as text, unpacked if it ends in .gz. ConfigError: it cannot be read."""
     try:
         return (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:

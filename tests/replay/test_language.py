@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from protokv.backbones.llama import Llama
 from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.errors import ConfigError, ModelError
-from protokv.replay import language
+from protokv.replay import language, said
 from protokv.replay.language import Language, LanguageRow, make_stream, resume_rows, run_language
 from protokv.replay.memories import name_memories
 from tests.backbones.tiny import WORDS, write_llama
@@ -37,6 +38,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Llama:
 def _text_of_the_tiny_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = tuple(" ".join(WORDS[(7 * i + i * i * j + j) % len(WORDS)] for j in range(16)) for i in range(60))
     monkeypatch.setattr(language, "paragraphs", lambda: texts)
+    monkeypatch.setattr(said, "ABOUT", dict.fromkeys(WORDS[:5], "star"))
+    monkeypatch.setattr(said, "NAMES", ("red", "blue", "one", "two", "three"))
 
 
 def rows_of(llama: Llama, done: list[LanguageRow]) -> list[LanguageRow]:
@@ -99,6 +102,45 @@ def test_rows_measure_each_memory_against_the_full_cache_and_a_stopped_run_goes_
         list(run_language(msgspec.structs.replace(STUDY, tokens=320), llama, [], rows))
 
 
+def test_what_is_said_leaves_the_pictures_as_they_are_and_each_line_is_asked_for_by_its_part(llama: Llama) -> None:
+    study = msgspec.structs.replace(STUDY, said_every=1)
+    stream, silent = make_stream(study, llama, 3, 2, 0.0), make_stream(STUDY, llama, 3, 2, 0.0)
+    assert (stream.steps, stream.asked, stream.unseen) == (silent.steps, silent.asked, silent.unseen)
+    assert not silent.said.lines
+    assert list(stream.said.lines) == list(range(10))
+    lines = [llama.words_ids(line) for line in stream.said.lines.values()]
+    assert [ids for _, ids in stream.said.quotes] == lines[::2]
+    assert [[*ids, name] for ids, name in stream.said.facts] == [line[:-1] for line in lines[1::2]]
+    # A tenth of ten steps is the last one alone, and that says a fact: the last quote stands for the part.
+    assert stream.quotes == {"early": lines[:2:2], "middle": lines[4:5], "late": lines[8:9]}
+    session, _ = language.watch(llama, name_memories(["full"], [400])[0], stream)
+    # The last step ends with words.
+    assert session.clock.tokens_seen == study.tokens + sum(map(len, lines))
+    assert session.spoken == session.clock
+
+
+def test_a_model_that_knows_what_was_said_has_no_nats_and_says_every_name(
+    llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = make_stream(msgspec.structs.replace(STUDY, said_every=1), llama, 3, 2, 0.0)
+    lines = [llama.words_ids(line) for line in stream.said.lines.values()]
+    session = Session.start(llama, MemoryConfig.of("full"))
+
+    def reading(known: list[list[int]], ids: list[int]) -> Tensor:
+        logits = torch.zeros(len(ids), 64)
+        for line in known:
+            if line[: len(ids)] == ids:
+                for at, token in enumerate(line[1 : len(ids) + 1]):
+                    logits[at, token] = 50.0
+        return logits
+
+    for lines_known, nats, named in ((lines, 0.0, 1.0), ([], math.log(64), 0.0)):
+        monkeypatch.setattr(session, "prefill", partial(reading, lines_known))
+        row, _ = language.measure(session, stream)
+        assert [row[f"said_{part}"] for part in language.PARTS] == pytest.approx([nats] * 3, abs=1e-5)
+        assert row["named"] == named
+
+
 def replaced(row: LanguageRow) -> LanguageRow:
     """Return a row without its time."""
     return msgspec.structs.replace(row, step_ms=0.0)
@@ -117,7 +159,9 @@ def test_rows_are_read_again_but_for_a_torn_line_and_summed_up_by_kind(llama: Ll
     assert told[0]["early"] == {"mean": round(rows[0].early, 4)} | {
         end: round(rows[0].early, 4) for end in ("low", "high")
     }
+    assert language.read_language([path, path]) == rows * 2
     path.write_text("{}\n" + path.read_text())
+    assert language.read_language([path]) == []
     with pytest.raises(ConfigError, match="line 1 is not a row"):
         resume_rows(path)
 
