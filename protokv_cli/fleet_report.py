@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from protokv import __version__, errors
+from protokv import errors
 from protokv.errors import ConfigError, StateError
-from protokv.replay.page import Table, save_page
 from protokv.texts import count_text
 from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit, exit_code
@@ -250,25 +246,19 @@ def _count_statuses(counts: Counter[str]) -> str:
     return ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
 
 
-def show_end(
-    out: Output, account: Account, ledger: Ledger, stopped: Exit | None, csv_file: Path | None, html: Path | None
-) -> None:
-    """Show the table of all videos, write the files, and end with the exit code of a run that is not whole."""
+def show_end(out: Output, account: Account, ledger: Ledger, stopped: Exit | None, csv_file: Path | None) -> None:
+    """Show and write the table of all videos, and end with the exit code of a run that is not whole."""
     rows = account.rows()
     if csv_file:
         save_csv(rows, csv_file)
         out.note(f"table: {csv_file}")
-    if html:
-        command = shlex.join(["protokv", *sys.argv[1:]])
-        save_html(account, html, made=datetime.now().astimezone(), command=command)
-        out.note(f"page: {html}")
     if out.format is Format.JSON:
         out.json({"type": "fleet", **account.to_dict()})
     elif out.format is Format.TABLE:
-        cells = [_cells(row)[:-1] for row in rows[:LISTED]]
+        cells = [_cells(row) for row in rows[:LISTED]]
         if len(rows) > LISTED:
-            cells.append([f"and {len(rows) - LISTED} more: --csv FILE or --html FILE has all", *[""] * 4])
-        out.table(grid(_HEAD[:-1], cells), "", pairs(_sum_up(account)))
+            cells.append([f"and {len(rows) - LISTED} more: --csv FILE has all", *[""] * 4])
+        out.table(grid(("video", "state", "watched", "took, s", "result"), cells), "", pairs(_sum_up(account)))
         if ledger.rows:
             failures = [(one["source"], one["exit_code"], one["message"]) for one in ledger.rows]
             if account.failures > len(failures):
@@ -282,9 +272,6 @@ def show_end(
         raise typer.Exit(stopped)
     if account.failures or account.ended < account.total:
         raise typer.Exit(Exit.PARTIAL)
-
-
-_HEAD: Final = ("video", "state", "watched", "took, s", "result", "why")
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
@@ -306,7 +293,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     took = f"{row['elapsed_s']:.1f}" if row["elapsed_s"] else "-"
     watched = time_text(row["watched_s"]) if row["watched_s"] else "-"
     result = row["result"].replace("done", "done before")
-    return [row["video"], row["state"], watched, took, result, row["message"]]
+    return [row["video"], row["state"], watched, took, result]
 
 
 def _sum_up(account: Account) -> dict[str, str]:
@@ -332,18 +319,3 @@ def save_csv(rows: Sequence[dict[str, Any]], file: Path) -> None:
         writer = csv.DictWriter(lines, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
-
-
-def save_html(account: Account, file: Path, *, made: datetime, command: str) -> None:
-    """Write a page with the table of all videos."""
-    told = _sum_up(account)
-    lead = [f"{told['videos'].replace(':', ' videos:', 1)}.", f"Watched: {told['watched']}. States: {told['states']}."]
-    facts = {"written by": f"protokv {__version__}", "command": command, "made": f"{made:%Y-%m-%d %H:%M %Z}".strip()}
-    cells = [[printable(cell) for cell in _cells(row)] for row in account.rows()]
-    save_page(
-        file,
-        "Videos into states",
-        lead,
-        [Table("every video", _HEAD, cells, long=("state", "result", "why"))],
-        facts=facts,
-    )

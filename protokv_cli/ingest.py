@@ -176,7 +176,6 @@ def ingest(
     csv: Annotated[
         Path | None, option("--csv FILE", "Table to write: each video, its state, time, result.", Panel.MANY)
     ] = None,
-    html: Annotated[Path | None, option("--html FILE", "The same table as a page.", Panel.MANY)] = None,
     trust: options.Trust = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
@@ -280,7 +279,7 @@ def ingest(
                 input=dict(parse_input(one) for one in inputs or ()),
             ),
         )
-        fleet = FleetOptions(workers, devices, ray, max_failures, failures, csv, html)
+        fleet = FleetOptions(workers, devices, ray, max_failures, failures, csv)
         sources = sources or []
         if keep is not None and keep > 1 and every is None and not _is_stream(sources):
             out.warn(

@@ -32,7 +32,6 @@ class FleetOptions:
     max_failures: int | None = None
     failures: Path | None = None
     csv: Path | None = None
-    html: Path | None = None
 
     def given(self) -> list[str]:
         """Return the names of the options that differ from their defaults."""
@@ -55,7 +54,6 @@ def ingest_fleet(
 
     _refuse_single(chosen)
     check_file(fleet.csv)
-    check_file(fleet.html)
     require_model(str(chosen.backbone or EMBEDDED), chosen.revision)
     recipe = Recipe(place=_place(output), options=chosen)
     jobs = _plan_jobs(out, sources, listing)
@@ -85,7 +83,7 @@ def ingest_fleet(
                 elif out.format is Format.PLAIN and outcome.status in ("watched", "done"):
                     out.plain(outcome.state)
         account.follow([])
-        show_end(out, account, ledger, stop.exit, fleet.csv, fleet.html)
+        show_end(out, account, ledger, stop.exit, fleet.csv)
 
 
 def _refuse_single(chosen: IngestOptions) -> None:

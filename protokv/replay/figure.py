@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from protokv import __version__
 from protokv.errors import ConfigError
 from protokv.replay import page
-from protokv.replay.page import FEW, Drawing
+from protokv.replay.page import FEW
 from protokv.replay.tables import FEW_NOTE, Report, format_delay, list_facts, list_groups, tabulate
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def draw(report: Report) -> Figure:
     return figure
 
 
-def draw_panels(report: Report) -> Iterator[Drawing]:
+def draw_panels(report: Report) -> Iterator[str]:
     """Draw each panel as an SVG of its own, with its legend; text is text, and takes the colour of the page."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -153,7 +153,7 @@ def draw_panels(report: Report) -> Iterator[Drawing]:
         # HTML has no place for the XML prologue; the numbers of parts are not unique in a page and nothing needs them.
         svg = re.sub(r' id="[\w.]+_\d+"', "", drawn.getvalue()[drawn.getvalue().index("<svg") :])
         name = escape(f"{label}: accuracy against delay, {panel.title}, {panel.budget} tokens", quote=True)
-        yield Drawing(svg.replace("<svg", f'<svg role="img" aria-label="{name}"', 1).replace(_INK, "currentColor"))
+        yield svg.replace("<svg", f'<svg role="img" aria-label="{name}"', 1).replace(_INK, "currentColor")
 
 
 def _label_panels() -> Iterator[str]:
@@ -253,6 +253,4 @@ def save_page(report: Report, path: str | Path, *, made: datetime | None = None,
         f"{FEW_NOTE}. Such cells are grey, and the markers of such panels are hollow.",
         "Points of one delay stand a little beside each other; below a panel, equal curves are named.",
     ]
-    page.save_page(
-        path, "Accuracy against delay", lead, tables, drawings=list(draw_panels(report)), reading=reading, facts=facts
-    )
+    page.save_page(path, "Accuracy against delay", lead, tables, list(draw_panels(report)), reading, facts)

@@ -1,4 +1,4 @@
-"""One HTML page of text, figures and tables, with one stylesheet, for all reports. It loads nothing from elsewhere.
+"""The HTML page of a report: text, figures and tables, with one stylesheet. It loads nothing from elsewhere.
 
 It is made to be read at 500 pixels, at 1280, in the dark and on paper. No meaning is in a colour alone: a cell that
 stands on little data is grey and ends in `*`.
@@ -6,7 +6,7 @@ stands on little data is grey and ends in `*`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,21 +24,12 @@ class Table:
         head: a name for each column.
         rows: cells; the first of each row is its name.
         note: below it, how to read it.
-        long: names of the columns whose texts may be long: they begin at the left and wrap.
     """
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
-    long: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A figure: the text of an SVG element."""
-
-    svg: str
 
 
 _PAGE: Final = """<!doctype html>
@@ -67,8 +58,8 @@ svg { width: 100%; max-width: 520px; height: auto; display: block }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line) }
 th:first-child { position: sticky; left: 0; background: var(--paper) }
-th:first-child, th.long, td.long { text-align: left }
-th.long, td.long { overflow-wrap: anywhere; min-width: 9rem }
+th:first-child { text-align: left }
+th.long { overflow-wrap: anywhere; min-width: 9rem }
 td span, th.short { white-space: nowrap }
 td.few { color: var(--grey); font-style: italic }
 dl { display: grid; grid-template-columns: fit-content(12rem) 1fr; gap: .1rem 1rem }
@@ -92,38 +83,29 @@ dt { color: var(--grey) } dd { margin: 0; overflow-wrap: anywhere }
 <h1>{{ title }}</h1>
 {% for line in lead %}<p{% if loop.first %} class="lead"{% endif %}>{{ line }}</p>
 {% endfor %}
-{% if drawings %}<div class="figures">
-{% for drawing in drawings %}<figure>{{ drawing.svg | safe }}</figure>
+<div class="figures">
+{% for drawing in drawings %}<figure>{{ drawing | safe }}</figure>
 {% endfor %}</div>
-{% endif %}
-{% if reading %}<h2>How to read this</h2>
+<h2>How to read this</h2>
 <ul>{% for line in reading %}<li>{{ line }}</li>
 {% endfor %}</ul>
-{% endif %}
 {% for table in tables %}
 <h2>{{ table.title }}</h2>
 <div class="wide"><table>
-<thead><tr>{% for cell in table.head %}<th{% if cell in table.long %} class="long"{% endif %}>{{ cell }}</th>
-{%- endfor %}</tr></thead>
+<thead><tr>{% for cell in table.head %}<th>{{ cell }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in table.rows %}<tr><th class="{{ "short" if row[0] | length < 24 else "long" }}">{{ row[0] }}</th>
-{%- for cell in row[1:] %}{{ written(cell, table.head[loop.index] in table.long) }}{% endfor %}</tr>
+{%- for cell in row[1:] %}<td{% if cell.endswith(few) %} class="few"{% endif %}>
+{%- for part in cell.split(" ", 1) %}<span>{{ part }}</span> {% endfor %}</td>
+{%- endfor %}</tr>
 {% endfor %}</tbody></table></div>
 {% if table.note %}<p class="note">{{ table.note }}</p>
 {% endif %}
 {% endfor %}
-{% if facts %}<h2>How this was made</h2>
+<h2>How this was made</h2>
 <dl>{% for name, value in facts.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
-{% endif %}
 </body>
 </html>
-"""
-
-_CELL: Final = """{% macro written(cell, long) -%}
-{% if long %}<td class="long">{{ cell }}</td>
-{%- else %}<td{% if cell.endswith(few) %} class="few"{% endif %}>
-{%- for part in cell.split(" ", 1) %}<span>{{ part }}</span> {% endfor %}</td>
-{%- endif %}{%- endmacro %}
 """
 
 
@@ -131,11 +113,10 @@ def save_page(
     path: str | Path,
     title: str,
     lead: Sequence[str],
-    tables: Iterable[Table],
-    *,
-    drawings: Sequence[Drawing] = (),
-    reading: Sequence[str] = (),
-    facts: Mapping[str, str] | None = None,
+    tables: Sequence[Table],
+    drawings: Sequence[str],
+    reading: Sequence[str],
+    facts: Mapping[str, str],
 ) -> None:
     """Write a page.
 
@@ -144,13 +125,12 @@ def save_page(
         title: of the page.
         lead: paragraphs, the conclusion first.
         tables: in their order; the first cell of a row is its heading.
-        drawings: before the tables.
+        drawings: before the tables, an SVG element each.
         reading: how to read figures and tables, a sentence each.
         facts: how the page was made, name -> text.
     """
     from jinja2 import Environment
 
-    page = Environment(autoescape=True).from_string(_CELL + _PAGE)
-    values = {"title": title, "lead": lead, "tables": list(tables), "drawings": drawings, "reading": reading}
-    text = page.render(**values, facts=facts or {}, few=FEW).lstrip()
-    Path(path).write_text(text, encoding="utf-8")
+    page = Environment(autoescape=True).from_string(_PAGE)
+    values = {"title": title, "lead": lead, "tables": tables, "drawings": drawings, "reading": reading, "facts": facts}
+    Path(path).write_text(page.render(**values, few=FEW), encoding="utf-8")

@@ -112,9 +112,9 @@ def test_failures_are_a_table_on_a_terminal_and_end_the_fleet_beyond_a_number(pr
 
 
 @pytest.mark.usefixtures("pools", "mocked")
-def test_the_table_at_the_end_is_also_a_csv_file_and_a_page(protokv: Program, folder: Path) -> None:
+def test_the_table_at_the_end_is_also_a_csv_file(protokv: Program, folder: Path) -> None:
     named = (folder / "two.mp4", folder / "one.mp4", folder / "bad.mp4")
-    command = ("ingest", *named, "-o", "states", *SMALL, "--csv", "table.csv", "--html", "page.html")
+    command = ("ingest", *named, "-o", "states", *SMALL, "--csv", "table.csv")
     assert protokv(*command).code == Exit.PARTIAL
     with Path("table.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -123,15 +123,11 @@ def test_the_table_at_the_end_is_also_a_csv_file_and_a_page(protokv: Program, fo
     assert [float(row["watched_s"]) > 0 for row in rows] == [True, True, False]
     assert rows[0]["state"] == "states/two.safetensors"
     assert "bad.mp4" in rows[2]["message"]
-    page = Path("page.html").read_text()
-    for said in ("two.mp4", "3 videos: 2 watched, 0 done before, 1 failed, 0 left", "@media print"):
-        assert said in page, said
     again = protokv("ingest", *named, "-o", "states", *SMALL, "--format", "table")
     assert "3: 0 watched, 2 done before, 1 failed, 0 left" in again.out
-    for option in ("--csv", "--html"):
-        refused = protokv("ingest", *named, "-o", "states", option, "absent/table")
-        assert refused.code == Exit.USAGE
-        assert "cannot write the table absent/table" in refused.err
+    refused = protokv("ingest", *named, "-o", "states", "--csv", "absent/table")
+    assert refused.code == Exit.USAGE
+    assert "cannot write the table absent/table" in refused.err
 
 
 @pytest.mark.usefixtures("pools", "mocked")
