@@ -54,19 +54,15 @@ def find_video(root: Path, path: str) -> Path | None:
     if not parts or ".." in parts:
         return None
     places = [root / folder / Path(*parts[i:]) for i in range(len(parts)) for folder in _VIDEOS]
-    for place in places:
-        has_suffix = place.suffix.lower() in _SUFFIXES
-        for suffix in ("",) if has_suffix else _SUFFIXES:
-            named = place.with_name(place.name + suffix)
-            if named.is_file():
-                return named
+    named = [place.with_name(place.name + end) for place in places for end in _ends_of(place)]
     # Conversions keep the stem and change the suffix.
-    for place in places:
-        for suffix in _SUFFIXES:
-            named = place.with_suffix(suffix)
-            if named.is_file():
-                return named
-    return None
+    named += [place.with_suffix(suffix) for place in places for suffix in _SUFFIXES]
+    return next((path for path in named if path.is_file()), None)
+
+
+def _ends_of(place: Path) -> tuple[str, ...]:
+    """Return what may follow a name in annotations: nothing, or a suffix if it has none."""
+    return ("",) if place.suffix.lower() in _SUFFIXES else _SUFFIXES
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
