@@ -72,7 +72,7 @@ class World:
 
 class Connection(Closing):
     info = INFO
-    texts = ()
+    texts, unheard = (), ""
     damage = Damage()
 
     def __init__(self, world: World, script: list[Any]) -> None:

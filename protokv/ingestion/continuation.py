@@ -141,7 +141,7 @@ def check_chunk(path: StatePath, state: State, chunk: int) -> None:
 def check_subtitles(path: StatePath, record: Mapping[str, Any], words: Words | None) -> None:
     """Refuse other subtitles than those on record of a source that was begun. StateMismatch."""
     theirs, ours = recorded(record), {} if words is None else words.record
-    if isinstance(words, Coming) and not ours and theirs.get("kind") != "file":
+    if isinstance(words, Coming) and "live" in record and theirs.get("kind") != "file":
         return  # a live source shows its tracks with its first frame, and may have others each time
     if record and identity(theirs) != identity(ours):
         was, now = named(theirs) or "no subtitles", named(ours) or "no subtitles"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
@@ -47,6 +47,9 @@ from protokv.timings import Timings, stage
 from protokv.video import Source, address, open_source
 from protokv.video.derived import Part
 from protokv.video.source import never
+
+if TYPE_CHECKING:
+    from protokv.backbones.speech import Recogniser
 
 AnySource = str | os.PathLike[str] | Source | LiveSource
 
@@ -138,7 +141,9 @@ def _open_source(source: AnySource, options: IngestOptions, held: ExitStack) -> 
     video: Source | LiveSource
     if isinstance(source, str | os.PathLike):
         pixels = options.max_frame_pixels
-        video = open_input(source, options.live, pixels) or open_source(
+        recogniser = _recogniser(options)
+        sound = None if recogniser is None else (recogniser.rate, recogniser.longest_s)
+        video = open_input(source, options.live, pixels, sound) or open_source(
             source, options.decoder, max_pixels=pixels, isolate=True
         )
         held.enter_context(video)
@@ -158,12 +163,15 @@ def find_words(source: AnySource, video: Source | LiveSource, options: IngestOpt
     path = None
     if isinstance(source, str | os.PathLike) and address.kind_of(os.fspath(source)) == "file":
         path = None if is_object(source) else Path(source)
-    recogniser = None
-    if options.transcribe is not None:
-        from protokv.backbones.speech import load_recogniser
+    return words_of(video, path, options.subtitles, options.start_s, _recogniser(options))
 
-        recogniser = load_recogniser(options.transcribe, options.device)
-    return words_of(video, path, options.subtitles, options.start_s, recogniser)
+
+def _recogniser(options: IngestOptions) -> Recogniser | None:
+    if options.transcribe is None:
+        return None
+    from protokv.backbones.speech import load_recogniser
+
+    return load_recogniser(options.transcribe, options.device)
 
 
 def _start(

@@ -78,8 +78,17 @@ class Part(Source):
 
     def heard(self) -> Sequence[Heard]:
         """See `Source`; in the part's own time."""
-        found = ((number, line.moved(-self._start_s)) for number, line in self._source.heard())
-        return [one for one in found if one[1].end_s > 0]
+        start_s, found = self._start_s, self._source.heard()
+        return [
+            (number, one.since(start_s) if isinstance(one, Sound) else one.moved(-start_s))
+            for number, one in found
+            if one.end_s > start_s
+        ]
+
+    @property
+    def unheard(self) -> str:  # type: ignore[override]
+        """See `Source`."""
+        return self._source.unheard
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         fps = wanted.fps

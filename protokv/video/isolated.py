@@ -123,7 +123,7 @@ class IsolatedSource(Source):
         try:
             header, _ = worker.take(self._stall_s, should_stop)
             self.texts = tuple(TextTrack(*one) for one in header["texts"])
-            self.texts_come = header["texts_come"]
+            self.texts_come, self.unheard = header["texts_come"], header["unheard"]
             return worker, SourceInfo(**header["info"])
         except Dead as dead:
             raise SourceUnreadable(
@@ -157,7 +157,7 @@ class IsolatedSource(Source):
                 header, data = worker.take(self._stall_s, should_stop)
                 if data is None:
                     return
-                yield Sound(header["start_s"], rate, data.view(np.int16))
+                yield _sound(header, data)
         except Dead as dead:
             raise SourceUnreadable(f"the sound cannot be read: {dead}") from None
         except Stopped:
@@ -190,7 +190,10 @@ class IsolatedSource(Source):
                     raise SourceUnreadable(f"{self.info.name} cannot be read: {dead}") from None
                 self._damage = _cut_short(self._damage, self.info, at_s or wanted.start_s, str(dead))
                 return
-            self._damage = Damage(**header["damage"])
+            if image is not None and "sound" in header:
+                self._heard.append((header["sound"], _sound(header, image)))
+                continue
+            self._damage, self.unheard = Damage(**header["damage"]), header["unheard"]
             self._heard.extend((number, Line(*line)) for number, line in header["heard"])
             if image is None:
                 worker.busy = False
@@ -216,6 +219,10 @@ def read_subtitles(path: str | os.PathLike[str]) -> Lines:
 def _lines(message: Message) -> Lines:
     header = message[0]
     return Lines(tuple(Line(*one) for one in header["lines"]), header["lost"])
+
+
+def _sound(header: dict[str, Any], data: Image) -> Sound:
+    return Sound(header["start_s"], header["rate"], data.view(np.int16))
 
 
 def _cut_short(damage: Damage, info: SourceInfo, at_s: float, why: str) -> Damage:

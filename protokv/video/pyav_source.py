@@ -14,7 +14,7 @@ from protokv.errors import SourceUnreadable
 from protokv.video.container import SHOWING_MEMORY, opened, reason, to_rgb
 from protokv.video.probe import BEGINNING_WITH_KEY, MOST_REORDERED, WITHOUT_INDEX, Probe, packets, skip_to_key
 from protokv.video.report import DecodeReport
-from protokv.video.sound import sound_of
+from protokv.video.sound import Ear, sound_of
 from protokv.video.source import Damage, Frame, Image, Lines, ShouldStop, Sound, Source, Wanted, from_shown_at, never
 from protokv.video.stamps import FileClock
 from protokv.video.texts import read_track
@@ -44,7 +44,7 @@ class PyAVSource(Source):
         """See `Source`."""
         with opened(self.probe.path, self.probe.max_pixels) as (container, _):
             origin_s = float(self.probe.origin * self.probe.time_base)
-            yield from sound_of(container, origin_s, rate, longest_s, from_s, should_stop)
+            yield from sound_of(container, Ear(rate, longest_s, from_s, origin_s), should_stop)
 
     @property
     def damage(self) -> Damage:

@@ -7,6 +7,7 @@ gives the same pieces. Pieces in which nothing is heard are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import av
@@ -41,9 +42,14 @@ class Cutter:
         self._begins_s, self._given = 0.0, 0
 
     @property
+    def cut_s(self) -> float:
+        """Where the next piece begins."""
+        return self._begins_s + self._given / self._rate
+
+    @property
     def end_s(self) -> float:
         """Where the sound so far ends."""
-        return self._begins_s + (self._given + len(self._held)) / self._rate
+        return self.cut_s + len(self._held) / self._rate
 
     def move(self, time_s: float) -> Iterator[Sound]:
         """End the sound so far; what follows begins at this time."""
@@ -68,7 +74,7 @@ class Cutter:
 
     def _cut(self, n: int) -> Iterator[Sound]:
         samples, self._held = self._held[:n], self._held[n:]
-        found = Sound(self._begins_s + self._given / self._rate, self._rate, samples)
+        found = Sound(self.cut_s, self._rate, samples)
         self._given += n
         if n and found.end_s > self._from_s and _loudness(samples, self._rate).max(initial=0.0) > SILENT:
             yield found
@@ -82,56 +88,89 @@ def _loudness(samples: Samples, rate: int) -> np.ndarray[Any, np.dtype[np.float6
     return loud
 
 
-def sound_of(
-    container: Any, origin_s: float, rate: int, longest_s: float, from_s: float, should_stop: ShouldStop = never
-) -> Iterator[Sound]:
-    """Give the sound of a file that was just opened, of its default track.
+class Ear:
+    """Makes pieces of the packets of one track.
 
     Args:
-        container: PyAV's.
-        origin_s: the time stamp at which the video begins.
         rate: as for `Cutter`.
         longest_s: as for `Cutter`.
         from_s: as for `Cutter`.
-        should_stop: asked between packets.
+        origin_s: the time stamp at which the video begins.
+        anew_s: time stamps that run back by more than this begin a new count.
+
+    Attributes:
+        damaged: why the first packet of those that cannot be decoded cannot; empty: all can.
+    """
+
+    def __init__(
+        self, rate: int, longest_s: float, from_s: float = 0.0, origin_s: float = 0.0, anew_s: float = inf
+    ) -> None:
+        self._rate, self._origin_s, self._anew_s = rate, origin_s, anew_s
+        self._cutter = Cutter(rate, longest_s, from_s)
+        self._resampler: Any = None
+        self._form: tuple[str, str, int] | None = None
+        self.damaged = ""
+
+    @property
+    def until_s(self) -> float:
+        """Until when all pieces were given."""
+        return self._cutter.cut_s
+
+    def add(self, packet: Any) -> Iterator[Sound]:
+        """Decode a packet; give the pieces that are complete."""
+        try:
+            for frame in packet.decode():
+                yield from self._add(frame)
+        except Exception as error:  # PyAV raises more than its own errors on a damaged packet
+            self.damaged = self.damaged or reason(error)
+
+    def end(self) -> Iterator[Sound]:
+        """Give the last pieces."""
+        yield from self._resampled(None)
+        yield from self._cutter.end()
+
+    def _add(self, frame: Any) -> Iterator[Sound]:
+        end_s = self._cutter.end_s
+        time_s = end_s if frame.time is None else frame.time - self._origin_s
+        if JUMP_S < end_s - time_s <= self._anew_s:
+            return  # what was heard already, or before the video
+        form = (frame.format.name, frame.layout.name, frame.sample_rate)
+        if form != self._form or abs(time_s - end_s) > JUMP_S:
+            yield from self._resampled(None)
+            end_s = self._cutter.end_s
+            yield from self._cutter.move(time_s if end_s - time_s > self._anew_s else max(time_s, end_s))
+            self._resampler, self._form = av.AudioResampler("s16", "mono", self._rate), form
+        yield from self._resampled(frame)
+
+    def _resampled(self, frame: Any) -> Iterator[Sound]:
+        """Cut a frame, or what the resampler still holds (None)."""
+        for one in () if self._resampler is None else self._resampler.resample(frame):
+            yield from self._cutter.add(one.to_ndarray()[0])
+
+
+def track_of_sound(container: Any, video: Any = None) -> Any:
+    """Return the track of a container that goes with its video. SourceUnreadable if there is none."""
+    stream = container.streams.best("audio", related=video)
+    if stream is None or stream.codec_context is None:
+        raise SourceUnreadable("the video has no sound")
+    return stream
+
+
+def sound_of(container: Any, ear: Ear, should_stop: ShouldStop = never) -> Iterator[Sound]:
+    """Give the sound of a file that was just opened, of its default track.
 
     Raises:
         SourceUnreadable: it has none, or the file cannot be read on; what was read was given.
     """
-    stream = container.streams.best("audio")
-    if stream is None or stream.codec_context is None:
-        raise SourceUnreadable("the video has no sound")
+    stream = track_of_sound(container)
     only(container, stream)
-    cutter, form, damaged = Cutter(rate, longest_s, from_s), None, ""
-    resampler: Any = None
     try:
         for packet in container.demux(stream):
             if should_stop():
                 return
-            try:
-                frames = packet.decode()
-            except Exception as error:  # PyAV raises more than its own errors on a damaged packet
-                damaged = damaged or reason(error)
-                continue
-            for frame in frames:
-                time_s = cutter.end_s if frame.time is None else frame.time - origin_s
-                if time_s < cutter.end_s - JUMP_S:
-                    continue  # what was heard already, or before the video
-                now = (frame.format.name, frame.layout.name, frame.sample_rate)
-                if resampler is None or now != form or time_s > cutter.end_s + JUMP_S:
-                    yield from _add(cutter, resampler, None)
-                    yield from cutter.move(max(time_s, cutter.end_s))
-                    resampler, form = av.AudioResampler("s16", "mono", rate), now
-                yield from _add(cutter, resampler, frame)
-        yield from _add(cutter, resampler, None)
+            yield from ear.add(packet)
     except Exception as error:
-        damaged = damaged or reason(error)
-    yield from cutter.end()
-    if damaged:
-        raise SourceUnreadable(f"the sound is damaged: {damaged}")
-
-
-def _add(cutter: Cutter, resampler: Any, frame: Any) -> Iterator[Sound]:
-    """Add a frame, or what the resampler still holds (None)."""
-    for one in () if resampler is None else resampler.resample(frame):
-        yield from cutter.add(one.to_ndarray()[0])
+        ear.damaged = ear.damaged or reason(error)
+    yield from ear.end()
+    if ear.damaged:
+        raise SourceUnreadable(f"the sound is damaged: {ear.damaged}")

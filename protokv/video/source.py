@@ -137,10 +137,6 @@ class Line(NamedTuple):
         return Line(self.start_s + by_s, self.end_s + by_s, self.text)
 
 
-Heard = tuple[int, Line]
-"""The number of a text track, and a line of it."""
-
-
 class Lines(NamedTuple):
     """The lines of a track or a file, in its order; `lost` says what is missing, and is empty if nothing is."""
 
@@ -164,10 +160,18 @@ class Sound(NamedTuple):
         """When it ends."""
         return self.start_s + len(self.samples) / self.rate
 
+    def moved(self, by_s: float) -> Sound:
+        """Return the sound that much later."""
+        return self._replace(start_s=self.start_s + by_s)
+
     def since(self, start_s: float) -> Sound:
         """Return what of it is in the part of the source that begins at `start_s`, in the time of that part."""
         before = max(0, math.ceil((start_s - self.start_s) * self.rate - 1e-6))
         return Sound(self.start_s + before / self.rate - start_s, self.rate, self.samples[before:])
+
+
+Heard = tuple[int, Line | Sound]
+"""The number of a track, and a line or a piece of sound of it."""
 
 
 class Closing:
@@ -204,11 +208,13 @@ class Source(Closing, ABC):
         info: facts that opening found out; the same for every reading.
         texts: the text tracks of its container.
         texts_come: their lines come with the frames, by `heard`; else `lines` reads them at once.
+        unheard: what of its sound does not come with the frames, in one sentence; empty: all of it comes.
     """
 
     info: SourceInfo
     texts: tuple[TextTrack, ...] = ()
     texts_come = False
+    unheard = "the sound is not read"
 
     @property
     @abstractmethod
@@ -263,7 +269,7 @@ class Source(Closing, ABC):
         raise SourceUnreadable(f"the sound of {self.info.name} is not read: it is no file")
 
     def heard(self) -> Sequence[Heard]:
-        """Return the lines that came with the frames since the last call, in order, each with its track's number."""
+        """Return the lines and the pieces of sound that came with the frames since the last call, in order."""
         return ()
 
     @abstractmethod

@@ -3,6 +3,10 @@
 Cameras, network streams and pipes are read once, and `Stamps` gives the times of their frames. With `fps`, only the
 first frame of each `1 / fps` is given, so that none waits for the next one. A video on a web server, which declares an
 end, and a file that is still written are read like files: every reading connects again and begins at the beginning.
+
+Lines of text tracks, and the sound if it is wanted, come with the frames. Sources that wait for their reader hold
+packets of pictures back until the sound of their time is cut, so each piece comes before the frames that it goes with.
+All others give a piece when it is complete.
 """
 
 from __future__ import annotations
@@ -10,11 +14,12 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +31,20 @@ from protokv.video.connection import HLS_SLACK_S, KINDS, connected, explain_fail
 from protokv.video.container import MAX_PIXELS, describe, reason, to_rgb, too_large
 from protokv.video.file import fingerprint
 from protokv.video.report import DecodeReport
-from protokv.video.source import Damage, Frame, Heard, ShouldStop, Source, SourceInfo, Wanted, from_shown_at, never
+from protokv.video.sound import Ear, track_of_sound
+from protokv.video.source import (
+    Damage,
+    Frame,
+    Heard,
+    Line,
+    ShouldStop,
+    Sound,
+    Source,
+    SourceInfo,
+    Wanted,
+    from_shown_at,
+    never,
+)
 from protokv.video.stamps import Stamps
 from protokv.video.texts import line_of, tracks_of
 
@@ -40,8 +58,14 @@ ANEW_S = 1.0
 HONEST_S = 2.0
 
 
-# Lines of text that wait for a frame, or to be taken.
-MOST_WAITING = 1000
+# Lines of text and pieces of sound that wait for a frame, or to be taken.
+MOST_WAITING = 300
+
+# The longest piece of sound of a source that waits for nobody, in seconds: its words come that much late.
+LIVE_S = 10.0
+
+# Bytes of the packets that are held back.
+MOST_HELD = 64 << 20
 
 
 class StreamSource(Source):
@@ -57,6 +81,7 @@ class StreamSource(Source):
         timeout_s: how long to wait for the connection, and for every packet.
         size: width and height of the frames to give; None: those of the first frame.
         follow: read a file on while it grows, until nothing was added for `timeout_s`.
+        sound: samples a second, and the longest piece in seconds, of the sound to give; None: none.
 
     Raises:
         SourceError: as `connected`, or no picture can be had.
@@ -74,14 +99,16 @@ class StreamSource(Source):
         timeout_s: float = TIMEOUT_S,
         size: tuple[int, int] | None = None,
         follow: bool = False,
+        sound: tuple[int, float] | None = None,
     ) -> None:
         del decoder
         self._source, self._size, self._follow = os.fspath(source), size, follow
         self._options, self._timeout_s, self._max_pixels = options or {}, timeout_s, max_pixels or MAX_PIXELS
+        self._sound, self._from_s, self._ahead_s = sound, 0.0, 0.0
         self._name = address.shown(self._source)
         self._held = ExitStack()
         self._why = ""
-        # Lines of text tracks in the time of the container, and those that have their stream time.
+        # What was heard in the time of the container, and what has its stream time.
         self._waiting: list[Heard] = []
         self._heard: list[Heard] = []
         self._decoded = self._connect()
@@ -120,13 +147,20 @@ class StreamSource(Source):
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         if not self.info.seekable:
-            return self._go_on(wanted.fps, wanted.should_stop)
-        return from_shown_at(self._go_on(None, wanted.should_stop), wanted.start_s)
+            return self._go_on(wanted, wanted.fps)
+        self._from_s = wanted.start_s
+        return from_shown_at(self._go_on(wanted, None), wanted.start_s)
 
-    def _go_on(self, fps: float | None, should_stop: ShouldStop) -> Iterator[Frame]:
+    def _go_on(self, wanted: Wanted, fps: float | None) -> Iterator[Frame]:
+        should_stop = wanted.should_stop
         if self._first is None and self.info.seekable:
             self._decoded = self._connect(should_stop)
-        frames = chain(() if self._first is None else (self._first,), self._decoded)
+        # Opening waits for no sound.
+        self._ahead_s = 1 / (wanted.fps or 1.0) if self._patient else 0.0
+        firsts = [] if self._first is None else [self._first]
+        if firsts and self._patient:
+            firsts += islice(self._decoded, 1)
+        frames: Iterable[Any] = chain(firsts, self._decoded)
         self._first = None
         self._should_stop = should_stop
         slack_s = math.inf if self.info.seekable or self.info.kind == address.PIPE else self._slack_s
@@ -135,7 +169,7 @@ class StreamSource(Source):
         later_s = 0.0  # how much later the stream's time is than the container's
         for frame in frames:
             if frame is None:
-                self._place_lines(later_s)
+                self._place(later_s)
                 stamps.begin_anew()
                 continue
             own_s = None if frame.pts is None else float(frame.pts * self._stream.time_base)
@@ -145,22 +179,23 @@ class StreamSource(Source):
             if time_s is None:
                 continue
             later_s = later_s if own_s is None else time_s - own_s
-            self._place_lines(later_s)
+            self._place(later_s)
             report.shown(time_s, corrupt=frame.is_corrupt)
             if fps is not None:
                 if math.floor(time_s * fps + 1e-6) <= slot:
                     continue
                 slot = math.floor(time_s * fps + 1e-6)
             yield Frame(time_s, partial(to_rgb, frame, self.info), None, "pyav")
-        self._place_lines(later_s)
+        self._place(later_s)
         declared_s, last_s = self.info.duration_s, report.last_s or 0.0
         if declared_s is not None and last_s < declared_s - max(HONEST_S, 0.02 * declared_s) and not should_stop():
             missing = max(1, round((declared_s - last_s) * (self.info.rate_fps or 1.0)))
             report.missing(missing, last_s, "it ends before the end that it declares")
 
-    def _place_lines(self, later_s: float) -> None:
-        """Give the lines that wait for it their stream time."""
-        self._heard += [(number, line.moved(later_s)) for number, line in self._waiting]
+    def _place(self, later_s: float) -> None:
+        """Give what was heard and waits for it its stream time."""
+        placed = ((number, one.moved(later_s)) for number, one in self._waiting)
+        self._heard += [one for one in placed if one[1].end_s > self._from_s]
         del self._heard[:-MOST_WAITING]
         self._waiting.clear()
 
@@ -171,6 +206,17 @@ class StreamSource(Source):
         )
         # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
         self.texts = () if "hls" in self._container.format.name else tracks_of(self._container)
+        kind, self._patient, self._voice = address.kind_of(self._source), False, None
+        self._ends = kind in ("http", "https") and bool(self._container.duration)
+        if self._sound is not None:
+            rate, longest_s = self._sound
+            self._patient = self._ends or self._follow or (kind == address.PIPE and self._timeout_s > 2 * longest_s)
+            self._longest_s = longest_s if self._patient else min(longest_s, LIVE_S)
+            self._ear = Ear(rate, self._longest_s, anew_s=ANEW_S)
+            try:
+                self._voice, self.unheard = track_of_sound(self._container, self._stream), ""
+            except SourceUnreadable as error:
+                self.unheard, self._patient = error.message, False
         self._should_stop, self._report = should_stop, DecodeReport()
         # A stream has no times of packets to hold the frames against.
         self._report.stop_matching()
@@ -178,7 +224,11 @@ class StreamSource(Source):
 
     def _packets(self, container: Any, stream: Any) -> Iterator[Any]:
         streams = [stream, *(container.streams[one.number] for one in self.texts)]
+        if self._voice is not None:
+            streams.append(self._voice)
         packets = container.demux(streams)
+        held: deque[Any] = deque()
+        held_bytes = 0
         while not self._should_stop():
             try:
                 packet = next(packets, None)
@@ -188,13 +238,38 @@ class StreamSource(Source):
             except (av.error.FFmpegError, OSError, EOFError) as error:
                 # The connection is lost; the caller decides what comes next.
                 self._why = self._why or explain_failure(error, self._timeout_s)
-                return
+                packet = None
             if packet is None:
-                return
+                break
             if packet.stream.index == stream.index:
-                yield packet
-            elif (line := line_of(packet, packet.stream)) is not None and len(self._waiting) < MOST_WAITING:
-                self._waiting.append((packet.stream.index, line))
+                held.append(packet)
+                held_bytes += packet.size
+            elif self._voice is not None and packet.stream.index == self._voice.index:
+                self._hear(self._voice, self._ear.add(packet))
+                if self._ear.damaged:
+                    self.unheard = f"the sound is damaged: {self._ear.damaged}"
+            elif (line := line_of(packet, packet.stream)) is not None:
+                self._hear(packet.stream, [line])
+            while held and (held_bytes > MOST_HELD or not self._is_early(held[0], held[-1])):
+                held_bytes -= held[0].size
+                yield held.popleft()
+        if self._voice is not None:
+            self._hear(self._voice, self._ear.end())
+        yield from held
+
+    def _hear(self, track: Any, found: Iterable[Line | Sound]) -> None:
+        self._waiting += [(track.index, one) for one in found]
+        del self._waiting[:-MOST_WAITING]
+
+    def _is_early(self, first: Any, last: Any) -> bool:
+        """Whether the first of the packets that are held is to wait until the sound of its time is cut."""
+        if not self._ahead_s or first.pts is None:
+            return False
+        passed = 0 if last.pts is None else last.pts - first.pts  # the last one of a stream has no time
+        begin_s, passed_s = (float(one * first.time_base) for one in (first.pts, passed))
+        # Sound that is missing is not waited for.
+        awaited = abs(passed_s) <= self._longest_s + self._ahead_s
+        return awaited and self._ear.until_s < begin_s + self._ahead_s
 
     def _decode(self, container: Any, stream: Any) -> Iterator[Any]:
         """Give frames as the decoder gives them, and None where time stamps begin anew.
@@ -230,8 +305,7 @@ class StreamSource(Source):
         info = describe(self._name, kind, container, stream, first)
         hls = info.container == "hls"
         self._slack_s = HLS_SLACK_S if hls else KINDS[kind].slack_s if kind in KINDS else math.inf
-        ends = kind in ("http", "https") and bool(container.duration)
-        duration_s = container.duration / av.time_base if ends else None
+        duration_s = container.duration / av.time_base if self._ends else None
         rate = stream.average_rate or stream.guessed_rate
         width, height = self._size or (info.width, info.height)
         return replace(
@@ -241,8 +315,8 @@ class StreamSource(Source):
             rate_fps=float(rate) if rate else None,
             duration_s=duration_s,
             size_bytes=self._size_bytes,
-            fingerprint=self._fingerprint(duration_s) if ends or self._follow else None,
-            seekable=ends or self._follow,
+            fingerprint=self._fingerprint(duration_s) if self._ends or self._follow else None,
+            seekable=self._ends or self._follow,
         )
 
     def _fingerprint(self, duration_s: float | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 
 from protokv.errors import SourceError
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
-from protokv.ingestion.live.reader import Connected, Feed, Gone, Said, Sampled
+from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
 from protokv.ingestion.options import LiveOptions
 from protokv.storage.watched import Segment, WallClockLog
 from protokv.video import Damage, Source, SourceInfo, address
@@ -79,12 +80,16 @@ class LiveSource(Closing):
         self.damage = Damage()
         self.log = WallClockLog()
         self.texts: tuple[TextTrack, ...] = ()
-        self._heard: list[Heard] = []
 
     def heard(self) -> Sequence[Heard]:
-        """Return the lines that came since the last call, in time counted from the start of the segment."""
-        heard, self._heard = self._heard, []
-        return heard
+        """Return what came since the last call, as `Source.heard`, in time counted from the start of the segment."""
+        heard = self._feed.heard if self._feed is not None else deque()
+        return [heard.popleft() for _ in range(len(heard))]
+
+    @property
+    def unheard(self) -> str:
+        """As in `Source`."""
+        return self._feed.unheard if self._feed is not None else ""
 
     def close(self) -> None:
         """End the thread and the connection. May be called more than once."""
@@ -149,8 +154,6 @@ class LiveSource(Closing):
                 yield from grouping.take(news)
                 if slow := rates.took(feed.mailbox.dropped):
                     yield slow
-            elif isinstance(news, Said):
-                self._heard.append((news.number, news.line))
             elif isinstance(news, Connected):
                 self.texts = news.texts
                 begins_s = segment.start_s + news.stream_s
@@ -253,11 +256,15 @@ class Rates:
 
 
 def open_input(
-    source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None
+    source: str | os.PathLike[str],
+    options: LiveOptions,
+    max_pixels: int | None,
+    sound: tuple[int, float] | None = None,
 ) -> Source | LiveSource | None:
     """Open a source that is read as a stream; return None for a file.
 
     A video with an end (on a server) and a file that grows are read like files; every other source is a `LiveSource`.
+    `sound` is that of `StreamSource`.
 
     Raises:
         SourceError: it is not there, or not one frame of it can be read.
@@ -266,7 +273,7 @@ def open_input(
     kind = address.kind_of(text)
     if kind not in SOURCES or (kind == "file" and not options.follow):
         return None
-    connect, opened = partial(_connect, text, options, max_pixels), None
+    connect, opened = partial(_connect, text, options, max_pixels, sound), None
     if kind in ("file", "http", "https"):
         try:
             opened = connect()
@@ -283,6 +290,7 @@ def _connect(
     text: str,
     options: LiveOptions,
     max_pixels: int | None,
+    sound: tuple[int, float] | None,
     should_stop: Callable[[], bool] = never,
     size: tuple[int, int] | None = None,
 ) -> Source:
@@ -297,4 +305,5 @@ def _connect(
         timeout_s=min(stall_s, 1e6),
         size=size,
         follow=options.follow,
+        sound=sound,
     )

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protokv.errors import ConfigError, SourceError, SourceNotFound
+from protokv.errors import SourceError, SourceNotFound
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.words.cues import Coming, Cue, Track, Words
-from protokv.ingestion.words.hearing import hear
+from protokv.ingestion.words.hearing import LATE_S, cues_of, hear
 from protokv.ingestion.words.plain import Plain, plain
 from protokv.video import isolated
 from protokv.video.file import check_is_file, fingerprint
-from protokv.video.source import Lines, Source, TextTrack
+from protokv.video.source import Line, Lines, Sound, Source, TextTrack
 
 if TYPE_CHECKING:
     from protokv.backbones.speech import Recogniser
@@ -54,20 +54,17 @@ def words_of(
         recogniser: writes down what is said where there are no such subtitles.
 
     Raises:
-        ConfigError: speech is to be recognised in a stream.
         SourceNotFound: the named file is not there, or nothing is in that language.
     """
     file = file_of(path, choice)
     if file is not None:
         return _track(record_of_file(file), lambda: isolated.read_subtitles(file).since(start_s))
-    if recogniser is not None and (isinstance(source, LiveSource) or source.texts_come):
-        raise ConfigError(f"{source.info.name} is a stream, and --transcribe is for files", hint="leave it out")
     if isinstance(source, LiveSource):
-        return None if choice == OFF else _coming(source, choice)
+        return None if choice == OFF and recogniser is None else _coming(source, choice, recogniser)
     track = track_of(source, choice)
+    if source.texts_come and (track is not None or recogniser is not None):
+        return _coming(source, choice, recogniser)
     if track is not None:
-        if source.texts_come:
-            return _coming(source, choice, _record_of(track))
         return _track(_record_of(track), lambda: source.lines(track.number))
     if recogniser is not None:
         return hear(source, recogniser)
@@ -148,20 +145,38 @@ def _record_of(track: TextTrack) -> dict[str, Any]:
     return {"kind": "track", "number": track.number, "codec": track.codec, "language": track.language}
 
 
-def _coming(source: Source | LiveSource, choice: str, record: dict[str, Any] | None = None) -> Coming:
-    """Return the words of the track that is meant, of each connection. A live source has none before the first one."""
-    become, record = Plain(), record or {}
+def _coming(source: Source | LiveSource, choice: str, recogniser: Recogniser | None) -> Coming:
+    """Return the words of the track that is meant, else of the sound, of each connection.
 
-    def take(_: float, __: float) -> Iterator[Cue]:
+    A live source has no track before the first one.
+    """
+    become, begun = Plain(), False
+
+    def known() -> Mapping[str, Any]:
         track = track_of(source, choice)
-        if track is None:
-            return
-        record.update(_record_of(track))
-        for number, line in source.heard():
-            if number == track.number and (cue := become(line)) is not None:
-                yield cue
+        return _record_of(track) if track is not None else {} if recogniser is None else recogniser.record
 
-    return Coming(take, record)
+    def take(start_s: float, _: float) -> Iterator[Cue]:
+        nonlocal begun
+        heard, track = source.heard(), track_of(source, choice)
+        words.record = known() or words.record
+        # An earlier run has heard what was before.
+        oldest_s, begun = start_s - LATE_S * begun, True
+        if track is not None:
+            lines = (one for number, one in heard if number == track.number and isinstance(one, Line))
+            yield from filter(None, map(become, lines))
+            return
+        if recogniser is None:
+            return
+        words.lost = words.lost or source.unheard or None
+        for piece in (one for _, one in heard if isinstance(one, Sound)):
+            if piece.end_s > oldest_s:
+                yield from cues_of(piece, recogniser, words)
+            elif oldest_s < start_s:
+                words.lost = words.lost or f"recognising speech is too slow, sound is left out at {start_s:.0f} s"
+
+    words = Coming(take, known())
+    return words
 
 
 def _track(record: dict[str, Any], read: Callable[[], Lines]) -> Track:
