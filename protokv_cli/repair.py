@@ -53,7 +53,7 @@ def _lost(row: Mapping[str, Any]) -> str:
 
 def repair_place(out: Output, place: str) -> None:
     """Repair the states of a folder, and list the videos to run again; end with exit code 3 if there are any."""
-    from protokv.fleet.repair import repair_all
+    from protokv.fleet.states import repair_all
 
     rows = []
     for row in repair_all(place):

@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from protokv import __version__
 from protokv.errors import ConfigError
-from protokv.replay import page
-from protokv.replay.page import FEW
-from protokv.replay.tables import FEW_NOTE, Report, format_delay, list_facts, list_groups, tabulate
+from protokv.replay.tables import FEW, FEW_NOTE, Report, format_delay, list_facts, list_groups, tabulate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,6 +40,7 @@ _LINES: Final = ("-", "--", ":", "-.")
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*", "h")
 _SUFFIXES: Final = (".png", ".svg", ".pdf")
 _GUESS: Final = "without watching"
+_PAGE: Final = Path(__file__).with_name("page.html")
 
 
 def check_figure(path: str | Path | None = None) -> None:
@@ -236,21 +235,15 @@ def _place(report: Report, i: int) -> int:
 
 def save_page(report: Report, path: str | Path, *, made: datetime | None = None, command: str | None = None) -> None:
     """Write the page of a report of `summarise`, with the time and the command that made it."""
+    from jinja2 import Environment
+
     facts = list_facts(report) | {"written by": f"protokv {__version__}"}
     if command:
         facts["command"] = command
     if made:
         facts["made"] = f"{made:%Y-%m-%d %H:%M %Z}".strip()
-    conclusion, tables = report["conclusion"], list(tabulate(report))
-    lead = [conclusion["text"], *conclusion["details"]]
-    reading = [
-        "A memory keeps a fixed number of tokens of a video, its budget. Each question is asked at each delay.",
-        "Clearly more or less: the interval of the difference, on the same questions, does not contain 0.",
-        "Intervals of 95% stand behind each number, and as vertical lines in the figures. They are not corrected for "
-        "the number of comparisons.",
-        f"The dotted grey line, \N{LEFT DOUBLE QUOTATION MARK}{_GUESS}\N{RIGHT DOUBLE QUOTATION MARK}, is right by "
-        "always giving the most frequent answer to each type of question.",
-        f"{FEW_NOTE}. Such cells are grey, and the markers of such panels are hollow.",
-        "Points of one delay stand a little beside each other; below a panel, equal curves are named.",
-    ]
-    page.save_page(path, "Accuracy against delay", lead, tables, list(draw_panels(report)), reading, facts)
+    parts = {"drawings": list(draw_panels(report)), "tables": list(tabulate(report)), "facts": facts}
+    lead = [report["conclusion"]["text"], *report["conclusion"]["details"]]
+    page = Environment(autoescape=True).from_string(_PAGE.read_text(encoding="utf-8"))
+    text = page.render(**parts, lead=lead, few=FEW, few_note=FEW_NOTE, guess=_GUESS)
+    Path(path).write_text(text, encoding="utf-8")

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from protokv.config import FullConfig
 from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
-from protokv.replay.page import FEW, Table
 from protokv.texts import count_text
 
 Report = Mapping[str, Any]
 
-
+FEW: Final = "*"
+"""A cell that ends so stands on little data."""
 FEW_NOTE: Final = f"{FEW}: fewer than {FEW_QUESTIONS} questions or {FEW_VIDEOS} videos"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of text.
+
+    Attributes:
+        title: above it.
+        head: a name for each column.
+        rows: cells; the first of each row is its name.
+        note: below it, how to read it.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 def format_delay(seconds: float) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from protokv.serve.app import build_app
-from protokv.serve.connections import configure
-from protokv.serve.limits import Limits
+from protokv.serve.connections import Limits, configure
 from protokv.serve.states import States
 
 __all__ = ["Limits", "States", "build_app", "configure"]

@@ -25,8 +25,8 @@ from protokv.core.session import Answer
 from protokv.errors import ConfigError, NotUnderstood, ProtoKVError, SourceNotFound, StateNotFound
 from protokv.serve import chat, responses
 from protokv.serve.access import Access
+from protokv.serve.connections import Limits
 from protokv.serve.footage import Footage
-from protokv.serve.limits import Limits
 from protokv.serve.page import Page
 from protokv.serve.states import States
 from protokv.storage.watched import meaningless

@@ -1,4 +1,4 @@
-"""Connections: how many there are, and how long the server waits for a client. Knows nothing about states.
+"""The limits of a server; connections, how many there are and how long each is waited for. Knows nothing about states.
 
 uvicorn parses HTTP with h11, which bounds what comes before a body. It waits for ever, though: for the rest of a
 request, and for a client that does not read. Here every wait ends. Where there are too many connections, the one that
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from protokv.serve.limits import Limits
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +24,31 @@ _INTERVAL_S = 1.0
 _TURN = 1 << 12
 # What is waited for.
 _HEAD, _BODY, _READER = "a request", "the body of a request", "a client to read its answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a server. What comes before a body has at most 16 KiB, which uvicorn says to h11.
+
+    Attributes:
+        body_bytes: the most of a request.
+        waiting: the most questions that are being answered or wait.
+        answer_s: the longest time for an answer, waiting included.
+        connections: the most at once; for another one, the one that is waited for longest is closed.
+        head_s: the longest time until a request is there, without its body.
+        body_s: the longest time for its body.
+        read_s: the longest time without a client reading on.
+        parsing_s: the longest time on the processor to parse what a client has sent of one request.
+    """
+
+    body_bytes: int = 1 << 20
+    waiting: int = 16
+    answer_s: float = 120.0
+    connections: int = 128
+    head_s: float = 10.0
+    body_s: float = 30.0
+    read_s: float = 60.0
+    parsing_s: float = 0.25
 
 
 class Connection(H11Protocol):
