@@ -101,6 +101,26 @@ def list_objects(address: str) -> Iterator[tuple[str, str]]:
                     yield path[len(fixed) :], root + path
 
 
+def list_beginning(address: str) -> Iterator[str]:
+    """Yield the address of every object that begins with an address; none where listing is not allowed.
+
+    Raises:
+        SourceError: the store does not answer.
+    """
+    store, rest = store_of(address)
+    root = address[: len(address) - len(rest)]
+    with explained(address):
+        try:
+            for batch in store.list(rest.rpartition("/")[0] or None, offset=rest):
+                for one in batch:
+                    if not one["path"].startswith(rest):
+                        return  # they come in order
+                    yield root + one["path"]
+        except Exception as error:  # obstore has no error of its own for it
+            if "403 Forbidden" not in str(error):
+                raise
+
+
 def list_folders(address: str, suffix: str) -> Iterator[str]:
     """Yield the outermost "folders" below a prefix whose names end in a suffix, with one request per folder.
 

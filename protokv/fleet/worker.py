@@ -220,8 +220,7 @@ def _has_other_words(source: str, header: Header, options: IngestOptions) -> boo
     A track of its container changes with it.
     """
     before, choice = recorded(header.source), options.subtitles
-    path = None if kind_of(source) != "file" or is_object(source) else Path(source)
-    file = file_of(path, choice)
+    file = file_of(source, choice)
     if file is not None:
         return identity(before) != record_of_file(file)
     if is_heard(before) or (options.transcribe is not None and not before):

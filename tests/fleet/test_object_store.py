@@ -16,6 +16,7 @@ from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
 from protokv.fleet.states import survey
 from protokv.ingestion import Every
+from protokv.ingestion.words.find import words_of
 from protokv.object_store import fingerprint, list_objects
 from protokv.storage import api as storage
 from protokv.storage.commit import Lock
@@ -68,6 +69,22 @@ def test_a_prefix_and_a_pattern_are_planned_as_a_folder_and_a_glob_are() -> None
     assert [job.key for job in plan(["s3://bucket/videos/a.mp4"])] == ["a"]
     with pytest.raises(SourceNotFound, match="there is no video in s3://bucket/nothing/"):
         plan(["s3://bucket/nothing/"])
+
+
+def test_subtitles_beside_an_object_are_found_like_those_beside_a_file(store: S3Server, films: Path) -> None:
+    video = "s3://bucket/talks/talk.mp4"
+    for name in ("talk.mp4", "talk.en.vtt", "talk.de.srt", "talks.srt", "talk.x/y.srt", "other.srt", "t.srt"):
+        words = "WEBVTT\n\n00:00.000 --> 00:01.000\n" if name.endswith("vtt") else "1\n00:00:00,000 --> 00:00:01,000\n"
+        store.put(f"talks/{name}", f"{words}{name}\n".encode())
+    with open_source(films / "a.mp4") as source:
+        for choice, name in (("auto", "talk.en.vtt"), ("de", "talk.de.srt"), ("s3://bucket/talks/t.srt", "t.srt")):
+            words = words_of(source, video, choice)
+            assert words is not None
+            assert (words.between(0.0, 1.0), words.record["name"]) == ([name], name)
+        assert words_of(source, "s3://bucket/talks/talks.mp4", "auto").record["name"] == "talks.srt"  # type: ignore[union-attr]
+        # Whoever may not list reads the video all the same.
+        store.before = lambda method, key: 403 if not key else None
+        assert words_of(source, video, "auto") is None
 
 
 def test_an_object_is_read_like_its_file_and_leaves_no_copy(

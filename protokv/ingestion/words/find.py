@@ -1,13 +1,15 @@
 """Find the words of a video: which subtitles are meant, what they say, and what a state keeps on record of them.
 
-`auto` takes a file of subtitles beside the video, else a text track of its container, else nothing. What cannot be read
-gives no words and one sentence in `lost`: the video is watched all the same.
+`auto` takes a file of subtitles beside the video, in a folder or a bucket, else a text track of its container, else
+nothing. What cannot be read gives no words and one sentence in `lost`: the video is watched all the same.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,10 @@ from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.words.cues import Coming, Cue, Track, Words
 from protokv.ingestion.words.hearing import LATE_S, cues_of, hear
 from protokv.ingestion.words.plain import Plain, plain
+from protokv.object_store import fetch, is_object, list_beginning
 from protokv.video import isolated
-from protokv.video.file import check_is_file, fingerprint
+from protokv.video.address import kind_of
+from protokv.video.registry import fingerprint_source
 from protokv.video.source import Line, Lines, Sound, Source, TextTrack
 
 if TYPE_CHECKING:
@@ -39,7 +43,7 @@ _TWO_LETTERS = dict(
 
 def words_of(
     source: Source | LiveSource,
-    path: Path | None,
+    video: str | os.PathLike[str] | None,
     choice: str,
     start_s: float = 0.0,
     recogniser: Recogniser | None = None,
@@ -48,7 +52,7 @@ def words_of(
 
     Args:
         source: the open video, or the part of it that is watched.
-        path: of the video; None: it is no file.
+        video: its path or address; None: it has none.
         choice: `auto`, `off`, a file of subtitles, or a language.
         start_s: where in the video the part begins.
         recogniser: writes down what is said where there are no such subtitles.
@@ -56,9 +60,9 @@ def words_of(
     Raises:
         SourceNotFound: the named file is not there, or nothing is in that language.
     """
-    file = file_of(path, choice)
+    file = file_of(video, choice)
     if file is not None:
-        return _track(record_of_file(file), lambda: isolated.read_subtitles(file).since(start_s))
+        return _track(record_of_file(file), lambda: _read(file).since(start_s))
     if isinstance(source, LiveSource):
         return None if choice == OFF and recogniser is None else _coming(source, choice, recogniser)
     track = track_of(source, choice)
@@ -70,7 +74,7 @@ def words_of(
         return hear(source, recogniser)
     if choice in (AUTO, OFF):
         return None
-    languages = {two_letters(one.language) for one in source.texts} | {language for language, _ in _beside(path)}
+    languages = {two_letters(one.language) for one in source.texts} | {language for language, _ in _beside(video)}
     known = ", ".join(sorted(languages - {""}))
     raise SourceNotFound(
         f"{source.info.name} has no subtitles in {choice}",
@@ -78,17 +82,17 @@ def words_of(
     )
 
 
-def file_of(path: Path | None, choice: str) -> Path | None:
-    """Return the file of subtitles that is meant for the video at `path`; None: none. Raises as `words_of`."""
+def file_of(video: str | os.PathLike[str] | None, choice: str) -> str | None:
+    """Return the file of subtitles, or the object, that is meant for a video; None: none. Raises as `words_of`."""
     if choice == OFF:
         return None
     if is_file(choice):
-        if not Path(choice).is_file():
+        if not is_object(choice) and not Path(choice).is_file():
             raise SourceNotFound(f"no subtitles at {choice}", hint="name a file, a language such as en, auto, or off")
-        return Path(choice)
-    found = [(language, file) for language, file in _beside(path) if _speaks(language, choice)]
+        return choice
+    found = [(language, file) for language, file in _beside(video) if _speaks(language, choice)]
     # The plain name first, then English, then by name.
-    return min(found, key=lambda one: (one[0] != "", one[0] != "en", one[1].name), default=("", None))[1]
+    return min(found, key=lambda one: (one[0] != "", one[0] != "en", one[1]), default=("", None))[1]
 
 
 def track_of(source: Source | LiveSource, choice: str) -> TextTrack | None:
@@ -108,10 +112,9 @@ def two_letters(language: str) -> str:
     return "" if first == "und" else _TWO_LETTERS.get(first, first[:2])
 
 
-def record_of_file(file: Path) -> dict[str, Any]:
+def record_of_file(file: str) -> dict[str, Any]:
     """Return what a state keeps on record of a file of subtitles; SourceError if it cannot be read."""
-    check_is_file(file)
-    return {"kind": "file", "name": file.name, "fingerprint": fingerprint(file)}
+    return {"kind": "file", "name": Path(file).name, "fingerprint": fingerprint_source(file)}
 
 
 def recorded(source: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -187,15 +190,30 @@ def _track(record: dict[str, Any], read: Callable[[], Lines]) -> Track:
     return Track(plain(lines), record, lost or None)
 
 
-def _beside(path: Path | None) -> Iterator[tuple[str, Path]]:
+def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:
     """Give the files of subtitles beside a video, `NAME.srt` or `NAME.LANGUAGE.srt`, with their languages."""
-    if path is None or not path.parent.is_dir():
+    if video is None:
         return
-    for file in path.parent.iterdir():
-        if file.name.startswith(f"{path.stem}.") and file.suffix.lower() in SUFFIXES and file.is_file():
-            between = file.name[len(path.stem) + 1 : -len(file.suffix)].partition(".")[0]
+    named, path = os.fspath(video), Path(video)
+    files: Iterable[str] = ()
+    if is_object(named):
+        files = list_beginning(f"{named.removesuffix(path.suffix)}.")
+    elif kind_of(named) == "file" and path.parent.is_dir():
+        files = (str(file) for file in path.parent.iterdir() if file.is_file())
+    for file in files:
+        name, suffix = Path(file).name, Path(file).suffix
+        if name.startswith(f"{path.stem}.") and suffix.lower() in SUFFIXES:
+            between = name[len(path.stem) + 1 : -len(suffix)].partition(".")[0]
             if not between or LANGUAGE.fullmatch(between):
                 yield two_letters(between), file
+
+
+def _read(file: str) -> Lines:
+    if not is_object(file):
+        return isolated.read_subtitles(Path(file))
+    with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
+        fetch(file, copy := Path(folder, Path(file).name))
+        return isolated.read_subtitles(copy)
 
 
 def _speaks(language: str, choice: str) -> bool:
