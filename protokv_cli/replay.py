@@ -274,6 +274,9 @@ def replay(
         opened = request.open(name)
         for video, why in opened.missing.items():
             out.error(f"left out: {video}: {why}")
+        lost = {stream.name: stream.words_lost for stream in opened.streams if stream.words_lost}
+        for video, why in lost.items():
+            out.error(f"Error: {video}: not all words are read: {why}")
         referee = request.judge(judge, placement)
         backbone = load_backbone(name, **loading)
         plan = request.plan(opened, backbone, fps)
@@ -307,5 +310,5 @@ def replay(
         if stop.exit is not None:
             out.warn(f"stopped; what is done is in {output}. Continue with the same command.")
             raise typer.Exit(stop.exit)
-        if unread:
+        if unread or lost:
             raise typer.Exit(Exit.PARTIAL)

@@ -14,7 +14,7 @@ from protokv.errors import SourceUnreadable
 from protokv.extras.thumbnails import Thumbnails
 from protokv.extras.transcript import Transcript
 from protokv.ingestion.options import IngestOptions
-from protokv.ingestion.words import Words
+from protokv.ingestion.words import Words, speak
 from protokv.ingestion.words.find import is_heard, named
 from protokv.video import Source, read_steps
 
@@ -118,7 +118,7 @@ def estimate(source: Source, backbone: Backbone, options: IngestOptions, words: 
         tokens=tokens,
         tokens_per_step=per_step,
         state_bytes=session.memory.bytes_held,
-        most_bytes=most_bytes(session.memory, thumbnails, words=words is not None),
+        most_bytes=most_bytes(session.memory, thumbnails, words=speak(words)),
         end_bytes=None if tokens is None else end_bytes(session.memory, backbone, tokens, pictures),
         seconds=None if steps is None or per_step_s is None else steps * per_step_s,
         tried_steps=tried,

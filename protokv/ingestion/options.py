@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig
@@ -17,12 +17,10 @@ from protokv.config.base import check_fps
 from protokv.errors import ConfigError, use_one_of
 from protokv.extras.thumbnails import DEFAULT as THUMBNAILS
 from protokv.extras.thumbnails import MOST as MOST_THUMBNAILS
+from protokv.ingestion.words import Words, speak
 from protokv.mini import EMBEDDED
 from protokv.video import Decoder
 from protokv.video.address import PIPE
-
-if TYPE_CHECKING:
-    from protokv.ingestion.words import Words
 
 # A live source without a frame for this time is lost.
 STALL_S = 20.0
@@ -239,7 +237,7 @@ class IngestOptions:
     def config_with(self, words: Words | None) -> MemoryConfig:
         """Return the memory of a new state of a source with these words."""
         # A live source shows only with its first frame whether it has words.
-        return self.config.with_words(True) if words is not None and words.record else self.config
+        return self.config.with_words(True) if speak(words) else self.config
 
     @property
     def new_model(self) -> dict[str, Any]:

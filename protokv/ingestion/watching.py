@@ -24,7 +24,7 @@ from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, Sourc
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
-from protokv.ingestion.words import Track, Words
+from protokv.ingestion.words import Track, Words, speak
 from protokv.ingestion.words.find import is_heard, named, recorded
 from protokv.mini import is_embedded
 from protokv.mini.looked import Look, Looked, is_looked_at
@@ -76,7 +76,7 @@ class Run:
         self._looked = Looked.of(record.get("looked")) or Looked()
         self._told = self._beyond
         self._words, self._heard, self._told_words = start.words, start.heard, False
-        if self._named_words:
+        if speak(self._words):
             check_words(session.backbone, session.config)
         if self._words is not None and (lost := recorded(record).get("lost")):
             self._words.lost = str(lost)
@@ -259,7 +259,7 @@ class Run:
             most_bytes=most_bytes(
                 self._session.memory,
                 0 if self._thumbnails is None else self._thumbnails.most,
-                words=self._named_words is not None,
+                words=speak(self._words),
             ),
             beyond_model=self._beyond,
             model=self._session.backbone.identity.name,
@@ -393,7 +393,7 @@ class LiveRun(Run):
 
     def _said(self, time_s: float) -> list[str]:
         said, session = super()._said(time_s), self._session
-        if self._words is None or not self._words.record:
+        if self._words is None or not speak(self._words):
             return said
         spoken = session.config.with_words(True)
         if session.clock.steps == 0 and session.config != spoken:

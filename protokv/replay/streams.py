@@ -27,6 +27,7 @@ class Stream(ABC):
         questions: about it.
         can_batch: it may be watched together with other streams of its length.
         has_words: something may be said in it.
+        words_lost: what of the words could not be read, in one sentence; empty: nothing.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Stream(ABC):
     questions: Sequence[Question]
     can_batch: bool = False
     has_words: bool = False
+    words_lost: str = ""
 
     @abstractmethod
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
@@ -73,7 +75,9 @@ class ReplayFile(Stream):
             self.facts = {"size_bytes": info.size_bytes, "fingerprint": info.fingerprint}
             self._words = words_of(source, Path(path), subtitles)
         if self._words is not None:
-            self.has_words, self.facts["subtitles"] = True, identity(self._words.record)
+            self.has_words, self.words_lost = not self._words.silent, self._words.lost or ""
+            lost = {"lost": self.words_lost} if self.words_lost else {}
+            self.facts["subtitles"] = {**identity(self._words.record), **lost}
         self.questions = questions
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,8 @@ SMALL = tuple(
 )
 
 
-def results(program: Program) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (program.folder / "results.jsonl").read_text().splitlines()]
+def results(program: Program, name: str = "results.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (program.folder / name).read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,10 @@ def test_questions_about_a_file_are_asked_and_those_left_out_are_counted(protokv
         "beyond the end of the stream at some delay": 1,
     }
     assert {row["asked_s"] for row in results(protokv)} == {3.0, 8.0}
+    (protokv.folder / "bad.srt").write_bytes(b"junk\0" * 99)
+    partial = protokv("replay", video, *options, "--subtitles", "bad.srt", "-o", "bad.jsonl")
+    assert (partial.code, partial.err.count("not all words are read: bad.srt holds no subtitles")) == (Exit.PARTIAL, 1)
+    assert "bad.srt holds no subtitles" in results(protokv, "bad.jsonl")[0]["stream"]["subtitles"]["lost"]
 
 
 @pytest.mark.parametrize(

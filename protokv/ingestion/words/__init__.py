@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from protokv.ingestion.words.cues import Coming, Cue, Track, Words
+from protokv.ingestion.words.cues import Coming, Cue, Track, Words, speak
 
-__all__ = ["Coming", "Cue", "Track", "Words"]
+__all__ = ["Coming", "Cue", "Track", "Words", "speak"]

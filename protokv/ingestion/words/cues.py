@@ -43,16 +43,23 @@ class Words(Protocol):
     Attributes:
         record: which words these are, as a state keeps it: plain JSON. Equal records are of equal words.
         lost: one sentence on what was cut off or could not be read; None: nothing until now.
+        silent: it is known that nothing is said.
     """
 
     record: Mapping[str, Any]
     lost: str | None
+    silent: bool
 
     def between(self, start_s: float, end_s: float) -> list[str]:
         """Return the texts of the step from `start_s` up to `end_s`, in order.
 
         The step that begins at 0 also takes what was said before it.
         """
+
+
+def speak(words: Words | None) -> bool:
+    """Return whether words may come, so that a memory needs room for them."""
+    return words is not None and bool(words.record) and not words.silent
 
 
 class Piece(NamedTuple):
@@ -65,6 +72,8 @@ class Piece(NamedTuple):
 
 class Bounded:
     """The part of `Words` that cuts cues into pieces and pieces to size."""
+
+    silent = False
 
     def __init__(self, record: Mapping[str, Any], lost: str | None = None, most_of_step: int = MOST_OF_STEP) -> None:
         self.record, self.lost = record, lost
@@ -122,6 +131,7 @@ class Track(Bounded):
         pieces = [piece for n, cue in enumerate(in_order) for piece in self._pieces(n, cue)]
         self._in_time = sorted(pieces, key=lambda piece: piece[:2])
         self._times = [piece.time_s for piece in self._in_time]
+        self.silent = not pieces
 
     def between(self, start_s: float, end_s: float) -> list[str]:
         """See `Words`."""

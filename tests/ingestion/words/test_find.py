@@ -94,6 +94,13 @@ def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(video: Pat
         assert events[WordsLost].words == "talk.srt"
         assert "holds no subtitles" in events[Summary].words_lost
         assert events[Summary].complete
+    # They take no room in the memory.
+    states = [storage.load_state(video.with_suffix(".safetensors"))]
+    watch(video, "off", overwrite=True)
+    states.append(storage.load_state(video.with_suffix(".safetensors")))
+    assert states[0].memory == states[1].memory
+    assert states[0].tensors.keys() == states[1].tensors.keys()
+    assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
 
 
 def test_lines_of_a_pipe_and_of_a_growing_file_come_with_the_frames(video: Path) -> None:
