@@ -12,10 +12,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import pickle
 import platform
 import posix
+import posixpath
 import select
 import signal
 import socket
@@ -26,6 +28,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import pytest
@@ -74,6 +77,9 @@ _MAP_ANONYMOUS, _PROT_WRITE, _HERE = 0x20, 2, 0xFFFFFF9C
 _RECEIVE, _SEND, _GO_ON = 0xC0502100, 0xC0182101, 1
 _M_MMAP_THRESHOLD, _M_TOP_PAD = -3, -2
 
+# Threads are told apart by their numbers modulo this.
+_THREADS = 1 << 12
+
 # This many pieces of 2 KiB fill a new heap.
 _FILL = 128
 
@@ -105,9 +111,13 @@ class Fault:
 
 @dataclass
 class Ended:
-    """How a child ended: its counted calls, its status, and what its operation returned or raised."""
+    """How a child ended: its counted calls up to the fault, its status, what its operation returned or raised.
+
+    `places` holds for each call its name and a number of the Python stack behind it, if they were asked for.
+    """
 
     calls: list[str] = field(default_factory=list)
+    places: list[tuple[str, int]] = field(default_factory=list)
     status: int = 0
     value: Any = None
     error: tuple[str, bool, str, str] | None = None
@@ -117,22 +127,23 @@ class Ended:
         return self.calls[-1] if self.calls else ""
 
 
-def run(operation: Callable[[], Any], root: Path, fault: Fault = Fault()) -> Ended:
-    """Call `operation` in a forked child while counting its calls, and let one of them fail."""
+def run(operation: Callable[[], Any], root: Path, fault: Fault = Fault(), *, places: bool = False) -> Ended:
+    """Call `operation` in a forked child while counting its calls, and let one of them fail; note their `places`."""
+    stacks = mmap.mmap(-1, 8 * _THREADS) if places else None
     mine, theirs = socket.socketpair()
     with mine, warnings.catch_warnings():
         # Python warns of threads; none of them holds a lock that the child needs.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
         if not child:
-            _serve(operation, theirs, fault.kind)
+            _serve(operation, theirs, fault.kind, stacks)
         theirs.close()
         _, received, _, _ = socket.recv_fds(mine, 1, 1)
         if not received:
             os.waitpid(child, 0)
             pytest.skip("the kernel does not let calls be watched here")
         (listener,) = received
-        watched = _Watched(child, os.path.realpath(root), fault)
+        watched = _Watched(child, os.path.realpath(root), fault, stacks)
         try:
             mine.send(b"g")
             answer = watched.follow(listener, mine)
@@ -140,13 +151,26 @@ def run(operation: Callable[[], Any], root: Path, fault: Fault = Fault()) -> End
             os.close(listener)
             watched.close()
             _, status = os.waitpid(child, 0)
-    ended = Ended(watched.calls, os.waitstatus_to_exitcode(status))
+    ended = Ended(watched.calls, watched.places, os.waitstatus_to_exitcode(status))
     if answer:
         ended.value, ended.error = pickle.loads(answer)
     return ended
 
 
-def _serve(operation: Callable[[], Any], to: socket.socket, kind: Kind) -> None:
+def _note_stacks(stacks: mmap.mmap) -> None:
+    """Keep in `stacks` a number of the stack of each thread of this process."""
+
+    def note(frame: FrameType | None, *_: Any) -> None:
+        found = 0
+        while frame is not None:
+            found, frame = hash((found, frame.f_code, frame.f_lasti)), frame.f_back
+        struct.pack_into("q", stacks, threading.get_native_id() % _THREADS * 8, found)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+
+
+def _serve(operation: Callable[[], Any], to: socket.socket, kind: Kind, stacks: mmap.mmap | None) -> None:
     """Be the child: hand the listener over, wait for the word, call the operation and send what it returned."""
     status, mark = 1, _libc()
     os.fsync = posix.fsync  # tests/conftest.py lets the others not wait for it
@@ -164,6 +188,8 @@ def _serve(operation: Callable[[], Any], to: socket.socket, kind: Kind) -> None:
                 for _ in range(_FILL if kind == "memory" else 0):
                     mark.malloc(2048)
                 mark.access(_BEGIN, 0)
+                if stacks is not None:
+                    _note_stacks(stacks)
                 told.append((operation(), None))
             except BaseException as caught:
                 ours = isinstance(caught, ProtoKVError)
@@ -207,8 +233,10 @@ def _install(*, memory: bool) -> int:
 class _Watched:
     """The calls of a child."""
 
-    def __init__(self, child: int, root: str, fault: Fault) -> None:
+    def __init__(self, child: int, root: str, fault: Fault, stacks: mmap.mmap | None) -> None:
         self.calls: list[str] = []
+        self.places: list[tuple[str, int]] = []
+        self._stacks = stacks
         self._child, self._root, self._fault = child, root, fault
         self._memory: dict[int, int] = {}
         self._thread = 0
@@ -256,12 +284,16 @@ class _Watched:
     def _judge(self, thread: int, number: int, arguments: list[int]) -> int | None:
         """Return the error of a call; None lets it go on."""
         name, fault = _CALLS[number][0], self._fault
+        if len(self.calls) >= fault.at > 0 and not fault.lasting:
+            return None
         if name == "access" and (path := self._path(thread, "path", arguments).encode()) in (_BEGIN, _END):
             self._thread = thread if path == _BEGIN else 0
         if not self._thread or not self._counts(thread, number, arguments) or (fault.names and name not in fault.names):
             return None
         self.calls.append(name)
-        if not fault.at or len(self.calls) < fault.at or (len(self.calls) > fault.at and not fault.lasting):
+        if self._stacks is not None:
+            self.places.append((name, *struct.unpack_from("q", self._stacks, thread % _THREADS * 8)))
+        if not fault.at or len(self.calls) < fault.at:
             return None
         if name in _WRITES and fault.error in (errno.ENOSPC, KILL):
             self._write_half(thread, arguments)
@@ -284,7 +316,7 @@ class _Watched:
             return path
         folder = "cwd" if how == "path" or arguments[0] & 0xFFFFFFFF == _HERE else f"fd/{arguments[0] & 0xFFFFFFFF}"
         try:
-            return str(Path(f"/proc/{thread}/{folder}").readlink() / path)
+            return posixpath.join(posix.readlink(f"/proc/{thread}/{folder}"), path)
         except OSError:
             return ""
 

@@ -40,6 +40,7 @@ from protokv.ingestion.words.find import AUTO, OFF, file_of, identity, is_heard,
 from protokv.object_store import is_object
 from protokv.storage.api import read_header, stored_bytes
 from protokv.storage.checkpoint import check_fits
+from protokv.storage.commit import writing
 from protokv.storage.form import is_url
 from protokv.storage.watched import is_beyond, records_of
 from protokv.video import Damage
@@ -133,7 +134,8 @@ class Worker:
         from_s, summary = 0.0, None
         try:
             if not is_url(target):
-                Path(target).parent.mkdir(parents=True, exist_ok=True)
+                with writing(target):
+                    Path(target).parent.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
                 # It would come for every video, without a reader.
                 warnings.simplefilter("ignore", PositionWarning)

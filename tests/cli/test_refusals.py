@@ -82,6 +82,7 @@ def test_a_refused_call_is_one_line_and_no_damage(
     command = [part.format(video=video, second=second) for part in COMMANDS[name]]
     kind = "memory" if error == errno.ENOMEM else "files"
     names = {errno.ENOSPC: frozenset(faults.TAKES_SPACE), errno.EACCES: frozenset(faults.ASKS)}.get(error)
+    ends = set()
     for n in itertools.count(every, every):
         shutil.copytree(base, work)
         fault = Fault(n, error, kind, lasting=error == errno.ENOSPC, names=names)
@@ -90,12 +91,15 @@ def test_a_refused_call_is_one_line_and_no_damage(
         try:
             check(ended.value, error)
         except AssertionError as wrong:
-            wrong.add_note(f"{fault}: {ended.calls[n - 2 : n]}")
+            wrong.add_note(f"{fault}: {ended.failed_call}")
             raise
         load_state(work / "a.safetensors")
         again = protokv(*command)
         assert again.code == 0, again.err
+        # The last one has met no fault.
+        ends.add(tuple((one.name, one.read_bytes()) for one in sorted(work.glob("*.safetensors"))))
         shutil.rmtree(work)
         if len(ended.calls) < n:
             break
+    assert len(ends) == 1
     print(f"{name} {errno.errorcode[error]}: {len(ended.calls)} calls")

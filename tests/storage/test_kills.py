@@ -25,7 +25,7 @@ from tests import faults
 from tests.faults import KILL, Fault
 from tests.fleet.conftest import CONFIG, InlinePool, films, jobs, outcomes, singly, written
 from tests.fleet.recipes import MockRecipe
-from tests.storage.test_faults import Trial, commits
+from tests.storage.test_faults import Trial, commits, operations
 
 __all__ = ["commits", "films", "jobs", "singly"]
 
@@ -65,7 +65,7 @@ class Killer:
         if key not in self._trials:
             place = self._folder / f"{name}{suffix}"
             place.mkdir()
-            self._trials[key] = Trial(name, suffix, self._commits, place)
+            self._trials[key] = Trial(operations(suffix, self._commits)[name], suffix, self._commits, place)
             self._calls[key] = len(self._trials[key].run(Fault())[0].calls)
         # What is left after a kill has fewer calls.
         moments = [Fault(random.randint(1, self._calls[key] // i), KILL) for i in range(1, n + 1)]
