@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from protokv.errors import PositionWarning, ProtoKVError
+from protokv.errors import PositionWarning, ProtoKVError, cause_of, shown
 from protokv.machine import is_out_of_memory, require_address_space
 from protokv.texts import cut
 from protokv_cli.exits import Exit, exit_code
@@ -199,6 +199,9 @@ class Output:
             if is_out_of_memory(error):
                 self.error("Error: there is not enough memory, or the limit of this process is too low (ulimit -v)")
                 self.error("Hint: free some memory, raise the limit, or use a smaller budget or model")
+            elif isinstance(error, OSError) and error.filename is not None:
+                self.error(f"Error: {shown(error.filename)}: {cause_of(error)}")
+                self.error("Hint: mend what the system refuses and run it again; --debug shows the traceback")
             else:
                 self.error(f"Error: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
                 self.error("Hint: run again with --debug for the traceback; it looks like a bug of protokv")

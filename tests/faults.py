@@ -113,11 +113,11 @@ class Fault:
 class Ended:
     """How a child ended: its counted calls up to the fault, its status, what its operation returned or raised.
 
-    `places` holds for each call its name and a number of the Python stack behind it, if they were asked for.
+    `first` numbers the first call at each place of the program, if they were asked for.
     """
 
     calls: list[str] = field(default_factory=list)
-    places: list[tuple[str, int]] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
     status: int = 0
     value: Any = None
     error: tuple[str, bool, str, str] | None = None
@@ -128,7 +128,10 @@ class Ended:
 
 
 def run(operation: Callable[[], Any], root: Path, fault: Fault = Fault(), *, places: bool = False) -> Ended:
-    """Call `operation` in a forked child while counting its calls, and let one of them fail; note their `places`."""
+    """Call `operation` in a forked child while counting its calls, and let one of them fail.
+
+    A place of the program is the name of a call and the Python stack behind it.
+    """
     stacks = mmap.mmap(-1, 8 * _THREADS) if places else None
     mine, theirs = socket.socketpair()
     with mine, warnings.catch_warnings():
@@ -151,7 +154,7 @@ def run(operation: Callable[[], Any], root: Path, fault: Fault = Fault(), *, pla
             os.close(listener)
             watched.close()
             _, status = os.waitpid(child, 0)
-    ended = Ended(watched.calls, watched.places, os.waitstatus_to_exitcode(status))
+    ended = Ended(watched.calls, [*watched.places.values()], os.waitstatus_to_exitcode(status))
     if answer:
         ended.value, ended.error = pickle.loads(answer)
     return ended
@@ -235,7 +238,7 @@ class _Watched:
 
     def __init__(self, child: int, root: str, fault: Fault, stacks: mmap.mmap | None) -> None:
         self.calls: list[str] = []
-        self.places: list[tuple[str, int]] = []
+        self.places: dict[tuple[str, int], int] = {}
         self._stacks = stacks
         self._child, self._root, self._fault = child, root, fault
         self._memory: dict[int, int] = {}
@@ -292,7 +295,8 @@ class _Watched:
             return None
         self.calls.append(name)
         if self._stacks is not None:
-            self.places.append((name, *struct.unpack_from("q", self._stacks, thread % _THREADS * 8)))
+            (stack,) = struct.unpack_from("q", self._stacks, thread % _THREADS * 8)
+            self.places.setdefault((name, stack), len(self.calls))
         if not fault.at or len(self.calls) < fault.at:
             return None
         if name in _WRITES and fault.error in (errno.ENOSPC, KILL):

@@ -58,7 +58,8 @@ _ATTEMPTS = 5
 _NAME = re.compile(r"[^?#]*[^/?#]")
 _GONE = re.compile(r"NoSuchKey|InvalidRange|404 Not Found", re.IGNORECASE)
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
-_STORE = re.compile(r"object store|dispatch failure|service error|timed? ?out", re.IGNORECASE)
+# A refused look for a snapshot is told as a missing one; `check_snapshot` has found before whether it is there.
+_STORE = re.compile(r"object store|dispatch failure|service error|timed? ?out|snapshot not found", re.IGNORECASE)
 
 
 class IcechunkForm(Form):
@@ -149,7 +150,10 @@ class IcechunkForm(Form):
                 self._open_repo.create_branch(_KEPT + self._base, self._base)
             except IcechunkError:
                 # A failed commit may have created it; a writer may not be allowed to list branches.
-                if self._open_repo.lookup_branch(_KEPT + self._base) != self._base:
+                there = ""
+                with suppress(IcechunkError):
+                    there = self._open_repo.lookup_branch(_KEPT + self._base)
+                if there != self._base:
                     raise
         self._headers[self._base] = header
 
@@ -380,7 +384,7 @@ def explained(address: str, doing: str) -> Iterator[None]:
 
 def _cause(text: str) -> str:
     """Return the last and most specific of the causes that Icechunk prints, on one line."""
-    joined = re.sub(r"\n\s*\|\s{2,}(?=\S)", " ", text)
+    joined = re.sub(r"\n *\| {2,}(?=\S)", " ", text)
     causes = re.findall(r"^\s*[|`]->\s*(.+)$", joined, re.MULTILINE) or [joined.strip().removeprefix("x ")]
     last = str(causes[-1]).splitlines()[0].strip()
     named = re.match(r'Error \{ code: "([^"]*)"(?:, message: "([^"]*)")?', last)

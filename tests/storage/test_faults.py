@@ -142,11 +142,11 @@ class Trial:
                 if ended.error is not None:
                     self._check_error(fault.error, *ended.error)
                 done, last = ended.status == 0 and ended.error is None, fault is several[-1]
-                if (contents := hash((done, last, *_contents(work)))) not in self._seen:
+                if (left := hash((done, last, *contents(work)))) not in self._seen:
                     self._check_states(work, done=done)
                     if last:
                         self._check_next(work)
-                    self._seen.add(contents)
+                    self._seen.add(left)
             except BaseException as error:
                 error.add_note(f"{fault} at {ended.failed_call}: {ended.status} {ended.error}")
                 raise
@@ -155,11 +155,11 @@ class Trial:
         return found
 
     def places(self, fault: Fault) -> list[int]:
-        """Return the first of the fault's calls at each place of the program."""
+        """Return the number of the first call at each place of the program."""
         shutil.copytree(self.base, self._tmp / "work", copy_function=os.link)
         ended = faults.run(lambda: self.operation.act(self._tmp / "work") and None, self._tmp, fault, places=True)
         shutil.rmtree(self._tmp / "work")
-        return sorted({place: n for n, place in reversed([*enumerate(ended.places, 1)])}.values())
+        return ended.first
 
     def _check_error(self, number: int, kind: str, ours: bool, message: str, hint: str) -> None:
         if not ours:
@@ -203,7 +203,7 @@ class Trial:
         assert len(kept) == KEEP - 1
 
 
-def _contents(folder: Path) -> list[tuple[str, bytes]]:
+def contents(folder: Path) -> list[tuple[str, bytes]]:
     """Return the names in a folder, without their random parts, and what is in the files."""
     found = [(str(one.relative_to(folder)), one.read_bytes() if one.is_file() else b"") for one in folder.rglob("*")]
     return sorted((re.sub(r"\d+-[0-9a-f]{8}", "", name), content) for name, content in found)

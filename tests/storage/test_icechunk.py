@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -26,7 +28,10 @@ from protokv.storage.writer import Writer
 from tests.storage.conftest import READS, failure
 from tests.storage.form_tests import FormTests
 from tests.storage.form_tests import moment as at
-from tests.storage.s3 import BUCKET
+from tests.storage.s3 import BUCKET, S3Server
+from tests.storage.test_faults import A, commits, watch
+
+__all__ = ["commits"]
 
 REF = "refs/branch.main/ref.json"
 
@@ -140,23 +145,39 @@ def test_one_of_many_writers_wins_each_round(make_state, same_state, store, addr
         assert same_state(load_state(address), won[0])
 
 
+@contextmanager
+def refusing(store: S3Server, n: int, lasting: bool) -> Iterator[list[str]]:
+    """Refuse request number `n`, from 1, and those after it if that is lasting; yield the keys of all."""
+    seen: list[str] = []
+
+    def refuse(method: str, key: str) -> int | None:
+        seen.append(key)
+        return 403 if len(seen) == n or (lasting and len(seen) > n) else None
+
+    store.before = refuse
+    yield seen
+    store.before = lambda method, key: None
+
+
 @pytest.mark.parametrize("existing", [True, False])
+@pytest.mark.parametrize(
+    ("every", "lasting"),
+    [(7, True), pytest.param(1, True, marks=pytest.mark.slow), pytest.param(1, False, marks=pytest.mark.slow)],
+)
 def test_a_writer_that_dies_at_any_request_leaves_the_old_or_the_new_state(
-    existing, make_state, same_state, store, address, monkeypatch
+    existing, every, lasting, make_state, same_state, store, address, monkeypatch
 ):
-    """The store refuses every request from the n-th on, for every seventh n."""
+    """The store refuses the n-th request, and those after it if that is lasting, for every seventh n or every one."""
     monkeypatch.setattr(repository, "collect", lambda repo, limit: None)
     old, committed = None, []
-    for n in itertools.count(step=7):
+    for n in itertools.count(1, every):
         path = address if existing else f"{address}{n}"
         if existing and old is None:
             old = replace(at(make_state, 1), tensors={"a": torch.arange(3)})
             save_state(old, path)
         new = replace(at(make_state, 2 + n), tensors={"a": torch.arange(4 + n)})
-        left = itertools.count(n, -1)
-        store.before = lambda method, key, left=left: 403 if next(left) <= 0 else None
-        error = failure(save_state, new, path)
-        store.before = lambda method, key: None
+        with refusing(store, n, lasting) as seen:
+            error = failure(save_state, new, path)
         try:
             committed.append(same_state(load_state(path), new))
         except StateNotFound:
@@ -167,13 +188,37 @@ def test_a_writer_that_dies_at_any_request_leaves_the_old_or_the_new_state(
         old = replace(new, complete=True)
         save_state(old, path)
         assert same_state(load_state(path), old)
-        if error is None:
+        # Some requests may fail: that of what is only looked up, and that of garbage.
+        assert error is not None or committed[-1]
+        assert error is None or "\n" not in error.message
+        if len(seen) < n:
             break
-        assert "\n" not in error.message
-    assert committed == sorted(committed)
+    assert not lasting or committed == sorted(committed)
     assert committed[-1]
     assert not committed[0]
-    assert n > 8
+    assert len(seen) > 8
+    print(len(seen), "requests")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_run_whose_requests_fail_leaves_one_of_its_commits_and_goes_on(lasting, commits, same_state, store, address):
+    for n in itertools.count(1):
+        path = f"{address}{n}"
+        with refusing(store, n, lasting) as seen:
+            error = failure(lambda path=path: [*watch(path, A)])
+        assert error is None or not isinstance(error, StateCorrupt)
+        with suppress(StateNotFound):
+            found = load_state(path)
+            assert any(same_state(found, one) for one in commits[:4])
+            with refusing(store, n, lasting) as loading:
+                refused = failure(load_state, path)
+            assert len(loading) < n or (refused and not isinstance(refused, StateCorrupt | StateNotFound))
+        assert [*watch(path, A)]
+        assert same_state(load_state(path), commits[3])
+        if len(seen) < n:
+            break
+    print(len(seen), "requests of a run,", len(loading), "of a load")
 
 
 def test_a_commit_whose_answer_is_lost_is_found(make_state, same_state, store, address):
