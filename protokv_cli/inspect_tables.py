@@ -142,10 +142,12 @@ def _kept(d: Mapping[str, Any]) -> str:
     if exact >= seen:
         return f"all {seen_text}, exactly"
     latest = f"{seen_text}: the last {exact:,} exactly (from {time_text(stream['exact_from_s'])})"
-    if "words_tokens_in_use" in d:
-        latest += f", {d['words_tokens_in_use']:,} of words exactly"
+    older = f"{memory['prototypes']:,} prototypes"
+    if "words_prototypes" in d:
+        latest += f" and {d['words_tokens_in_use']:,} of words"
+        older += f" and {d['words_prototypes']:,} of words"
     if memory["prototypes"]:
-        return f"{latest}, older ones as {memory['prototypes']:,} prototypes"
+        return f"{latest}, older ones as {older}"
     return latest if stream["tokens_kept"] <= exact else f"{latest}, at most {stream['tokens_kept']:,} in all"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, Self
 
 from protokv.config.paper import PrototypeConfig
@@ -11,7 +11,6 @@ from protokv.errors import ConfigError
 
 Rule = Literal["auto", "exact", "blocked"]
 CenterBits = Literal["auto", 8, 32]
-WordsKeep = Literal["newest", "spread"]
 
 BLOCKED_FROM: Final = 512
 """Prototypes of a head from which on "auto" chooses the blocked rule; `protokv.durable` has the measurements."""
@@ -35,13 +34,15 @@ class DurableConfig(PrototypeConfig):
             decodes it when it is read: less than a quarter of the memory, slower steps
             (`protokv.durable.quantized`); it needs S = 1 and no residuals. "auto" is 8 below `BLOCKED_FROM` prototypes
             a head, where answers are as good in a third of the bytes (`samples/studies/harder/`), else 32.
-        words: whether the stream may have words; `ingest` sets it where there are subtitles. They are held apart,
-            exact (`protokv.durable.words`).
-        words_share: share of the budget that is for words; at 0 they are tokens like any other.
-        words_keep: which cues stay when there is no more room: the "newest", or a "spread" over the whole stream.
+        words: whether the stream may have words; `ingest` sets it where there are subtitles. They merge with words
+            alone (`protokv.durable.words`).
+        words_share: share of the budget that is for words; at 0 they are tokens like any other, as they are where it
+            has no room for a prototype and a token beside it.
     """
 
     name: ClassVar[str] = "durable"
+    keeps: ClassVar[Literal["newest", "spread"]] = "newest"
+    """What is kept from merging where tokens are new (`protokv.durable.novelty`)."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_mass_power": (0, 1), "words_share": (0, 0.9)}
 
     pseudo_tokens: int = 1
@@ -51,12 +52,20 @@ class DurableConfig(PrototypeConfig):
     center_bits: CenterBits = "auto"
     words: bool = False
     words_share: float = 0.25
-    words_keep: WordsKeep = "spread"
 
     @property
     def words_tokens(self) -> int:
         """Return how many tokens of the budget are for words."""
-        return int(self.budget * self.words_share) if self.words else 0
+        tokens = int(self.budget * self.words_share) if self.words else 0
+        return tokens if tokens > self.pseudo_tokens + 1 else 0
+
+    def of_words(self) -> WordsConfig | None:
+        """Return the settings of the memory of words; None if words are tokens like any other."""
+        if not self.words_tokens:
+            return None
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        words = WordsConfig(**own | {"words": False, "budget": self.words_tokens, "rule": "auto"})
+        return words if words.prototypes == 1 else replace(words, rule=self.rule)
 
     @property
     def merged_budget(self) -> int:
@@ -106,3 +115,10 @@ class DurableConfig(PrototypeConfig):
     def resolve(self) -> Self:
         """Return this config with "auto" replaced by the rule and the bits in use."""
         return replace(self, rule="blocked" if self.is_blocked else "exact", center_bits=8 if self.is_quantized else 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordsConfig(DurableConfig):
+    """The settings of a memory of words."""
+
+    keeps: ClassVar[Literal["newest", "spread"]] = "spread"

@@ -105,10 +105,9 @@ class ProtoKV(LocalMemory):
         """Return the rule by which tokens enter the bank."""
         return PaperRule
 
-    @classmethod
-    def new_slots(cls, config: Any, shape: MemoryShape) -> Slots:
+    def new_slots(self, config: Any, shape: MemoryShape) -> Slots:
         """Return the slots that attention reads, all free."""
-        return Slots(shape, far=cls.far_slots(config), near=config.near_tokens)
+        return Slots(shape, far=self.far_slots(config), near=config.near_tokens)
 
     @staticmethod
     def far_slots(config: Any) -> int:
@@ -134,8 +133,11 @@ class ProtoKV(LocalMemory):
         return self._slots, self._sanitizer, self._near, self._bank, *(part for part in optional if part is not None)
 
     def append(self, step: StepKV) -> None:
-        """Take one step (Algorithm 1, a step at a time)."""
-        step = self._admit(step, self._near.last_step)
+        """Take one step."""
+        self._take_step(self._admit(step, self._near.last_step))
+
+    def _take_step(self, step: StepKV) -> None:
+        """Take one step that was admitted (Algorithm 1, a step at a time)."""
         if self._policy is not None:
             self._policy.see_(self._near.newest, step)
         leaving = self._near.append(step)
@@ -156,6 +158,11 @@ class ProtoKV(LocalMemory):
 
     def context(self) -> Context:
         """Return all slots, with the pseudo-tokens up to date."""
+        self._show()
+        return self._slots.context(self._near.positions, self._anchors)
+
+    def _show(self) -> None:
+        """Bring the pseudo-tokens up to date."""
         if self._config.prototypes:
             rows = self._bank.take_touched_()
             if self._residuals is not None:
@@ -164,7 +171,6 @@ class ProtoKV(LocalMemory):
             for some in torch.split(rows, max(1, _TOKENS_AT_ONCE // self._config.pseudo_tokens)):
                 self._write_pseudo_tokens(some)
             self._write_biases()
-        return self._slots.context(self._near.positions, self._anchors)
 
     def _write_pseudo_tokens(self, rows: Tensor) -> None:
         """Write the keys and values of some prototypes into their slots."""

@@ -129,7 +129,7 @@ class Agglomerative(Policy):
         bound = torch.minimum(self._bound, near_tokens)
         repeat = REPEATS * usual_cost(tokens)[:, None]
         # Two that may merge are left beside each merge.
-        kept = self._newest(self._novelty.kept(step, T, K - 2), T)
+        kept = self._kept(self._novelty.kept(step, T, K - 2), T)
         bound.masked_fill_(kept[:, :K] & (bound >= repeat), torch.inf)
         every_token = torch.arange(K, K + T, device=merges.device).expand(B, T)
         # Those that are kept may not merge; of the others there must be more than merges.
@@ -149,12 +149,14 @@ class Agglomerative(Policy):
         self._width = max(needed * 9 // 8 + 1, self._width * 15 // 16)
         return _Found(points, merged, limit)
 
-    def _newest(self, count: Tensor, T: int) -> Tensor:
-        """Return which points are the newest `count` `[B]` of a head, `[B, K + T]`; of equal ones those further on."""
-        last_step = self._bank.last_step.flatten(0, 1)
-        rank = last_step.argsort(dim=1, stable=True).argsort(dim=1)
+    def _kept(self, count: Tensor, T: int) -> Tensor:
+        """Return which points are the `count` `[B]` of a head that are kept longest, the tokens first, `[B, K + T]`; of
+        equal ones those further on."""
+        turn = self._novelty.turn(self._bank.last_step.flatten(0, 1), self._bank.mass.flatten(0, 1))
+        rank = turn.argsort(dim=1, stable=True).argsort(dim=1)
         B, K = rank.shape
         ranks = torch.cat((rank, torch.arange(K, K + T, device=rank.device).expand(B, T)), 1)
+        ranks[:, :K].masked_fill_(turn < 0, -1)
         return ranks >= (K + T - count)[:, None]
 
     @staticmethod

@@ -135,9 +135,9 @@ class BlockedRule(Policy):
             return
         merges, power = self._schedule.merges, self._config.merge_mass_power
         # A plan needs more than its merges: not all proposals can be carried out together.
-        present = self._novelty.present(step, tokens, self._schedule.filled - 2 * merges)
-        since = step - share[heads] * (present / tokens)
-        plan = plan_of(points, since, self._schedule.filled, merges, self._tables, power)
+        since = self._novelty.since(share, step, tokens, self._schedule.filled - 2 * merges, bank.opened)
+        kept = self._novelty.turn(points.last_step, points.mass) > since[heads, None]
+        plan = plan_of(points, kept, self._schedule.filled, merges, self._tables, power)
         for held, new in zip(self._plans, reversed(plan), strict=True):
             held.flatten(0, 1)[heads] = new
         self._next[heads] = self._line[:merges]
@@ -305,13 +305,13 @@ class Tables:
 
 
 def plan_of(
-    points: Points, since: Tensor, filled: int, merges: int, tables: Tables, power: float
+    points: Points, kept: Tensor, filled: int, merges: int, tables: Tables, power: float
 ) -> tuple[Tensor, Tensor]:
     """Return the next merges of each head.
 
     Args:
         points: K in each head.
-        since: `[n]` float32, what came after this step merges with its repeats alone while others are left to merge.
+        kept: `[n, K]` bool, what merges with its repeats alone while others are left to merge.
         filled: the first `filled` of them take part; at least `2 * merges`.
         merges: M.
         tables: for this size and K, and at least this many heads.
@@ -324,7 +324,6 @@ def plan_of(
     sketch = sketch_of(points.folded)
     orders = orders_of(sketch, points.mean, points.last_step, tables.line, tables.orders)
     share = _share(points.mass, power)
-    kept = points.last_step > since[:, None]
     # What is kept is lightest here, so that only another one that is kept goes into it.
     mass = points.mass.masked_fill(kept, 0)
     proposals = nearest_heavier(sketch, mass, share, orders, tables.line, tables.blocks)

@@ -11,6 +11,10 @@ stream so far, at least half of the budget, and less of it below `ALL_NEW`. Olde
 merged prototype stands at the mean position of its tokens, which have no other place in common. Where the stream
 repeats itself, as video does, none of this happens. `samples/studies/language/` measures what it brings.
 
+Of words (`keeps` is "spread") not the newest are kept from merging but whole cues from all of the stream, as many as
+there is room for: cue 0, then those that a high power of two divides. When there is room for fewer, every other one
+goes, so a spread needs no record.
+
 A budget of one step or less has no room for a past beside the present: there the newest tokens always stay.
 """
 
@@ -24,7 +28,7 @@ from torch import Tensor
 
 from protokv.config import DurableConfig
 from protokv.core.near import Tokens
-from protokv.core.step import StepKV
+from protokv.core.step import MOST_COUNT, StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 
@@ -33,6 +37,8 @@ REPEATS: Final = 0.25
 NEAR: Final = 0.8
 SOME_NEW, ALL_NEW = 0.2, 0.3
 _PRESENT: Final = 8
+# Above the exponent of any step.
+_FIRST: Final = 50
 # Counts begin as if so many repeats had been seen: a few steps say little.
 AT_FIRST: Final = 128
 
@@ -68,6 +74,8 @@ class Novelty:
     def present(self, step: int, tokens: int, most: int) -> float:
         """Return how many of the newest tokens in the bank are the present, up to `most`; a step has `tokens`."""
         config = self._config
+        if config.keeps == "spread":
+            return most
         present = max(config.merged_budget / 2, (step + 1) * tokens / _PRESENT) - config.near_tokens
         return max(0.0, min(present, most))
 
@@ -76,6 +84,21 @@ class Novelty:
         if tokens >= self._config.merged_budget:
             return torch.full_like(self._seen.view(-1), max(0, most))
         return (self.share() * self.present(step, tokens, most)).long()
+
+    def turn(self, last_step: Tensor, mass: Tensor) -> Tensor:
+        """Return int64 numbers, the higher the longer a prototype is kept, the lowest for one that is no token."""
+        if self._config.keeps == "newest":
+            return last_step
+        power = torch.frexp((last_step & -last_step).double()).exponent.long().masked_fill_(last_step == 0, _FIRST)
+        return torch.where(mass == 1, power * MOST_COUNT + last_step, -1)
+
+    def since(self, share: Tensor, step: int, tokens: int, most: int, came: Tensor) -> Tensor:
+        """Return the `turn` above which the `share` `[B]` of the present is kept, `[B]` float32; `came` `[L, H]` counts
+        the tokens so far."""
+        present = self.present(step, tokens, most)
+        if self._config.keeps == "newest":
+            return step - share * (present / tokens)
+        return (came.view(-1) / (share * present)).log2().ceil().clamp(min=0).add(0.5).mul(MOST_COUNT)
 
     def held(self) -> dict[str, Tensor]:
         """Return the counts."""

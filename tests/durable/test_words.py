@@ -1,8 +1,10 @@
-"""Words are held whole and exact, apart from the bank, in a constant number of slots; pictures are as without them."""
+"""Words merge with words alone, in a constant number of slots; pictures are as without them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,10 @@ from torch import Tensor
 
 from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig
-from protokv.core.context import EMPTY
 from protokv.core.session import Session
-from protokv.core.step import StepKV
+from protokv.core.step import StepKV, StreamClock
 from protokv.durable.memory import Durable
-from protokv.errors import StateCorrupt
+from protokv.errors import ModelError, StateCorrupt
 from protokv.extras.compact import Anchoring, compacted
 from protokv.extras.precise_rotary import PreciseRotary
 from tests.conftest import random_frames
@@ -26,74 +27,80 @@ from tests.tolerance import near_logits
 QUESTION = "what is the first star ?"
 
 
-def literal(said: list[tuple[int, Tensor]], room: int, keep: str) -> list[Tensor]:
-    """Return the keys of the cues that stay, oldest first, one cue at a time."""
-    held: list[tuple[int, Tensor]] = []
-    for step, keys in said:
-        keys = keys[:, :, :room]
-        while sum(one.shape[2] for _, one in held) + keys.shape[2] > room:
-            gone = 0
-            if keep == "spread" and len(held) > 1:
-                times = [-1] + [time for time, _ in held]
-                gaps = [times[i + 2] - times[i] for i in range(len(held) - 1)]
-                gone = gaps.index(min(gaps))
-            del held[gone]
-        held.append((step, keys))
-    return [keys for _, keys in held]
+def pictures_of(step: StepKV) -> StepKV:
+    return step.tokens(slice(0, len(step.positions) - step.words))
 
 
-def parted(step: StepKV, words: int) -> StepKV:
-    return step.tokens(slice(0, len(step.positions) - words))
+def rows_of(memory: Durable, layer: int) -> Tensor:
+    """Keys, values and bias of each slot, `[H, N, 2 D + 1]`."""
+    (segment,) = memory.context().at(layer, torch.zeros(2, 1, 8))
+    return torch.cat((segment.keys, segment.values, segment.bias[:, :, None]), 2)
 
 
 @given(
     seed=st.integers(0, 99),
-    keep=st.sampled_from(["newest", "spread"]),
-    bits=st.sampled_from([8, 32]),
+    rule=st.sampled_from(["auto", "exact", "blocked"]),
+    bits=st.sampled_from(["auto", 8, 32]),
+    share=st.sampled_from([0.1, 0.25, 0.6]),
     spoken=st.lists(st.integers(0, 14), min_size=1, max_size=14),
 )
-def test_whole_cues_stay_by_the_rule_and_pictures_are_as_without_words(
-    seed: int, keep: str, bits: int, spoken: list[int]
+def test_words_are_held_as_a_memory_of_words_alone_would_and_pictures_as_without_words(
+    seed: int, rule: Any, bits: Any, share: float, spoken: list[int]
 ) -> None:
-    config = DurableConfig(budget=40, words=True, words_keep=keep, center_bits=bits)  # type: ignore[arg-type]
     shape = shape_of(heads=2)
     world = World(shape, seed)
-    memory = Durable(config, shape, world.rotary)
-    bare = Durable(DurableConfig(budget=30, center_bits=bits), shape, world.rotary)  # type: ignore[arg-type]
+    config = DurableConfig(budget=40, words=True, rule=rule, center_bits=bits, words_share=share)
+    of_words = config.of_words()
+    assert of_words is not None
+    without = replace(config, words=False, budget=40 - of_words.budget)
+    memory, bare, lone = (Durable(one, shape, world.rotary) for one in (config, without, of_words))
     sink = world.sink()
-    memory.start(*sink)
-    bare.start(*sink)
-    said = []
-    slots = memory.context().at(0, torch.zeros(2, 1, 8))[0].keys.shape
+    for one in (memory, bare, lone):
+        one.start(*sink)
+    slots, said = rows_of(memory, 0).shape[1], 0
     for index, words in enumerate(spoken):
         step = replace(world.step(index, 5 + words), words=words)
         memory.append(step)
-        bare.append(parted(step, words))
+        bare.append(pictures_of(step))
         if words:
-            said.append((index, step.keys[:, :, -words:]))
+            lone.append(replace(step.tokens(slice(5, None)), step=said))
+            said += 1
         if index == len(spoken) // 2:
             saved, memory = copy_of(memory), Durable(config, shape, world.rotary)
             memory.load(saved)
     own = memory.tensors()
-    assert {name: tensor for name, tensor in own.items() if name[:6] != "words."}.keys() == bare.tensors().keys()
-    assert same({name: own[name] for name in bare.tensors()}, bare.tensors())
-    expected = torch.cat([sink[0][:, :, :0], *literal(said, 10, keep)], 2)
-    used = own["words.step"] >= 0
-    rank = own["words.step"][used].argsort(stable=True)
-    assert torch.equal(own["words.keys"][:, :, used][:, :, rank], expected)
+    apart = {f"words.{name}": tensor for name, tensor in lone.tensors().items() if name[:5] != "sink."}
+    assert same(own, {**bare.tensors(), **apart, "words.seen": torch.tensor([sum(spoken)])})
     for layer in range(shape.layers):
-        (segment,) = memory.context().at(layer, torch.zeros(2, 1, 8))
-        assert segment.keys.shape == slots
-        shown = segment.keys[:, (segment.bias == 0).all(0)]
-        assert all((shown == one[:, None]).all(-1).any(1).all() for one in expected[layer].unbind(1))
-        assert int((segment.bias > EMPTY).sum(1).max()) <= 40 + shape.sink_tokens
+        whole, pictures, alone = (rows_of(one, layer) for one in (memory, bare, lone))
+        assert whole.shape[1] == slots
+        both = torch.cat((pictures, alone[:, shape.sink_tokens :]), 1)
+        for shown, expected in zip(whole, both, strict=True):
+            found, wanted = (torch.unique(rows, dim=0, return_counts=True) for rows in (shown, expected))
+            assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("rule", ["exact", "blocked"])
+def test_where_all_that_is_said_is_new_whole_cues_from_all_of_the_stream_stay(rule: Any) -> None:
+    shape = shape_of(layers=1, size=16)
+    world = World(shape, 3, things=100_000, noise=0.0)
+    config = DurableConfig(budget=200, words=True, rule=rule).of_words()
+    assert config is not None
+    memory = Durable(config, shape, world.rotary)
+    memory.start(*world.sink())
+    for cue in range(100):
+        memory.append(world.step(cue, 4))
+    held = memory.tensors()
+    for mass, steps in zip(held["bank.mass"].flatten(0, 1), held["bank.last_step"].flatten(0, 1), strict=True):
+        exact = Counter(steps[mass == 1].tolist())
+        assert exact[64] + exact[96] >= 7
 
 
 @pytest.mark.parametrize("bits", [8, 32])
-def test_compact_positions_take_words_for_what_they_are_old(bits: int) -> None:
+def test_compact_positions_take_words_for_what_they_are_old(bits: Any) -> None:
     shape = shape_of(heads=2)
     world = World(shape, 1)
-    memory = Durable(DurableConfig(budget=40, words=True, center_bits=bits), shape, world.rotary)  # type: ignore[arg-type]
+    memory = Durable(DurableConfig(budget=40, words=True, center_bits=bits), shape, world.rotary)
     memory.start(*world.sink())
     for index in range(30):
         memory.append(replace(world.step(index, 7), words=2))
@@ -133,7 +140,21 @@ def test_a_word_that_is_not_finite_is_hidden_and_counted_apart_from_pictures() -
     assert memory.context().visible_tokens() == shape.sink_tokens + 7
     assert memory.report()["tokens_dropped"] == 1
     held = memory.tensors()
-    assert [int(held[name]) for name in ("sanitize.dropped", "words.dropped", "words.seen")] == [0, 1, 3]
-    for name, wrong in (("seen", 2), ("dropped", 4)):
-        with pytest.raises(StateCorrupt, match=r"words\.seen"):
-            memory.load({**copy_of(memory), f"words.{name}": torch.tensor([wrong])})
+    assert [int(held[name]) for name in ("sanitize.dropped", "words.sanitize.dropped", "words.seen")] == [0, 1, 3]
+    clock = StreamClock(1, 1.0, 8, 8, 1.0, 1)
+    memory.check(clock)
+    for seen in (2, 4):
+        with pytest.raises(StateCorrupt, match="do not sum"):
+            memory.load({**copy_of(memory), "words.seen": torch.tensor([seen])}, clock)
+
+
+def test_words_that_are_refused_leave_all_as_it_was() -> None:
+    shape = shape_of()
+    world = World(shape, 1)
+    memory = Durable(DurableConfig(budget=40, words=True, non_finite="refuse"), shape, world.rotary)
+    memory.start(*world.sink())
+    before, step = copy_of(memory), replace(world.step(7, 8), words=3)
+    step.keys[0, 0, 6, 0] = torch.nan
+    with pytest.raises(ModelError, match="step 7"):
+        memory.append(step)
+    assert same(memory.tensors(), before)

@@ -146,9 +146,11 @@ def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny
     sessions = [protokv.load(path, tiny) for path in (whole, piped)]
     assert [line.text for line in sessions[0].parts.transcript.lines] == ["a track"]
     states = [session.tensors() for session in sessions]
-    assert int((states[0]["words.step"] >= 0).sum()) == sessions[0].memory.report()["words_tokens_in_use"] > 0
+    assert int((states[0]["words.near.step"] >= 0).sum()) == sessions[0].memory.report()["words_tokens_in_use"] > 0
     assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(*(state[f"words.{name}"] for state in states)) for name in ("step", "positions", "seen"))
+    assert all(
+        torch.equal(*(state[f"words.{name}"] for state in states)) for name in ("near.step", "near.positions", "seen")
+    )
 
 
 def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: Backbone, tmp_path: Path) -> None:
