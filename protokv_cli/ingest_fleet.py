@@ -28,6 +28,7 @@ class FleetOptions:
 
     workers: int | None = None
     devices: str | None = None
+    batch: int = 1
     ray: str | None = None
     max_failures: int | None = None
     failures: Path | None = None
@@ -72,6 +73,7 @@ def ingest_fleet(
                 jobs,
                 pool,
                 recipe.place,
+                batch=fleet.batch,
                 max_failures=fleet.max_failures,
                 should_stop=lambda: bool(stop),
                 follow=progress.follow,
@@ -163,7 +165,7 @@ def _open_pool(fleet: FleetOptions, recipe: Any) -> Any:
         return RayPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
     named = parse_list(fleet.devices or recipe.options.device)
     devices = [f"cuda:{one}" if one.isdecimal() else one for one in named]
-    return LocalPool(recipe, fleet.workers or len(devices), devices)
+    return LocalPool(recipe, fleet.workers or len(devices), devices, fleet.batch)
 
 
 def _failures_file(fleet: FleetOptions, place: str) -> Path:

@@ -123,8 +123,9 @@ class RaySlot:
             self._node = self._get(self._actor.where.remote(), waits=True)
         return self._get(getattr(self._actor, verb).remote(*args), waits=False)
 
-    def standing(self) -> None:
+    def standing(self) -> list[tuple[float, float]]:
         """Return nothing: an actor says how far it is only when it returns."""
+        return []
 
     def stop(self) -> None:
         """Tell the actor, if there is one."""

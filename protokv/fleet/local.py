@@ -28,9 +28,10 @@ _SPAWN = multiprocessing.get_context("spawn")
 class LocalPool:
     """Workers on this machine, on the devices in turn; a context manager that ends them."""
 
-    def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
-        """Start nothing yet; `n` processes will use the devices, named as in `load_backbone`."""
-        self.size, self._recipe, self._devices = n, recipe, devices
+    def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",), batch: int = 1) -> None:
+        """Start nothing yet; `n` processes of `batch` videos each will use the devices, named as in `load_backbone`."""
+        self.size, self._batch = n, batch
+        self._recipe, self._devices = recipe, devices
         # Shared memory without a lock: a worker may be killed at any instant.
         self._stopped = _SPAWN.RawValue(c_bool, False)
         self._scratch = tempfile.TemporaryDirectory(prefix="protokv-fleet-", ignore_cleanup_errors=True)
@@ -38,8 +39,8 @@ class LocalPool:
     def open(self, index: int) -> LocalSlot:
         """Return the slot of a worker; its process starts with the first call."""
         device = self._devices[index % len(self._devices)]
-        # Seconds watched and left of the worker's video; a lost update is a little old.
-        standing = _SPAWN.RawArray(c_double, 2)
+        # Seconds watched and left of each video that the worker has at a time; a lost update is a little old.
+        standing = _SPAWN.RawArray(c_double, 2 * self._batch)
         return LocalSlot((self._recipe, device, self._stopped, standing, self._scratch.name), standing)
 
     def stop(self) -> None:
@@ -64,7 +65,7 @@ class LocalSlot:
 
     def call(self, verb: str, *args: Any) -> Any:
         """Call a method of the worker. WorkerDied."""
-        self._standing[:] = 0.0, 0.0
+        self._standing[:] = [0.0] * len(self._standing)
         if self._executor is None:
             self._executor = ProcessPoolExecutor(1, _SPAWN, _begin, self._settings)
         try:
@@ -75,9 +76,9 @@ class LocalSlot:
             self.close()
             raise WorkerDied("its process was killed or crashed (out of memory, or a fault in a library)") from error
 
-    def standing(self) -> tuple[float, float]:
-        """Return seconds watched and left of the video of the call that runs."""
-        return self._standing[0], self._standing[1]
+    def standing(self) -> list[tuple[float, float]]:
+        """Return seconds watched and left of each video of the call that runs."""
+        return list(zip(self._standing[::2], self._standing[1::2], strict=True))
 
     def close(self) -> None:
         """End the process once it is idle."""
@@ -113,8 +114,8 @@ def _begin(recipe: Recipe, device: str, stopped: Any, standing: Any, scratch: st
     orphaned = threading.Event()
     from protokv.fleet.worker import Worker
 
-    def report(watched_s: float, left_s: float) -> None:
-        standing[:] = watched_s, left_s
+    def report(place: int, watched_s: float, left_s: float) -> None:
+        standing[2 * place : 2 * place + 2] = watched_s, left_s
 
     _Process.worker = Worker(recipe, device, lambda: bool(stopped.value) or orphaned.is_set(), report)
     threading.Thread(target=_end_with_parent, args=(orphaned,), daemon=True).start()

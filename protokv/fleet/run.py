@@ -12,10 +12,11 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Protocol
 
 from protokv.errors import ModelError, ProtoKVError
@@ -46,8 +47,8 @@ class Slot(Protocol):
     def call(self, verb: str, *args: Any) -> Any:
         """Call a method of the worker and wait for it; start a worker if there is none. WorkerDied if it dies."""
 
-    def standing(self) -> tuple[float, float] | None:
-        """Return seconds of stream watched and left (NaN: unknown) of the video of the call; None if unknown."""
+    def standing(self) -> Sequence[tuple[float, float]]:
+        """Return seconds of stream watched and left (NaN: unknown) of each video of the call; empty if unknown."""
 
     def close(self) -> None:
         """End the worker."""
@@ -72,6 +73,7 @@ def run_fleet(
     pool: Pool,
     place: str,
     *,
+    batch: int = 1,
     max_failures: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     follow: Callable[[list[InWork]], None] = lambda in_work: None,
@@ -82,6 +84,8 @@ def run_fleet(
         jobs: the videos; taken one by one as workers become free.
         pool: of workers; all that were started are ended.
         place: of the states, for the outcomes of videos whose worker died.
+        batch: streams that a worker watches at a time and whose steps share forwards of its model. Their states equal
+            those of single runs up to the order of sums in the model's kernels.
         max_failures: after this many failed videos no other is begun.
         should_stop: asked five times a second; once it returns True, videos in work are committed and no other is
             begun.
@@ -90,7 +94,7 @@ def run_fleet(
     Raises:
         ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.
     """
-    yield from _Run(iter(jobs), pool, place, max_failures, should_stop, follow).events(_Run.ingest)
+    yield from _Run(iter(jobs), pool, place, batch, max_failures, should_stop, follow).events(_Run.ingest)
 
 
 def look_fleet(
@@ -107,6 +111,7 @@ class _Run:
     jobs: Iterator[Job]
     pool: Pool
     place: str
+    batch: int = 1
     max_failures: int | None = None
     should_stop: Callable[[], bool] = lambda: False
     follow: Callable[[list[InWork]], None] = lambda in_work: None
@@ -118,11 +123,11 @@ class _Run:
     _events: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     _over: threading.Event = field(default_factory=threading.Event)
     _fatal: BaseException | None = None
-    # The worker and the video of each thread that is at work.
-    _in_work: dict[int, tuple[Slot, Job]] = field(default_factory=dict)
+    # The worker and the videos of each thread that is at work.
+    _in_work: dict[int, tuple[Slot, list[Job]]] = field(default_factory=dict)
 
-    def events(self, act: Callable[[_Run, Slot, Job], Any]) -> Iterator[Any]:
-        """Yield what `act` returns for each job."""
+    def events(self, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> Iterator[Any]:
+        """Yield the events of `act` for all jobs."""
         stopped = False
         with ThreadPoolExecutor(self.pool.size, "fleet") as threads:
             running = [threads.submit(self._serve, i, act) for i in range(self.pool.size)]
@@ -143,15 +148,15 @@ class _Run:
         if self._fatal is not None:
             raise self._fatal
 
-    def _serve(self, index: int, act: Callable[[_Run, Slot, Job], Any]) -> None:
+    def _serve(self, index: int, act: Callable[[_Run, Slot, list[Job]], Iterator[Any]]) -> None:
         """Keep one worker busy; runs in its thread."""
         slot = self.pool.open(index)
         try:
-            while job := self._next_job():
-                event = act(self, slot, job)
-                if not self._postpone(job, event.failure):
-                    self._count(event.status)
-                    self._events.put(event)
+            while jobs := self._next_jobs():
+                for event in act(self, slot, jobs):
+                    if not self._postpone(event.job, event.failure):
+                        self._count(event.status)
+                        self._events.put(event)
         except BaseException as error:
             if not isinstance(self._fatal, ProtoKVError):
                 self._fatal = error
@@ -162,11 +167,16 @@ class _Run:
     def _find_in_work(self) -> list[InWork]:
         with self._lock:
             slots = list(self._in_work.values())
-        known = [(job, *standing) for slot, job in slots if (standing := slot.standing())]
-        return [InWork(job, done_s, None if math.isnan(left_s) else left_s) for job, done_s, left_s in known if done_s]
+        return [
+            InWork(job, watched_s, None if math.isnan(left_s) else left_s)
+            for slot, jobs in slots
+            for job, (watched_s, left_s) in zip(jobs, slot.standing(), strict=False)
+            if watched_s
+        ]
 
-    def look(self, slot: Slot, job: Job) -> Looked:
+    def look(self, slot: Slot, jobs: list[Job]) -> Iterator[Looked]:
         """Look at one video, and at the header of one that is to be watched."""
+        (job,) = jobs
         state = target_of(self.place, job.key)
         try:
             found = slot.call("look", job)
@@ -174,17 +184,42 @@ class _Run:
         except WorkerDied as death:
             found = facts = Failure("WorkerDied", str(death), _DIED_HINT)
         failure = found if isinstance(found, Failure) else facts if isinstance(facts, Failure) else None
-        return Looked(job, state, found, None, facts) if failure is None else Looked(job, state, None, failure)
+        yield Looked(job, state, found, None, facts) if failure is None else Looked(job, state, None, failure)
 
-    def ingest(self, slot: Slot, job: Job) -> Outcome:
-        """Bring a video to its state; once more if that kills the worker."""
-        attempt = 1
+    def ingest(self, slot: Slot, jobs: list[Job]) -> Iterator[Outcome]:
+        """Bring some videos to their states: together, and one by one if that kills the worker."""
+        left, attempt = dict.fromkeys(jobs), 1
+        if len(jobs) > 1:
+            try:
+                for outcome in self._ingest_together(slot, jobs):
+                    del left[outcome.job]
+                    yield outcome
+            except WorkerDied as death:
+                attempt += not death.innocent
+        for job in left:
+            yield self._ingest_with_retry(slot, job, attempt)
+
+    def _ingest_together(self, slot: Slot, jobs: list[Job]) -> Iterator[Outcome]:
+        ready = []
+        for job in jobs:
+            found = self._look(slot, job)
+            if isinstance(found, Outcome):
+                yield found
+            else:
+                ready.append((job, found))
+        if len(ready) > 1:
+            self._load(slot)
+            with self._at_work(slot, [job for job, _ in ready]):
+                found = slot.call("watch_together", ready)
+            yield from found
+
+    def _ingest_with_retry(self, slot: Slot, job: Job, attempt: int) -> Outcome:
         while True:
             try:
                 found = self._look(slot, job)
                 if not isinstance(found, Outcome):
                     self._load(slot)
-                    with self._at_work(slot, job):
+                    with self._at_work(slot, [job]):
                         found = slot.call("watch", job, found)
                 return replace(found, attempts=attempt)
             except WorkerDied as death:
@@ -228,22 +263,23 @@ class _Run:
             ) from death
 
     @contextmanager
-    def _at_work(self, slot: Slot, job: Job) -> Iterator[None]:
-        """Count a video as in work."""
+    def _at_work(self, slot: Slot, jobs: list[Job]) -> Iterator[None]:
+        """Count videos as in work."""
         with self._lock:
-            self._in_work[id(slot)] = slot, job
+            self._in_work[id(slot)] = slot, jobs
         try:
             yield
         finally:
             with self._lock:
                 del self._in_work[id(slot)]
 
-    def _next_job(self) -> Job | None:
-        """Return the next job; None at the end."""
+    def _next_jobs(self) -> list[Job]:
+        """Return as many jobs as a worker takes at a time; none at the end."""
         with self._lock:
             if self._over.is_set():
-                return None
-            return next(self.jobs, None) or (self._postponed.popleft() if self._postponed else None)
+                return []
+            taken = list(islice(self.jobs, self.batch))
+            return taken or ([self._postponed.popleft()] if self._postponed else [])
 
     def _count(self, status: str) -> None:
         with self._lock:

@@ -14,7 +14,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,7 @@ from protokv.core.snapshot import Header
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job, target_of
 from protokv.fleet.records import Failure, Footage, Outcome, Recipe, Verdict
+from protokv.fleet.shared_forwards import SharedForwards
 from protokv.ingestion.continuation import (
     check_equal,
     check_memory,
@@ -52,14 +54,14 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """One model on one device, and one video at a time."""
+    """One model on one device, and one video at a time, or a few that share its forwards."""
 
     def __init__(
         self,
         recipe: Recipe,
         device: str,
         should_stop: Callable[[], bool] | None = None,
-        report: Callable[[float, float], None] = lambda watched_s, left_s: None,
+        report: Callable[[int, float, float], None] = lambda place, watched_s, left_s: None,
     ) -> None:
         """Load nothing yet.
 
@@ -67,8 +69,8 @@ class Worker:
             recipe: of all videos.
             device: of the model.
             should_stop: called after every step; `stop` has the same effect.
-            report: called after every step with the seconds of stream that this run added, and those that are left
-                (NaN: unknown).
+            report: called after every step with the place of the video among those that are watched together, the
+                seconds of stream that this run added, and those that are left (NaN: unknown).
         """
         self._recipe, self._device, self._report = recipe, device, report
         self._asked = should_stop or (lambda: False)
@@ -128,9 +130,23 @@ class Worker:
 
     def watch(self, job: Job, verdict: Verdict) -> Outcome:
         """Ingest the rest of a video."""
+        return self._watch(job, verdict, self._backbone)
+
+    def watch_together(self, pairs: Sequence[tuple[Job, Verdict]]) -> list[Outcome]:
+        """Ingest the rest of some videos, a thread each; their steps share forwards of the model."""
+        shared = SharedForwards(self._backbone, len(pairs))
+
+        def watch(pair: tuple[Job, Verdict], place: int) -> Outcome:
+            with shared.member() as backbone:
+                return self._watch(*pair, backbone, place)
+
+        with ThreadPoolExecutor(len(pairs), "stream") as threads:
+            return list(threads.map(watch, pairs, range(len(pairs))))
+
+    def _watch(self, job: Job, verdict: Verdict, backbone: Backbone, place: int = 0) -> Outcome:
         target, began = target_of(self._recipe.place, job.key), time.perf_counter()
         anew = verdict.standing == "changed"
-        options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
+        options = replace(self._recipe.options, backbone=backbone, device=self._device, overwrite=anew)
         from_s, summary = 0.0, None
         try:
             if not is_url(target):
@@ -144,7 +160,7 @@ class Worker:
                         from_s = event.stream_time_s
                     elif isinstance(event, Progress):
                         left_s = math.nan if event.duration_s is None else event.duration_s - event.stream_time_s
-                        self._report(event.stream_time_s - from_s, left_s)
+                        self._report(place, event.stream_time_s - from_s, left_s)
                     elif isinstance(event, Summary):
                         summary = event
         except Exception as error:

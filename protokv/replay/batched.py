@@ -17,12 +17,11 @@ from torch import Tensor
 
 from protokv.backbones.base import Backbone
 from protokv.config import MemoryConfig
-from protokv.core.attention import LocalKV
 from protokv.core.context import Context, EmptyContext, SlotContext
 from protokv.core.memory import Memory
-from protokv.core.parts import StepBatch
 from protokv.core.session import Session
 from protokv.core.step import StepKV, StepTokens
+from protokv.extras.joint import JointKV, Stream
 from protokv.memories import build_memory, rotary_of, shape_of
 
 SHARED: Final = frozenset({"durable", "continuity", "paper", "infinipot-v", "sliding-window", "last-frames"})
@@ -73,11 +72,12 @@ class BatchedStreams:
         batches = [
             session.position_steps([step], [start_s]) for session, step in zip(self.sessions, steps, strict=True)
         ]
+        joint = JointKV([Stream(len(one.forward_positions), one.context, one.local_kv) for one in batches])
         self._backbone.forward(
             torch.cat([one.embeddings for one in batches]),
             torch.cat([one.forward_positions for one in batches]),
             EmptyContext(),
-            _JointKV(batches),
+            joint,
             steps=[tokens for one in batches for tokens in one.tokens],
         )
         for session, one in zip(self.sessions, batches, strict=True):
@@ -95,22 +95,6 @@ class BatchedStreams:
         # Bytes that change later (residuals are released once codebooks are fitted) belong to the heads.
         since = self._whole.memory.bytes_held - self._together
         return self._alone + since // len(self.sessions)
-
-
-class _JointKV(LocalKV):
-    """Local keys and values of one forward for all streams, in the order of their tokens.
-
-    Everything in a layer but attention treats every token by itself. Each stream attends to its own context, so the one
-    that the forward is given is ignored.
-    """
-
-    def __init__(self, streams: Sequence[StepBatch]) -> None:
-        self._streams = streams
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, context: Context, scaling: float) -> Tensor:
-        counts = [len(one.forward_positions) for one in self._streams]
-        parts = zip(self._streams, *(torch.split(part, counts, 1) for part in (query, key, value)), strict=True)
-        return torch.cat([one.local_kv.attend(layer, q, k, v, one.context, scaling) for one, q, k, v in parts], 1)
 
 
 class _Whole:

@@ -25,6 +25,7 @@ from typing import Any
 from protokv.fleet import Job, LocalPool, Outcome, Recipe, plan, run_fleet
 from protokv.fleet.records import Failure, Verdict
 from protokv.fleet.run import WorkerDied
+from protokv.ingestion import IngestOptions
 from tests.benchmarks.results import machine
 
 SAMPLE = Path(__file__).parents[1] / "minute" / "video.mp4"
@@ -156,10 +157,34 @@ def store(every_s: tuple[float, ...]) -> list[dict[str, Any]]:
     return rows
 
 
+def batch(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Watch eight copies of the sample with one worker, `size` at a time; return CPU seconds, the best of two runs."""
+    from protokv.config import DurableConfig
+    from protokv.fleet.worker import Worker
+
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        seconds = []
+        for _ in range(2):
+            with TemporaryDirectory() as place:
+                worker = Worker(Recipe(place=place, options=IngestOptions(config=DurableConfig(budget=512))), "cpu")
+                worker.load()
+                pairs = [(Job(str(SAMPLE), f"{i}"), Verdict("new")) for i in range(8)]
+                began = time.process_time()
+                for i in range(0, 8, size):
+                    part = pairs[i : i + size]
+                    found = worker.watch_together(part) if size > 1 else [worker.watch(*part[0])]
+                    assert all(one.status == "watched" for one in found)
+                seconds.append(time.process_time() - began)
+                states = {path.read_bytes() for path in Path(place).iterdir()}
+        rows.append({"batch": size, "cpu_s_per_video": round(min(seconds) / 8, 3), "different_states": len(states)})
+    return rows
+
+
 def main() -> None:
     """Measure the parts that are named, and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["simulate", "processes", "store"])
+    parser.add_argument("parts", nargs="*", default=["simulate", "processes", "store", "batch"])
     parser.add_argument("--videos", type=int, nargs="+", default=[10_000, 100_000])
     options = parser.parse_args()
     target = Path(__file__).with_name("measured-cpu.json")
@@ -171,6 +196,8 @@ def main() -> None:
         found["processes"] = [processes(2000, workers) for workers in (1, 2)]
     if "store" in options.parts:
         found["store"] = store((10.0, 20.0, 60.0))
+    if "batch" in options.parts:
+        found["batch"] = batch((1, 2, 4, 8))
     target.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

@@ -41,7 +41,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """Put workers of this process, with the mock, in the place of `LocalPool`; list their numbers and devices."""
     made: list[tuple[int, list[str]]] = []
 
-    def make(recipe: Recipe, n: int, devices: list[str]) -> Any:
+    def make(recipe: Recipe, n: int, devices: list[str], batch: int) -> Any:
         made.append((n, devices))
         return nullcontext(InlinePool(remade(recipe, MockRecipe), n))
 

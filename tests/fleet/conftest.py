@@ -86,11 +86,14 @@ class InlinePool:
         self, recipe: Recipe, size: int = 1, between: Callable[[int, str, tuple[Any, ...]], None] | None = None
     ) -> None:
         self.size, self.between, self.closed = size, between, 0
-        self.standings: list[tuple[float, float] | None] = [None] * size
+        self.standings: list[list[tuple[float, float]]] = [[] for _ in range(size)]
         self._workers = [
-            Worker(recipe, "cpu", report=lambda *standing, i=i: self.standings.__setitem__(i, standing))
+            Worker(recipe, "cpu", report=lambda _, watched_s, left_s, i=i: self._set(i, watched_s, left_s))
             for i in range(size)
         ]
+
+    def _set(self, index: int, watched_s: float, left_s: float) -> None:
+        self.standings[index] = [(watched_s, left_s)]
 
     def open(self, index: int) -> Any:
         pool = self
@@ -101,7 +104,7 @@ class InlinePool:
                     pool.between(index, verb, args)
                 return getattr(pool._workers[index], verb)(*args)
 
-            def standing(self) -> tuple[float, float] | None:
+            def standing(self) -> list[tuple[float, float]]:
                 return pool.standings[index]
 
             def close(self) -> None:

@@ -92,5 +92,5 @@ def test_videos_in_work_say_how_far_they_are(jobs: list[Job], recipe: Recipe) ->
     pool, seen = InlinePool(recipe), list[InWork]()
     list(run_fleet(jobs, pool, recipe.place, follow=seen.extend))
     # The last report of a video is that of its last step.
-    assert pool.standings[0][0] == pytest.approx(3.0, abs=1.0)
+    assert pool.standings[0][0][0] == pytest.approx(3.0, abs=1.0)
     assert all(one.watched_s > 0 for one in seen)
