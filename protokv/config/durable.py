@@ -63,9 +63,11 @@ class DurableConfig(PrototypeConfig):
         """Return the settings of the memory of words; None if words are tokens like any other."""
         if not self.words_tokens:
             return None
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        words = WordsConfig(**own | {"words": False, "budget": self.words_tokens, "rule": "auto"})
-        return words if words.prototypes == 1 else replace(words, rule=self.rule)
+        # As pictures are held: the exact rule beside the blocked one would take most of a step.
+        held = self.resolve()
+        own = {field.name: getattr(held, field.name) for field in fields(held)}
+        words = WordsConfig(**own | {"words": False, "budget": self.words_tokens, "rule": "exact"})
+        return words if words.prototypes == 1 else replace(words, rule=held.rule)
 
     @property
     def merged_budget(self) -> int:
