@@ -6,7 +6,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from logging import ERROR, getLogger
@@ -151,15 +152,16 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
     if placement.device_map is not None or placement.quantization is not None:
         _require_package("accelerate", 'pip install "protokv[accelerate]"', placement)
         settings["device_map"] = placement.device_map or {"": placement.device}
-    model, info = kind.from_pretrained(
-        path,
-        dtype=placement.dtype,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        attn_implementation=attention,
-        **settings,
-    )
+    with nullcontext() if outline.config.dtype == placement.dtype else _unmapped():
+        model, info = kind.from_pretrained(
+            path,
+            dtype=placement.dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            attn_implementation=attention,
+            **settings,
+        )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"the weights of {path} lack {len(missing)} of the model's tensors, first of all {missing[0]}",
@@ -169,6 +171,19 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
     if not settings and getattr(model, "hf_quantizer", None) is None:
         model.to(placement.device)
     return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _unmapped() -> Iterator[None]:
+    """Let transformers read weight files. It maps them, and what is mapped stays beside its copy in another dtype."""
+    from transformers import modeling_utils
+
+    opened = modeling_utils.safe_open
+    modeling_utils.safe_open = lambda file, **settings: opened(file, **settings | {"backend": "pread"})
+    try:
+        yield
+    finally:
+        modeling_utils.safe_open = opened
 
 
 def _outline(kind: Any, path: str) -> Any:

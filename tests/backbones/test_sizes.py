@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import modeling_utils
 
 from protokv.backbones import load_backbone
 from protokv.backbones.gemma4 import FRAMES
@@ -84,3 +85,19 @@ def test_what_quantisation_leaves_alone_is_what_the_table_counts() -> None:
     layers = (one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear) and name not in skipped)
     assert round(weights / 1e6) == known.parameters / 1e6
     assert round((weights - sum(one.weight.numel() for one in layers)) / 1e6) == known.kept / 1e6
+
+
+def test_weight_files_are_mapped_only_where_what_they_hold_is_used_as_it_is(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, library = [], modeling_utils.safe_open
+
+    def spy(*file: object, **settings: object) -> object:
+        opened.append(settings["backend"])
+        return library(*file, **settings)
+
+    monkeypatch.setattr(modeling_utils, "safe_open", spy)
+    for dtype in ("float32", "bfloat16"):
+        load_backbone(str(tiny_folder), device="cpu", dtype=dtype)
+    assert opened == ["mmap", "pread"]
+    assert modeling_utils.safe_open is spy
