@@ -38,7 +38,6 @@ from protokv.durable.nearest import (
     costs_of,
     fold,
     in_turn,
-    is_large,
     nearest_heavier,
     orders_of,
     parts_of,
@@ -95,17 +94,17 @@ class BlockedRule(Policy):
         A dropped token leaves its slot free. A free slot is the first to go in the next plan.
         """
         T = tokens.keys.shape[1]
-        for part in pieces_of(T, self._schedule.merges):
+        for part in self._schedule.parts_of(T):
             self._absorb_part(tokens, part, step)
         return Assigned(self._alone.expand(len(self._head), T), tokens.keys, tokens.values)
 
     def _absorb_part(self, tokens: FarTokens, part: slice, step: int) -> None:
         bank, schedule = self._bank, self._schedule
-        n = part.stop - part.start
+        n, T = part.stop - part.start, tokens.keys.shape[1]
         share = self._novelty.share()
-        turn = schedule.next_turn(n)
+        turn = schedule.next_turn(n, T)
         if turn is not None:
-            self._plan(self._of_mine(turn), share, step, tokens.keys.shape[1])
+            self._plan(self._of_mine(turn), share, step, T)
         opened = schedule.open(n)
         merges = n - (opened.stop - opened.start)
         rows = self._head + self._line[opened] if merges < n else None
@@ -346,29 +345,22 @@ def _share(mass: Tensor, power: float) -> Tensor:
     return mass.reciprocal() if power == 1.0 else mass.float().pow(power).mul_(mass > 0).reciprocal_()
 
 
-SHARE, SMALL_SHARE = 20, 14
-"""A plan holds K / 20 merges in large banks, K / 14 in small ones."""
+SHARE = 14
+"""A plan holds K / 14 merges: so few that new tokens, which are in no plan, are a small part of the bank."""
 
 
 def merges_of(prototypes: int) -> int:
-    """Return M, the merges of a plan: so few that new tokens, which are in no plan, are a small part of the bank."""
-    return max(1, prototypes // (SHARE if is_large(prototypes) else SMALL_SHARE))
-
-
-def pieces_of(tokens: int, most: int) -> Iterator[slice]:
-    """Yield slices of nearly equal length, none longer than `most`."""
-    count = -(-tokens // most)
-    for piece in range(count):
-        yield slice(tokens * piece // count, tokens * (piece + 1) // count)
+    """Return M, the merges of a plan."""
+    return max(1, prototypes // SHARE)
 
 
 @dataclass(slots=True)
 class Schedule:
     """The heads that plan in each step, and the progress of each plan.
 
-    Every step plans for every G-th head of the model, counted over its layers. A plan holds enough merges for G steps.
-    All numbers are whole and on the host, and depend only on the lengths of the steps, so every part of a model that is
-    spread over devices has the same schedule.
+    A plan holds enough merges for G steps. Where G is above 1, every step plans for every G-th head of the model,
+    counted over its layers; else all heads plan when their plans end. All numbers are whole and on the host, and depend
+    only on the lengths of the steps, so every part of a model that is spread over devices has the same schedule.
 
     Attributes:
         prototypes: K.
@@ -399,22 +391,34 @@ class Schedule:
         self.filled = slots.stop
         return slots
 
-    def next_turn(self, tokens: int) -> slice | None:
-        """Return the heads that plan before `tokens` are taken; None while the bank is not nearly full."""
-        if self.filled + self.merges <= self.prototypes and self.filled + tokens <= self.prototypes:
-            return None
+    def parts_of(self, tokens: int) -> Iterator[slice]:
+        """Yield a step in parts, each to be taken before the next one: all of it, if it is not longer than a plan; else
+        every part ends with a plan."""
+        start = 0
+        while start < tokens:
+            left = self.merges - max(self.done) or self.merges
+            stop = tokens if tokens <= self.merges else min(start + left, tokens)
+            yield slice(start, stop)
+            start = stop
+
+    def next_turn(self, tokens: int, step_tokens: int) -> slice | None:
+        """Return the heads that plan before `tokens` of a step are taken; None if none does.
+
+        Where a plan is enough for several steps, heads take turns from when the bank is nearly full.
+        """
         needed = max(0, self.filled + tokens - self.prototypes)
-        groups = max(1, self.merges // tokens)
-        while self.heads % groups:
-            groups -= 1
-        heads = slice(self.turn % groups, None, groups)
-        self.turn += 1
-        rest = self.done.copy()
-        rest[heads] = [0] * len(rest[heads])
-        if max(rest) + needed > self.merges:
+        groups, heads = self.merges // step_tokens, None
+        if groups > 1 and (needed or self.filled + self.merges > self.prototypes):
+            heads = slice(self.turn % groups, None, groups)
+            self.turn += 1
+            self._begin(heads)
+        if max(self.done) + needed > self.merges:
             heads = slice(0, None, 1)
-        self.done[heads] = [0] * len(self.done[heads])
+            self._begin(heads)
         return heads
+
+    def _begin(self, heads: slice) -> None:
+        self.done[heads] = [0] * len(self.done[heads])
 
     def carry_out(self, merges: int) -> None:
         """Count merges that every head makes."""

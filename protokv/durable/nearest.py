@@ -38,10 +38,8 @@ def parts_of(rows: int, device: torch.device, multiple: int = 1) -> Iterator[sli
     return chunks(rows, max(1, _ROWS // multiple) * multiple, device)
 
 
-LARGE = 4096
-"""The least size of a large bank. Smaller banks are searched in wider blocks."""
-WIDTH, WIDE = 32, 128
-"""The most prototypes of a block, in large banks and in small ones."""
+WIDTH = 64
+"""The most prototypes of a block."""
 # A proposal: 31 bits of the cost, the slot, the place of origin; the highest bit makes it wait.
 _ORIGIN_BITS = 11
 _REST = (1 << (SLOT_BITS + _ORIGIN_BITS)) - 1
@@ -49,14 +47,9 @@ _ENDLESS = 0x7F800000 << (SLOT_BITS + _ORIGIN_BITS)
 _WAITS = 1 << (31 + SLOT_BITS + _ORIGIN_BITS)
 
 
-def is_large(prototypes: int) -> bool:
-    """Return True if a bank of K prototypes is large."""
-    return prototypes >= LARGE
-
-
 def width_of(prototypes: int) -> int:
     """Return the width of a block for K prototypes."""
-    return min(WIDTH if is_large(prototypes) else WIDE, prototypes)
+    return min(WIDTH, prototypes)
 
 
 def rows_of(prototypes: int) -> int:
@@ -172,9 +165,9 @@ def in_turn(proposals: Tensor, barred: Tensor, filled: int) -> tuple[Tensor, Ten
     return torch.add(proposals, (proposals >= cheaper) | barred, alpha=_WAITS), into
 
 
-PIVOTS = 64
+PIVOTS = 32
 _SIDE = 16
-_PIVOT_BITS = 6
+_PIVOT_BITS = 5
 # Squared distances of sketches are below 2 ** 23, steps below 2 ** 35. With those of a slot and of a cell: 63.
 _SQUARE_BITS, _STEP_BITS = 23, 35
 
@@ -186,7 +179,7 @@ class OrderTables:
     Attributes:
         cells: Morton's number of each cell of the grid, the bits of x and y in turn, times 2 ** 35: `[17 * 17]` int64,
             one row of cells behind the other, the last of a row and of a column twice: the far edge is theirs.
-        numbers: of the pivots, `[64]` int32.
+        numbers: of the pivots, `[32]` int32.
     """
 
     cells: Tensor
@@ -252,7 +245,7 @@ _USUAL = 64.0
 _MOST = 127.0
 # Rows that tell what is usual and what all have in common, at most; a power of two. Of both the median is taken: it
 # does not depend on an order of adding.
-_SAMPLE = 512
+_SAMPLE = 128
 _SEED = 1
 
 

@@ -17,7 +17,7 @@ from protokv.core.tensors import MemoryShape
 from protokv.durable import blocked as schedule
 from protokv.durable import nearest as parts
 from protokv.durable.agglomerative import Agglomerative
-from protokv.durable.blocked import BlockedRule, Schedule, pieces_of
+from protokv.durable.blocked import BlockedRule, Schedule
 from protokv.durable.memory import Durable
 from protokv.durable.novelty import Novelty
 from protokv.durable.quantized import QuantizedBank
@@ -117,7 +117,7 @@ def compare(held: Held, naive: NaiveBlocked) -> None:
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     seed=st.integers(0, 2**16),
     share=st.sampled_from([20, 14, 5, 3]),
-    large=st.booleans(),
+    width=st.sampled_from([64, 32]),
     drops=st.sampled_from([0, 0, 2, 9]),
     quantized=st.booleans(),
     shares=st.sampled_from([[0.0], [0.0, 0.4, 1.0], [1.0], [0.2, 0.7]]),
@@ -134,7 +134,7 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     lengths: list[int],
     seed: int,
     share: int,
-    large: bool,
+    width: int,
     drops: int,
     quantized: bool,
     shares: list[float],
@@ -147,10 +147,9 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     with pytest.MonkeyPatch.context() as patch:
         for module in (schedule, naive_blocked):
             patch.setattr(module, "SHARE", share)
-            patch.setattr(module, "SMALL_SHARE", share)
         patch.setattr(Novelty, "share", lambda _: torch.tensor(shares))
         for module in (parts, naive_blocked):
-            patch.setattr(module, "LARGE", 0 if large else K + 1)
+            patch.setattr(module, "WIDTH", width)
         held = Held(shape, K, anchor=anchor, power=power, quantized=quantized)
         naive = NaiveBlocked(
             K, layers * heads, anchor=anchor, merge_mass_power=power, quantized=quantized, shares=shares
@@ -296,9 +295,9 @@ def test_which_rule_serves_follows_the_size_of_the_bank_unless_it_is_set() -> No
 def test_a_schedule_never_runs_out_of_plans(K: int, heads: int, lengths: list[int]) -> None:
     schedule = Schedule(K, heads)
     for T in lengths:
-        for part in pieces_of(T, schedule.merges):
+        for part in schedule.parts_of(T):
             n = part.stop - part.start
-            schedule.next_turn(n)
+            schedule.next_turn(n, T)
             merges = n - len(range(*schedule.open(n).indices(K)))
             schedule.carry_out(merges)
             assert max(schedule.done) <= schedule.merges
@@ -309,12 +308,24 @@ def test_heads_take_turns_evenly_once_the_bank_is_nearly_full() -> None:
     schedule = Schedule(K, 112)
     planning = []
     for _ in range(K // T + 40):
-        turn = schedule.next_turn(T)
+        turn = schedule.next_turn(T, T)
         planning.append(0 if turn is None else len(range(*turn.indices(112))))
         opened = schedule.open(T)
         schedule.carry_out(T - (opened.stop - opened.start))
-    assert sorted(set(planning)) == [0, 28]
-    assert planning[-40:] == [28] * 40
+    groups = schedule.merges // T
+    assert set(planning) <= {0, 112 // groups, 112 // groups + 1}
+    assert sum(planning[-groups:]) == 112
+    assert 0 not in planning[-40:]
+
+
+def test_a_step_longer_than_a_plan_uses_its_plans_up() -> None:
+    schedule, plans = Schedule(750, 160, filled=750), 0
+    for _ in range(2 * schedule.merges):
+        for part in schedule.parts_of(77):
+            if schedule.next_turn(part.stop - part.start, 77) is not None:
+                plans += 1
+            schedule.carry_out(part.stop - part.start)
+    assert plans == 2 * 77
 
 
 @pytest.mark.parametrize("K", [3000, pytest.param(18_000, marks=pytest.mark.slow)])

@@ -17,9 +17,7 @@ from torch import Tensor
 from protokv.durable.nearest import signs_of
 from tests.oracles.quantized import round_center
 
-LARGE, PIVOTS, SAMPLE, SIDE, USUAL, MOST = 4096, 64, 512, 16, 64.0, 127.0
-# Of large banks and of small ones.
-SHARE, SMALL_SHARE, WIDTH, WIDE = 20, 14, 32, 128
+SHARE, WIDTH, PIVOTS, SAMPLE, SIDE, USUAL, MOST = 14, 64, 32, 128, 16, 64.0, 127.0
 
 
 Proposal = tuple[float, int, int, int]
@@ -64,7 +62,7 @@ class NaiveBlocked:
         shares: Sequence[float] = (),
     ) -> None:
         self.K, self.anchor, self.power, self.quantized = prototypes, anchor, merge_mass_power, quantized
-        self.M = max(1, prototypes // (SHARE if prototypes >= LARGE else SMALL_SHARE))
+        self.M = max(1, prototypes // SHARE)
         self.near, self.budget = near, prototypes if budget is None else budget
         self.heads = [Head([], share=share) for share in shares or [0.0] * heads]
         self.turn = 0
@@ -82,9 +80,12 @@ class NaiveBlocked:
     ) -> None:
         """Take tokens: `[B, T, D]`, for all heads `[T, 2]` and `[T, P]`. An unusable token leaves its slot free."""
         T = keys.shape[1]
-        count = -(-T // self.M)
-        for piece in range(count):
-            some = range(T * piece // count, T * (piece + 1) // count)
+        start = 0
+        while start < T:
+            # A long step is cut where plans end.
+            left = min(len(head.plan or []) for head in self.heads) or self.M
+            some = range(start, T if T <= self.M else min(start + left, T))
+            start = some.stop
             tokens = [
                 [
                     Prototype(keys[b, t], values[b, t], 1, coordinates[t], positions[t], step)
@@ -101,20 +102,18 @@ class NaiveBlocked:
     def _absorb(self, tokens: list[list[Prototype]], step: int, T: int) -> None:
         n, filled = len(tokens[0]), len(self.heads[0].slots)
         merges = max(0, filled + n - self.K)
-        if merges or filled > self.K - self.M:
-            groups = max(
-                g for g in range(1, len(self.heads) + 1) if len(self.heads) % g == 0 and g <= max(1, self.M // n)
-            )
+        groups, due, rest = self.M // T, [], self.heads
+        if groups > 1 and (merges or filled > self.K - self.M):
             due = [head for number, head in enumerate(self.heads) if number % groups == self.turn % groups]
             rest = [head for number, head in enumerate(self.heads) if number % groups != self.turn % groups]
-            if any(len(head.plan or []) < merges for head in rest):
-                due = self.heads
-            self.turns += len(due) < len(self.heads)
-            present = max(self.budget / 2, (step + 1) * T / 8) - self.near
-            present = max(0.0, min(present, filled - 2 * self.M))
-            for head in due:
-                head.plan = self.plan_of(head, float(step - torch.tensor(head.share) * (present / T)))
             self.turn += 1
+            self.turns += 1
+        if any(len(head.plan or []) < merges for head in rest):
+            due = self.heads
+        present = max(self.budget / 2, (step + 1) * T / 8) - self.near
+        present = max(0.0, min(present, filled - 2 * self.M))
+        for head in due:
+            head.plan = self.plan_of(head, float(step - torch.tensor(head.share) * (present / T)))
         for head, new in zip(self.heads, tokens, strict=True):
             opening = new[: n - merges]
             head.slots.extend(opening)
@@ -260,7 +259,7 @@ class NaiveBlocked:
         return ((costs.view(torch.int32) >> bits) << bits).view(torch.float32).tolist()
 
     def _width(self) -> int:
-        return min(self.K, WIDTH if self.K >= LARGE else WIDE)
+        return min(self.K, WIDTH)
 
     def _weight(self, mass: int) -> Tensor:
         return torch.tensor(mass).float().pow(self.power) if mass else torch.tensor(0.0)

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import av
@@ -31,8 +31,8 @@ from tests.realsize.build import build
 MODELS = ("SmolVLM2-500M-Video-Instruct", "llava-onevision-qwen2-0.5b-ov-hf")
 CLIP = Path(__file__).parents[2] / "samples/short/video.mp4"
 NOTE = (
-    "CPU milliseconds of a step of one frame on one thread, budget full, medians; `decode` is a mean. `forward` "
-    "is the language model with its attention to what is kept, `context` and `memory` are the memory before and behind "
+    "CPU milliseconds of a step of one frame on one thread, budget full, means. `forward` is "
+    "the language model with its attention to what is kept, `context` and `memory` are the memory before and behind "
     "it. `beside_percent`: the share of what is neither vision tower nor forward. `minute_s`: CPU seconds of a watched "
     "minute at the model's own rate."
 )
@@ -51,7 +51,7 @@ def fill(session: Session, one: LocalKV, count: int, tokens: StepTokens) -> None
 
 
 def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, Any]:
-    """Return medians of the parts of a step."""
+    """Return means of the parts of a step."""
     session = Session.start(backbone, MemoryConfig.of(memory, budget=budget))
     began = time.process_time()
     with av.open(str(CLIP)) as video:
@@ -83,7 +83,7 @@ def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, 
         if not i:
             fill(session, batch.local_kv, budget // len(tokens) + 4, tokens)
             spent.clear()
-    found = {"decode": decode} | {part: median(each) for part, each in spent.items()}
+    found = {"decode": decode} | {part: fmean(each) for part, each in spent.items()}
     whole = sum(found.values())
     beside = whole - found["vision"] - found["forward"]
     return {

@@ -16,7 +16,7 @@ import torch
 
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.tensors import TensorSpec
-from protokv.durable.blocked import Schedule, pieces_of
+from protokv.durable.blocked import Schedule
 from protokv.durable.nearest import PIVOTS, SketchTables, rows_of, width_of
 from protokv.memories import MEMORIES
 from tests.benchmarks.shapes.models import QUESTION, Shape
@@ -137,9 +137,9 @@ def _planning_heads(prototypes: int, heads: int, tokens: int, steps: int = 60) -
     schedule = Schedule(prototypes, heads, filled=prototypes)
     planned = 0
     for step in range(2 * steps):
-        for piece in pieces_of(tokens, schedule.merges):
+        for piece in schedule.parts_of(tokens):
             n = piece.stop - piece.start
-            turn = schedule.next_turn(n)
+            turn = schedule.next_turn(n, tokens)
             if turn is not None and step >= steps:
                 planned += len(range(*turn.indices(heads)))
             schedule.carry_out(n)
