@@ -35,8 +35,8 @@ def option(declared: str, text: str, panel: Panel | None = None, *, known: Itera
 
     Args:
         declared: its names and what stands for its value, as the help shows them: `--output -o STATE`.
-        text: of the help.
-        panel: of the help that it stands in.
+        text: what the help says about it.
+        panel: the section of the help that shows it.
         known: values that a shell completes, also after a comma.
         more: arguments of `typer.Option`.
     """

@@ -11,9 +11,9 @@ stream so far, at least half of the budget, and less of it below `ALL_NEW`. Olde
 merged prototype stands at the mean position of its tokens, which have no other place in common. Where the stream
 repeats itself, as video does, none of this happens. `samples/studies/language/` measures what it brings.
 
-Of words (`keeps` is "spread") not the newest are kept from merging but whole cues from all of the stream, as many as
-there is room for: cue 0, then those that a high power of two divides. When there is room for fewer, every other one
-goes, so a spread needs no record.
+For words (`keeps` is "spread") the rule keeps whole cues from all of the stream, not the newest tokens. It takes as
+many as there is room for: first cue 0, then the cues whose numbers a high power of two divides. When there is less
+room, every other cue goes. So a spread needs no record.
 
 A budget of one step or less has no room for a past beside the present: there the newest tokens always stay.
 """

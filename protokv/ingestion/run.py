@@ -160,8 +160,8 @@ def _open_source(source: AnySource, options: IngestOptions, held: ExitStack) -> 
 
 def find_words(source: AnySource, video: Source | LiveSource, options: IngestOptions) -> Words | None:
     """Read the subtitles that are meant, or get ready to recognise speech; `video` is the source, or the part, open."""
-    named = source if isinstance(source, str | os.PathLike) else None
-    return words_of(video, named, options.subtitles, options.start_s, _recogniser(options))
+    place = source if isinstance(source, str | os.PathLike) else None
+    return words_of(video, place, options.subtitles, options.start_s, _recogniser(options))
 
 
 def _recogniser(options: IngestOptions) -> Recogniser | None:

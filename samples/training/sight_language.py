@@ -188,9 +188,14 @@ def make_batch(
 ) -> Batch:
     """Draw videos of one to `most_events` events in up to `longest` steps, and `QUESTIONS` questions about each.
 
-    A question that is `cut` has no answer.
-
-    `draw_codes` returns codes `[k, CODES]` for shapes, colours and places `[k, 3]`, -1 where a cell is empty.
+    Args:
+        rng: the source of all draws.
+        reader: encodes the text.
+        videos: B.
+        most_events: of a video.
+        longest: steps of a video.
+        draw_codes: returns codes `[k, CODES]` for shapes, colours and places `[k, 3]`, -1 where a cell is empty.
+        cut: leave out the answers of the questions.
     """
     rows, kinds, found, named = [], [], [], []
     answers: list[int] = []
