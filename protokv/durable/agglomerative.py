@@ -130,6 +130,8 @@ class Agglomerative(Policy):
         repeat = REPEATS * usual_cost(tokens)[:, None]
         # Two that may merge are left beside each merge.
         kept = self._kept(self._novelty.kept(step, T, K - 2), T)
+        last_step = self._bank.last_step.flatten(0, 1)
+        kept[:, :K] |= self._novelty.first(self._novelty.share(), step, T, K - 2, last_step)
         bound.masked_fill_(kept[:, :K] & (bound >= repeat), torch.inf)
         every_token = torch.arange(K, K + T, device=merges.device).expand(B, T)
         # Those that are kept may not merge; of the others there must be more than merges.

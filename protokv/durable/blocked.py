@@ -134,8 +134,10 @@ class BlockedRule(Policy):
             return
         merges, power = self._schedule.merges, self._config.merge_mass_power
         # A plan needs more than its merges: not all proposals can be carried out together.
-        since = self._novelty.since(share, step, tokens, self._schedule.filled - 2 * merges, bank.opened)
+        most = self._schedule.filled - 2 * merges
+        since = self._novelty.since(share, step, tokens, most, bank.opened)
         kept = self._novelty.turn(points.last_step, points.mass) > since[heads, None]
+        kept |= self._novelty.first(share[heads], step, tokens, most, points.last_step)
         plan = plan_of(points, kept, self._schedule.filled, merges, self._tables, power)
         for held, new in zip(self._plans, reversed(plan), strict=True):
             held.flatten(0, 1)[heads] = new

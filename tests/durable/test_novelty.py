@@ -13,11 +13,11 @@ from protokv.errors import StateCorrupt
 from tests.core.streams import World, copy_of, shape_of, small_durable
 
 
-def watched(steps: list[Tensor], rule: str = "exact") -> Durable:
+def watched(steps: list[Tensor], rule: str = "exact", budget: int = 60) -> Durable:
     """A memory that has seen steps of values `[B, T, D]`."""
-    shape = shape_of(layers=1, heads=len(steps[0]))
+    shape = shape_of(layers=1, heads=len(steps[0]), size=steps[0].shape[2])
     world = World(shape, 0)
-    memory = Durable(small_durable(budget=60, pseudo_tokens=1, residual=False, rule=rule), shape, world.rotary)
+    memory = Durable(small_durable(budget=budget, pseudo_tokens=1, residual=False, rule=rule), shape, world.rotary)
     memory.start(*world.sink())
     for index, values in enumerate(steps):
         T = values.shape[1]
@@ -46,6 +46,25 @@ def test_where_nothing_comes_again_the_newest_tokens_stay_exact_and_elsewhere_re
     state = watched(steps, rule).tensors()
     exact = (state["bank.mass"] == 1) & (state["bank.last_step"] >= 55)
     assert exact[0, 0].sum() >= 20 > exact[0, 1].sum()
+
+
+@pytest.mark.parametrize("rule", ["exact", "blocked"])
+def test_where_nothing_comes_again_the_first_tokens_stay_exact_until_the_present_needs_their_room(rule: str) -> None:
+    draw = torch.Generator().manual_seed(3)
+    new, still = torch.randn(250, 1, 8, 64, generator=draw), torch.randn(1, 1, 8, 64, generator=draw)
+    steps = [torch.cat((one, still[0] + 0.01 * one)) for one in new]
+
+    def exact(count: int, since: int, before: int) -> list[int]:
+        state = watched(steps[:count], rule, 240).tensors()
+        place = state["bank.position"][..., 0]
+        return ((state["bank.mass"] == 1) & (place >= since) & (place < before)).sum(2)[0].tolist()
+
+    # Of 180 prototypes up to 90 are for whole steps at the beginning, and 60 for the present.
+    first, still_first = exact(90, 0, 80)
+    assert first == 80 > still_first
+    assert exact(90, 90, 540)[0] < 30
+    # An eighth of the stream leaves no room for the first tokens.
+    assert exact(250, 0, 80)[0] < 10
 
 
 def test_a_step_of_which_a_token_was_dropped_changes_no_count() -> None:

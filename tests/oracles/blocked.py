@@ -16,6 +16,7 @@ from torch import Tensor
 
 from protokv.durable.nearest import signs_of
 from tests.oracles.quantized import round_center
+from tests.oracles.ward import first_of
 
 SHARE, WIDTH, PIVOTS, SAMPLE, SIDE, USUAL, MOST = 14, 64, 32, 128, 16, 64.0, 127.0
 
@@ -111,9 +112,12 @@ class NaiveBlocked:
         if any(len(head.plan or []) < merges for head in rest):
             due = self.heads
         present = max(self.budget / 2, (step + 1) * T / 8) - self.near
-        present = max(0.0, min(present, filled - 2 * self.M))
+        room = max(0, filled - 2 * self.M)
+        present = max(0.0, min(present, room))
         for head in due:
-            head.plan = self.plan_of(head, float(step - torch.tensor(head.share) * (present / T)))
+            share = torch.tensor(head.share)
+            first = int(share * min(self.K / 2, room - present)) if self.budget > T else 0
+            head.plan = self.plan_of(head, float(step - share * (present / T)), first)
         for head, new in zip(self.heads, tokens, strict=True):
             opening = new[: n - merges]
             head.slots.extend(opening)
@@ -153,16 +157,17 @@ class NaiveBlocked:
         if self.quantized:
             held.key, held.value = round_center(held.key, held.value, held.mass)
 
-    def plan_of(self, head: Head, since: float) -> list[tuple[int, int]]:
-        """Return M merges, cheapest first. What came after step `since` counts as lightest, and goes last unless it
-        repeats another."""
+    def plan_of(self, head: Head, since: float, first: int) -> list[tuple[int, int]]:
+        """Return M merges, cheapest first. What came after step `since`, or is one of the `first` in the first steps,
+        counts as lightest, and goes last unless it repeats another."""
         filled = len(head.slots)
         slots = head.slots + [_free(len(head.slots[0].key), len(head.slots[0].position))] * (self.K - filled)
         squares, norms = self._squares(slots)
         costs = self._costs(slots, squares)
         some = sorted(_some(norms))
         repeat = torch.tensor(some[(len(some) - 1) // 2]) * 0.25
-        kept = [slot.last_step > since for slot in slots]
+        early = first_of([slot.last_step for slot in slots], first)
+        kept = [slot.last_step > since or number in early for number, slot in enumerate(slots)]
         weights = [0 if is_kept else slot.mass for slot, is_kept in zip(slots, kept, strict=True)]
         place, content = self._by_place(slots), self._by_content(squares)
         proposals: dict[int, Proposal] = {}

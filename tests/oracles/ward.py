@@ -1,8 +1,8 @@
 """The literal agglomerative bank: one head and one merge at a time, every cost from the members themselves.
 
-Where a head sees new tokens mostly, no pair with one of the newest points merges unless one repeats the other when the
-step begins. A pair of clusters is barred if any pair of their members is. The near window, the residual
-statistics and the context are those of `naive`; it shares no code with the fast bank.
+Where a head sees new tokens mostly, no pair with one of the newest points, or of the first steps, merges unless one
+repeats the other when the step begins. A pair of clusters is barred if any pair of their members is. The near window,
+the residual statistics and the context are those of `naive`; it shares no code with the fast bank.
 """
 
 from __future__ import annotations
@@ -104,10 +104,14 @@ class NaiveAgglomerative(NaiveProtoKV):
         between = self._costs_between([[point] for point in alive.values()])
         costs = {(i, j): between[m][n] for (m, i), (n, j) in itertools.permutations(enumerate(alive), 2)}
         present = max(config.budget / 2, (now + 1) * T / 8) - config.near_tokens
-        count = max(0, K - 2) if config.budget <= T else int(self._share(number) * max(0.0, min(present, K - 2)))
+        present = max(0.0, min(present, K - 2))
+        room, share = min(K / 2, max(0, K - 2) - present), self._share(number)
+        count, first = int(share * present), int(share * room)
+        if config.budget <= T:
+            count, first = max(0, K - 2), 0
         steps = [point.last_step if point else -1 for point in bank.slots]
         by_age = sorted(range(K + T), key=lambda index: (steps[index], index))
-        kept = set(by_age[K + T - count :])
+        kept = {*by_age[K + T - count :], *first_of(steps[:K], first)}
         found = {pair for pair, cost in costs.items() if not kept.isdisjoint(pair) and cost >= repeat}
         # What is compared with `repeat` must be clear as well. Alone, a token repeats nothing.
         compared = [cost for pair, cost in costs.items() if not kept.isdisjoint(pair)] if T > 1 else []
@@ -177,6 +181,12 @@ class NaiveAgglomerative(NaiveProtoKV):
                 owner = token.merged_into
                 keys, values = token.key_center - owner.key_center, token.value_center - owner.value_center
                 self._count(bank, owner, keys, values)
+
+
+def first_of(steps: Sequence[int], most: int) -> list[int]:
+    """Return who is of the first steps, whole ones of up to `most` together; a step of -1 is none."""
+    ended = sorted(step for step in steps if step >= 0)
+    return [index for index, step in enumerate(steps) if step >= 0 and sum(other <= step for other in ended) <= most]
 
 
 def _feature(point: Prototype) -> Tensor:
