@@ -62,6 +62,17 @@ def test_the_rows_and_the_command_of_the_study_are_of_its_range() -> None:
         assert int(start) + int(count) - 1 in STUDY
 
 
+def test_settings_were_searched_on_worlds_that_no_table_uses() -> None:
+    seeds: dict[bool, set[int]] = {True: set(), False: set()}
+    for path in (ROOT / "samples" / "studies" / "tuned").glob("*.jsonl.gz"):
+        found = re.findall(rb'"video": ?"world-(\d+)"', gzip.decompress(path.read_bytes()))
+        seeds[path.name.startswith("search-")] |= {int(seed) for seed in found}
+    assert len(seeds[True]) == 16
+    assert not any(seed in taken for seed in seeds[True] for taken in RANGES.values())
+    assert seeds[False]
+    assert all(seed in STUDY for seed in seeds[False])
+
+
 def test_the_samples_keep_to_their_range() -> None:
     seeds = re.findall(r"--seed (\d+)", (ROOT / "samples" / "make.sh").read_text())
     assert len(seeds) == 3
