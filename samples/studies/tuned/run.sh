@@ -73,8 +73,14 @@ for settings in "" "$best"; do
   # shellcheck disable=SC2086
   others order --memory hermes --budget 130,43 $settings
 done
-# shellcheck disable=SC2086
-others harder --memory hermes --budget 22,11 $best
+for study in harder natural order time; do
+  # shellcheck disable=SC2086
+  others $study --memory hermes --budget 22 $best
+done
+for study in harder time; do
+  # shellcheck disable=SC2086
+  others $study --memory hermes --budget 11 $best
+done
 others natural --memory rekv --budget 173,43
 for study in harder natural time; do
   others $study --memory dycoke --budget 173
