@@ -349,5 +349,5 @@ def test_a_step_at_the_shapes_of_a_7b_model_asks_for_no_data_and_for_few_operati
                 counts.append(counting.operations.total())
     assert not counting.waits
     assert len(set(counts)) == 1
-    # Of these, 36 keep the newest and the first tokens from merging where a stream repeats nothing.
-    assert counts[0] <= 167, counting.operations
+    # Of these, up to 38 keep the newest and the first tokens from merging where a stream repeats nothing.
+    assert counts[0] <= 170, counting.operations
