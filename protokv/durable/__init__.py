@@ -38,6 +38,6 @@ The exact rule also waits for the device. Below K = 512 it costs about the same 
 the answers of the delay study come from it: on its first world the blocked rule changes 10 of 330 answers.
 
 At 28 layers and 196 tokens, a step with attention takes at most 1,025 operations at a budget of 1k tokens, 693 at 2k,
-460 at 4k, 461 at 6k and 463 at 24k, without waits. Centres stay float32: in bfloat16 a mean
-stops moving after about 500 tokens.
+460 at 4k, 461 at 6k and 463 at 24k, without waits. Centres stay float32: in bfloat16 a
+mean stops moving after about 500 tokens.
 """

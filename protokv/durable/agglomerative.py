@@ -129,9 +129,7 @@ class Agglomerative(Policy):
         bound = torch.minimum(self._bound, near_tokens)
         repeat = REPEATS * usual_cost(tokens)[:, None]
         # Two that may merge are left beside each merge.
-        kept = self._kept(self._novelty.kept(step, T, K - 2), T)
-        last_step = self._bank.last_step.flatten(0, 1)
-        kept[:, :K] |= self._novelty.first(self._novelty.share(), step, T, K - 2, last_step)
+        kept = self._kept(step, T, K - 2)
         bound.masked_fill_(kept[:, :K] & (bound >= repeat), torch.inf)
         every_token = torch.arange(K, K + T, device=merges.device).expand(B, T)
         # Those that are kept may not merge; of the others there must be more than merges.
@@ -151,15 +149,18 @@ class Agglomerative(Policy):
         self._width = max(needed * 9 // 8 + 1, self._width * 15 // 16)
         return _Found(points, merged, limit)
 
-    def _kept(self, count: Tensor, T: int) -> Tensor:
-        """Return which points are the `count` `[B]` of a head that are kept longest, the tokens first, `[B, K + T]`; of
-        equal ones those further on."""
-        turn = self._novelty.turn(self._bank.last_step.flatten(0, 1), self._bank.mass.flatten(0, 1))
+    def _kept(self, step: int, T: int, most: int) -> Tensor:
+        """Return which points merge with repeats alone, `[B, K + T]` bool: those with the last turns, tokens before
+        prototypes and of equal ones those further on, and the prototypes of the first steps; up to `most` in all."""
+        novelty, last_step = self._novelty, self._bank.last_step.flatten(0, 1)
+        turn = novelty.turn(last_step, self._bank.mass.flatten(0, 1))
         rank = turn.argsort(dim=1, stable=True).argsort(dim=1)
         B, K = rank.shape
         ranks = torch.cat((rank, torch.arange(K, K + T, device=rank.device).expand(B, T)), 1)
         ranks[:, :K].masked_fill_(turn < 0, -1)
-        return ranks >= (K + T - count)[:, None]
+        kept = ranks >= (K + T - novelty.kept(step, T, most))[:, None]
+        kept[:, :K] |= novelty.first(novelty.share(), step, T, most, last_step)
+        return kept
 
     @staticmethod
     def _merge_points(points: Tensor, mass: Tensor, merges: Tensor, kept: Tensor, repeat: Tensor) -> Merged:

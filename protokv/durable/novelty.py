@@ -7,11 +7,11 @@ tokens of a step come again in the next one: where the squared distance to the n
 of the bank: a small bank forgets what a stream repeats.
 
 Where more than `SOME_NEW` of the tokens are new, the newest ones merge with their repeats alone: an eighth of the
-stream so far, at least half of the budget, and less of it below `ALL_NEW`. So do those of the first steps, in what room
-that leaves and at most half of the bank: one that stays exact is worth more than an average of strangers. All others
-merge by Ward's rule. There a merged prototype stands at the mean position of its tokens, which have no other place in
-common. Where the stream repeats itself, as video does, none of this happens. `samples/studies/language/` measures what
-it brings.
+stream so far, at least half of the budget, and less of it below `ALL_NEW`. The tokens of the first steps merge with
+their repeats alone, too. They get the room that is left, and at most half of the bank. A token that stays exact is
+worth more than a mean of tokens that have nothing in common. All others merge by Ward's rule. There a merged prototype
+stands at the mean position of its tokens, which have no other place in common. Where the stream repeats itself, as
+video does, none of this happens. `samples/studies/language/` measures what it brings.
 
 For words (`keeps` is "spread") the rule keeps whole cues from all of the stream, not the newest tokens. It takes as
 many as there is room for: first cue 0, then the cues whose numbers a high power of two divides. When there is less
@@ -88,12 +88,15 @@ class Novelty:
         return (self.share() * self.present(step, tokens, most)).long()
 
     def first(self, share: Tensor, step: int, tokens: int, most: int, last_step: Tensor) -> Tensor:
-        """Return which prototypes with `last_step` `[n, K]`, -1 if free, are of the first steps that merge with repeats
-        alone, `[n, K]` bool: whole steps, so many as leave room for the `share` `[n]` of the present in `most`."""
+        """Return which prototypes belong to the first steps, which merge with repeats alone, `[n, K]` bool.
+
+        These are whole steps, as many as fit beside the present in `most`, times the `share` `[n]`. The prototypes have
+        `last_step` `[n, K]`, -1 where a slot is free.
+        """
         config = self._config
         if config.keeps == "spread" or tokens >= config.merged_budget:
             return torch.zeros_like(last_step, dtype=torch.bool)
-        room = min(config.prototypes / 2, max(0, most) - self.present(step, tokens, most))
+        room = min(config.prototypes / 2, max(0, most - self.present(step, tokens, most)))
         came = last_step.masked_fill(last_step < 0, MOST_COUNT)
         return came < came.sort(1).values.gather(1, (share * room).long()[:, None])
 

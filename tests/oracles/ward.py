@@ -184,9 +184,11 @@ class NaiveAgglomerative(NaiveProtoKV):
 
 
 def first_of(steps: Sequence[int], most: int) -> list[int]:
-    """Return who is of the first steps, whole ones of up to `most` together; a step of -1 is none."""
-    ended = sorted(step for step in steps if step >= 0)
-    return [index for index, step in enumerate(steps) if step >= 0 and sum(other <= step for other in ended) <= most]
+    """Return the indices of the points of the first steps: of as many whole steps as have up to `most` points in all.
+
+    A step of -1 is none.
+    """
+    return [index for index, step in enumerate(steps) if step >= 0 and sum(0 <= one <= step for one in steps) <= most]
 
 
 def _feature(point: Prototype) -> Tensor:

@@ -43,14 +43,7 @@ TABLE: Final = (
     Study("natural backdrops, 220 s", "natural", "harder/natural", 220, CONTENT, (173, 43, 22)),
     Study("order's worlds, content, 150 s", "order", "harder/order", 150, CONTENT, (130, 43, 22)),
     Study("order's worlds, order, 150 s", "order", "harder/order", 150, ORDER, (130, 43, 22)),
-    Study(
-        "[over time](../harder/README.md), 220 s",
-        "time",
-        "harder/time",
-        220,
-        TIME,
-        (173, 43, 22, 11),
-    ),
+    Study("[over time](../harder/README.md), 220 s", "time", "harder/time", 220, TIME, (173, 43, 22, 11)),
 )
 
 
