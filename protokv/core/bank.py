@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -21,9 +21,10 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
+SEEN_AGAIN: Final = 4  # the mass with which a token enters that the next step repeats (`protokv.durable.repeats`)
 COUNTERS = {
     "opened": "tokens that opened a slot",
-    "absorbed": "tokens that a prototype absorbed",
+    "absorbed": "tokens that a prototype absorbed, and repeats",
     "merged": "slots that were merged away",
     "expired": "slots that died of age",
     "recycled": "slots that were opened again with a near token",
@@ -47,23 +48,20 @@ class FarTokens:
     """Tokens on their way into the bank, flat over `B = L * H`.
 
     Attributes:
-        keys: `[B, T, D]` float32, rotation removed.
-        values: `[B, T, D]` float32.
+        keys, values: `[B, T, D]` float32, the rotation of keys removed.
         token_positions: shared by all heads.
-        usable: `[T]` bool; tokens that are not usable are zeros and must change nothing. None: all are.
+        mass: `[T]` int64, of how many tokens each counts; one of mass 0 must change nothing.
     """
 
     keys: Tensor
     values: Tensor
     token_positions: TokenPositions
-    usable: Tensor | None = None
+    mass: Tensor
 
-    def usable_only(self) -> FarTokens:
-        """Return the usable tokens; this waits for the device."""
-        if self.usable is None:
-            return self
-        kept = self.usable.nonzero().squeeze(1)
-        return FarTokens(self.keys[:, kept], self.values[:, kept], self.token_positions.at(kept))
+    def counted_only(self) -> FarTokens:
+        """Return the tokens that have a mass; this waits for the device."""
+        kept = self.mass.nonzero().squeeze(1)
+        return FarTokens(self.keys[:, kept], self.values[:, kept], self.token_positions.at(kept), self.mass[kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +161,14 @@ class PrototypeBank(StatePart):
             ),
         )
 
-    def open_(self, rows: Tensor, keys: Tensor, values: Tensor, token_positions: TokenPositions, step: int) -> None:
-        """Initialize free slots `rows` `[n]` from one token each: centres `[n, D]`, mass 1, Sigma = I."""
-        self.mass.view(-1)[rows] = 1
-        self.mean.flatten(0, 2)[rows] = token_positions.coordinates
+    def open_(self, rows: Tensor, tokens: FarTokens, head: Tensor | int, token: Tensor, step: int) -> None:
+        """Initialize free slots `rows` `[n]` from a token `[n]` of a head each, with Sigma = I."""
+        self.mass.view(-1)[rows] = tokens.mass[token]
+        self.mean.flatten(0, 2)[rows] = tokens.token_positions.coordinates[token]
         self.covariance.flatten(0, 2)[rows] = torch.eye(2, device=rows.device)
-        self.position.flatten(0, 2)[rows] = token_positions.positions
+        self.position.flatten(0, 2)[rows] = tokens.token_positions.positions[token]
         self.last_step.view(-1)[rows] = step
-        self.put_centers_(rows, keys, values)
+        self.put_centers_(rows, tokens.keys[head, token], tokens.values[head, token])
         self.touch_(rows)
 
     def free_(self, rows: Tensor) -> None:
@@ -229,7 +227,8 @@ class PrototypeBank(StatePart):
             _check_covariance(tensors["bank.covariance"])
         came = tensors["bank.opened"] + tensors["bank.absorbed"]
         # In float64: an integer that millions of slots add up to could wrap.
-        if (mass.double().sum(-1) > came + tensors["bank.recycled"]).any():
+        most = SEEN_AGAIN if "repeats.weight" in tensors else 1
+        if (mass.double().sum(-1) > most * came + tensors["bank.recycled"]).any():
             raise StateCorrupt("state: tensor bank.mass sums to more tokens than ever came into the bank")
         if clock is None or not mass.shape[2]:
             return

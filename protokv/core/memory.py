@@ -175,6 +175,10 @@ class LocalMemory(Memory):
         """Take the prompt prefix."""
         self._slots.start(keys, values)
 
+    def repeats_of(self, step: StepKV) -> Tensor | None:
+        """Return `StepKV.repeats` of the next step; None if this memory does not look."""
+        return None
+
     def _admit(self, step: StepKV, last_step: int) -> StepKV:
         """Return the step without numbers that are not finite.
 

@@ -54,7 +54,7 @@ class PaperRule(Policy):
 
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
         """Run Algorithm 1 for the evicted tokens of one step."""
-        tokens = tokens.usable_only()
+        tokens = tokens.counted_only()
         if tokens.keys.shape[1] == 0:
             return Assigned.none(tokens)
         assigned, rows = assign_(self._bank, tokens, step, self._config)
@@ -401,7 +401,7 @@ def recycle_(bank: PrototypeBank, newest: Callable[[], FarTokens], seed: int, st
     for head in heads:
         slots = freed[head].nonzero().squeeze(1)[: order.shape[1]]
         token, rows = order[head, : len(slots)], head * K + slots
-        bank.open_(rows, tokens.keys[head, token], tokens.values[head, token], tokens.token_positions.at(token), step)
+        bank.open_(rows, tokens, head, token, step)
         bank.recycled.view(-1)[head] += len(slots)
         opened.append(rows)
     return torch.cat(opened)

@@ -90,6 +90,7 @@ class StepKV:
         step: index of the step; it increases.
         usable: `[T]` bool, False for tokens that hold a number that is not finite; None: not examined yet.
         words: how many of the last tokens are what was said in the step.
+        repeats: `[T]` bool, tokens that repeat the step before (`protokv.durable.repeats`); None: not looked up.
     """
 
     keys: Tensor
@@ -99,6 +100,7 @@ class StepKV:
     step: int
     usable: Tensor | None = None
     words: int = 0
+    repeats: Tensor | None = None
 
     def usable_only(self) -> StepKV:
         """Return the step without its unusable tokens. This waits for the device."""
@@ -106,9 +108,9 @@ class StepKV:
 
     def tokens(self, some: Tensor | slice) -> StepKV:
         """Return some of its tokens, without telling which are words."""
-        kv, usable = (self.keys[:, :, some], self.values[:, :, some]), self.usable
-        places = (self.positions[some], self.coordinates[some])
-        return StepKV(*kv, *places, self.step, None if usable is None else usable[some])
+        kv, places = (self.keys[:, :, some], self.values[:, :, some]), (self.positions[some], self.coordinates[some])
+        usable, repeats = (None if held is None else held[some] for held in (self.usable, self.repeats))
+        return StepKV(*kv, *places, self.step, usable, repeats=repeats)
 
 
 @dataclass(frozen=True, slots=True)

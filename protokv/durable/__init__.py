@@ -37,7 +37,7 @@ milliseconds of one layer of 4 heads of 128, one thread of a busy machine, least
 The exact rule also waits for the device. Below K = 512 it costs about the same as the blocked rule and keeps more, and
 the answers of the delay study come from it: on its first world the blocked rule changes 10 of 330 answers.
 
-At 28 layers and 196 tokens, a step with attention takes at most 1,025 operations at a budget of 1k tokens, 693 at 2k,
-460 at 4k, 461 at 6k and 463 at 24k, without waits. Centres stay float32: in bfloat16 a
-mean stops moving after about 500 tokens.
+At 28 layers and 196 tokens, a step with attention takes at most 1,062 operations at a budget of 1k tokens, 726 at 2k,
+491 at 4k, 492 at 6k and 494 at 24k, without waits. Centres stay float32: in bfloat16 a mean stops moving after about
+500 tokens.
 """

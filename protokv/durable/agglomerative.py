@@ -3,9 +3,10 @@
 Ours, not the paper's. Algorithm 1 puts every token into an existing prototype, so a brief, distinct token is averaged
 away. Here distinct tokens stay and redundant ones merge, with no threshold and no rate. The T tokens of a step are
 added to the K prototypes; then the pair of least cost w v / (w + v) * ||f_i - f_j||^2 merges until K are left
-(`tests/oracles/ward.py` has it written out). f = [key; value], the key without rotation. w is 1 for a token and
-n ** merge_mass_power for a prototype of mass n, and adds up where points merge: Ward's linkage (1963). Age plays no
-part, and nothing is deleted. `samples/studies/delay/` measures what it keeps.
+(`tests/oracles/ward.py` has it written out). f = [key; value], the key without rotation. w is n ** merge_mass_power for
+a point of mass n, and adds up where points merge: Ward's linkage (1963). A token has mass 1, or 4 if the next step
+repeats it, and repeats do not enter (`protokv.durable.repeats`). Age plays no part, and nothing is deleted.
+`samples/studies/delay/` measures what it keeps.
 
 The result is exact, although most of the bank is not compared. By reducibility (`ward`) a point takes part in no merge
 cheaper than its own least cost. A lower bound of that cost is kept for each prototype between steps; only the tokens
@@ -64,7 +65,7 @@ class Agglomerative(Policy):
     @classmethod
     def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the counts of new tokens."""
-        return Novelty.declare(shape)
+        return Novelty.declare(config, shape)
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
         L, H, K = bank.mass.shape
@@ -97,12 +98,16 @@ class Agglomerative(Policy):
         """Count the tokens that come again."""
         self._novelty.count_(before(), step)
 
+    def weigh_(self, tokens: FarTokens) -> FarTokens:
+        """Return tokens that leave the near window with the masses that they enter with."""
+        return self._novelty.weigh_(tokens, self._bank)
+
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
         """Put evicted tokens into the bank at time `step`.
 
         Tokens that share a prototype have residuals, against its centre after the step.
         """
-        bank, tokens = self._bank, tokens.usable_only()
+        bank, tokens = self._bank, tokens.counted_only()
         K = bank.mass.shape[2]
         B, T, _ = tokens.keys.shape
         if not T:
@@ -124,8 +129,8 @@ class Agglomerative(Policy):
         K = self._bound.shape[1]
         if not self._measured:
             self._measure_all()
-        ones = torch.ones(B, T, device=merges.device)
-        near_tokens = _least_costs(self._bank, self._weight(), tokens.keys, tokens.values, ones)[1]
+        weight = self._weight_of(tokens.mass).expand(B, T)
+        near_tokens = _least_costs(self._bank, self._weight(), tokens.keys, tokens.values, weight)[1]
         bound = torch.minimum(self._bound, near_tokens)
         repeat = REPEATS * usual_cost(tokens)[:, None]
         # Two that may merge are left beside each merge.
@@ -187,13 +192,16 @@ class Agglomerative(Policy):
         gathered = []
         for held, given in zip(bank.centers(row), (tokens.keys, tokens.values), strict=True):
             gathered.append(torch.where(is_token[:, :, None], given.reshape(-1, D)[token], held))
-        weight = self._weight().view(-1)[row].masked_fill(is_token, 1.0)
-        return torch.cat(gathered, 2), weight
+        given_weight = self._weight_of(tokens.mass)[(points - K).clamp(min=0)]
+        return torch.cat(gathered, 2), torch.where(is_token, given_weight, self._weight().view(-1)[row])
 
     def _weight(self) -> Tensor:
         """Return the weight of each prototype in the cost of a merge, `[B, K]`; 0 where a slot is free."""
-        mass = self._bank.mass.flatten(0, 1).float()
-        return mass.pow(self._config.merge_mass_power).masked_fill_(mass == 0, 0.0)
+        return self._weight_of(self._bank.mass.flatten(0, 1))
+
+    def _weight_of(self, mass: Tensor) -> Tensor:
+        """Return the weight of points of `mass` in the cost of a merge, float32."""
+        return mass.float().pow(self._config.merge_mass_power).masked_fill_(mass == 0, 0.0)
 
     def _measure_all(self) -> None:
         """Measure every prototype: K^2 costs for each head, once a stream and after a state was loaded."""
@@ -337,7 +345,7 @@ class ClusterWriter:
         slot = self.slot.gather(1, self._root)[:, K:]
         rows = torch.arange(len(slot), device=slot.device)[:, None] * K + slot
         keys, values = bank.centers(rows)
-        shared = bank.mass.view(-1)[rows] > 1
+        shared = bank.mass.view(-1)[rows] > tokens.mass
         return Assigned(torch.where(shared, slot, -1), tokens.keys - keys, tokens.values - values)
 
     def _members(self) -> _Members:
@@ -368,7 +376,7 @@ class ClusterWriter:
         def pick(held: Tensor, new: Tensor) -> Tensor:
             return torch.where(is_token.view(-1, *[1] * (held.ndim - 1)), new, held)
 
-        n = pick(bank.mass.view(-1)[row], torch.ones_like(row)).double()[:, None]
+        n = pick(bank.mass.view(-1)[row], tokens.mass[token]).double()[:, None]
         mu = pick(bank.mean.view(-1, 2)[row], tokens.token_positions.coordinates[token]).double()
         eye = torch.eye(2, device=row.device).view(1, 4)
         sigma = pick(bank.covariance.view(-1, 4)[row], eye).double()
@@ -436,9 +444,7 @@ class ClusterWriter:
         slot = order[head, place]
         self.slot[head, K + token] = slot
         rows = head * K + slot
-        bank.open_(
-            rows, tokens.keys[head, token], tokens.values[head, token], tokens.token_positions.at(token), self._step
-        )
+        bank.open_(rows, tokens, head, token, self._step)
 
     def _replace(self, rows: Tensor, means: Tensor, anchors: Tensor, last_step: Tensor) -> None:
         bank = self._bank

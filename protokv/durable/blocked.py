@@ -63,7 +63,7 @@ class BlockedRule(Policy):
             TensorSpec("plan.gone", dims, size, torch.int32, "slots that are merged away next"),
             TensorSpec("plan.into", dims, size, torch.int32, "slots that they go into"),
             TensorSpec("plan.schedule", ("schedule",), (2 + heads,), torch.int64, "slots in use, turn, merges made"),
-            *Novelty.declare(shape),
+            *Novelty.declare(config, shape),
         )
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
@@ -88,10 +88,14 @@ class BlockedRule(Policy):
         """Count the tokens that come again."""
         self._novelty.count_(before(), step)
 
+    def weigh_(self, tokens: FarTokens) -> FarTokens:
+        """Return tokens that leave the near window with the masses that they enter with."""
+        return self._novelty.weigh_(tokens, self._bank)
+
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
         """Put evicted tokens into the bank at time `step`, each as a prototype of its own.
 
-        A dropped token leaves its slot free. A free slot is the first to go in the next plan.
+        A dropped token, or a repeat, leaves its slot free. A free slot is the first to go in the next plan.
         """
         T = tokens.keys.shape[1]
         for part in self._schedule.parts_of(T):
@@ -120,7 +124,7 @@ class BlockedRule(Policy):
         place_(bank, rows, tokens, part, step)
         bank.touch_(changed.view(-1))
         self._fold_(changed.view(-1))
-        bank.opened += n if tokens.usable is None else tokens.usable[part].sum()
+        bank.opened += (tokens.mass[part] > 0).sum()
 
     def _of_mine(self, heads: slice) -> slice:
         """Return a stride of the model's heads, counted among those of this memory."""
@@ -252,19 +256,18 @@ def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, at_mean: Tensor, lin
 
 
 def place_(bank: PrototypeBank, rows: Tensor, tokens: FarTokens, part: slice, step: int) -> None:
-    """Write some of the tokens over rows `[B, n]` of the bank, one each. The row of a dropped token is free."""
-    usable = tokens.usable[part] if tokens.usable is not None else torch.ones_like(rows[0], dtype=torch.bool)
-    mass = usable.long()
-    token_positions = tokens.token_positions.at(part)
+    """Write some of the tokens over rows `[B, n]` of the bank, one each. The row of one of no mass is free."""
+    mass = tokens.mass[part]
+    usable, token_positions = (mass > 0).long(), tokens.token_positions.at(part)
     given = {
         "mean": token_positions.coordinates * usable[:, None],
         "position": token_positions.positions * usable[:, None],
         "mass": mass,
-        "last_step": torch.rsub(mass, -1, alpha=-(step + 1)),
+        "last_step": torch.rsub(usable, -1, alpha=-(step + 1)),
     }
     for name, new in given.items():
         getattr(bank, name).flatten(0, 2).index_put_((rows,), new)
-    keys, values = (new[:, part].flatten(0, 1) for new in (tokens.keys, tokens.values))
+    keys, values = ((new[:, part] * usable[:, None]).flatten(0, 1) for new in (tokens.keys, tokens.values))
     bank.put_centers_(rows.view(-1), keys, values)
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig
-from protokv.core.bank import Policy, PrototypeBank
+from protokv.core.bank import FarTokens, Policy, PrototypeBank
 from protokv.core.context import Context
-from protokv.core.near import Slots
+from protokv.core.near import Slots, Tokens
 from protokv.core.prototypes import Layout, ProtoKV
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV
@@ -24,6 +24,7 @@ from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.durable.agglomerative import Agglomerative
 from protokv.durable.blocked import BlockedRule
 from protokv.durable.quantized import QuantizedBank
+from protokv.durable.repeats import Repeats, find_repeats
 from protokv.durable.words import Words
 from protokv.extras.decoded import DecodedContext
 
@@ -69,6 +70,14 @@ class Durable(ProtoKV):
         """Return the holders of these."""
         return super().parts() if self._words is None else (*super().parts(), self._words)
 
+    def repeats_of(self, step: StepKV) -> Tensor | None:
+        """Return which tokens repeat those of the step before, if that matters; words that are held apart never do."""
+        if not Repeats.acts(self._config, self._shape):
+            return None
+        words = 0 if self._words is None else step.words
+        repeats = find_repeats(self._near.newest(), step.tokens(slice(0, len(step.positions) - words)))
+        return torch.cat((repeats, repeats.new_zeros(words)))
+
     def append(self, step: StepKV) -> None:
         """Take one step, its words apart."""
         if self._words is None or not step.words:
@@ -80,6 +89,11 @@ class Durable(ProtoKV):
         super().append(step.tokens(slice(0, pictures)))
         of_words._take_step(replace(words, step=of_words._near.last_step + 1))
         self._words.seen += step.words
+
+    def _entering(self, leaving: Tokens) -> FarTokens:
+        """Return tokens that left the near window with the masses that they enter with."""
+        assert isinstance(self._policy, Agglomerative | BlockedRule)
+        return self._policy.weigh_(self._far_tokens(leaving))
 
     def report(self) -> dict[str, Any]:
         """Return the paper's numbers, how many words are held exactly, and the prototypes of words."""

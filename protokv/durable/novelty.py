@@ -29,9 +29,11 @@ import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig
+from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.core.near import Tokens
 from protokv.core.step import MOST_COUNT, StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.durable.repeats import Repeats
 from protokv.errors import StateCorrupt
 
 # Merging with a repeat costs less than so much of what merging two tokens of a step usually costs.
@@ -46,19 +48,22 @@ AT_FIRST: Final = 128
 
 
 class Novelty:
-    """Counts of B = L * H heads."""
+    """Counts of B = L * H heads; in deep models also what weighs more as it stays in view (`Repeats`)."""
 
     def __init__(self, config: DurableConfig, shape: MemoryShape) -> None:
         self._config = config
-        self._seen, self._repeated = (spec.allocate(shape.device) for spec in self.declare(shape))
+        seen, repeated, *_ = self.declare(config, shape)
+        self._seen, self._repeated = seen.allocate(shape.device), repeated.allocate(shape.device)
+        self._repeats = Repeats(config.near_tokens, shape) if Repeats.acts(config, shape) else None
 
     @staticmethod
-    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the counts."""
+    def declare(config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare the counts, and the weights of the tokens in the near window."""
         dims, size = (LAYER, "kv_head"), (shape.layers, shape.kv_heads)
         held = {"seen": "tokens compared with the next step", "repeated": "of these, tokens that came again"}
-        return tuple(
-            TensorSpec(f"novelty.{name}", dims, size, torch.int64, text, "tokens") for name, text in held.items()
+        return (
+            *(TensorSpec(f"novelty.{name}", dims, size, torch.int64, text, "tokens") for name, text in held.items()),
+            *(Repeats.declare(config.near_tokens) if Repeats.acts(config, shape) else ()),
         )
 
     def count_(self, before: Tokens, step: StepKV) -> None:
@@ -67,6 +72,12 @@ class Novelty:
         whole = before.usable.all() if step.usable is None else before.usable.all() & step.usable.all()
         self._seen += whole * len(before)
         self._repeated += (again * whole).view_as(self._repeated)
+        if self._repeats is not None:
+            self._repeats.see_(before, step)
+
+    def weigh_(self, tokens: FarTokens, bank: PrototypeBank) -> FarTokens:
+        """Return tokens on their way into the bank with the masses that they have there."""
+        return tokens if self._repeats is None else self._repeats.weigh_(tokens, bank)
 
     def share(self) -> Tensor:
         """Return which part of the present is kept from merging, `[B]` float32: 0 where the stream repeats itself."""
@@ -116,20 +127,25 @@ class Novelty:
         return (came.view(-1) / (share * present)).log2().ceil().clamp(min=0).add(0.5).mul(MOST_COUNT)
 
     def held(self) -> dict[str, Tensor]:
-        """Return the counts."""
-        return {"novelty.seen": self._seen, "novelty.repeated": self._repeated}
+        """Return the counts and the weights."""
+        weights = {} if self._repeats is None else self._repeats.held()
+        return {"novelty.seen": self._seen, "novelty.repeated": self._repeated} | weights
 
     @staticmethod
     def check(tensors: Mapping[str, Tensor]) -> None:
-        """Refuse counts that no stream leaves."""
+        """Refuse counts and weights that no stream leaves."""
+        if "repeats.weight" in tensors:
+            Repeats.check(tensors)
         seen, repeated = tensors["novelty.seen"], tensors["novelty.repeated"]
         if (repeated > seen).any():
             raise StateCorrupt("state: tensor novelty.repeated holds more than novelty.seen")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the counts of a checked state."""
-        for held, counts in self.held().items():
-            counts.copy_(tensors[held])
+        """Take those of a checked state."""
+        self._seen.copy_(tensors["novelty.seen"])
+        self._repeated.copy_(tensors["novelty.repeated"])
+        if self._repeats is not None:
+            self._repeats.take(tensors)
 
 
 def come_again(values: Tensor, step: Tensor) -> Tensor:

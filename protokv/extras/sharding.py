@@ -67,18 +67,22 @@ class LayerShards(Memory):
         if usable is None:
             each = (find_usable(step.keys[run.layers], step.values[run.layers]).to(CPU) for run in self._runs)
             usable = torch.stack(list(each)).all(0)
-        for run, part in zip(self._runs, self._parts, strict=True):
-            part.append(
-                StepKV(
-                    keys=step.keys[run.layers].to(run.device),
-                    values=step.values[run.layers].to(run.device),
-                    positions=step.positions.to(run.device),
-                    coordinates=step.coordinates.to(run.device),
-                    step=step.step,
-                    usable=usable.to(run.device),
-                    words=step.words,
-                )
+        steps = [
+            StepKV(
+                keys=step.keys[run.layers].to(run.device),
+                values=step.values[run.layers].to(run.device),
+                positions=step.positions.to(run.device),
+                coordinates=step.coordinates.to(run.device),
+                step=step.step,
+                usable=usable.to(run.device),
+                words=step.words,
             )
+            for run in self._runs
+        ]
+        # The first layer of the model tells which tokens repeat others.
+        repeats = self._parts[0].repeats_of(steps[0])
+        for run, part, own in zip(self._runs, self._parts, steps, strict=True):
+            part.append(replace(own, repeats=None if repeats is None else repeats.to(run.device)))
 
     def context(self) -> Context:
         """Return the contexts of all parts."""

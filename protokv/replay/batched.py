@@ -16,17 +16,18 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
+from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.context import Context, EmptyContext, SlotContext
 from protokv.core.memory import Memory
 from protokv.core.session import Session
 from protokv.core.step import StepKV, StepTokens
+from protokv.durable.repeats import Repeats
 from protokv.extras.joint import JointKV, Stream
 from protokv.memories import build_memory, rotary_of, shape_of
 
 SHARED: Final = frozenset({"durable", "continuity", "paper", "infinipot-v", "sliding-window", "last-frames"})
 """Memories that several streams can share: bounded, with equally many tokens in every stream, and independent of
-features and questions."""
+features and questions. `durable` is not in a deep model: what repeats in one stream does not in another."""
 
 
 class BatchedStreams:
@@ -53,8 +54,9 @@ class BatchedStreams:
         self._alone = self.sessions[0].memory.bytes_held
         self._whole: _Whole | None = None
         alone = config.recent_frames or backbone.layer_devices is not None or backbone.carried is not None
+        shape = shape_of(backbone)
+        alone = alone or (isinstance(config, DurableConfig) and Repeats.acts(config, shape))
         if config.name in SHARED and streams > 1 and not alone:
-            shape = shape_of(backbone)
             joint = replace(shape, kv_heads=streams * shape.kv_heads, streams=streams)
             memory = build_memory(config, joint, rotary_of(backbone, config))
             self._whole, self._together = _Whole(memory, streams, shape.kv_heads), memory.bytes_held

@@ -35,8 +35,12 @@ class PlainRotary:
 class World:
     """A stream that revisits a few things: each token is one of `things` directions of its head, with some noise."""
 
-    def __init__(self, shape: MemoryShape, seed: int, *, things: int = 12, noise: float = 0.3) -> None:
-        self.shape, self.noise = shape, noise
+    def __init__(
+        self, shape: MemoryShape, seed: int, *, things: int = 12, noise: float = 0.3, still: float = 0.0
+    ) -> None:
+        """Make a world in which a share `still` of the tokens is seen again in the next step, where they were."""
+        self.shape, self.noise, self.still = shape, noise, still
+        self._last: StepKV | None = None
         self.rotary = PlainRotary(shape.head_size)
         self.generator = torch.Generator().manual_seed(seed)
         size = (shape.layers, shape.kv_heads, things, shape.head_size)
@@ -63,8 +67,15 @@ class World:
             positions = torch.stack((torch.full((T,), index), torch.arange(T) // 3, cells), 1) + shape.sink_tokens
         self.time += T
         coordinates = torch.rand(T, 2, generator=self.generator)
+        last, n = self._last, 0 if self._last is None else min(T, len(self._last.positions))
+        if last is not None and self.still:
+            again = (torch.rand(n, generator=self.generator) < self.still).nonzero().squeeze(1) - n
+            # What comes from the embedding alone is the same; in later layers a token differs.
+            values[0, :, again] = last.values[0, :, again].float()
+            coordinates[again] = last.coordinates[again]
         rotated = rotate(keys, *self.rotary(positions)).to(shape.dtype)
-        return StepKV(rotated, values.to(shape.dtype), positions.contiguous(), coordinates, index)
+        self._last = StepKV(rotated, values.to(shape.dtype), positions.contiguous(), coordinates, index)
+        return self._last
 
 
 def shape_of(

@@ -47,7 +47,8 @@ def bank_of(keys: Tensor, *, layers: int = 1, heads: int = 1) -> PrototypeBank:
     B, K, D = keys.shape
     bank = PrototypeBank(shape_of(layers=layers, heads=heads, size=D), K)
     seen = TokenPositions(torch.rand(B * K, 2), torch.arange(B * K, dtype=torch.float64)[:, None])
-    bank.open_(torch.arange(B * K), keys.reshape(-1, D), torch.zeros(B * K, D), seen, 0)
+    tokens = FarTokens(keys.reshape(1, -1, D), torch.zeros(1, B * K, D), seen, torch.ones(B * K, dtype=torch.int64))
+    bank.open_(torch.arange(B * K), tokens, 0, torch.arange(B * K), 0)
     bank.absorbed += 10**12
     return bank
 
@@ -250,9 +251,8 @@ def test_a_few_passes_leave_little_of_what_hangs_together(step: float) -> None:
 
 def _newest(tokens: int, heads: int) -> FarTokens:
     keys = torch.arange(heads * tokens * 4.0).view(heads, tokens, 4)
-    return FarTokens(
-        keys, -keys, TokenPositions(torch.rand(tokens, 2), torch.arange(tokens, dtype=torch.float64)[:, None])
-    )
+    places = TokenPositions(torch.rand(tokens, 2), torch.arange(tokens, dtype=torch.float64)[:, None])
+    return FarTokens(keys, -keys, places, torch.ones(tokens, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(("tokens", "reopened"), [(5, 3), (2, 2), (0, 0)])

@@ -62,7 +62,7 @@ class Source:
         self.generator = torch.Generator().manual_seed(seed)
         self.time = 0
         self.things = self._draw(9)
-        # Of how many tokens one is dropped as not finite; 0: none.
+        # Of how many tokens one has no mass, as it is dropped or repeats another; 0: none. Half of the others weigh 4.
         self.drops = 0
 
     def _draw(self, n: int) -> Tensor:
@@ -80,11 +80,11 @@ class Source:
         positions = (times[:, None] if P == 1 else torch.stack((times // 4, times % 2, times % 3), 1)).double()
         self.time += T
         seen = TokenPositions(torch.rand(T, 2, generator=self.generator), positions)
-        usable = None
+        mass = torch.ones(T, dtype=torch.int64)
         if self.drops:
-            usable = torch.rand(T, generator=self.generator) * self.drops >= 1
-            features = features * usable[:, None]
-        return FarTokens(features[..., :D].contiguous(), features[..., D:].contiguous(), seen, usable)
+            mass *= torch.rand(T, generator=self.generator) * self.drops >= 1
+            mass *= torch.tensor([1, 4])[torch.randint(2, (T,), generator=self.generator)]
+        return FarTokens(features[..., :D].contiguous(), features[..., D:].contiguous(), seen, mass)
 
 
 KINDS = st.sampled_from(["whole", "any", "things"])
@@ -102,7 +102,7 @@ def compare(held: Held, naive: NaiveBlocked) -> None:
                 assert torch.equal(fast[slot], expected), (name, number, slot)
         assert (bank.mass.flatten(0, 1)[number, len(head.slots) :] == 0).all()
     # What the bank promises of free slots, and that its counters agree with what it holds.
-    bank.check(bank.held(), None)
+    bank.check(bank.held() | {"repeats.weight": torch.ones(0)}, None)
 
 
 @given(
@@ -163,7 +163,7 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
                 step.token_positions.coordinates,
                 step.token_positions.positions,
                 index,
-                step.usable,
+                step.mass,
             )
     compare(held, naive)
     event(f"proposals are {'' if naive.barred else 'not '}barred")
@@ -176,18 +176,17 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
 def test_slots_that_dropped_tokens_left_free_are_taken_again(lengths: list[int], K: int, seed: int) -> None:
     shape = shape_of(heads=2)
     source, held = Source(shape, seed, "things"), Held(shape, K)
-    source.drops, usable = 2, 0
+    source.drops, came = 2, 0
     for index, T in enumerate(lengths):
         step = source.step(T)
-        assert step.usable is not None
         held.rule.absorb_(step, [], index)
-        usable += int(step.usable.sum())
+        came += int(step.mass.sum())
     source.drops = 0
     for index in range(len(lengths), len(lengths) + 2 * K):
         held.rule.absorb_(source.step(1), [], index)
     # No slot is lost for the rest of the stream, and no token counts for nothing.
     assert (held.bank.mass > 0).all()
-    assert (held.bank.mass.sum(2) == usable + 2 * K).all()
+    assert (held.bank.mass.sum(2) == came + 2 * K).all()
 
 
 def test_what_the_rule_never_reads_is_no_state() -> None:
@@ -338,7 +337,8 @@ def test_a_step_at_the_shapes_of_a_7b_model_asks_for_no_data_and_for_few_operati
     with FakeTensorMode(), torch.no_grad():
         held = Held(shape_of(layers=28, heads=4, size=128, components=3, dtype=torch.bfloat16), K)
         tokens = torch.zeros(112, 196, 128)
-        step = FarTokens(tokens, tokens, TokenPositions(torch.zeros(196, 2), torch.zeros(196, 3)))
+        places = TokenPositions(torch.zeros(196, 2), torch.zeros(196, 3))
+        step = FarTokens(tokens, tokens, places, torch.ones(196, dtype=torch.int64))
         for index in range(K // 196 + 5):
             held.rule.absorb_(step, [], index)
         with Counting() as counting:
@@ -350,4 +350,4 @@ def test_a_step_at_the_shapes_of_a_7b_model_asks_for_no_data_and_for_few_operati
     assert not counting.waits
     assert len(set(counts)) == 1
     # Of these, up to 38 keep the newest and the first tokens from merging where a stream repeats nothing.
-    assert counts[0] <= 170, counting.operations
+    assert counts[0] <= 171, counting.operations

@@ -16,6 +16,7 @@ from protokv.backbones.base import Backbone
 from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.session import Session
 from protokv.core.step import StepKV, StreamClock
+from protokv.durable import repeats
 from protokv.durable.memory import Durable
 from protokv.errors import ModelError, StateCorrupt
 from protokv.extras.compact import Anchoring, compacted
@@ -42,13 +43,20 @@ def rows_of(memory: Durable, layer: int) -> Tensor:
     rule=st.sampled_from(["auto", "exact", "blocked"]),
     bits=st.sampled_from(["auto", 8, 32]),
     share=st.sampled_from([0.1, 0.25, 0.6]),
-    spoken=st.lists(st.integers(0, 14), min_size=1, max_size=14),
+    spoken=st.lists(st.integers(0, 14) | st.just(2), min_size=1, max_size=14),
 )
 def test_words_are_held_as_a_memory_of_words_alone_would_and_pictures_as_without_words(
     seed: int, rule: Any, bits: Any, share: float, spoken: list[int]
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        # What stays in view enters the bank once, and words do not stay.
+        patch.setattr(repeats, "DEEP", 1)
+        check_words_apart(seed, rule, bits, share, spoken)
+
+
+def check_words_apart(seed: int, rule: Any, bits: Any, share: float, spoken: list[int]) -> None:
     shape = shape_of(heads=2)
-    world = World(shape, seed)
+    world = World(shape, seed, still=0.7)
     config = DurableConfig(budget=40, words=True, rule=rule, center_bits=bits, words_share=share)
     of_words = config.of_words()
     assert of_words is not None

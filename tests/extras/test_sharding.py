@@ -16,6 +16,7 @@ from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.context import Context, SlotContext
 from protokv.core.memory import Memory
 from protokv.core.tensors import MemoryShape
+from protokv.durable import repeats
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.extras.compact import compacted, far_span, next_position_of, shift_of
 from protokv.extras.sharding import LayerShards, ShardedContext, runs_of
@@ -44,6 +45,12 @@ def configs() -> list[object]:
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
 
 
+@pytest.fixture(autouse=True)
+def _deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays in view enters the bank of `durable` once."""
+    monkeypatch.setattr(repeats, "DEEP", 1)
+
+
 @pytest.fixture(params=configs())
 def config(request: pytest.FixtureRequest) -> MemoryConfig:
     return request.param
@@ -58,7 +65,7 @@ def both(
 ) -> tuple[Memory, Memory, World]:
     """Start the memory of all layers and the one in parts; return them and a stream for both."""
     shape = whole_shape()
-    world = World(shape, seed)
+    world = World(shape, seed, still=0.5)
     memories = [
         build_memory(config, each, world.rotary) for each in (shape, replace(shape, layer_devices=tuple(devices)))
     ]

@@ -77,9 +77,9 @@ class NaiveBlocked:
         coordinates: Tensor,
         positions: Tensor,
         step: int,
-        usable: Tensor | None = None,
+        mass: Tensor,
     ) -> None:
-        """Take tokens: `[B, T, D]`, for all heads `[T, 2]` and `[T, P]`. An unusable token leaves its slot free."""
+        """Take tokens: `[B, T, D]`, for all `[T, 2]`, `[T, P]` and `[T]`. A token of no mass leaves its slot free."""
         T = keys.shape[1]
         start = 0
         while start < T:
@@ -89,8 +89,8 @@ class NaiveBlocked:
             start = some.stop
             tokens = [
                 [
-                    Prototype(keys[b, t], values[b, t], 1, coordinates[t], positions[t], step)
-                    if usable is None or bool(usable[t])
+                    Prototype(keys[b, t], values[b, t], int(mass[t]), coordinates[t], positions[t], step)
+                    if mass[t]
                     else _free(keys.shape[2], positions.shape[1])
                     for t in some
                 ]

@@ -1,8 +1,9 @@
 """The literal agglomerative bank: one head and one merge at a time, every cost from the members themselves.
 
 Where a head sees new tokens mostly, no pair with one of the newest points, or of the first steps, merges unless one
-repeats the other when the step begins. A pair of clusters is barred if any pair of their members is. The near window,
-the residual statistics and the context are those of `naive`; it shares no code with the fast bank.
+repeats the other when the step begins. A pair of clusters is barred if any pair of their members is. A token that the
+step before had in the same place does not enter, and that one counts four times. The near window, the residual
+statistics and the context are those of `naive`; it shares no code with the fast bank.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ AT_FIRST = 128
 class NaiveAgglomerative(NaiveProtoKV):
     """`NaiveProtoKV` with another bank: new tokens follow the slots until the step is merged."""
 
-    def _absorb(self, bank: Head, token: Token, now: int) -> None:
-        bank.slots.append(None)
-        self._initialize(bank, len(bank.slots) - 1, token, now)
-
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
         heads = shape.layers * shape.kv_heads
         # Of each head: tokens that were compared with the next step, and those of them that came again.
         self.seen, self.repeated = [0] * heads, [0] * heads
         self.barred = 0
+        # Of tokens, by id: whether one repeats another, and whether it was repeated. How often that was.
+        self.repeats: dict[int, bool] = {}
+        self.stays: dict[int, bool] = {}
+        self.again = 0
 
     def append(self, step: StepKV) -> None:
         """Compare the last step, as far as it is in the near window, with this one, and take this one."""
@@ -50,7 +51,36 @@ class NaiveAgglomerative(NaiveProtoKV):
                     self.seen[number] += 1
                     self.repeated[number] += square <= near
                     bank.decisions.append((-1, abs(square - near) / max(near, 1e-30)))
+        self._look_back(tokens)
+        self._split = lambda _: tokens  # type: ignore[method-assign]
         super().append(step)
+        del self._split
+
+    def _look_back(self, tokens: list[list[Token]]) -> None:
+        """Note which tokens of a step repeat those of the step before, counted from their ends."""
+        before = [everywhere for _, held in self.near[-1:] for everywhere in held]
+        for place, everywhere in enumerate(reversed(tokens), 1):
+            again = place <= len(before) and self._is_same(everywhere, before[-place])
+            self.repeats |= dict.fromkeys(map(id, everywhere), again)
+            self.stays |= dict.fromkeys(map(id, everywhere), False)
+            if again:
+                self.stays |= dict.fromkeys(map(id, before[-place]), True)
+
+    def _is_same(self, one: list[Token], other: list[Token]) -> bool:
+        pairs = [(one[head].value.double(), other[head].value.double()) for head in range(self.shape.kv_heads)]
+        square = sum(float((new - old).square().sum()) for new, old in pairs)
+        norm = sum(float(new.square().sum()) for new, _ in pairs)
+        return square <= 2.0**-24 * norm and torch.equal(one[0].coordinates, other[0].coordinates)
+
+    def _absorb(self, bank: Head, token: Token, now: int) -> None:
+        if self.repeats[id(token)]:
+            self.again += 1
+            return
+        bank.slots.append(None)
+        self._initialize(bank, len(bank.slots) - 1, token, now)
+        added = bank.slots[-1]
+        assert added is not None
+        added.mass = 4 if self.stays[id(token)] else 1
 
     def _maintain(self, now: int) -> None:
         for number, bank in enumerate(bank for layer in self.heads for bank in layer):
