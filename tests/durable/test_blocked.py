@@ -350,4 +350,4 @@ def test_a_step_at_the_shapes_of_a_7b_model_asks_for_no_data_and_for_few_operati
     assert not counting.waits
     assert len(set(counts)) == 1
     # Of these, up to 38 keep the newest and the first tokens from merging where a stream repeats nothing.
-    assert counts[0] <= 171, counting.operations
+    assert counts[0] <= 174, counting.operations
