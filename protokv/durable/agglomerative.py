@@ -19,18 +19,16 @@ up in float64 one member after the other, so that they depend on the members alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig
-from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
-from protokv.core.near import Tokens
-from protokv.core.step import StepKV
-from protokv.core.tensors import Clock, MemoryShape, TensorSpec
-from protokv.durable.novelty import REPEATS, Novelty
+from protokv.core.bank import Assigned, BankListener, FarTokens, PrototypeBank
+from protokv.core.tensors import MemoryShape
+from protokv.durable.novelty import REPEATS, NoveltyRule
 from protokv.durable.ward import Merged, costs_between, merge_cheapest
 
 # Costs of one block of the search for near prototypes; more are done in turn. Small, so that a CPU keeps it in cache.
@@ -59,48 +57,27 @@ class _Found:
     limit: Tensor
 
 
-class Agglomerative(Policy):
+class Agglomerative(NoveltyRule):
     """The exact rule over one bank of `[L, H, K]` prototypes; remembers which of them are far from all others."""
 
-    @classmethod
-    def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the counts of new tokens."""
-        return Novelty.declare(config, shape)
-
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
+        super().__init__(bank, config, shape)
         L, H, K = bank.mass.shape
-        self._bank, self._config, self._novelty = bank, config, Novelty(config, shape)
         # A lower bound of what merging each prototype with its nearest would cost; once it was measured.
         self._bound = torch.zeros(L * H, K, device=bank.mass.device)
         self._measured = False
         # How many points the last step had to look at. Speed only.
         self._width = 0
 
-    def held(self) -> dict[str, Tensor]:
-        """Return the counts of new tokens."""
-        return self._novelty.held()
-
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Refuse counts that no stream leaves."""
-        self._novelty.check(tensors)
-
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the counts, and forget the bounds of the bank that was replaced."""
-        self._novelty.take(tensors)
+        """Take the state, and forget the bounds of the bank that was replaced."""
+        super().take(tensors)
         self._bound.zero_()
         self._measured, self._width = False, 0
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Return the bounds."""
         return {"bank": (self._bound,)}
-
-    def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
-        """Count the tokens that come again."""
-        self._novelty.count_(before(), step)
-
-    def weigh_(self, tokens: FarTokens) -> FarTokens:
-        """Return tokens that leave the near window with the masses that they enter with."""
-        return self._novelty.weigh_(tokens, self._bank)
 
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
         """Put evicted tokens into the bank at time `step`.

@@ -19,7 +19,7 @@ searches two blocks instead of the whole bank. With one block and one merge a pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,9 +27,7 @@ from torch import Tensor
 
 from protokv.config import DurableConfig
 from protokv.core.arrays import add_rows_, draw_rows_, write_rows_
-from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
-from protokv.core.near import Tokens
-from protokv.core.step import StepKV
+from protokv.core.bank import Assigned, BankListener, FarTokens, PrototypeBank
 from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
 from protokv.durable.nearest import (
     BlockTables,
@@ -44,11 +42,11 @@ from protokv.durable.nearest import (
     sketch_of,
     usual_norm,
 )
-from protokv.durable.novelty import REPEATS, Novelty
+from protokv.durable.novelty import REPEATS, NoveltyRule
 from protokv.errors import StateCorrupt
 
 
-class BlockedRule(Policy):
+class BlockedRule(NoveltyRule):
     """Absorbs steps into one bank of `[L, H, K]` prototypes, K at least 2."""
 
     needs_spread = False
@@ -63,13 +61,13 @@ class BlockedRule(Policy):
             TensorSpec("plan.gone", dims, size, torch.int32, "slots that are merged away next"),
             TensorSpec("plan.into", dims, size, torch.int32, "slots that they go into"),
             TensorSpec("plan.schedule", ("schedule",), (2 + heads,), torch.int64, "slots in use, turn, merges made"),
-            *Novelty.declare(config, shape),
+            *super().declare(config, shape),
         )
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
         L, H, K = bank.mass.shape
+        super().__init__(bank, config, shape)
         layers, own = shape.of_model
-        self._bank, self._config, self._novelty = bank, config, Novelty(config, shape)
         self._own = slice(own.start * H, own.stop * H)
         self._schedule = Schedule(K, layers * H)
         gone, *_ = self.declare(config, shape)
@@ -83,14 +81,6 @@ class BlockedRule(Policy):
         self._next = self._line[: self._schedule.merges].repeat(L * H, 1)
         # The folded centres that plans read; zeros for an empty bank.
         self._folded = torch.zeros(L * H, K, self._tables.sketch.size, device=shape.device)
-
-    def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
-        """Count the tokens that come again."""
-        self._novelty.count_(before(), step)
-
-    def weigh_(self, tokens: FarTokens) -> FarTokens:
-        """Return tokens that leave the near window with the masses that they enter with."""
-        return self._novelty.weigh_(tokens, self._bank)
 
     def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
         """Put evicted tokens into the bank at time `step`, each as a prototype of its own.
@@ -165,12 +155,12 @@ class BlockedRule(Policy):
             "plan.gone": self._plans[1],
             "plan.into": self._plans[0],
             "plan.schedule": torch.tensor(self._schedule.numbers()),
-            **self._novelty.held(),
+            **super().held(),
         }
 
     def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
         """Refuse plans that would read beyond the bank, or merge a slot twice, and counts that no stream leaves."""
-        self._novelty.check(tensors)
+        super().check(tensors, clock)
         schedule = self._schedule_of(tensors)
         alive = tensors["bank.mass"].flatten(0, 1) > 0
         B, K = alive.shape
@@ -189,7 +179,7 @@ class BlockedRule(Policy):
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the plans of a checked state; the bank has taken its own before."""
         self._schedule = self._schedule_of(tensors)
-        self._novelty.take(tensors)
+        super().take(tensors)
         self._next.copy_(self._line[: self._schedule.merges])
         self._next += torch.tensor(self._schedule.done[self._own], device=self._next.device)[:, None]
         for held, name in zip(self._plans, ("plan.into", "plan.gone"), strict=True):

@@ -23,6 +23,7 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.durable.agglomerative import Agglomerative
 from protokv.durable.blocked import BlockedRule
+from protokv.durable.novelty import NoveltyRule
 from protokv.durable.quantized import QuantizedBank
 from protokv.durable.repeats import Repeats, find_repeats
 from protokv.durable.words import Words
@@ -92,7 +93,7 @@ class Durable(ProtoKV):
 
     def _entering(self, leaving: Tokens) -> FarTokens:
         """Return tokens that left the near window with the masses that they enter with."""
-        assert isinstance(self._policy, Agglomerative | BlockedRule)
+        assert isinstance(self._policy, NoveltyRule)
         return self._policy.weigh_(self._far_tokens(leaving))
 
     def report(self) -> dict[str, Any]:

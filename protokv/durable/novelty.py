@@ -22,17 +22,17 @@ A budget of one step or less has no room for a past beside the present: there th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig
-from protokv.core.bank import FarTokens, PrototypeBank
+from protokv.core.bank import FarTokens, Policy, PrototypeBank
 from protokv.core.near import Tokens
 from protokv.core.step import MOST_COUNT, StepKV
-from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
 from protokv.durable.repeats import Repeats
 from protokv.errors import StateCorrupt
 
@@ -146,6 +146,38 @@ class Novelty:
         self._repeated.copy_(tensors["novelty.repeated"])
         if self._repeats is not None:
             self._repeats.take(tensors)
+
+
+class NoveltyRule(Policy):
+    """What both rules of `durable` share: they count what comes again, and weigh what leaves the near window."""
+
+    @classmethod
+    def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare what `Novelty` holds."""
+        return Novelty.declare(config, shape)
+
+    def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
+        self._bank, self._config, self._novelty = bank, config, Novelty(config, shape)
+
+    def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
+        """Count the tokens that come again."""
+        self._novelty.count_(before(), step)
+
+    def weigh_(self, tokens: FarTokens) -> FarTokens:
+        """Return tokens that leave the near window with the masses that they enter the bank with."""
+        return self._novelty.weigh_(tokens, self._bank)
+
+    def held(self) -> dict[str, Tensor]:
+        """Return what `Novelty` holds."""
+        return self._novelty.held()
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Refuse counts and weights that no stream leaves."""
+        self._novelty.check(tensors)
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take what `Novelty` holds."""
+        self._novelty.take(tensors)
 
 
 def come_again(values: Tensor, step: Tensor) -> Tensor:
