@@ -34,14 +34,13 @@ class NaiveAgglomerative(NaiveProtoKV):
         # Of each head: tokens that were compared with the next step, and those of them that came again.
         self.seen, self.repeated = [0] * heads, [0] * heads
         self.barred = 0
-        # Of tokens, by id: whether one repeats another, and whether it was repeated. How often that was.
-        self.repeats: dict[int, bool] = {}
-        self.stays: dict[int, bool] = {}
+        # What tokens weigh in the bank, by id: nothing if one repeats another, and 4 if it is repeated.
+        self.weight: dict[int, int] = {}
         self.again = 0
 
-    def append(self, step: StepKV) -> None:
-        """Compare the last step, as far as it is in the near window, with this one, and take this one."""
-        tokens = self._split(step)
+    def _split(self, step: StepKV) -> list[list[Token]]:
+        """Split a step, and compare the last one, as far as it is in the near window, with it."""
+        tokens = super()._split(step)
         if self.near:
             for number, bank in enumerate(bank for layer in self.heads for bank in layer):
                 new = torch.stack([everywhere[number].value for everywhere in tokens]).double()
@@ -52,19 +51,16 @@ class NaiveAgglomerative(NaiveProtoKV):
                     self.repeated[number] += square <= near
                     bank.decisions.append((-1, abs(square - near) / max(near, 1e-30)))
         self._look_back(tokens)
-        self._split = lambda _: tokens  # type: ignore[method-assign]
-        super().append(step)
-        del self._split
+        return tokens
 
     def _look_back(self, tokens: list[list[Token]]) -> None:
-        """Note which tokens of a step repeat those of the step before, counted from their ends."""
+        """Weigh the tokens of a step, and those of the step before that it repeats, counted from their ends."""
         before = [everywhere for _, held in self.near[-1:] for everywhere in held]
         for place, everywhere in enumerate(reversed(tokens), 1):
             again = place <= len(before) and self._is_same(everywhere, before[-place])
-            self.repeats |= dict.fromkeys(map(id, everywhere), again)
-            self.stays |= dict.fromkeys(map(id, everywhere), False)
-            if again:
-                self.stays |= dict.fromkeys(map(id, before[-place]), True)
+            self.weight |= dict.fromkeys(map(id, everywhere), 0 if again else 1)
+            if again and self.weight[id(before[-place][0])]:
+                self.weight |= dict.fromkeys(map(id, before[-place]), 4)
 
     def _is_same(self, one: list[Token], other: list[Token]) -> bool:
         pairs = [(one[head].value.double(), other[head].value.double()) for head in range(self.shape.kv_heads)]
@@ -73,14 +69,15 @@ class NaiveAgglomerative(NaiveProtoKV):
         return square <= 2.0**-24 * norm and torch.equal(one[0].coordinates, other[0].coordinates)
 
     def _absorb(self, bank: Head, token: Token, now: int) -> None:
-        if self.repeats[id(token)]:
+        weight = self.weight[id(token)]
+        if not weight:
             self.again += 1
             return
         bank.slots.append(None)
         self._initialize(bank, len(bank.slots) - 1, token, now)
         added = bank.slots[-1]
         assert added is not None
-        added.mass = 4 if self.stays[id(token)] else 1
+        added.mass = weight
 
     def _maintain(self, now: int) -> None:
         for number, bank in enumerate(bank for layer in self.heads for bank in layer):
