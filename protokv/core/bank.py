@@ -21,7 +21,7 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
-SEEN_AGAIN: Final = 4  # the mass with which a token enters that the next step repeats (`protokv.durable.repeats`)
+SEEN_AGAIN: Final = 4  # what a token weighs in the bank if the next step repeats it (`protokv.durable.repeats`)
 COUNTERS = {
     "opened": "tokens that opened a slot",
     "absorbed": "tokens that a prototype absorbed, and repeats",
@@ -226,8 +226,8 @@ class PrototypeBank(StatePart):
         if "bank.covariance" in tensors:
             _check_covariance(tensors["bank.covariance"])
         came = tensors["bank.opened"] + tensors["bank.absorbed"]
-        # In float64: an integer that millions of slots add up to could wrap.
         most = SEEN_AGAIN if "repeats.weight" in tensors else 1
+        # In float64: an integer that millions of slots add up to could wrap.
         if (mass.double().sum(-1) > most * came + tensors["bank.recycled"]).any():
             raise StateCorrupt("state: tensor bank.mass sums to more tokens than ever came into the bank")
         if clock is None or not mass.shape[2]:

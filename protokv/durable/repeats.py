@@ -30,8 +30,9 @@ from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 
 DEEP: Final = 12
-"""Layers from which on a model makes another token of a second sight. Its values differ by up to .003 of their squared
-norm in the embedded models of 4 and 8 layers, and by .05 to .6 from the fourth of 30 layers of SmolLM2 on."""
+"""The rule acts in models of so many layers, or more. Values of a second sight differ from those of the first by up to
+.003 of their squared norm in the embedded models, which have 4 and 8 layers, and by .05 to .6 from the fourth layer of
+SmolLM2 on, which has 30."""
 # Values that differ by at most this share of their norm are equal but for rounding.
 _ROUNDING: Final = 2.0**-12
 
@@ -52,7 +53,7 @@ class Repeats:
     @staticmethod
     def declare(near_tokens: int) -> tuple[TensorSpec, ...]:
         """Declare the weights."""
-        meaning = "tokens that a token of the near window counts as in the bank, oldest first"
+        meaning = "mass in the bank of each token of the near window, oldest first"
         return (TensorSpec("repeats.weight", ("near_token",), (near_tokens,), torch.int64, meaning, fill=1),)
 
     def see_(self, before: Tokens, step: StepKV) -> None:

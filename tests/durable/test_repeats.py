@@ -1,4 +1,4 @@
-"""`Repeats`: tokens weigh what was seen of them when they leave the near window, in the order of the stream."""
+"""`Repeats`: tokens leave the near window with the right weights, in the order of the stream."""
 
 from __future__ import annotations
 
