@@ -144,16 +144,12 @@ class ProtoKV(LocalMemory):
         if self._policy is None or not len(leaving):
             return
         listeners = [] if self._residuals is None else [self._residuals]
-        assigned = self._policy.absorb_(self._entering(leaving), listeners, step.step)
+        assigned = self._policy.absorb_(self._far_tokens(leaving), listeners, step.step)
         if self._residuals is not None:
             K = self._config.prototypes
             fitted = self._residuals.record_(assigned)
             self._bank.touch_((fitted[:, None] * K + torch.arange(K, device=fitted.device)).view(-1))
         self._policy.maintain_(lambda: self._far_tokens(self._near.newest()).counted_only(), listeners, step.step)
-
-    def _entering(self, leaving: Tokens) -> FarTokens:
-        """Return tokens that left the near window as they enter the bank."""
-        return self._far_tokens(leaving)
 
     def _far_tokens(self, tokens: Tokens) -> FarTokens:
         keys = unrotate(tokens.keys, *self._rotary(tokens.positions)).flatten(0, 1)

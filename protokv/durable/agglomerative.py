@@ -84,7 +84,8 @@ class Agglomerative(NoveltyRule):
 
         Tokens that share a prototype have residuals, against its centre after the step.
         """
-        bank, tokens = self._bank, tokens.counted_only()
+        bank = self._bank
+        tokens = self._novelty.weigh_(tokens, bank).counted_only()
         K = bank.mass.shape[2]
         B, T, _ = tokens.keys.shape
         if not T:

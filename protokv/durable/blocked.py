@@ -88,6 +88,7 @@ class BlockedRule(NoveltyRule):
         A dropped token, or a repeat, leaves its slot free. A free slot is the first to go in the next plan.
         """
         T = tokens.keys.shape[1]
+        tokens = self._novelty.weigh_(tokens, self._bank)
         for part in self._schedule.parts_of(T):
             self._absorb_part(tokens, part, step)
         return Assigned(self._alone.expand(len(self._head), T), tokens.keys, tokens.values)

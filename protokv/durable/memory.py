@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from protokv.config import DurableConfig
-from protokv.core.bank import FarTokens, Policy, PrototypeBank
+from protokv.core.bank import Policy, PrototypeBank
 from protokv.core.context import Context
-from protokv.core.near import Slots, Tokens
+from protokv.core.near import Slots
 from protokv.core.prototypes import Layout, ProtoKV
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.durable.agglomerative import Agglomerative
 from protokv.durable.blocked import BlockedRule
-from protokv.durable.novelty import NoveltyRule
 from protokv.durable.quantized import QuantizedBank
 from protokv.durable.repeats import Repeats, find_repeats
 from protokv.durable.words import Words
@@ -72,7 +71,7 @@ class Durable(ProtoKV):
         return super().parts() if self._words is None else (*super().parts(), self._words)
 
     def repeats_of(self, step: StepKV) -> Tensor | None:
-        """Return which tokens repeat those of the step before, if that matters; words that are held apart never do."""
+        """Return which tokens repeat those of the step before; None in a shallow model. Words held apart do not."""
         if not Repeats.acts(self._config, self._shape):
             return None
         words = 0 if self._words is None else step.words
@@ -90,11 +89,6 @@ class Durable(ProtoKV):
         super().append(step.tokens(slice(0, pictures)))
         of_words._take_step(replace(words, step=of_words._near.last_step + 1))
         self._words.seen += step.words
-
-    def _entering(self, leaving: Tokens) -> FarTokens:
-        """Return tokens that left the near window with the masses that they enter with."""
-        assert isinstance(self._policy, NoveltyRule)
-        return self._policy.weigh_(self._far_tokens(leaving))
 
     def report(self) -> dict[str, Any]:
         """Return the paper's numbers, how many words are held exactly, and the prototypes of words."""

@@ -48,7 +48,7 @@ AT_FIRST: Final = 128
 
 
 class Novelty:
-    """Counts of B = L * H heads; in deep models also what weighs more as it stays in view (`Repeats`)."""
+    """Counts of B = L * H heads. In deep models it also holds the weights of the near window (`Repeats`)."""
 
     def __init__(self, config: DurableConfig, shape: MemoryShape) -> None:
         self._config = config
@@ -76,7 +76,7 @@ class Novelty:
             self._repeats.see_(before, step)
 
     def weigh_(self, tokens: FarTokens, bank: PrototypeBank) -> FarTokens:
-        """Return tokens on their way into the bank with the masses that they have there."""
+        """Return tokens that left the near window with the masses that they have in the bank."""
         return tokens if self._repeats is None else self._repeats.weigh_(tokens, bank)
 
     def share(self) -> Tensor:
@@ -149,7 +149,7 @@ class Novelty:
 
 
 class NoveltyRule(Policy):
-    """What both rules of `durable` share: they count what comes again, and weigh what leaves the near window."""
+    """What both rules of `durable` share: they count what comes again, and hold what `Novelty` holds."""
 
     @classmethod
     def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -162,10 +162,6 @@ class NoveltyRule(Policy):
     def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
         """Count the tokens that come again."""
         self._novelty.count_(before(), step)
-
-    def weigh_(self, tokens: FarTokens) -> FarTokens:
-        """Return tokens that leave the near window with the masses that they enter the bank with."""
-        return self._novelty.weigh_(tokens, self._bank)
 
     def held(self) -> dict[str, Tensor]:
         """Return what `Novelty` holds."""

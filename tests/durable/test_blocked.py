@@ -16,6 +16,7 @@ from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
 from protokv.core.tensors import MemoryShape
 from protokv.durable import blocked as schedule
 from protokv.durable import nearest as parts
+from protokv.durable import repeats
 from protokv.durable.agglomerative import Agglomerative
 from protokv.durable.blocked import BlockedRule, Schedule
 from protokv.durable.memory import Durable
@@ -333,6 +334,8 @@ def test_a_step_at_the_shapes_of_a_7b_model_asks_for_no_data_and_for_few_operati
 ) -> None:
     # Only a CPU works through a plan in parts.
     monkeypatch.setattr(parts, "_ROWS", 2**40)
+    # No near window weighs these tokens.
+    monkeypatch.setattr(repeats, "DEEP", 29)
     # With no data behind the tensors, a wait would raise.
     with FakeTensorMode(), torch.no_grad():
         held = Held(shape_of(layers=28, heads=4, size=128, components=3, dtype=torch.bfloat16), K)
