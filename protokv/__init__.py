@@ -13,11 +13,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from protokv.backbones import load_backbone
-    from protokv.config import DurableConfig, MemoryConfig, PaperConfig
     from protokv.core.decoding import Decoding
     from protokv.core.session import Answer, Session
     from protokv.ingestion import Every, ingest
-    from protokv.storage.checkpoint import load, save
+    from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
+    from protokv.state.checkpoint import load, save
     from protokv.video import open_source, read_steps
 
 
@@ -41,17 +41,17 @@ __all__ = [
 _HOMES = {
     "Answer": "protokv.core.session",
     "Decoding": "protokv.core.decoding",
-    "DurableConfig": "protokv.config",
+    "DurableConfig": "protokv.memories",
     "Every": "protokv.ingestion",
-    "MemoryConfig": "protokv.config",
-    "PaperConfig": "protokv.config",
+    "MemoryConfig": "protokv.memories",
+    "PaperConfig": "protokv.memories",
     "Session": "protokv.core.session",
     "ingest": "protokv.ingestion",
-    "load": "protokv.storage.checkpoint",
+    "load": "protokv.state.checkpoint",
     "load_backbone": "protokv.backbones",
     "open_source": "protokv.video",
     "read_steps": "protokv.video",
-    "save": "protokv.storage.checkpoint",
+    "save": "protokv.state.checkpoint",
 }
 
 

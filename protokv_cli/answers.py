@@ -231,7 +231,7 @@ def warn_of_answers(out: Output, sources: Sequence[str], argument: str = "VIDEO"
 
     `argument` is the source on a command line.
     """
-    from protokv.storage.watched import meaningless
+    from protokv.state.watched import meaningless
 
     if sources:
         out.warn(f"Warning: {meaningless(sources)}")

@@ -18,7 +18,7 @@ from protokv_cli.parsing import is_time_of_day, parse_duration, parse_instant
 from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
-    from protokv.core.snapshot import Header
+    from protokv.state.snapshot import Header
 
 # Seconds between two looks at a state.
 LOOK_S = 2.0
@@ -54,7 +54,7 @@ def stream_time_of(text: str, state: str, header: Header, now: float) -> float:
 
 def _wall_clocks(header: Header) -> list[Any]:
     """Return the `WallClockLog` of each live source of a state, in order."""
-    from protokv.storage.watched import WallClockLog, records_of
+    from protokv.state.watched import WallClockLog, records_of
 
     return [found for one in records_of(header) if (found := WallClockLog.of(one)) is not None]
 
@@ -87,7 +87,7 @@ def rounds(every_s: float) -> Iterator[None]:
 
 def await_first_commit(out: Output, state: str) -> None:
     """Return once a state exists; note once that it does not yet."""
-    from protokv.storage.api import read_header
+    from protokv.state.api import read_header
 
     for n, _ in enumerate(rounds(LOOK_S)):
         try:

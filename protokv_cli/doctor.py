@@ -33,7 +33,7 @@ def doctor(
     """
     out = Output(fmt, as_json=as_json, quiet=False, debug=debug)
     with out.errors():
-        from protokv.inspection.setup import describe_setup
+        from protokv.state.setup import describe_setup
 
         found = describe_setup()
         out.show([found], flat_lines, lambda _: _tables(found), apart=True)

@@ -15,7 +15,7 @@ from protokv_cli.tables import time_text
 if TYPE_CHECKING:
     from protokv.core.parts import Moment
     from protokv.core.session import Answer, Session
-    from protokv.core.snapshot import Header
+    from protokv.state.snapshot import Header
 
 # Of one moment; a longer one is shown at evenly spaced steps.
 MOST_FRAMES = 8
@@ -37,9 +37,9 @@ class Excerpts:
             SourceError, StateMismatch: a video is not at hand, or has changed.
             ConfigError: the clip is no .mp4, or would replace the video.
         """
-        from protokv.inspection.original import find_originals
-        from protokv.storage.api import check_not_read
-        from protokv.storage.form import is_url
+        from protokv.state.api import check_not_read
+        from protokv.state.form import is_url
+        from protokv.state.original import find_originals
 
         self._out, self._frames, self._clip = out, frames, clip
         if clip is not None and clip.suffix != ".mp4":
@@ -69,7 +69,7 @@ class Excerpts:
         return row
 
     def _write_frames(self, times_s: list[float], folder: Path) -> Iterator[Path]:
-        from protokv.inspection.original import original_at
+        from protokv.state.original import original_at
         from protokv.video import open_source
         from protokv.video.excerpt import write_frame
 
@@ -82,7 +82,7 @@ class Excerpts:
                     yield path
 
     def _write_clip(self, moment: Moment) -> str:
-        from protokv.inspection.original import original_at
+        from protokv.state.original import original_at
         from protokv.video import open_source
         from protokv.video.excerpt import write_clip
 

@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from protokv.backbones import require_model
-from protokv.config import DEFAULT, MemoryConfig
-from protokv.config.base import check_fps
+from protokv.core.settings import check_fps
 from protokv.errors import ConfigError
+from protokv.memories import DEFAULT, MemoryConfig
 from protokv.timings import Timings, stage
 from protokv_cli import options
 from protokv_cli.ingest_fleet import FleetOptions, ingest_fleet
@@ -360,7 +360,7 @@ def _open_stdin(source: str, stdin: IO[str] | None) -> str:
 def _target_in_folder(source: str, state: str | None) -> str | None:
     """Return where the state goes: into the folder if `-o` names one; None: the name of the source decides."""
     from protokv.fleet.plan import is_place, key_of, target_of
-    from protokv.storage.form import is_url
+    from protokv.state.form import is_url
 
     if state is None or not is_place(state):
         return state

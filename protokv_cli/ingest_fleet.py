@@ -90,7 +90,7 @@ def ingest_fleet(
 
 def _refuse_single(chosen: IngestOptions) -> None:
     """Refuse options that are for one video only. ConfigError."""
-    from protokv.ingestion.words.find import is_file
+    from protokv.words.find import is_file
 
     live = chosen.live
     given = {
@@ -118,7 +118,7 @@ def _refuse_single(chosen: IngestOptions) -> None:
 
 def _place(output: str | None) -> str:
     """Return the folder or prefix of the states. ConfigError if `-o` names a single state."""
-    from protokv.storage.form import is_url, suffix_of
+    from protokv.state.form import is_url, suffix_of
 
     place = output or "."
     if suffix_of(place) is not None and not Path(place).is_dir():
@@ -170,6 +170,6 @@ def _open_pool(fleet: FleetOptions, recipe: Any) -> Any:
 
 def _failures_file(fleet: FleetOptions, place: str) -> Path:
     from protokv.fleet.states import FAILURES
-    from protokv.storage.form import is_url
+    from protokv.state.form import is_url
 
     return fleet.failures or Path("." if is_url(place) else place, FAILURES)

@@ -128,8 +128,8 @@ def inspect(
                 )
             _show_folder(out, state)
             return
-        from protokv.inspection.states import compare, convert, describe
-        from protokv.storage.api import load_state, read_header
+        from protokv.state.api import load_state, read_header
+        from protokv.state.describe import compare, convert, describe
 
         digests = verify is not False
         if other is not None:
@@ -154,7 +154,7 @@ def inspect(
 
 def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> None:
     """Show a state after every commit; on a terminal in the same place."""
-    from protokv.inspection.states import describe
+    from protokv.state.describe import describe
 
     shown: dict[str, Any] = {}
     await_first_commit(out, state)
@@ -175,8 +175,8 @@ def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> Non
 
 def _show_words(out: Output, path: str, at_s: float | None, *, digests: bool) -> None:
     """Show what was said, a line for each step with words."""
-    from protokv.ingestion.words.find import named, recorded
-    from protokv.inspection.states import read_words
+    from protokv.state.describe import read_words
+    from protokv.words.find import named, recorded
 
     state, transcript = read_words(path, at_s=at_s, digests=digests)
     note_commit(out, state.clock.stream_time_s, at_s)

@@ -34,7 +34,7 @@ def models(
     """
     out = Output(fmt, as_json=as_json, quiet=False, debug=debug)
     with out.errors():
-        from protokv.inspection.models import describe_models
+        from protokv.state.models import describe_models
 
         out.show(describe_models(), lambda row: [row["name"]], _tables)
 

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from protokv.config import CONFIGS
 from protokv.errors import use_one_of
+from protokv.memories import CONFIGS
 from protokv_cli.output import Format
 from protokv_cli.panels import Panel
 
-# Those of `protokv.storage.form.FORMS`, which imports torch.
+# Those of `protokv.state.form.FORMS`, which imports torch.
 STATE_SUFFIXES = (".safetensors", ".zarr", ".pt")
 _COMPLETE = "_PROTOKV_COMPLETE"
 

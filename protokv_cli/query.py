@@ -259,9 +259,9 @@ def _query_one(
     with uncollected(), loading(out, asking.model, asking.placement["revision"]):
         with clock.stage("imports"):
             from protokv.core.decoding import Decoding
-            from protokv.storage.api import read_header
-            from protokv.storage.checkpoint import load
-            from protokv.storage.watched import check_understood
+            from protokv.state.api import read_header
+            from protokv.state.checkpoint import load
+            from protokv.state.watched import check_understood
 
         with clock.stage("state"):
             header = read_header(state)

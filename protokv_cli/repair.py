@@ -16,7 +16,7 @@ from protokv_cli.tables import grid, pairs, time_text
 
 def repair_one(out: Output, state: str) -> None:
     """Repair a state, and say what was wrong, what is there now and what was lost."""
-    from protokv.inspection.repair import repair
+    from protokv.state.repair import repair
 
     row = repair(state)
     if out.format is Format.JSON:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from protokv.config import CONFIGS
-from protokv.config.base import check_fps
+from protokv.core.settings import check_fps
+from protokv.memories import CONFIGS
 from protokv.mini import is_embedded
 from protokv_cli import options
 from protokv_cli.answers import warn_of_answers
@@ -207,7 +207,7 @@ def replay(
         from protokv.replay.request import ReplayRequest
         from protokv.replay.rows import RowFile, check_trials, read_rows
         from protokv.replay.studies import load_study
-        from protokv.storage.api import check_not_read
+        from protokv.state.api import check_not_read
         from protokv_cli.replay_language import replay_language, show_language
         from protokv_cli.replay_report import following, judging, show, show_cost, show_datasets
 

@@ -21,7 +21,7 @@ def trusting(keys: Path | None) -> Iterator[None]:
     if keys is None:
         yield
         return
-    from protokv.storage import signatures
+    from protokv.state import signatures
 
     with signatures.trusting(keys):
         yield
@@ -40,8 +40,8 @@ def check_trust_is_used(command: typer.Context) -> None:
 def sign_all(out: Output, state: str, key: Path) -> None:
     """Sign a state, or all states of a folder."""
     from protokv.fleet.plan import find_states, is_place
-    from protokv.inspection.signing import sign
-    from protokv.storage.signatures import read_secret_key
+    from protokv.state.signatures import read_secret_key
+    from protokv.state.signing import sign
 
     states = find_states(state) if is_place(state) else [state]
     with read_secret_key(key, lambda: _ask_password(key)) as secret:

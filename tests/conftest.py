@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, settings
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.video import open_source, texts
+from protokv.video import open_source
+from protokv.words import tracks as texts
 from tests.backbones.tiny import write_qwen2_5_vl
 
 # It takes a quarter of the time in which tests are imported; on again when all of them are.

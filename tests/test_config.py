@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.config import CONFIGS, DEFAULT, DurableConfig, MemoryConfig, PaperConfig
-from protokv.core import quantizer
 from protokv.errors import ConfigError
+from protokv.memories import CONFIGS, DEFAULT, DurableConfig, MemoryConfig, PaperConfig
+from protokv.memories.paper import quantizer
 
 PAPER_TABLE = {
     "split": (1, 3),

@@ -12,10 +12,10 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import CONFIGS, DurableConfig, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
-from protokv.storage import checkpoint
+from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
+from protokv.state import checkpoint
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.fake_cuda import FakeCuda, data_of, fake_cuda

@@ -10,14 +10,14 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import DurableConfig, MemoryConfig, PaperConfig
-from protokv.config.base import Positions
 from protokv.core import session as session_module
 from protokv.core.attention import attend
 from protokv.core.context import EMPTY, Segment
 from protokv.core.decoding import Decoding, read_token
 from protokv.core.session import Session
-from protokv.storage.checkpoint import to_state
+from protokv.core.settings import Positions
+from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
+from protokv.state.checkpoint import to_state
 from tests.conftest import random_frames
 from tests.oracles import attention as plain
 from tests.stub_backbone import StubBackbone

@@ -84,7 +84,7 @@ def list_errors() -> str:
 
 def list_settings() -> str:
     """Return the settings that memories share, and for each memory its own settings and other defaults."""
-    from protokv.config import CONFIGS, MemoryConfig, PrototypeConfig
+    from protokv.memories import CONFIGS, MemoryConfig, PrototypeConfig
 
     parts = ["## All memories", _settings_of(MemoryConfig, frozenset())]
     with_bank = [name for name, config in CONFIGS.items() if issubclass(config, PrototypeConfig)]
@@ -145,10 +145,10 @@ def list_tensors() -> str:
     """Return, for each memory, the tensors of its state."""
     import torch
 
-    from protokv.config import CONFIGS, DurableConfig
     from protokv.core.tensors import MemoryShape
-    from protokv.extras.thumbnails import Thumbnails
-    from protokv.memories import MEMORIES
+    from protokv.memories import CONFIGS, DurableConfig
+    from protokv.memories.assembly import MEMORIES
+    from protokv.state.thumbnails import Thumbnails
 
     shape = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
     parts = []

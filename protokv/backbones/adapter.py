@@ -19,9 +19,9 @@ from torch import Tensor
 from protokv.backbones.base import MOST_WORDS, Backbone
 from protokv.backbones.loading import find_devices, published_decoding
 from protokv.core.attention import LocalKV
-from protokv.core.carried import CarriedShape, Kind, places_of
 from protokv.core.context import Context
 from protokv.core.hook import LinearStates
+from protokv.core.hybrid import CarriedShape, Kind, places_of
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.turns import Turn

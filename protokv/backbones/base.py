@@ -19,14 +19,14 @@ from torch import Tensor
 
 from protokv.backbones.loading import Placement
 from protokv.core.attention import LocalKV
-from protokv.core.carried import Carried, CarriedShape
 from protokv.core.context import Context
 from protokv.core.decoding import Decoding
+from protokv.core.hybrid import Carried, CarriedShape
+from protokv.core.precise_rotary import PreciseRotary
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.turns import Turn
 from protokv.errors import ConfigError
-from protokv.extras.precise_rotary import PreciseRotary
 from protokv.mini import is_embedded
 
 MOST_WORDS: Final = 1024

@@ -148,7 +148,7 @@ def _resolved(
     path = str(folder or (weights_folder(name) if embedded else name))
     if embedded and request.device_map is None and request.quantization is None:
         # Without transformers, which takes longer to import than an answer takes.
-        from protokv.backbones.embedded import Embedded
+        from protokv.mini.backbone import Embedded
 
         config = read_json(path, "config.json")
         yield Embedded, path, config, request.placement(getattr(torch, config["dtype"]))

@@ -18,7 +18,7 @@ from protokv.core.context import Context, Segment
 from protokv.core.rotary import rotate
 
 if TYPE_CHECKING:
-    from protokv.core.carried import Carried
+    from protokv.core.hybrid import Carried
 
 
 def attend(

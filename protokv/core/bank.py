@@ -21,7 +21,9 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
-SEEN_AGAIN: Final = 4  # what a token weighs in the bank if the next step repeats it (`protokv.durable.repeats`)
+SEEN_AGAIN: Final = (
+    4  # what a token weighs in the bank if the next step repeats it (`protokv.memories.durable.repeats`)
+)
 COUNTERS = {
     "opened": "tokens that opened a slot",
     "absorbed": "tokens that a prototype absorbed, and repeats",

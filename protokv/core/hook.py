@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.attention import LocalKV
-from protokv.core.carried import Carried, Kind, Place
 from protokv.core.context import Context
+from protokv.core.hybrid import Carried, Kind, Place
 
 NAME = "protokv"
 

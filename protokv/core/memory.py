@@ -22,7 +22,7 @@ from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec, add_
 from protokv.core.validation import check_shapes, check_step, check_values
 
 if TYPE_CHECKING:
-    from protokv.core.carried import Carried
+    from protokv.core.hybrid import Carried
 
 
 class Memory(ABC):

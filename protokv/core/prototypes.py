@@ -22,15 +22,15 @@ from protokv.core.bank import FarTokens, Policy, PrototypeBank, TokenPositions
 from protokv.core.context import Context
 from protokv.core.memory import LocalMemory
 from protokv.core.near import NearWindow, Slots, Tokens
-from protokv.core.paper_rule import PaperRule
-from protokv.core.residuals import Residuals
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, size_of
+from protokv.memories.paper.residuals import Residuals
+from protokv.memories.paper.rule import PaperRule
 
 if TYPE_CHECKING:
-    from protokv.config import PrototypeConfig
+    from protokv.memories import PrototypeConfig
 
 # Pseudo-tokens that are written at once: in float32 they take several times their bytes.
 _TOKENS_AT_ONCE = 2**18
@@ -75,7 +75,7 @@ class Layout:
 
 
 LAYOUTS: dict[str, type[Layout]] = {"fixed": Layout}
-"""Layouts by the setting `allocation`; `protokv.extras.allocation` adds one."""
+"""Layouts by the setting `allocation`; `protokv.memories.paper.allocation` adds one."""
 
 
 class ProtoKV(LocalMemory):

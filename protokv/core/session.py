@@ -31,11 +31,11 @@ from protokv.timings import Timings, stage
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone, PreparedStep
-    from protokv.config import MemoryConfig
-    from protokv.core.snapshot import State
+    from protokv.memories import MemoryConfig
+    from protokv.state.snapshot import State
 
 # The core imports no memory: this module, found by name, checks settings and builds a config's memory and parts.
-_ASSEMBLY = "protokv.memories"
+_ASSEMBLY = "protokv.memories.assembly"
 Images = np.ndarray[Any, np.dtype[np.uint8]]
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from protokv.core.carried import CarriedShape
+    from protokv.core.hybrid import CarriedShape
 
 Unit = Literal["", "tokens", "slots", "position", "step", "seconds", "share of the image"]
 

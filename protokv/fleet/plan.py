@@ -21,7 +21,7 @@ import msgspec
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv.object_store import is_object, list_folders, list_objects
-from protokv.storage.form import DEFAULT_SUFFIX, FORMS, is_url
+from protokv.state.form import DEFAULT_SUFFIX, FORMS, is_url
 from protokv.video.address import LIVE, VIDEO_SUFFIXES, kind_of, shown, stem, told
 
 REPOSITORY = ".icechunk"

@@ -1,7 +1,7 @@
 """One model for several streams at a time: forwards that several threads ask for run as one.
 
 Each stream runs in its own thread with a member of the model, which shares the model's weights. A forward waits until
-every member has asked for one or has left; then the last thread runs all of them (`protokv.extras.joint`). Frames go
+every member has asked for one or has left; then the last thread runs all of them (`protokv.fleet.joint`). Frames go
 through the vision tower one stream at a time. The results of a stream do not depend on the other streams, up to the
 order of sums.
 """
@@ -21,7 +21,7 @@ from protokv.backbones.base import Backbone
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context, EmptyContext
 from protokv.core.step import StepTokens
-from protokv.extras.joint import JointKV, Stream
+from protokv.fleet.joint import JointKV, Stream
 
 
 @dataclass(slots=True)

@@ -18,11 +18,11 @@ from protokv.errors import NotUnderstood, StateError
 from protokv.fleet.plan import REPOSITORY, find_states
 from protokv.fleet.records import Failure
 from protokv.fleet.worker import damage_of
-from protokv.inspection.repair import repair
-from protokv.storage.api import load_state, read_header, stored_bytes
-from protokv.storage.checkpoint import admit, config_of, from_state, load_backbone_of, recorded_dtype
-from protokv.storage.form import is_url, suffix_of
-from protokv.storage.watched import beyond_model, is_beyond, meaningless
+from protokv.state.api import load_state, read_header, stored_bytes
+from protokv.state.checkpoint import admit, config_of, from_state, load_backbone_of, recorded_dtype
+from protokv.state.form import is_url, suffix_of
+from protokv.state.repair import repair
+from protokv.state.watched import beyond_model, is_beyond, meaningless
 from protokv.video.address import VIDEO_SUFFIXES
 
 # The failures of the last run, a JSON object a line, beside the states.

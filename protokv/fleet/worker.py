@@ -22,7 +22,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from protokv.core.records import BackboneIdentity
-from protokv.core.snapshot import Header
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job, target_of
 from protokv.fleet.records import Failure, Footage, Outcome, Recipe, Verdict
@@ -38,16 +37,17 @@ from protokv.ingestion.estimate import Estimate, estimate
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import find_words, ingest
-from protokv.ingestion.words.find import AUTO, OFF, file_of, identity, is_heard, record_of_file, recorded, two_letters
 from protokv.object_store import is_object
-from protokv.storage.api import read_header, stored_bytes
-from protokv.storage.checkpoint import check_fits
-from protokv.storage.commit import writing
-from protokv.storage.form import is_url
-from protokv.storage.watched import is_beyond, records_of
+from protokv.state.api import read_header, stored_bytes
+from protokv.state.checkpoint import check_fits
+from protokv.state.commit import writing
+from protokv.state.form import is_url
+from protokv.state.snapshot import Header
+from protokv.state.watched import is_beyond, records_of
 from protokv.video import Damage
 from protokv.video.address import kind_of
 from protokv.video.registry import fingerprint_source, open_source
+from protokv.words.find import AUTO, OFF, file_of, identity, is_heard, record_of_file, recorded, two_letters
 
 if TYPE_CHECKING:
     from protokv.backbones.base import Backbone

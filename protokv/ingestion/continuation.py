@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
-from protokv.core.snapshot import Header, State
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.live.source import LiveSource
-from protokv.ingestion.words import Coming, Words
-from protokv.ingestion.words.find import identity, named, recorded
-from protokv.storage.api import load_state
-from protokv.storage.checkpoint import admit, config_of
-from protokv.storage.form import StatePath
-from protokv.storage.watched import Segment, next_segment, records_of, segment_of
+from protokv.memories import MemoryConfig
+from protokv.state.api import load_state
+from protokv.state.checkpoint import admit, config_of
+from protokv.state.form import StatePath
+from protokv.state.snapshot import Header, State
+from protokv.state.watched import Segment, next_segment, records_of, segment_of
 from protokv.video import Source, SourceInfo
 from protokv.video.file import fingerprint
+from protokv.words import Coming, Words
+from protokv.words.find import identity, named, recorded
 
 
 def existing_state(path: StatePath) -> State | None:

@@ -11,12 +11,12 @@ from protokv.backbones.base import Backbone
 from protokv.core.memory import Memory
 from protokv.core.session import Session
 from protokv.errors import SourceUnreadable
-from protokv.extras.thumbnails import Thumbnails
-from protokv.extras.transcript import Transcript
 from protokv.ingestion.options import IngestOptions
-from protokv.ingestion.words import Words, speak
-from protokv.ingestion.words.find import is_heard, named
+from protokv.state.thumbnails import Thumbnails
 from protokv.video import Source, read_steps
+from protokv.words import Words, speak
+from protokv.words.find import is_heard, named
+from protokv.words.transcript import Transcript
 
 # Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
 # it is full, for at most this many seconds.

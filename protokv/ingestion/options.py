@@ -12,15 +12,15 @@ from math import inf
 from typing import Any, Literal
 
 from protokv.backbones.base import Backbone
-from protokv.config import DurableConfig, MemoryConfig
-from protokv.config.base import check_fps
+from protokv.core.settings import check_fps
 from protokv.errors import ConfigError, use_one_of
-from protokv.extras.thumbnails import DEFAULT as THUMBNAILS
-from protokv.extras.thumbnails import MOST as MOST_THUMBNAILS
-from protokv.ingestion.words import Words, speak
+from protokv.memories import DurableConfig, MemoryConfig
 from protokv.mini import EMBEDDED
+from protokv.state.thumbnails import DEFAULT as THUMBNAILS
+from protokv.state.thumbnails import MOST as MOST_THUMBNAILS
 from protokv.video import Decoder
 from protokv.video.address import PIPE
+from protokv.words import Words, speak
 
 # A live source without a frame for this time is lost.
 STALL_S = 20.0

@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
-from protokv.core.snapshot import State
 from protokv.errors import ConfigError, StateNotFound
-from protokv.extras.thumbnails import Thumbnails
 from protokv.ingestion.continuation import (
     GrowingFile,
     check_chunk,
@@ -35,21 +32,24 @@ from protokv.ingestion.events import Event
 from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
 from protokv.ingestion.watching import LiveRun, Run, Start
-from protokv.ingestion.words import Words
-from protokv.ingestion.words.find import identity, is_heard, named, recorded, words_of
+from protokv.memories import MemoryConfig
 from protokv.object_store import is_object
-from protokv.storage.api import check_not_read, check_target
-from protokv.storage.checkpoint import from_state, load_backbone_of
-from protokv.storage.form import DEFAULT_SUFFIX, StatePath
-from protokv.storage.watched import Segment
-from protokv.storage.writer import Writer
+from protokv.state.api import check_not_read, check_target
+from protokv.state.checkpoint import from_state, load_backbone_of
+from protokv.state.form import DEFAULT_SUFFIX, StatePath
+from protokv.state.snapshot import State
+from protokv.state.thumbnails import Thumbnails
+from protokv.state.watched import Segment
+from protokv.state.writer import Writer
 from protokv.timings import Timings, stage
 from protokv.video import Source, address, open_source
 from protokv.video.derived import Part
 from protokv.video.source import never
+from protokv.words import Words
+from protokv.words.find import identity, is_heard, named, recorded, words_of
 
 if TYPE_CHECKING:
-    from protokv.backbones.speech import Recogniser
+    from protokv.words.speech import Recogniser
 
 AnySource = str | os.PathLike[str] | Source | LiveSource
 
@@ -167,7 +167,7 @@ def find_words(source: AnySource, video: Source | LiveSource, options: IngestOpt
 def _recogniser(options: IngestOptions) -> Recogniser | None:
     if options.transcribe is None:
         return None
-    from protokv.backbones.speech import load_recogniser
+    from protokv.words.speech import load_recogniser
 
     return load_recogniser(options.transcribe, options.device)
 

@@ -16,25 +16,25 @@ from typing import Any, cast
 
 from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
-from protokv.extras.thumbnails import Picture, Thumbnails, shrink
-from protokv.extras.transcript import check_words
 from protokv.ingestion.continuation import GrowingFile
 from protokv.ingestion.estimate import end_bytes, most_bytes
 from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, SourceLost, Started, Summary, WordsLost
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
-from protokv.ingestion.words import Track, Words, speak
-from protokv.ingestion.words.find import is_heard, named, recorded
 from protokv.mini import is_embedded
 from protokv.mini.looked import Look, Looked, is_looked_at
-from protokv.storage.api import stored_bytes
-from protokv.storage.checkpoint import to_state
-from protokv.storage.watched import Segment, end_of, frames_by_decoder
-from protokv.storage.writer import Committed, Writer
+from protokv.state.api import stored_bytes
+from protokv.state.checkpoint import to_state
+from protokv.state.thumbnails import Picture, Thumbnails, shrink
+from protokv.state.watched import Segment, end_of, frames_by_decoder
+from protokv.state.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
 from protokv.video.sampling import Step
+from protokv.words import Track, Words, speak
+from protokv.words.find import is_heard, named, recorded
+from protokv.words.transcript import check_words
 
 _END = object()
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.base import Backbone
-from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.context import Context, EmptyContext, SlotContext
 from protokv.core.memory import Memory
 from protokv.core.session import Session
 from protokv.core.step import StepKV, StepTokens
-from protokv.durable.repeats import Repeats
-from protokv.extras.joint import JointKV, Stream
-from protokv.memories import build_memory, rotary_of, shape_of
+from protokv.fleet.joint import JointKV, Stream
+from protokv.memories import DurableConfig, MemoryConfig
+from protokv.memories.assembly import build_memory, rotary_of, shape_of
+from protokv.memories.durable.repeats import Repeats
 
 SHARED: Final = frozenset({"durable", "continuity", "paper", "infinipot-v", "sliding-window", "last-frames"})
 """Memories that several streams can share: bounded, with equally many tokens in every stream, and independent of

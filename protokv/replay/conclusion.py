@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from protokv.config import DEFAULT, FullConfig
+from protokv.memories import DEFAULT, FullConfig
 from protokv.replay.metrics import compare
 from protokv.replay.rows import Row
 from protokv.replay.tables import format_delay, list_names

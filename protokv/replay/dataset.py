@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from protokv.backbones.base import Backbone
-from protokv.config import LastFramesConfig, SlidingWindowConfig
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
-from protokv.ingestion.words.find import AUTO, OFF
+from protokv.memories import LastFramesConfig, SlidingWindowConfig
 from protokv.replay.benchmarks.base import Benchmark, Video
 from protokv.replay.benchmarks.files import find_file, find_video
 from protokv.replay.memories import Variant
@@ -29,6 +28,7 @@ from protokv.video import Step
 from protokv.video.file import fingerprint
 from protokv.video.sampling import sample, steps
 from protokv.video.source import Frame
+from protokv.words.find import AUTO, OFF
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from protokv.backbones.base import Backbone
-from protokv.config import SlidingWindowConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.errors import ConfigError, JudgeError, use_one_of
+from protokv.memories import SlidingWindowConfig
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.rows import Row, RowFile
 

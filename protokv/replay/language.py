@@ -37,9 +37,9 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from protokv.backbones.llama import Llama
-from protokv.config import FullConfig
 from protokv.core.session import Session
 from protokv.errors import ConfigError
+from protokv.memories import FullConfig
 from protokv.replay.memories import Variant
 from protokv.replay.metrics import resample
 from protokv.replay.rows import cut_torn_row, decode_rows, read_text

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from protokv.config import FullConfig, MemoryConfig
 from protokv.errors import ConfigError
+from protokv.memories import FullConfig, MemoryConfig
 
 
 @dataclass(frozen=True, slots=True)

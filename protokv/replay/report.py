@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from protokv.config import DEFAULT, FullConfig
+from protokv.memories import DEFAULT, FullConfig
 from protokv.replay.benchmarks import BENCHMARKS, find_type, order_groups
 from protokv.replay.conclusion import conclude
 from protokv.replay.metrics import (

@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from protokv.backbones.base import Backbone
-from protokv.config import DEFAULT, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError, use_one_of
-from protokv.ingestion.words.find import OFF
+from protokv.memories import DEFAULT, MemoryConfig
 from protokv.mini import is_embedded
 from protokv.replay.benchmarks import find_benchmark
 from protokv.replay.benchmarks.base import Benchmark
@@ -29,6 +28,7 @@ from protokv.replay.runner import SHORT, Setup
 from protokv.replay.schedule import LADDER
 from protokv.replay.streams import open_files
 from protokv.replay.studies import Dataset, Study, load_study
+from protokv.words.find import OFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

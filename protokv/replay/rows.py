@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from protokv.config.base import shorten
+from protokv.core.settings import shorten
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.questions import Reference
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from protokv.errors import ConfigError, SourceError, SourceUnreadable
-from protokv.ingestion.words.find import OFF, identity, words_of
 from protokv.mini.looked import LONELY, Looked
 from protokv.mini.recognition import look_at
 from protokv.replay.questions import Question, load_questions
 from protokv.video import Step, open_source, read_steps
+from protokv.words.find import OFF, identity, words_of
 
 
 class Stream(ABC):

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from protokv.config import DEFAULT, MemoryConfig
 from protokv.errors import ConfigError, use_one_of
+from protokv.memories import DEFAULT, MemoryConfig
 from protokv.mini import EMBEDDED, is_embedded
 from protokv.replay.language import Language
 from protokv.replay.memories import Variant, drop_repeated

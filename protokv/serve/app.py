@@ -29,7 +29,7 @@ from protokv.serve.connections import Limits
 from protokv.serve.footage import Footage
 from protokv.serve.page import Page
 from protokv.serve.states import States
-from protokv.storage.watched import meaningless
+from protokv.state.watched import meaningless
 from protokv.texts import cut
 
 # The most of a request that is read before it is refused, in times of what it may have.

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from protokv.core.snapshot import Header
 from protokv.errors import SourceNotFound
-from protokv.inspection.original import Original, find_originals
-from protokv.storage.watched import fingerprints
+from protokv.state.original import Original, find_originals
+from protokv.state.snapshot import Header
+from protokv.state.watched import fingerprints
 from protokv.video import open_source
 
 # What browsers call a container; they try others by their content.

@@ -24,13 +24,13 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from protokv.core.snapshot import Header
 from protokv.errors import ProtoKVError
-from protokv.extras.thumbnails import Thumbnail
 from protokv.serve.footage import Footage
 from protokv.serve.states import States
-from protokv.storage.api import read_thumbnails
-from protokv.storage.watched import WallClockLog, beyond_model, sources_of
+from protokv.state.api import read_thumbnails
+from protokv.state.snapshot import Header
+from protokv.state.thumbnails import Thumbnail
+from protokv.state.watched import WallClockLog, beyond_model, sources_of
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from protokv.backbones.base import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateNotFound
 from protokv.fleet.plan import find_states
-from protokv.storage.api import load_state
-from protokv.storage.checkpoint import from_state
+from protokv.state.api import load_state
+from protokv.state.checkpoint import from_state
 
 # Sessions kept for the next question.
 MOST_SESSIONS = 8

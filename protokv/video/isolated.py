@@ -205,7 +205,7 @@ class IsolatedSource(Source):
 
 
 def read_subtitles(path: str | os.PathLike[str]) -> Lines:
-    """Read a file of subtitles in a process of its own. Raises as `protokv.video.texts.read_file`."""
+    """Read a file of subtitles in a process of its own. Raises as `protokv.words.tracks.read_file`."""
     worker = Worker()
     worker.ask({"subtitles": os.fspath(path)})
     try:

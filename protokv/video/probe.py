@@ -25,7 +25,7 @@ from protokv.video.report import DecodeReport
 from protokv.video.source import SourceInfo, TextTrack
 from protokv.video.stamps import LONGEST_GAP_WITHOUT_END_S, Timeline
 from protokv.video.structure import Follower, walk
-from protokv.video.texts import tracks_of
+from protokv.words.tracks import tracks_of
 
 # AVI has no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
 WITHOUT_PTS = {"avi"}

@@ -14,10 +14,10 @@ from protokv.errors import SourceUnreadable
 from protokv.video.container import SHOWING_MEMORY, opened, reason, to_rgb
 from protokv.video.probe import BEGINNING_WITH_KEY, MOST_REORDERED, WITHOUT_INDEX, Probe, packets, skip_to_key
 from protokv.video.report import DecodeReport
-from protokv.video.sound import Ear, sound_of
 from protokv.video.source import Damage, Frame, Image, Lines, ShouldStop, Sound, Source, Wanted, from_shown_at, never
 from protokv.video.stamps import FileClock
-from protokv.video.texts import read_track
+from protokv.words.sound import Ear, sound_of
+from protokv.words.tracks import read_track
 
 # Seconds to look back, one after the other, if a seek did not land at or before the wanted time.
 LOOK_BACK_S: tuple[float, ...] = (0.0, 2.0, 10.0, 60.0)

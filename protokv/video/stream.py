@@ -31,7 +31,6 @@ from protokv.video.connection import HLS_SLACK_S, KINDS, connected, explain_fail
 from protokv.video.container import MAX_PIXELS, describe, reason, to_rgb, too_large
 from protokv.video.file import fingerprint
 from protokv.video.report import DecodeReport
-from protokv.video.sound import Ear, track_of_sound
 from protokv.video.source import (
     Damage,
     Frame,
@@ -46,7 +45,8 @@ from protokv.video.source import (
     never,
 )
 from protokv.video.stamps import Stamps
-from protokv.video.texts import line_of, tracks_of
+from protokv.words.sound import Ear, track_of_sound
+from protokv.words.tracks import line_of, tracks_of
 
 # Time without a packet, in seconds, after which a connection is lost.
 TIMEOUT_S = 20.0

@@ -42,7 +42,7 @@ def serve(requests: queue.SimpleQueue[dict[str, Any]], out: BinaryIO) -> None:
     opening = requests.get()
     try:
         if "subtitles" in opening:
-            from protokv.video.texts import read_file
+            from protokv.words.tracks import read_file
 
             _limit_memory(None)
             send(out, read_file(Path(opening["subtitles"]))._asdict())

@@ -128,9 +128,9 @@ def processes(n: int, workers: int) -> dict[str, Any]:
 def store(every_s: tuple[float, ...]) -> list[dict[str, Any]]:
     """Watch a minute of video from a bucket into a bucket, with each of these intervals between commits."""
     from protokv.backbones import load_backbone
-    from protokv.config import DurableConfig
     from protokv.ingestion import Commit, Every, ingest
-    from tests.storage.s3 import S3Server
+    from protokv.memories import DurableConfig
+    from tests.state.s3 import S3Server
 
     backbone, rows = load_backbone(device="cpu"), []
     with S3Server() as server:
@@ -159,8 +159,8 @@ def store(every_s: tuple[float, ...]) -> list[dict[str, Any]]:
 
 def batch(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     """Watch eight copies of the sample with one worker, `size` at a time; return CPU seconds, the best of two runs."""
-    from protokv.config import DurableConfig
     from protokv.fleet.worker import Worker
+    from protokv.memories import DurableConfig
 
     rows: list[dict[str, Any]] = []
     for size in sizes:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, GenerationConfig, Qwen2_5_VLForConditionalGeneration
 
-from protokv.backbones.embedded import IDENTITY
 from protokv.backbones.files import hash_config
+from protokv.mini.backbone import IDENTITY
 from samples.training.model import IMAGE_MEAN, IMAGE_STD, MERGE, PATCH, SIDE
 from samples.training.tokenizer import build_tokenizer
 from samples.training.vocabulary import Extent, token_ids

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from protokv.backbones import FAMILIES, load_backbone
 from protokv.backbones.base import MOST_WORDS, Backbone
-from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate, unrotate
 from protokv.core.session import Session
 from protokv.errors import ConfigError
-from protokv.storage import checkpoint
+from protokv.memories import DurableConfig, MemoryConfig
+from protokv.state import checkpoint
 from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.backbones.embedded import Embedded
 from protokv.backbones.qwen_vl import QwenVL
-from protokv.config import DurableConfig
 from protokv.core.context import EmptyContext
 from protokv.core.session import Session
 from protokv.errors import ConfigError
+from protokv.memories import DurableConfig
 from protokv.mini import EMBEDDED, EMBEDDED_ORDER, weights_folder
-from protokv.storage import checkpoint
+from protokv.mini.backbone import Embedded
+from protokv.state import checkpoint
 from tests.conftest import random_frames
 from tests.tolerance import forward_terms, near, near_logits
 

@@ -26,11 +26,11 @@ from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.backbones.smolvlm import SmolVLM
 from protokv.backbones.smolvlm import read_frames as read_smolvlm
-from protokv.config import DurableConfig
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
 from protokv.ingestion import ingest
-from protokv.storage.checkpoint import load, save
+from protokv.memories import DurableConfig
+from protokv.state.checkpoint import load, save
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.prepared import Prepared

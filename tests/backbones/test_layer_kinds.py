@@ -17,14 +17,14 @@ from torch import Tensor
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
-from protokv.core.carried import Carried, WithCarried, window_mask
+from protokv.core.hybrid import Carried, WithCarried, window_mask
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.inspection.states import describe
+from protokv.memories import MemoryConfig
 from protokv.replay.batched import BatchedStreams
-from protokv.storage import checkpoint
+from protokv.state import checkpoint
+from protokv.state.describe import describe
 from protokv_cli.inspect_tables import document_tables
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream

@@ -13,9 +13,9 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.errors import ModelError
+from protokv.memories import MemoryConfig
 from tests.backbones.tiny import LLAVA_SPECIAL, QWEN_TEMPLATE, write_llava_onevision, write_tokenizer
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames

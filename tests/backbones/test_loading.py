@@ -21,12 +21,12 @@ from protokv.backbones.files import read_template, read_video_processor
 from protokv.backbones.llava_onevision import LlavaOnevision
 from protokv.backbones.loading import find_devices
 from protokv.backbones.qwen_vl import QwenVL
-from protokv.config import MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
+from protokv.core.sharding import LayerShards
 from protokv.errors import ConfigError, ModelError, StateMismatch
-from protokv.extras.sharding import LayerShards
-from protokv.storage import checkpoint
+from protokv.memories import MemoryConfig
+from protokv.state import checkpoint
 from tests.conftest import random_frames
 
 QUESTION = "what is the first star ?"

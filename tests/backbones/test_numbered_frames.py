@@ -13,9 +13,9 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.backbones.smolvlm import read_frames
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.errors import ModelError
+from protokv.memories import MemoryConfig
 from tests.backbones.tiny import BUILDERS, write_internvl, write_smolvlm
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames

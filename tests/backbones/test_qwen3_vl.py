@@ -13,9 +13,9 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.backbones.pixels import PixelConfig, smart_resize
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.core.step import StreamClock
+from protokv.memories import MemoryConfig
 from tests.backbones.tiny import write_qwen3_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames

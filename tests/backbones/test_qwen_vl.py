@@ -13,10 +13,10 @@ from protokv.backbones import load_backbone
 from protokv.backbones.adapter import ChatPrompt
 from protokv.backbones.base import Backbone
 from protokv.backbones.qwen_vl import VIDEO_TOKEN
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, ModelError
+from protokv.memories import MemoryConfig
 from tests.backbones.tiny import write_qwen2_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames

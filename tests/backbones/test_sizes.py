@@ -14,10 +14,10 @@ from protokv.backbones.gemma4 import FRAMES
 from protokv.backbones.loading import unquantized
 from protokv.backbones.pixels import PixelConfig
 from protokv.backbones.sizes import DTYPES_OF_WEIGHTS, KNOWN_MODELS, KnownModel
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.ingestion.estimate import most_bytes
-from protokv.inspection import models
+from protokv.memories import MemoryConfig
+from protokv.state import models
 from tests.backbones.tiny import BUILDERS
 
 GB = 10**9

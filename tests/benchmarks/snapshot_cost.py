@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from protokv.core.digest import tensor_bytes
-from protokv.storage.api import load_state, save_state
+from protokv.state.api import load_state, save_state
+from protokv.state.digest import tensor_bytes
 from tests.benchmarks.results import paired, write_table
-from tests.storage.conftest import make
+from tests.state.conftest import make
 
 NOTE = (
     "A state of a 7B model at a budget of 24k. Measured in turn, by the clock, after one round that does not count. "

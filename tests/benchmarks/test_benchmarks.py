@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.config import DurableConfig, MemoryConfig
-from protokv.memories import MEMORIES
+from protokv.memories import DurableConfig, MemoryConfig
+from protokv.memories.assembly import MEMORIES
 from tests.backbones.tiny import write_smolvlm
 from tests.benchmarks import flat, soak
 from tests.benchmarks.attention import compare

@@ -56,7 +56,7 @@ def test_a_package_that_cannot_be_imported_is_a_problem_and_a_failure(
             raise OSError("libfoo.so: no such\nfile")
         return import_module(name)
 
-    monkeypatch.setattr("protokv.inspection.setup.import_module", broken)
+    monkeypatch.setattr("protokv.state.setup.import_module", broken)
     result = protokv("doctor", "-f", "json")
     assert result.code == Exit.FAILURE
     (found,) = result.rows()

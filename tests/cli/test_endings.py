@@ -1,6 +1,6 @@
 """Exit 0 means that the state is there and whole; what was watched is kept whatever ends the run.
 
-Kills at any instant, of every form, are in `tests/storage/test_kills.py`; locks between processes in `test_lock.py`.
+Kills at any instant, of every form, are in `tests/state/test_kills.py`; locks between processes in `test_lock.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from protokv.ingestion import Progress
-from protokv.storage import api as storage
-from protokv.storage.commit import Lock
+from protokv.state import api as storage
+from protokv.state.commit import Lock
 from protokv_cli.exits import Exit
 from protokv_cli.process import stopping
 from tests.cli.conftest import Program, read_to_the_end, wait_for_commits, write_video
@@ -223,7 +223,7 @@ def test_too_little_memory_is_told_in_one_line_and_is_no_bug(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a library failed") from error
 
-    monkeypatch.setattr("protokv.inspection.states.describe", fail)
+    monkeypatch.setattr("protokv.state.describe.describe", fail)
     found = embedded("inspect", "a.safetensors")
     assert found.code == Exit.FAILURE
     error_line, hint = found.err.splitlines()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from protokv.core.evidence import AttentionEvidence
 from protokv.core.parts import Evidence, Moment
-from protokv.extras.evidence import AttentionEvidence
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from protokv.fleet import Recipe
-from protokv.storage import api as storage
+from protokv.state import api as storage
 from protokv_cli.exits import Exit
 from protokv_cli.fleet_report import Ledger
 from tests.cli.conftest import Program, read_to_the_end, write_video

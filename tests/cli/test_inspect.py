@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from protokv.storage import api as storage
+from protokv.state import api as storage
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
 

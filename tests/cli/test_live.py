@@ -16,8 +16,8 @@ import av
 import numpy as np
 import pytest
 
-from protokv.config import DurableConfig
 from protokv.ingestion import Event, Every, SourceLost, ingest
+from protokv.memories import DurableConfig
 from protokv_cli.exits import Exit
 from protokv_cli.ingest_report import show_news
 from protokv_cli.output import Output

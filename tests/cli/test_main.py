@@ -14,10 +14,10 @@ import pytest
 import typer
 
 from protokv import __version__
-from protokv.config import CONFIGS
+from protokv.memories import CONFIGS
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.studies import SHIPPED
-from protokv.storage.form import FORMS
+from protokv.state.form import FORMS
 from protokv_cli import main, options
 from protokv_cli.exits import Exit
 from protokv_cli.panels import Panel
@@ -97,7 +97,7 @@ def test_a_bug_is_one_line_and_a_traceback_only_with_debug(protokv: Program, mon
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("impossible")
 
-    monkeypatch.setattr("protokv.inspection.states.describe", broken)
+    monkeypatch.setattr("protokv.state.describe.describe", broken)
     result = protokv("inspect", "x.safetensors")
     assert result.code == Exit.FAILURE
     assert result.err.splitlines()[0] == "Error: ZeroDivisionError: impossible"

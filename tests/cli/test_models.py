@@ -8,7 +8,7 @@ import pytest
 
 from protokv.backbones.hub import cached_models
 from protokv.backbones.sizes import KNOWN_MODELS
-from protokv.inspection.models import rows_of
+from protokv.state.models import rows_of
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 

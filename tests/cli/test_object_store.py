@@ -13,7 +13,7 @@ from tests.cli.conftest import Program
 pytest.importorskip("icechunk")
 pytest.importorskip("moto.server")
 
-from tests.storage.s3 import S3Server
+from tests.state.s3 import S3Server
 
 minisign = pytest.importorskip("minisign")
 

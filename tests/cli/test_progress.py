@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.ingestion import Progress
-from protokv.storage import api as storage
+from protokv.state import api as storage
 from protokv_cli import progress
 from protokv_cli.ingest_report import progress_parts
 from protokv_cli.progress import fit, shorten

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from protokv.config import DurableConfig
 from protokv.core.decoding import Decoding
+from protokv.core.evidence import Evidence, Moment
 from protokv.core.session import Session
 from protokv.errors import QuestionError
-from protokv.extras.evidence import Evidence, Moment
+from protokv.memories import DurableConfig
 from protokv.timings import Timings
 from protokv_cli.answers import Answers, decoding_text, evidence_text
 from protokv_cli.exits import Exit

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from protokv.storage.api import load_state
+from protokv.state.api import load_state
 from protokv_cli.exits import Exit
 from tests import faults
 from tests.cli.conftest import Program, Result
 from tests.faults import Fault
 from tests.fleet.conftest import InlinePool
 from tests.fleet.recipes import MockRecipe
-from tests.storage.test_faults import contents
+from tests.state.test_faults import contents
 
 pytestmark = [faults.needs_linux, pytest.mark.usefixtures("mocked")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protokv.fleet.plan import Job, read_manifest
-from protokv.storage.commit import Lock
+from protokv.state.commit import Lock
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 

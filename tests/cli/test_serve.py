@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from protokv.backbones import EMBEDDED
-from protokv.config import DurableConfig
 from protokv.ingestion import ingest
+from protokv.memories import DurableConfig
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 

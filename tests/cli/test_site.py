@@ -19,10 +19,10 @@ import torch
 import typer
 
 from protokv import errors
-from protokv.config import CONFIGS, DurableConfig
 from protokv.core.tensors import MemoryShape
 from protokv.ingestion import Event
-from protokv.memories import MEMORIES
+from protokv.memories import CONFIGS, DurableConfig
+from protokv.memories.assembly import MEMORIES
 from protokv.replay.rows import Row
 from protokv_cli.exits import Exit
 from protokv_cli.main import app

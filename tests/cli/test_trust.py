@@ -13,11 +13,11 @@ import pytest
 
 from protokv.backbones import load_backbone
 from protokv.backbones.hub import cached_folder
-from protokv.config import DurableConfig
 from protokv.core.session import Session
 from protokv.errors import ModelError, StateCorrupt
-from protokv.storage import api as storage
-from protokv.storage.checkpoint import load, load_backbone_of, save
+from protokv.memories import DurableConfig
+from protokv.state import api as storage
+from protokv.state.checkpoint import load, load_backbone_of, save
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 

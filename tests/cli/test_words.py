@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from protokv.core import evidence
 from protokv.core.parts import Evidence, Moment, Said
-from protokv.extras import evidence, transcript
+from protokv.words import transcript
 from protokv_cli.answers import heard
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program

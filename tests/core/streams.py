@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from protokv.config import DurableConfig, PaperConfig
+from protokv.core.compact import Anchoring
 from protokv.core.context import EMPTY, Context
 from protokv.core.memory import Memory
+from protokv.core.precise_rotary import PreciseRotary
 from protokv.core.rotary import rotate, unrotate
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
-from protokv.extras.compact import Anchoring
-from protokv.extras.precise_rotary import PreciseRotary
+from protokv.memories import DurableConfig, PaperConfig
 
 
 class PlainRotary:

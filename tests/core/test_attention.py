@@ -16,8 +16,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from protokv.core import kernels
 from protokv.core.attention import LocalKV, attend, causal_mask, merge, merge_pair
 from protokv.core.context import EMPTY, Segment
+from protokv.core.evidence import shares
 from protokv.core.rotary import rotate
-from protokv.extras.evidence import shares
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
 from tests.tolerance import deviation, near, tolerance

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protokv.config import ContinuityConfig, DurableConfig, MemoryConfig
-from protokv.durable.memory import Durable
-from protokv.memories import MEMORIES
+from protokv.memories import ContinuityConfig, DurableConfig, MemoryConfig
+from protokv.memories.assembly import MEMORIES
+from protokv.memories.durable.memory import Durable
 from tests.core.streams import World, shape_of
 
 LONG = 10**9

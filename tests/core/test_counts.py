@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from protokv.config import MemoryConfig
-from protokv.config.base import Positions
+from protokv.core import precise_rotary
 from protokv.core import session as session_module
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
+from protokv.core.settings import Positions
 from protokv.core.step import StepKV
-from protokv.durable import nearest as parts
-from protokv.durable.repeats import DEEP
-from protokv.extras import precise_rotary
+from protokv.memories import MemoryConfig
+from protokv.memories.durable import nearest as parts
+from protokv.memories.durable.repeats import DEEP
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.config import PaperConfig
-from protokv.config.paper import Anchor
 from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
-from protokv.core.naive import NaiveProtoKV, Prototype
-from protokv.core.paper_rule import decay_, draw, merge_, merge_order, recycle_
+from protokv.memories import PaperConfig
+from protokv.memories.paper.rule import decay_, draw, merge_, merge_order, recycle_
+from protokv.memories.paper.settings import Anchor
 from tests.core.streams import World, shape_of
+from tests.oracles.paper import NaiveProtoKV, Prototype
 from tests.tolerance import near
 
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.config import DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memories import MEMORIES, build_memory
+from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
+from protokv.memories.assembly import MEMORIES, build_memory
 from tests.core.streams import World, copy_of, feed, same, shape_of, shown_to, small_config, small_durable
 
 BUDGET = 29

@@ -15,14 +15,14 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.config import PaperConfig
-from protokv.core import paper_rule
-from protokv.core.naive import Head, NaiveProtoKV, Prototype
 from protokv.core.prototypes import ProtoKV
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
-from protokv.memories import build_memory
+from protokv.memories import PaperConfig
+from protokv.memories.assembly import build_memory
+from protokv.memories.paper import rule as paper_rule
 from tests.core.streams import World, feed, shape_of, small_config
+from tests.oracles.paper import Head, NaiveProtoKV, Prototype
 from tests.tolerance import near, tolerance
 
 # The numbers of a key, and the tokens of a stream, each of which may have moved a centre.

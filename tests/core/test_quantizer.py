@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.config import PaperConfig
-from protokv.core import quantizer
-from protokv.core.naive import NaiveProtoKV
 from protokv.core.tensors import MemoryShape
+from protokv.memories import PaperConfig
+from protokv.memories.paper import quantizer
 from tests.core.streams import PlainRotary
+from tests.oracles.paper import NaiveProtoKV
 from tests.tolerance import near, tolerance
 
 

@@ -13,14 +13,14 @@ from transformers import GenerationConfig
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
 from protokv.backbones.loading import published_decoding
-from protokv.config import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate
 from protokv.core.session import Session
 from protokv.core.step import StepPositions, StepTokens, cell_centres
 from protokv.errors import ConfigError, ModelError, PositionWarning, StateMismatch
-from protokv.memories import MEMORIES
-from protokv.storage.checkpoint import to_state
+from protokv.memories import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
+from protokv.memories.assembly import MEMORIES
+from protokv.state.checkpoint import to_state
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames

@@ -11,13 +11,13 @@ import av
 import numpy as np
 import pytest
 
-from protokv.config import DurableConfig
 from protokv.fleet import Job, Outcome, Recipe, plan, run_fleet
 from protokv.fleet.worker import Worker
 from protokv.ingestion import Every, IngestOptions, ingest
+from protokv.memories import DurableConfig
 from tests.fleet.recipes import MockRecipe
 from tests.mock_backbone import MockBackbone
-from tests.storage.conftest import store
+from tests.state.conftest import store
 
 __all__ = ["store"]
 

@@ -13,9 +13,9 @@ from protokv.core.session import Answer
 from protokv.errors import StateCorrupt
 from protokv.fleet import Job, Recipe, find_states
 from protokv.fleet.states import Reply, ask_all, load_backbone_for, surest
-from protokv.storage.checkpoint import load
-from tests.baselines.conftest import watched
+from protokv.state.checkpoint import load
 from tests.fleet.conftest import CONFIG, InlinePool, outcomes
+from tests.memories.conftest import watched
 from tests.mock_backbone import MockBackbone
 from tests.tolerance import near_logits
 

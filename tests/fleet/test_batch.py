@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
 from protokv.core.attention import LocalKV
 from protokv.core.context import EmptyContext
 from protokv.core.session import Session
-from protokv.core.snapshot import State
 from protokv.errors import SourceError
-from protokv.extras.joint import JointKV, Stream
 from protokv.fleet import Job, Recipe
+from protokv.fleet.joint import JointKV, Stream
 from protokv.fleet.run import WorkerDied
 from protokv.fleet.shared_forwards import SharedForwards
 from protokv.ingestion import ingest
-from protokv.storage.api import load_state
-from protokv.storage.checkpoint import to_state
+from protokv.memories import MemoryConfig
+from protokv.state.api import load_state
+from protokv.state.checkpoint import to_state
+from protokv.state.snapshot import State
 from tests.conftest import random_frames
 from tests.fleet.conftest import InlinePool, ends, outcomes
 from tests.tolerance import forward_terms, near

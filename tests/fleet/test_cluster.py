@@ -13,7 +13,7 @@ import pytest
 
 from protokv.errors import ConfigError, ModelError
 from protokv.fleet import Job, Outcome, Recipe, run_fleet
-from protokv.storage import api as storage
+from protokv.state import api as storage
 from tests.fleet.conftest import FATAL_RED, ends, written
 from tests.fleet.recipes import HoldingRecipe, KillingRecipe, MissingRecipe, remade
 

@@ -13,7 +13,7 @@ from protokv.fleet import Job, Recipe, target_of
 from protokv.fleet.records import Verdict
 from protokv.fleet.worker import Worker, look_at
 from protokv.ingestion import Progress, ingest
-from protokv.storage import api as storage
+from protokv.state import api as storage
 from tests.fleet.conftest import CONFIG, write_video
 from tests.mock_backbone import MockBackbone
 

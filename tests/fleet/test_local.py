@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from protokv.fleet import Job, LocalPool, Recipe
-from protokv.storage import api as storage
+from protokv.state import api as storage
 from tests.fleet.conftest import CONFIG, FATAL_RED, ends, outcomes, written
 from tests.fleet.recipes import KillingRecipe, remade
 

@@ -16,18 +16,18 @@ from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
 from protokv.fleet.states import survey
 from protokv.ingestion import Every
-from protokv.ingestion.words.find import words_of
 from protokv.object_store import fingerprint, list_objects
-from protokv.storage import api as storage
-from protokv.storage.commit import Lock
+from protokv.state import api as storage
+from protokv.state.commit import Lock
 from protokv.video import open_source
 from protokv.video.registry import fingerprint_source
+from protokv.words.find import words_of
 from tests.fleet.conftest import InlinePool, ends, outcomes
 
 pytest.importorskip("icechunk")
 pytest.importorskip("moto.server")
 
-from tests.storage.s3 import S3Server
+from tests.state.s3 import S3Server
 
 VIDEOS = "s3://bucket/videos/"
 

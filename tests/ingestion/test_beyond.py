@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 import protokv
-from protokv.core.snapshot import State
 from protokv.ingestion import BeyondModel, Started, Summary, ingest
 from protokv.mini.looked import LONELY
 from protokv.mini.world import World, WorldConfig
-from protokv.storage.api import load_state
-from protokv.storage.watched import beyond_model, is_beyond, sources_of
+from protokv.state.api import load_state
+from protokv.state.snapshot import State
+from protokv.state.watched import beyond_model, is_beyond, sources_of
 from protokv.video import Frame
 from protokv.video.source import from_shown_at
 from tests.mock_backbone import MockBackbone
 from tests.prepared import RATE, Prepared
-from tests.storage.test_checkpoint import CONFIGS
+from tests.state.test_checkpoint import CONFIGS
 
 CONFIG = CONFIGS["durable"]
 MINI = MockBackbone("protokv/mini")

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.errors import SourceUnreadable, StateMismatch
 from protokv.ingestion import Commit, Every, Progress, ingest
-from protokv.memories import MEMORIES
-from protokv.storage import api as storage
+from protokv.memories import MemoryConfig
+from protokv.memories.assembly import MEMORIES
+from protokv.state import api as storage
 from tests.conftest import random_frames
 from tests.ingestion.test_run import Breaking
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
-from tests.storage.test_checkpoint import CONFIGS
+from tests.state.test_checkpoint import CONFIGS
 from tests.tolerance import near_logits
 
 SOURCE = Prepared(1, 21)  # eleven steps, the last one short

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from protokv.backbones.base import Backbone
-from protokv.config import DurableConfig
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
-from protokv.storage import api as storage
-from protokv.storage.checkpoint import from_state, load, save, to_state
-from protokv.storage.watched import fingerprints
+from protokv.memories import DurableConfig
+from protokv.state import api as storage
+from protokv.state.checkpoint import from_state, load, save, to_state
+from protokv.state.watched import fingerprints
 from protokv.video import Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
-from tests.storage.test_checkpoint import CONFIGS
+from tests.state.test_checkpoint import CONFIGS
 from tests.video.conftest import Clip, write
 
 FRONT = {"movflags": "faststart"}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from protokv.config import DurableConfig
 from protokv.errors import StateMismatch
 from protokv.ingestion import Every, Started, Summary, ingest
-from protokv.storage import api as storage
+from protokv.memories import DurableConfig
+from protokv.state import api as storage
 from tests.cli.conftest import write_video
 from tests.mock_backbone import MockBackbone
 

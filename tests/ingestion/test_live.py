@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.config import DurableConfig
 from protokv.errors import SourceDenied, SourceError, SourceNotFound, SourceUnreadable, StateMismatch
 from protokv.ingestion import (
     Commit,
@@ -27,8 +26,9 @@ from protokv.ingestion import (
     ingest,
 )
 from protokv.ingestion.live.reader import Feed, Gone, Mailbox, Sampled, backoff
-from protokv.storage import api as storage
-from protokv.storage.watched import WallClockLog
+from protokv.memories import DurableConfig
+from protokv.state import api as storage
+from protokv.state.watched import WallClockLog
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared

@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 import av
 import pytest
 
-from protokv.config import DurableConfig
 from protokv.errors import SourceDenied, SourceError
 from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, Summary, ingest
-from protokv.storage import api as storage
-from protokv.storage.watched import WallClockLog
+from protokv.memories import DurableConfig
+from protokv.state import api as storage
+from protokv.state.watched import WallClockLog
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import burn
 from tests.video.test_stream import Quiet, served

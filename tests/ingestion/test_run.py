@@ -13,13 +13,13 @@ import pytest
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import NEVER, Commit, Every, IngestOptions, LiveOptions, Progress, Started, Summary, ingest
 from protokv.ingestion.options import Ending
-from protokv.inspection.states import describe
-from protokv.storage import api as storage
-from protokv.storage.writer import Writer
+from protokv.state import api as storage
+from protokv.state.describe import describe
+from protokv.state.writer import Writer
 from protokv.video import Damage, Frame
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
-from tests.storage.test_checkpoint import CONFIGS
+from tests.state.test_checkpoint import CONFIGS
 
 A, B = Prepared(1, 9), Prepared(2, 6)
 CONFIG = CONFIGS["durable"]
@@ -85,7 +85,7 @@ def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
     def refuse(*_: object) -> None:
         raise StateError("the disk is gone")
 
-    monkeypatch.setattr("protokv.storage.writer.commit", refuse)
+    monkeypatch.setattr("protokv.state.writer.commit", refuse)
     monkeypatch.setattr("protokv.ingestion.run.Writer", partial(Writer, background=True))
     path, seen = tmp_path / "s.safetensors", []
     run = ingest(Prepared(4, 200), path, CONFIG, backbone=mock, every=Every(n_steps=3))

@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoTokenizer
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
+from protokv.memories import MemoryConfig
 from protokv.mini import EMBEDDED, weights_folder
 from samples.questions import make_questions
 from samples.training.evaluate import make_held_out_world

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.durable.nearest import signs_of
+from protokv.memories.durable.nearest import signs_of
 from tests.oracles.quantized import round_center
 from tests.oracles.ward import first_of
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.config import HermesConfig
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
+from protokv.memories import HermesConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from protokv.config import InfiniPotVConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
+from protokv.memories import InfiniPotVConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.naive import Head, NaiveProtoKV, Prototype, Token
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
+from tests.oracles.paper import Head, NaiveProtoKV, Prototype, Token
 from tests.oracles.quantized import round_center
 
 # Repeats that count as seen when a stream begins.

@@ -21,10 +21,10 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
 from protokv.core.attention import LocalKV
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
+from protokv.memories import MemoryConfig
 from tests.benchmarks.results import write_table
 from tests.realsize.build import build
 

@@ -25,9 +25,9 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.config import MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
+from protokv.memories import MemoryConfig
 from tests import tolerance
 from tests.backbones.upstream import Upstream
 from tests.realsize.build import PUBLISHED, build

@@ -12,9 +12,9 @@ import torch
 
 from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
+from protokv.memories import MemoryConfig
 from protokv.replay.batched import SHARED, BatchedStreams
 from protokv.replay.memories import Variant
 from protokv.replay.plan import make_plan, run

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from protokv.backbones import load_backbone
 from protokv.backbones.llama import Llama
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.errors import ConfigError, ModelError
+from protokv.memories import MemoryConfig
 from protokv.replay import language, said
 from protokv.replay.language import Language, LanguageRow, make_stream, resume_rows, run_language
 from protokv.replay.memories import name_memories

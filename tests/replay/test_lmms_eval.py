@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from protokv.config import DurableConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.errors import ConfigError
+from protokv.memories import DurableConfig
 from protokv.video import open_source, read_steps
 from samples.lmms_eval.protokv_lmms_eval.answerer import Answerer
 from tests.replay.benchmarks.conftest import clips  # noqa: F401

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from protokv.backbones.base import Backbone
-from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
+from protokv.memories import DurableConfig, MemoryConfig
 from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Setup, Variant, Watched, replay

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from protokv.backbones import EMBEDDED
-from protokv.config import DurableConfig, PaperConfig
 from protokv.errors import ConfigError
+from protokv.memories import DurableConfig, PaperConfig
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.memories import Variation, name_memories, vary_memories
 from protokv.replay.rows import Row

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from protokv.config import DurableConfig
 from protokv.core.parts import Evidence, Moment, Said
 from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
+from protokv.memories import DurableConfig
 from protokv.serve import page as page_routes
-from protokv.storage import checkpoint
-from protokv.storage.api import load_state, save_state
-from protokv.storage.watched import WallClockLog
+from protokv.state import checkpoint
+from protokv.state.api import load_state, save_state
+from protokv.state.watched import WallClockLog
 from tests.cli.conftest import write_video
 from tests.mock_backbone import MockBackbone
 from tests.serve.test_serve import server

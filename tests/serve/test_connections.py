@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from protokv.config import DurableConfig
 from protokv.ingestion import ingest
+from protokv.memories import DurableConfig
 from protokv.serve import Limits, States, connections
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared

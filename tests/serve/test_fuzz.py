@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from protokv.config import DurableConfig
 from protokv.ingestion import ingest
+from protokv.memories import DurableConfig
 from protokv.serve import Limits, connections
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared

@@ -17,13 +17,13 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from protokv.config import DurableConfig
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch, StateNotFound
 from protokv.ingestion import ingest
+from protokv.memories import DurableConfig
 from protokv.serve import States, build_app
 from protokv.serve.access import Access
 from protokv.serve.footage import Footage
-from protokv.storage.api import load_state, read_header, save_state
+from protokv.state.api import load_state, read_header, save_state
 from protokv.video.file import fingerprint
 from tests.cli.conftest import write_video
 from tests.mock_backbone import MockBackbone

@@ -15,10 +15,10 @@ import openai
 import pytest
 import uvicorn
 
-from protokv.config import DurableConfig
 from protokv.core.parts import Evidence, Moment, Said
 from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
+from protokv.memories import DurableConfig
 from protokv.serve import Limits, States, build_app, configure, states
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared

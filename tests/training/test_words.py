@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones import EMBEDDED, load_backbone
-from protokv.config import FullConfig
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
+from protokv.memories import FullConfig
 from protokv.mini import EMBEDDED_WORDS, weights_folder
 from protokv.mini.phrases import SPEECH_TYPES
 from protokv.mini.pictures import SHAPES

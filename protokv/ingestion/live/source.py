@@ -18,7 +18,7 @@ from protokv.errors import SourceError
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
 from protokv.ingestion.options import LiveOptions
-from protokv.storage.watched import Segment, WallClockLog
+from protokv.state.watched import Segment, WallClockLog
 from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.isolated import IsolatedSource
 from protokv.video.registry import SOURCES

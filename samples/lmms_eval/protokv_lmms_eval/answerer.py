@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from protokv.backbones import load_backbone
-from protokv.config import DEFAULT, MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
+from protokv.memories import DEFAULT, MemoryConfig
 from protokv.video import Step, open_source, read_steps
 
 

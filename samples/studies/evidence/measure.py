@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from protokv.backbones import EMBEDDED, load_backbone
-from protokv.config import DurableConfig
 from protokv.core.parts import FAINT
 from protokv.core.session import Session
+from protokv.memories import DurableConfig
 from protokv.mini.pictures import SHAPES
 from protokv.replay.benchmarks import find_type
 from protokv.replay.questions import is_expected

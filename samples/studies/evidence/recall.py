@@ -22,9 +22,9 @@ import torch
 from measure import LENGTH_S, SEEDS, hit, interval, read, spans_of
 
 from protokv.backbones import EMBEDDED, load_backbone
-from protokv.config import MemoryConfig
 from protokv.core.context import EMPTY
 from protokv.core.session import Session
+from protokv.memories import MemoryConfig
 from protokv.replay.batched import BatchedStreams
 from protokv.replay.benchmarks import find_type
 from protokv.replay.questions import is_expected

@@ -14,9 +14,9 @@ import sys
 
 from protokv.backbones import load_backbone
 from protokv.backbones.llama import Llama, unpack_smollm2
-from protokv.config import MemoryConfig
 from protokv.core.session import Session
 from protokv.core.step import StepKV
+from protokv.memories import MemoryConfig
 from protokv.replay.language import Language, make_stream, measure
 from protokv_cli.parsing import parse_setting
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from protokv.memories import MEMORIES
+from protokv.memories.assembly import MEMORIES
 from tests.benchmarks.results import RESULTS, table
 from tests.benchmarks.shapes.models import MODELS
 from tests.benchmarks.shapes.oracles import proven

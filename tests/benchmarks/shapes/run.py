@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from protokv.config import MemoryConfig
-from protokv.config.base import Positions
+from protokv.core.settings import Positions
+from protokv.memories import MemoryConfig
 from tests.benchmarks.decode import write_video
 from tests.benchmarks.results import about, machine, table
 from tests.benchmarks.shapes.models import Shape, build

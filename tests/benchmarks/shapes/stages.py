@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from protokv.backbones.base import Backbone
-from protokv.config import MemoryConfig
 from protokv.core.decoding import Decoding
 from protokv.core.prototypes import ProtoKV
 from protokv.core.session import Session
 from protokv.core.step import StepKV, StepTokens
-from protokv.durable.blocked import BlockedRule
-from protokv.storage import api as storage
-from protokv.storage.checkpoint import to_state
+from protokv.memories import MemoryConfig
+from protokv.memories.durable.blocked import BlockedRule
+from protokv.state import api as storage
+from protokv.state.checkpoint import to_state
 from protokv.video import open_source, read_steps
 from tests.benchmarks.shapes.models import Shape, frames_of
 

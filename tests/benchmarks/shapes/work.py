@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from protokv.config import DurableConfig, MemoryConfig
 from protokv.core.tensors import TensorSpec
-from protokv.durable.blocked import Schedule
-from protokv.durable.nearest import PIVOTS, SketchTables, rows_of, width_of
-from protokv.memories import MEMORIES
+from protokv.memories import DurableConfig, MemoryConfig
+from protokv.memories.assembly import MEMORIES
+from protokv.memories.durable.blocked import Schedule
+from protokv.memories.durable.nearest import PIVOTS, SketchTables, rows_of, width_of
 from tests.benchmarks.shapes.models import QUESTION, Shape
 
 RING_ONLY = ("sliding-window", "last-frames")

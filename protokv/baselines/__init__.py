@@ -1,1 +1,0 @@
-"""Memories to compare with; each file holds one, names its source and lists the differences."""

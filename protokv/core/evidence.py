@@ -1,0 +1,138 @@
+"""Evidence: the times of the stream that the model read for the first word of an answer.
+
+The attention of the last token of the question is computed again in the layers that read memory, and the share of each
+slot is credited to the step at which the slot's anchor stands. A pseudo-token that stands for n tokens counts for its
+anchor's time with one n-th of its share: the rest is of tokens from anywhere in the past.
+
+`samples/studies/evidence/` measures how good this is on the embedded model. The backbone names the
+layers that read memory (`Backbone.reading_layers`); without them all layers are averaged, and a low share says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protokv.core.context import EMPTY, Context, Segment
+from protokv.core.parts import Evidence, Moment, Reading, Said, SessionView
+from protokv.core.rotary import rotate
+from protokv.errors import ConfigError
+from protokv.memories.probes import RecordedContext
+from protokv.words.transcript import Transcript
+
+NOTICED: Final = 0.02
+"""Share of attention from which a step is named."""
+MOST_MOMENTS: Final = 3
+MOST_SAID: Final = 8
+"""Steps of a moment whose words are told."""
+
+
+class AttentionEvidence:
+    """Finds evidence by the attention of a question's last token; an `EvidenceFinder` of sessions."""
+
+    def record(self, context: Context) -> RecordedContext:
+        """Return a context that keeps the queries that read it."""
+        return RecordedContext(context)
+
+    @torch.inference_mode()
+    def find(self, session: SessionView, reading: Reading) -> Evidence:
+        """Return the moments that the last token of a question read.
+
+        Raises:
+            ConfigError: the context does not know where its slots stand in the stream.
+        """
+        backbone, clock, context = session.backbone, session.clock, reading.context
+        assert isinstance(context, RecordedContext)
+        layers = range(backbone.layers) if backbone.reading_layers is None else backbone.reading_layers
+        prefix, prelude = len(backbone.prefix_ids), reading.prelude
+        transcript = session.parts.transcript
+        breaks = None if transcript is None else transcript.breaks()
+        steps, shares_of_steps = [], []
+        for layer in layers:
+            query, positions = context.queries[layer], context.inner.positions_at(layer)
+            if positions is None:
+                raise ConfigError(
+                    f"{session.config.name} does not tell what an answer stood on", hint="ask without evidence"
+                )
+            segments = context.inner.at(layer, query)
+            to_slots, to_local = shares(
+                query[:, -1], segments, reading.local_kv.read(layer)[0], backbone.head_size**-0.5
+            )
+            bias = torch.cat([segment.bias for segment in segments], 1)
+            to_slots = torch.where(bias > EMPTY, to_slots / bias.clamp(min=0.0).exp(), 0.0)
+            # The prompt prefix stands before the stream.
+            found = [(positions[:, prefix:], to_slots[:, prefix:])]
+            if len(prelude):
+                found.append((prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)]))
+            for where, share in found:
+                times = backbone.times_of(where, clock, breaks)
+                steps.append((times / clock.step_seconds + 1e-6).floor().long().cpu().flatten())
+                shares_of_steps.append(share.double().cpu().flatten() / (len(to_slots) * len(layers)))
+        by_step: dict[int, float] = {}
+        for step, share in zip(torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True):
+            by_step[step] = by_step.get(step, 0.0) + share
+        moments = find_moments(by_step, clock.step_seconds)
+        if transcript is not None:
+            moments = tuple(replace(one, words=_words(transcript, one, by_step, clock.step_seconds)) for one in moments)
+        return Evidence(moments, backbone.reading_layers is not None)
+
+
+def _words(
+    transcript: Transcript, moment: Moment, by_step: Mapping[int, float], step_seconds: float
+) -> tuple[Said, ...]:
+    # A step next to the moment touches it, give or take a rounding.
+    lines = transcript.between(moment.start_s + 1e-6, moment.end_s - 1e-6)
+    most = sorted(lines, key=lambda line: -by_step.get(int(line.start_s / step_seconds + 1e-6), 0.0))[:MOST_SAID]
+    return tuple(Said(line.start_s, line.end_s, line.text) for line in sorted(most))
+
+
+def find_moments(by_step: Mapping[int, float], step_seconds: float) -> tuple[Moment, ...]:
+    """Join the steps whose share is `NOTICED` or more to moments; return the strongest, the earlier first if equal.
+
+    A single step between two of them is included.
+    """
+    runs: list[list[int]] = []
+    for step in sorted(step for step, share in by_step.items() if share >= NOTICED):
+        if runs and step - runs[-1][-1] <= 2:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    found = [
+        Moment(
+            run[0] * step_seconds,
+            (run[-1] + 1) * step_seconds,
+            sum(by_step.get(step, 0.0) for step in range(run[0], run[-1] + 1)),
+        )
+        for run in runs
+    ]
+    return tuple(sorted(found, key=lambda moment: -moment.share)[:MOST_MOMENTS])
+
+
+def shares(query: Tensor, segments: Sequence[Segment], local_keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """Return the attention weights of the last token, the mean over the query heads of a KV head.
+
+    Args:
+        query: `[Hq, D]`, rotated.
+        segments: the parts of a context that the layer read, `N` slots together.
+        local_keys: `[H, n, D]` of the local tokens; the token sees all of them.
+        scaling: the factor on the logits.
+
+    Returns:
+        `[H, N]` of the slots and `[H, n]` of the local tokens, float32; together they sum to 1 in each head.
+    """
+    H, _, D = local_keys.shape
+    asked = query.float() * scaling
+    parts = []
+    for segment in segments:
+        rotated = asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
+        logits = torch.matmul(rotated.view(H, -1, D), segment.keys.float().transpose(1, 2))
+        parts.append(logits + segment.bias[:, None])
+    parts.append(torch.matmul(asked.view(H, -1, D), local_keys.float().transpose(1, 2)))
+    # Merge attention over disjoint sets by the sum of exponentials of each.
+    total = torch.stack([part.logsumexp(-1) for part in parts if part.shape[-1]], -1).logsumexp(-1, keepdim=True)
+    *slots, local = [(part - total).exp().mean(1) for part in parts]
+    return torch.cat([local[:, :0], *slots], 1), local

@@ -1,0 +1,200 @@
+"""`MemoryConfig`: settings that every memory shares, and how settings are checked.
+
+A setting is a field of a frozen dataclass. Each memory has its own dataclass with its defaults
+(`protokv.memories.CONFIGS`). Owns the messages about refused settings. Sizes that depend on the model are checked when
+the memory is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
+
+from protokv.errors import ConfigError, did_you_mean, use_one_of
+
+NonFinite = Literal["drop", "refuse"]
+Positions = Literal["stream", "compact"]
+
+MOST_TOKENS: Final = 2**24
+"""The largest budget: more than any device holds, and no product of settings overflows."""
+MOST_FRAMES: Final = 4096
+"""The most recent frames that a question reads again."""
+MOST_WEIGHT: Final = 1e6
+"""The largest weight or distance: its square times any key of a real model is a finite float32."""
+
+MOST_FPS: Final = 240
+"""The most sampled frames a second: no camera is faster, and a step stays longer than the rounding of time stamps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """Settings that every memory has. Use `MemoryConfig.of` or the memory's own dataclass to make one.
+
+    Attributes:
+        name: the memory's one name.
+        ranges: least and greatest value of each numeric setting that a class declares, both included.
+        budget: |M|, visual tokens that attention may read at query time, without the prompt prefix.
+        positions: "stream" shows every token at its position in the stream, as the paper does. "compact" shows the
+            tokens in memory at consecutive positions, so that a stream of any length stays inside the range that the
+            model was trained on (`protokv.core.compact`).
+        recent_frames: N, the last frames whose vision features the state keeps. A question reads them again behind the
+            memory. They count in the bytes of the state and in the tokens of an answer. 0: none.
+        non_finite: "drop" drops and counts tokens whose keys or values are not finite; "refuse" stops at such a step,
+            and waits for the device once a step.
+        seed: seed of all random draws.
+    """
+
+    name: ClassVar[str]
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "budget": (1, MOST_TOKENS),
+        "seed": (0, 2**63 - 1),
+        "recent_frames": (0, MOST_FRAMES),
+    }
+
+    budget: int = 6000
+    positions: Positions = "stream"
+    recent_frames: int = 0
+    non_finite: NonFinite = "drop"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        cls: Any = type(self)
+        hints = _hints_of(cls)
+        for field in fields(self):
+            check_type(field.name, getattr(self, field.name), hints[field.name])
+        for base in reversed(cls.__mro__):
+            for name, (low, high) in vars(base).get("ranges", {}).items():
+                check_range(name, getattr(self, name), low, high)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other. Types and ranges are checked before.
+
+        Raises:
+            ConfigError: naming one of them.
+        """
+
+    @property
+    def near_tokens(self) -> int:
+        """Return W, exact tokens of the near window."""
+        return self.budget
+
+    @property
+    def prototypes(self) -> int:
+        """Return K, prototypes of each layer and KV head."""
+        return 0
+
+    @property
+    def horizon(self) -> int | None:
+        """Return the number of last steps that a question depends on; None: all."""
+        return None
+
+    def changes(self) -> dict[str, Any]:
+        """Return the settings that differ from this memory's defaults, as plain JSON values, for tables.
+
+        Budget and seed are left out, and whether there are words.
+        """
+        ours, defaults = self.to_dict(), type(self)(budget=self.budget, seed=self.seed).with_words(True).to_dict()
+        return {name: value for name, value in ours.items() if value != defaults.get(name)}
+
+    def resolve(self) -> Self:
+        """Return this config with every "auto" resolved. Equal resolved configs keep equal states."""
+        return self
+
+    def with_words(self, words: bool) -> Self:
+        """Return this config for a stream with words, or without; itself if they are tokens like any other."""
+        return self
+
+    @staticmethod
+    def of(name: str, **settings: Any) -> MemoryConfig:
+        """Return the settings of a memory by its name.
+
+        Raises:
+            ConfigError: there is no such memory, or a setting is unknown, of a wrong type or out of range.
+        """
+        return MemoryConfig.from_dict({"kind": name} | settings)
+
+    def with_fields(self, changes: Mapping[str, Any]) -> Self:
+        """Return this config with some fields changed; the checks of `from_dict` apply."""
+        return replace(self, **known_fields(type(self), changes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values: the name under `kind`, and each field."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"kind": self.name} | values
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> MemoryConfig:
+        """Return the config of plain values, the inverse of `to_dict`. A missing field has its default.
+
+        Raises:
+            ConfigError: the name or a field is unknown, of a wrong type or out of range; the message names it.
+        """
+        from protokv.memories import CONFIGS, DEFAULT
+
+        settings = dict(data)
+        name = settings.pop("kind", DEFAULT)
+        if not isinstance(name, str) or name not in CONFIGS:
+            raise ConfigError(f"there is no memory {shorten(name)}", hint=use_one_of(name, CONFIGS))
+        cls = CONFIGS[name]
+        return cls(**known_fields(cls, settings))
+
+
+@cache
+def _hints_of(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments for a config class from plain values; refuse unknown names."""
+    known = {field.name for field in fields(cls)}
+    for name in data:
+        if name not in known:
+            hint = use_one_of(name, sorted(known))
+            raise ConfigError(f"{name}: there is no such setting of {cls.name}", hint=hint)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+
+
+def check_type(name: str, value: object, hint: Any) -> None:
+    """Refuse a value that does not have the annotated type of its field."""
+    if get_origin(hint) is Literal:
+        # In Python True equals 1; for a setting it does not.
+        if not any(type(value) is type(one) and value == one for one in get_args(hint)):
+            known = [str(one) for one in get_args(hint)]
+            raise ConfigError(
+                f"{name}: expected one of {', '.join(known)}, got {shorten(value)}", hint=did_you_mean(value, known)
+            )
+        return
+    if get_origin(hint) is tuple:
+        if not isinstance(value, tuple) or len(value) != 2 or any(type(part) is not int for part in value):
+            raise ConfigError(f"{name}: expected two whole numbers, got {shorten(value)}")
+        return
+    # A bool is no int here; a whole number is a valid float.
+    accepted = (int, float) if hint is float else (hint,)
+    if type(value) not in accepted:
+        raise ConfigError(f"{name}: expected {hint.__name__}, got {type(value).__name__} {shorten(value)}")
+
+
+def check_range(name: str, value: float | tuple[int, ...], low: float, high: float) -> None:
+    """Refuse a number, or a tuple with a number, outside `low` to `high` (inclusive)."""
+    for part in value if isinstance(value, tuple) else (value,):
+        # Written so that NaN is refused as well.
+        if not low <= part <= high:
+            raise ConfigError(f"{name}: expected {low} to {high}, got {shorten(value)}")
+
+
+def check_fps(fps: float) -> None:
+    """Refuse a number of sampled frames a second that is not above 0 and at most `MOST_FPS`; NaN too."""
+    if not 0 < fps <= MOST_FPS:
+        raise ConfigError(f"fps is {fps:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
+
+
+def shorten(value: object) -> str:
+    """Return a value as Python writes it, on one line of at most 80 characters."""
+    try:
+        text = ascii(value)
+    except ValueError:
+        text = "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,1 +1,0 @@
-"""What plugs into the interfaces of the core: compact positions, evidence, recent frames, sharding, allocation."""

@@ -1,1 +1,0 @@
-"""Look at states without a model: describe, compare, convert."""

@@ -1,0 +1,197 @@
+"""`CompressedMemory`: exact tokens that are compressed when the next step would exceed the budget.
+
+It owns when room is made and for how many tokens, and how kept tokens are shown and counted. Subclasses (`InfiniPotV`,
+`Hermes`) decide which tokens a compression keeps. `KeptTokens` holds the slots of the budget, `[far | near | free]`:
+far tokens were chosen by each layer or head for itself, near tokens are whole steps, the same in all heads. Both are in
+stream order. The border between them moves; the shape does not.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from protokv.core.context import Context
+from protokv.core.memory import LocalMemory
+from protokv.core.near import Slots
+from protokv.core.rotary import Rotary
+from protokv.core.sanitize import Sanitizer
+from protokv.core.step import StepKV
+from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
+from protokv.errors import StateCorrupt
+from protokv.memories.packed import declare_packed, entering, slots_of
+
+
+class CompressedMemory(LocalMemory):
+    """At most M tokens a layer and KV head; a compression keeps `compressed_tokens` of the config."""
+
+    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
+        super().__init__(config, shape, rotary)
+        self._slots = slots_of(config, shape, far=config.budget, near=0)
+        self._kept = KeptTokens(self._slots, shape)
+
+    @classmethod
+    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare the prompt prefix and M tokens."""
+        kept = declare_packed(config, KeptTokens.declare(shape, config.budget))
+        return (*Slots.declare(shape), *Sanitizer.declare(), *kept)
+
+    def parts(self) -> Sequence[StatePart]:
+        """Return the prompt prefix, the sanitizer and the kept tokens."""
+        return self._slots, self._sanitizer, self._kept
+
+    @abstractmethod
+    def _compress(self, keep: int) -> None:
+        """Keep `keep` of the held tokens and free the others."""
+
+    def append(self, step: StepKV) -> None:
+        """Take one step; compress the held tokens first if the step would exceed the budget."""
+        step = self._admit(step, self._kept.last_step).usable_only()
+        T = len(step.positions)
+        if not T:
+            return
+        if self._exceeds(T):
+            self._compress(self._room_beside(T))
+        self._kept.append(entering(self._slots, step))
+
+    def _exceeds(self, tokens: int) -> bool:
+        """Return True if a step of `tokens` fits only after a compression."""
+        M: int = self._config.budget
+        return len(self._kept) + min(tokens, M) > M
+
+    def _room_beside(self, tokens: int) -> int:
+        """Return how many tokens a compression keeps so that a step of `tokens` fits."""
+        keep: int = min(self._config.compressed_tokens, max(0, self._config.budget - tokens))
+        return keep
+
+    def context(self) -> Context:
+        """Return all slots; the far ones hold the tokens that layers or heads chose for themselves."""
+        none = torch.zeros(0, self._shape.position_components, dtype=torch.int64, device=self._kept.step.device)
+        context = self._slots.context(none, lambda: self._kept.positions)
+        begin = context.far.start
+        return replace(context, far=slice(begin, begin + self._kept.far))
+
+    def report(self) -> dict[str, Any]:
+        """Return the number of near and far tokens, and the oldest step that any of them is from."""
+        kept = self._kept
+        return {
+            "near_tokens_in_use": sum(kept.lengths),
+            "far_tokens_in_use": kept.far,
+            "oldest_step": int(kept.step[:, :, 0].min()) if kept.lengths else None,
+            "tokens_dropped": int(self._sanitizer.dropped),
+            "layers": [],
+        }
+
+
+class KeptTokens(StatePart):
+    """M slots for each layer and head.
+
+    Attributes:
+        keys, values: `[L, H, M, D]` model dtype, views of the slots; under `kv_bits=8` rows of bytes.
+        positions: `[L, H, M, P]` int64.
+        coordinates: `[L, H, M, 2]` float32.
+        step: `[L, H, M]` int64, -1 where a slot is free.
+        far: number of far tokens.
+        lengths: tokens of each near step, oldest first. It mirrors `step`, so that no step waits for the device.
+        last_step: index of the newest step; -1 before the first.
+    """
+
+    promise: ClassVar[str] = "kept tokens: in stream order, the newest steps the same in all heads"
+
+    def __init__(self, slots: Slots, shape: MemoryShape) -> None:
+        held = slots.far
+        self.keys, self.values = slots.keys[:, :, held], slots.values[:, :, held]
+        self._bias = slots.bias[:, :, held]
+        L, H, M = self._bias.shape
+        self.positions = torch.zeros(L, H, M, shape.position_components, dtype=torch.int64, device=shape.device)
+        self.coordinates = torch.zeros(L, H, M, 2, device=shape.device)
+        self.step = torch.full((L, H, M), -1, device=shape.device)
+        self.far = 0
+        self.lengths: list[int] = []
+        self.last_step = -1
+
+    def __len__(self) -> int:
+        return self.far + sum(self.lengths)
+
+    def append(self, step: StepKV) -> None:
+        """Copy a step into free slots; of a step larger than M, only the last M tokens."""
+        T = min(step.positions.shape[0], self.step.shape[2])
+        slots = slice(len(self), len(self) + T)
+        self.keys[:, :, slots] = step.keys[:, :, -T:]
+        self.values[:, :, slots] = step.values[:, :, -T:]
+        self.positions[:, :, slots] = step.positions[-T:]
+        self.coordinates[:, :, slots] = step.coordinates[-T:]
+        self.step[:, :, slots] = step.step
+        self._bias[:, :, slots] = 0.0
+        self.lengths.append(T)
+        self.last_step = step.step
+
+    def truncate(self, keep: int, recent: list[int]) -> None:
+        """Free all slots behind the first `keep`; the last of those are near steps of the lengths `recent`."""
+        self.step[:, :, keep:] = -1
+        self._bias[:, :, keep:] = -torch.inf
+        self.far, self.lengths = keep - sum(recent), recent
+
+    @staticmethod
+    def declare(shape: MemoryShape, tokens: int) -> tuple[TensorSpec, ...]:
+        """Declare M slots."""
+        L, H, M, D, P = shape.layers, shape.kv_heads, tokens, shape.head_size, shape.position_components
+        slot = (LAYER, "kv_head", "kept_token")
+        return (
+            TensorSpec("kept.keys", (*slot, "feature"), (L, H, M, D), shape.dtype, "keys of kept tokens, rotated"),
+            TensorSpec("kept.values", (*slot, "feature"), (L, H, M, D), shape.dtype, "values of kept tokens"),
+            TensorSpec(
+                "kept.positions", (*slot, "component"), (L, H, M, P), torch.int64, "their stream positions", "position"
+            ),
+            TensorSpec(
+                "kept.coordinates", (*slot, "xy"), (L, H, M, 2), torch.float32, "their cells", "share of the image"
+            ),
+            TensorSpec("kept.step", slot, (L, H, M), torch.int64, "their steps; -1: a free slot", "step", fill=-1),
+            TensorSpec("kept.count", ("field",), (3,), torch.int64, "far tokens, near tokens, last step seen"),
+        )
+
+    def held(self) -> dict[str, Tensor]:
+        """Return the saved tensors, live."""
+        return {
+            "kept.keys": self.keys,
+            "kept.values": self.values,
+            "kept.positions": self.positions,
+            "kept.coordinates": self.coordinates,
+            "kept.step": self.step,
+            "kept.count": torch.tensor([self.far, sum(self.lengths), self.last_step]),
+        }
+
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """Return the bias of the slots."""
+        return {"kept": (self._bias,)}
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Check that counts fit the slots and steps are in order."""
+        steps = tensors["kept.step"]
+        M = steps.shape[2]
+        far, near, last_step = tensors["kept.count"].tolist()
+        if min(far, near) < 0 or far + near > M or (near > 0) != (last_step >= 0) or near == 0 < far:
+            raise StateCorrupt(f"state: tensor kept.count holds {far}, {near}, {last_step}, which no stream leaves")
+        chosen, whole, free = steps[:, :, :far], steps[:, :, far : far + near], steps[:, :, far + near :]
+        held = steps[:, :, : far + near]
+        in_order = (held >= 0).all() & (held.diff(dim=2) >= 0).all() & (chosen[..., -1:] < whole[..., :1]).all()
+        shared = (whole == whole[:1, :1]).all() & (whole[..., -1:] == last_step).all()
+        if not (in_order & shared & (free == -1).all()):
+            raise StateCorrupt("state: tensor kept.step does not agree with kept.count")
+        if clock is not None and last_step >= clock.steps:
+            raise StateCorrupt(f"state: tensor kept.count ends at step {last_step}, the clock at {clock.steps - 1}")
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checked state."""
+        for name, held in self.held().items():
+            if name != "kept.count":
+                held.copy_(tensors[name])
+        self._bias.fill_(0.0).masked_fill_(self.step < 0, -torch.inf)
+        self.far, near, self.last_step = tensors["kept.count"].tolist()
+        whole = self.step[0, 0, self.far : self.far + near]
+        self.lengths = torch.unique_consecutive(whole, return_counts=True)[1].tolist()

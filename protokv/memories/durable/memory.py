@@ -1,0 +1,167 @@
+"""`Durable`: the agglomerative memory, the default. Near window and a bank under a merging rule (`protokv.memories.durable`).
+
+Chooses the rule by the size of the bank, and shows a bank of 8-bit centres decoded where it is read. In a stream with
+words these have a window and a bank of their own (`durable.words`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protokv.core.bank import Policy, PrototypeBank
+from protokv.core.context import Context
+from protokv.core.near import Slots
+from protokv.core.prototypes import Layout, ProtoKV
+from protokv.core.rotary import Rotary
+from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.memories import DurableConfig
+from protokv.memories.durable.agglomerative import Agglomerative
+from protokv.memories.durable.blocked import BlockedRule
+from protokv.memories.durable.decoded import DecodedContext
+from protokv.memories.durable.quantized import QuantizedBank
+from protokv.memories.durable.repeats import Repeats, find_repeats
+from protokv.memories.durable.words import Words
+
+# Numbers of quantized keys, or values, of all layers that are decoded together: 16 MB of each in bfloat16.
+_DECODED_AT_ONCE = 2**23
+
+
+class Durable(ProtoKV):
+    """W exact tokens, and K prototypes a layer and KV head that keep what is distinct and merge what is redundant."""
+
+    def __init__(
+        self, config: DurableConfig, shape: MemoryShape, rotary: Rotary, *, within: Slots | None = None
+    ) -> None:
+        """Make an empty memory, whose slots are some of those of another one if `within` has them."""
+        self._within = within
+        super().__init__(config, shape, rotary)
+        if config.is_quantized:
+            # Its prototypes have no slots of their own.
+            self._layout = Layout(self._slots, 0, 1)
+        self._words: Words | None = None
+        words = config.of_words()
+        if words is not None:
+            slots = Words.slots_of(self._slots, self.far_slots(words))
+            self._words = Words(Durable(words, shape, rotary, within=slots))
+
+    def new_slots(self, config: Any, shape: MemoryShape) -> Slots:
+        """Return the slots, with some for words if the stream has any."""
+        words = config.of_words()
+        if words is None:
+            return self._within or super().new_slots(config, shape)
+        own = self.far_slots(config)
+        slots = Slots(shape, far=own + self.far_slots(words) + words.near_tokens, near=config.near_tokens)
+        slots.far = slice(slots.far.start, slots.far.start + own)
+        return slots
+
+    @classmethod
+    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare the paper's parts, and the same of words."""
+        words = config.of_words()
+        return (*super().declare(config, shape), *(() if words is None else Words.declare(cls.declare(words, shape))))
+
+    def parts(self) -> Sequence[StatePart]:
+        """Return the holders of these."""
+        return super().parts() if self._words is None else (*super().parts(), self._words)
+
+    def repeats_of(self, step: StepKV) -> Tensor | None:
+        """Return which tokens repeat those of the step before; None in a shallow model. Words held apart do not."""
+        if not Repeats.acts(self._config, self._shape):
+            return None
+        words = 0 if self._words is None else step.words
+        repeats = find_repeats(self._near.newest(), step.tokens(slice(0, len(step.positions) - words)))
+        return torch.cat((repeats, repeats.new_zeros(words)))
+
+    def append(self, step: StepKV) -> None:
+        """Take one step, its words apart."""
+        if self._words is None or not step.words:
+            super().append(step)
+            return
+        pictures, of_words = len(step.positions) - step.words, self._words.memory
+        # First what may be refused; then nothing has changed.
+        words = of_words._sanitizer.admit(step.tokens(slice(pictures, None)))
+        super().append(step.tokens(slice(0, pictures)))
+        of_words._take_step(replace(words, step=of_words._near.last_step + 1))
+        self._words.seen += step.words
+
+    def report(self) -> dict[str, Any]:
+        """Return the paper's numbers, how many words are held exactly, and the prototypes of words."""
+        found = super().report()
+        if self._words is not None:
+            words = self._words.memory
+            of_words = words.report()
+            found["tokens_dropped"] += of_words["tokens_dropped"]
+            found["words_tokens_in_use"] = of_words["near_tokens_in_use"]
+            found["words_prototypes"] = words._config.prototypes
+        return found
+
+    def nbytes(self) -> dict[str, int]:
+        """Return bytes by part."""
+        found = super().nbytes()
+        if self._words is not None:
+            found["context"] += self._words.memory.nbytes()["context"]
+        return found
+
+    @staticmethod
+    def bank_type(config: Any) -> type[PrototypeBank]:
+        """Return the class of the bank under these settings."""
+        return QuantizedBank if config.is_quantized else PrototypeBank
+
+    @staticmethod
+    def rule_type(config: Any) -> type[Policy]:
+        """Return the rule by which tokens enter the bank."""
+        return BlockedRule if config.is_blocked else Agglomerative
+
+    @staticmethod
+    def far_slots(config: Any) -> int:
+        """Return how many slots hold pseudo-tokens; quantized prototypes are decoded where they are read."""
+        return 0 if config.is_quantized else ProtoKV.far_slots(config)
+
+    def context(self) -> Context:
+        """Return all slots; quantized prototypes are decoded at once where they are few, else when a layer is read.
+
+        Far are, in this order, quantized prototypes, other prototypes, and exact words.
+        """
+        slots, begin = self._slots, self._slots.far.start
+        memories = [self] if self._words is None else [self, self._words.memory]
+        banks = [one._bank for one in memories if isinstance(one._bank, QuantizedBank)]
+        written = [one for one in memories if not isinstance(one._bank, QuantizedBank)]
+        for one in written:
+            one._show()
+
+        def anchors() -> Tensor:
+            L, H = slots.bias.shape[:2]
+            words = [one._near.positions.expand(L, H, -1, -1) for one in memories[1:]]
+            return torch.cat(
+                [bank.position.round().long() for bank in banks] + [one._anchors() for one in written] + words, 2
+            )
+
+        exact = slots.context(self._near.positions, anchors)
+        K = sum(bank.mass.shape[2] for bank in banks)
+        far = slice(begin, slots.near.start + K)
+        if not banks:
+            return replace(exact, far=far)
+        bias = torch.cat([self._bias_of(bank.mass, torch.ones_like(bank.mass)) for bank in banks], 2)
+
+        def decode(layer: int | slice, heads: slice) -> tuple[Tensor, Tensor]:
+            shown = [bank.show(layer, heads, self._rotary, slots.keys.dtype) for bank in banks]
+            keys, values = (torch.cat(some, -2) for some in zip(*shown, strict=True))
+            return keys, values
+
+        bias = _insert(slots.bias, begin, bias)
+        if bias[:, :, :K].numel() * self._shape.head_size <= _DECODED_AT_ONCE:
+            pairs = zip((slots.keys, slots.values), decode(slice(None), slice(None)), strict=True)
+            keys, values = (_insert(held, begin, shown) for held, shown in pairs)
+            return replace(exact, keys=keys, values=values, bias=bias, far=far)
+        return DecodedContext(slots.keys, slots.values, bias, far, exact.positions, decoded=K, decode=decode)
+
+
+def _insert(held: Tensor, at: int, more: Tensor) -> Tensor:
+    """Return `held` `[L, H, N, ...]` with `more` inserted at slot `at`."""
+    return torch.cat((held[:, :, :at], more, held[:, :, at:]), 2)

@@ -1,0 +1,104 @@
+"""`Repeats`: what stays in view enters the bank once, exactly, and counts more than what passes.
+
+A token repeats the one that the step before had in the same place, if their values in the first layer are equal. These
+come from the embedding alone; deep in a model a second sight is another token, as the model has read the first. A mean
+of both is neither, so repeats stay in the near window and never enter the bank. Their first sight enters with mass
+`SEEN_AGAIN`. More would do harm to the model, whose later sights get less attention than the first.
+`samples/studies/language/` measures what that brings.
+
+In a shallow model a second sight is the same token in every layer: merged with the first it costs nothing, and its mass
+says how long it was there. So the rule acts from `DEEP` layers on.
+
+The weights of the tokens in the near window wait here, in the order of the stream, until the tokens leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from protokv.core.bank import SEEN_AGAIN, FarTokens, PrototypeBank
+from protokv.core.near import Tokens
+from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape, TensorSpec
+from protokv.errors import StateCorrupt
+from protokv.memories import DurableConfig
+
+DEEP: Final = 12
+"""The rule acts in models of so many layers, or more. Values of a second sight differ from those of the first by up to
+.003 of their squared norm in the embedded models, which have 4 and 8 layers, and by .05 to .6 from the fourth layer of
+SmolLM2 on, which has 30."""
+# Values that differ by at most this share of their norm are equal but for rounding.
+_ROUNDING: Final = 2.0**-12
+
+
+class Repeats:
+    """The weights of the tokens in a near window of W: 0 for a repeat, `SEEN_AGAIN` for what is repeated, else 1."""
+
+    def __init__(self, near_tokens: int, shape: MemoryShape) -> None:
+        self._most = near_tokens
+        # Of as many tokens as there are in the window.
+        self._weights = torch.ones(0, dtype=torch.int64, device=shape.device)
+
+    @staticmethod
+    def acts(config: DurableConfig, shape: MemoryShape) -> bool:
+        """Return whether the rule acts: in deep models, and not on words."""
+        return config.keeps == "newest" and shape.of_model[0] >= DEEP
+
+    @staticmethod
+    def declare(near_tokens: int) -> tuple[TensorSpec, ...]:
+        """Declare the weights."""
+        meaning = "mass in the bank of each token of the near window, oldest first"
+        return (TensorSpec("repeats.weight", ("near_token",), (near_tokens,), torch.int64, meaning, fill=1),)
+
+    def see_(self, before: Tokens, step: StepKV) -> None:
+        """Weigh the tokens of a step, and those `before`, of the last step, that it repeats."""
+        repeats = find_repeats(before, step) if step.repeats is None else step.repeats
+        usable = torch.ones_like(repeats) if step.usable is None else step.usable
+        n = min(len(before), len(repeats))
+        old = self._weights[len(self._weights) - n :]
+        old.copy_(torch.where(repeats[len(repeats) - n :] & (old > 0), SEEN_AGAIN, old))
+        self._weights = torch.cat((self._weights, (usable & ~repeats).long()))
+
+    def weigh_(self, tokens: FarTokens, bank: PrototypeBank) -> FarTokens:
+        """Return the tokens that leave the window with their weights as masses; count repeats as absorbed."""
+        leaving = tokens.keys.shape[1]
+        mass, self._weights = self._weights[:leaving], self._weights[leaving:]
+        bank.absorbed += (tokens.mass > mass).sum()
+        return replace(tokens, mass=mass)
+
+    def held(self) -> dict[str, Tensor]:
+        """Return the weights."""
+        return {"repeats.weight": pad(self._weights, (0, self._most - len(self._weights)), value=1)}
+
+    @staticmethod
+    def check(tensors: Mapping[str, Tensor]) -> None:
+        """Refuse weights that no token has."""
+        weights = tensors["repeats.weight"]
+        if ((weights < 0) | (weights > SEEN_AGAIN)).any():
+            raise StateCorrupt(f"state: tensor repeats.weight must hold 0 to {SEEN_AGAIN}")
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the weights of a checked state."""
+        held = tensors["repeats.weight"][: int(tensors["near.ring"][1])]
+        self._weights = held.to(self._weights.device, copy=True)
+
+
+def find_repeats(before: Tokens, step: StepKV) -> Tensor:
+    """Return which tokens of a step repeat those of the last one, `[T]` bool.
+
+    Compared are the last tokens of both: of a step larger than the near window they are all that is held.
+    """
+    T, n = len(step.positions), min(len(before), len(step.positions))
+    old, new = slice(len(before) - n, None), slice(T - n, None)
+    then, now = before.values[0, :, old].float(), step.values[0, :, new].float()
+    equal = (now - then).square().sum((0, 2)) <= _ROUNDING**2 * now.square().sum((0, 2))
+    equal &= (before.coordinates[old] == step.coordinates[new]).all(1) & before.usable[old]
+    if step.usable is not None:
+        equal &= step.usable[new]
+    return equal if n == T else pad(equal, (T - n, 0))

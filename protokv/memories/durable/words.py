@@ -1,0 +1,104 @@
+"""`Words`: what was said, in a memory of its own inside that of pictures.
+
+Merged with pictures, words take room from them and lose their own. So words have a near window and a bank of their own,
+under the same rules, in `words_tokens` of the budget: the last ones are exact, and older ones merge with words alone,
+when there is no more room. To this memory a cue, the words of one step, is a step. Where nothing that is said comes
+again, it keeps whole cues, spread over the stream (`durable.novelty`). Its slots lie before the near ones of pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from protokv.core.near import Slots
+from protokv.core.tensors import SLOTS, Clock, StatePart, TensorSpec
+from protokv.errors import StateCorrupt
+
+if TYPE_CHECKING:
+    from protokv.memories.durable.memory import Durable
+
+_PREFIX: Final = "words."
+
+
+class Words(StatePart):
+    """The memory of words as a part of that of pictures.
+
+    Attributes:
+        memory: of words.
+        seen: `[1]` int64, tokens of words that came.
+    """
+
+    promise: ClassVar[str] = "words: as pictures, in a near window and a bank of their own"
+
+    def __init__(self, memory: Durable) -> None:
+        self.memory, self.seen = memory, torch.zeros(1, dtype=torch.int64)
+
+    @staticmethod
+    def slots_of(slots: Slots, far: int) -> Slots:
+        """Return what lies between far and near slots as slots of their own, `far` of them for pseudo-tokens."""
+        own, begin = copy(slots), slots.far.stop
+        own.far, own.near = slice(begin, begin + far), slice(begin + far, slots.near.start)
+        # The prompt prefix is that of pictures, whose memory takes every step first.
+        own.started = True
+        return own
+
+    @staticmethod
+    def declare(specs: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
+        """Declare the tensors of a memory as those of words."""
+        for spec in specs:
+            if spec.group != "sink":
+                dims = tuple(f"word_{dim}" if dim in SLOTS else dim for dim in spec.dims)
+                yield replace(spec, name=_PREFIX + spec.name, dims=dims, meaning=f"of words: {spec.meaning}")
+        yield TensorSpec("words.seen", ("field",), (1,), torch.int64, "tokens of words that came", "tokens")
+
+    def _parts(self) -> Sequence[StatePart]:
+        """Return the holders of the state, but for the first: that of the prompt prefix."""
+        return self.memory.parts()[1:]
+
+    def held(self) -> dict[str, Tensor]:
+        """Return its part of the state."""
+        held = {_PREFIX + name: tensor for part in self._parts() for name, tensor in part.held().items()}
+        return held | {"words.seen": self.seen}
+
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """Return those of its parts."""
+        return {"words": [one for part in self._parts() for some in part.buffers().values() for one in some]}
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Check as every memory does, by a clock of words."""
+        own = _own(tensors)
+        seen, last = int(own.pop("seen")), int(own["near.ring"][2])
+        if clock is not None:
+            clock = _Said(last + 1, seen, clock.next_position, clock.stream_time_s)
+        try:
+            for part in self._parts():
+                part.check(own, clock)
+        except StateCorrupt as error:
+            raise StateCorrupt(f"{error}, of words") from error
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checked state."""
+        own = _own(tensors)
+        self.seen.copy_(own["seen"])
+        for part in self._parts():
+            part.take(own)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """Where the words of a stream stand; a `Clock`."""
+
+    steps: int
+    tokens_seen: int
+    next_position: int
+    stream_time_s: float
+
+
+def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(_PREFIX)}

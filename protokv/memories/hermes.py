@@ -1,0 +1,164 @@
+"""`Hermes`: exact tokens; each layer keeps the ones that its band of the model ranks highest.
+
+Source: HERMES (ACL 2026), github.com/haowei-freesky/HERMES; code read at gdace829/HERMES 5154d44,
+`inference/llavaov_hermes.py`. The same: the shallow tenth of the layers ranks tokens by recency, the deep three tenths
+by the attention of a fixed pseudo query, the layers between by both, with more attention the deeper they are. Scores
+are spread to [0, 1] and smoothed with the scores of the next layer. All heads of a layer keep the same tokens. Deep
+layers replace the dropped tokens by one mean token, whose keys are first rotated to one position. What differs:
+
+- The release compresses after every chunk of 16 frames and holds more than its budget in between. Here a compression
+  happens when the next step would exceed the budget, and `kept_share` of the budget stays. The newest step stays whole.
+- The release computes the attention of a probe in every layer from the probe's word embeddings, without the layers
+  before (an audit calls that a bug). Here the session forwards the probe like a question, and the memory scores by the
+  queries of that forward (`compact`). The probe's own tokens take no part in the softmax.
+- A mean token stands at the position of the newest token that it replaces, not behind all kept tokens: in all layers,
+  the next step takes that position.
+- There is no lazy re-indexing: `positions="compact"` serves every memory.
+
+Without probes, when no session serves the memory, all layers rank by recency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protokv.core.rotary import rerotate
+from protokv.memories import HermesConfig
+from protokv.memories.compressed import CompressedMemory
+from protokv.memories.packed import held_like, unpack
+
+
+class Hermes(CompressedMemory):
+    """At most M tokens per layer; a compression keeps a share of them."""
+
+    joins_steps = False
+    undivided = "a layer's scores are smoothed with the next layer's"
+
+    def probes_for(self, tokens: int) -> Sequence[str]:
+        """Return the three pseudo queries if the step would exceed the budget."""
+        return PROBES if len(self._kept) and self._exceeds(tokens) else ()
+
+    def compact(self, queries: Sequence[Tensor], tokens: int) -> None:
+        """Make room for a step of `tokens`, ranked by the attention of the pseudo queries."""
+        kept, n = self._kept, len(self._kept)
+        P0, held = self._shape.sink_tokens, self._slots.context(kept.positions[0, 0, :0]).keys
+        seen = []
+        for layer in range(self._shape.layers):
+            band, _ = band_of(self._config, layer, self._shape.layers)
+            # Prefix and kept tokens are neighbours in the slots.
+            keys = held[layer, :, : P0 + n]
+            seen.append(measure_attention(queries[band][layer].to(keys.device), keys, P0))
+        self._drop(rank(self._config, seen, n, kept.step.device), self._room_beside(tokens))
+
+    def _compress(self, keep: int) -> None:
+        """Drop the oldest tokens, without scores of the pseudo queries."""
+        none = [None] * self._shape.layers
+        self._drop(rank(self._config, none, len(self._kept), self._kept.step.device), keep)
+
+    def _drop(self, scores: Sequence[Tensor], keep: int) -> None:
+        """Keep the `keep` tokens of each layer with the highest scores, and the newest step whole if it fits."""
+        kept, n = self._kept, len(self._kept)
+        newest = kept.lengths[-1] if kept.lengths and kept.lengths[-1] <= keep else 0
+        older, room = n - newest, keep - newest
+        newest_slots = torch.arange(older, n, device=kept.step.device)
+        for layer, score in enumerate(scores):
+            band, _ = band_of(self._config, layer, self._shape.layers)
+            summarised = band == DEEP and room > 0
+            # Of equal scores, the newer token wins.
+            order = score[:older].flip(0).argsort(descending=True, stable=True)[: room - summarised]
+            chosen = older - 1 - order
+            if summarised:
+                chosen = torch.cat((chosen, self._summarise(layer, older, chosen)))
+            chosen = chosen.sort().values
+            index = torch.cat((chosen, newest_slots))
+            for part in (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step):
+                part[layer, :, :keep] = part[layer][:, index]
+        kept.truncate(keep, [newest] if newest else [])
+
+    def _summarise(self, layer: int, older: int, chosen: Tensor) -> Tensor:
+        """Replace the newest of the `older` tokens not in `chosen` by their mean; return its slot `[1]`."""
+        kept = self._kept
+        dropped = torch.ones(older, dtype=torch.bool, device=chosen.device)
+        dropped[chosen] = False
+        last = dropped.nonzero()[-1]
+        keys, values = kept.keys[layer, :, :older][:, dropped], kept.values[layer, :, :older][:, dropped]
+        here, there = kept.positions[layer, :, :older][:, dropped], kept.positions[layer][:, last]
+        D = self._shape.head_size
+        moved = rerotate(unpack(keys, D), here, there.expand_as(here), self._rotary)
+        kept.keys[layer, :, last] = held_like(moved.mean(1, keepdim=True), keys)
+        kept.values[layer, :, last] = held_like(unpack(values, D).mean(1, keepdim=True), values)
+        kept.coordinates[layer, :, last] = kept.coordinates[layer, :, :older][:, dropped].mean(1, keepdim=True)
+        return last
+
+
+LOCAL: Final = (
+    "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial "
+    "relationships."
+)
+GLOBAL: Final = (
+    "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
+)
+PROBES: Final = (LOCAL, f"{LOCAL}; {GLOBAL}", GLOBAL)
+"""The pseudo queries of the shallow, middle and deep layers, worded as in the released code."""
+
+SHALLOW, MIDDLE, DEEP = range(3)
+SMOOTHING: Final = (0.1, 0.3, 0.4)
+"""For each band, the share of the next layer's score in a layer's score."""
+STEEPEST, FLATTEST = 20.0, 0.5
+
+
+def band_of(config: HermesConfig, layer: int, layers: int) -> tuple[int, float]:
+    """Return the band of a layer and its depth inside the middle band, in [0, 1)."""
+    first, last = int(layers * config.shallow_share), int(layers * (1 - config.deep_share))
+    if layer < first:
+        return SHALLOW, 0.0
+    if layer >= last:
+        return DEEP, 0.0
+    return MIDDLE, (layer - first) / (last - first)
+
+
+def measure_attention(queries: Tensor, keys: Tensor, n_sink: int) -> Tensor:
+    """Return the attention of probe tokens to held tokens, `[n]` float32: the mean over query heads and probe tokens.
+
+    Args:
+        queries: `[Hq, t, D]`, rotated.
+        keys: `[H, n_sink + n, D]`, rotated: the prompt prefix and the held tokens; they share the softmax.
+        n_sink: tokens of the prompt prefix.
+    """
+    H, D = keys.shape[0], keys.shape[2]
+    folded = queries.float().reshape(H, -1, D)
+    weights: Tensor = (folded @ keys.float().mT / D**0.5).softmax(-1)
+    mean: Tensor = weights.mean((0, 1))
+    return mean[n_sink:]
+
+
+def rank(config: HermesConfig, attention: Sequence[Tensor | None], n: int, device: torch.device) -> list[Tensor]:
+    """Score the `n` held tokens of every layer in stream order, `[n]` float32 each.
+
+    `attention` has for each layer the result of `measure_attention`, or None to rank by recency alone.
+    """
+    layers = len(attention)
+    age = torch.arange(n - 1, -1, -1, device=device, dtype=torch.float32) / max(n - 1, 1)
+    scores = []
+    for layer, seen in enumerate(attention):
+        band, progress = band_of(config, layer, layers)
+        recent_share = (1.0, 1.0 - 0.9 * progress, 0.0)[band] if seen is not None else 1.0
+        steepness = STEEPEST - (STEEPEST - FLATTEST) * progress
+        score = recent_share * _spread(torch.exp(-steepness * age))
+        scores.append(score if seen is None else score + (1 - recent_share) * _spread(seen.to(device)))
+    for layer in range(layers - 2, -1, -1):
+        share = SMOOTHING[band_of(config, layer, layers)[0]]
+        scores[layer] = (1 - share) * scores[layer] + share * scores[layer + 1]
+    return scores
+
+
+def _spread(values: Tensor) -> Tensor:
+    """Shift and scale values to [0, 1)."""
+    if not len(values):
+        return values
+    low, high = values.aminmax()
+    return (values - low) / (high - low + 1e-6)

@@ -1,0 +1,148 @@
+"""`InfiniPotV`: exact tokens, compressed to a share of the budget when the next step would exceed it.
+
+Source: InfiniPot-V (Kim et al., NeurIPS 2025), arXiv 2506.15745, and its released code: the token-retention baseline of
+the ProtoKV paper. The same: compression is continual, knows neither the question nor the length of the video, and
+chooses in each layer and KV head separately. The recent steps stay whole. Of the kept tokens, the share alpha (with the
+recent steps) is least similar to the recent tokens at the same place, by rotated keys (TaR); the rest has the largest
+value norms (VaN). Kept tokens stay in stream order at their positions. The pooling of value norms, which the released
+script turns off, is left out. What differs:
+
+- The released code counts in frames of one size and compares token i of a frame with token i of the recent frames.
+  After its first compression it cuts the surviving tokens into runs of a frame's length, so places no longer match.
+  Here places are matched by their coordinates (`InfiniPotSlots`), also after tokens were dropped.
+- It compresses a block once the block is full. Here a compression happens when the next step would exceed the budget,
+  so a question finds the memory as full as possible. Steps may differ in length, and the budget may be any number.
+- Ties keep the newer token. A token without a recent counterpart has similarity 0.
+
+If a step does not fit behind |C| tokens, the compression keeps fewer. Of a step larger than the budget, the last tokens
+stay and everything else is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from protokv.memories.compressed import CompressedMemory
+from protokv.memories.packed import unpack
+
+
+class InfiniPotV(CompressedMemory):
+    """At most M tokens per layer and KV head; a compression keeps |C| of them."""
+
+    def _compress(self, keep: int) -> None:
+        """Keep `keep` tokens.
+
+        1. Keep the recent steps whole.
+        2. Of the older tokens, keep those least similar to the recent tokens at the same place (TaR).
+        3. Of the others, keep those with the largest value norms (VaN), until `keep` are chosen.
+        """
+        kept = self._kept
+        held, recent_steps = len(kept), self._recent_steps(keep)
+        recent = sum(recent_steps)
+        older = held - recent
+        by_norm = round((1 - self._config.redundancy_share) * keep)
+        by_redundancy = max(0, keep - by_norm - recent)
+        slots = InfiniPotSlots.of(kept.coordinates[0, 0, older:held])
+        H, device = self._shape.kv_heads, kept.step.device
+        newest, heads = torch.arange(older, held, device=device).expand(H, -1), torch.arange(H, device=device)[:, None]
+        parts = (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step)
+        # Layer by layer: float32 scores of all layers would take several times the bytes of the memory.
+        for keys, values, positions, coordinates, step in zip(*parts, strict=True):
+            cached = unpack(keys[:, :held], self._shape.head_size)
+            similarity = slots.similarity(cached[:, :older], coordinates[:, :older], cached[:, older:])
+            chosen = _best(-similarity, by_redundancy)
+            norm = unpack(values[:, :older], self._shape.head_size).norm(dim=-1).masked_fill_(chosen, -torch.inf)
+            chosen |= _best(norm, keep - recent - by_redundancy)
+            # `nonzero` gives stream order.
+            index = torch.cat((chosen.nonzero()[:, 1].view(H, keep - recent), newest), 1)
+            for part in (keys, values, positions, coordinates, step):
+                part[:, :keep] = part[heads, index]
+        kept.truncate(keep, recent_steps)
+
+    def _recent_steps(self, keep: int) -> list[int]:
+        """Return the lengths of the near steps that stay whole, oldest first: the newest step, and more if they fit."""
+        limit = min(keep, int(self._config.recent_share * len(self._kept)))
+        recent: list[int] = []
+        for tokens in reversed(self._kept.lengths):
+            if sum(recent) + tokens > (limit if recent else keep):
+                break
+            recent.insert(0, tokens)
+        return recent
+
+
+def _best(score: Tensor, n: int) -> Tensor:
+    """Mark the `n` highest scores of each row of `[H, N]`, `[H, N]` bool; of equal scores the later."""
+    order = score.flip(-1).argsort(dim=-1, descending=True, stable=True)[:, :n]
+    return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.shape[1] - 1 - order, True)
+
+
+@dataclass(frozen=True, slots=True)
+class InfiniPotSlots:
+    """The spatial slots of R recent tokens, the same for all layers and heads.
+
+    A spatial slot is a pair of equal coordinates: steps of another grid have other slots, and missing tokens leave no
+    gap. Text around a step stands at (0.5, 0.5) and shares that slot with the middle cell of a grid that has one.
+
+    Attributes:
+        codes: `[S]` int64, one number for each pair of coordinates, ascending.
+        counts: `[S]` int64, recent tokens in the slot.
+        rounds: pairs (slots, tokens): the first recent token of every slot, then the second of those that have one, and
+            so on. No slot occurs twice in a round, so adding a round is deterministic on every device.
+    """
+
+    codes: Tensor
+    counts: Tensor
+    rounds: list[tuple[Tensor, Tensor]]
+
+    @staticmethod
+    def of(coordinates: Tensor) -> InfiniPotSlots:
+        """Find the slots of recent tokens at `coordinates` `[R, 2]` float32."""
+        codes, slot, counts = torch.unique(_codes(coordinates), return_inverse=True, return_counts=True)
+        order = slot.argsort(stable=True)
+        begin = counts.cumsum(0) - counts
+        occurrence = torch.arange(len(order), device=order.device) - begin[slot[order]]
+        rounds = []
+        for n in range(int(counts.max()) if len(counts) else 0):
+            tokens = order[occurrence == n]
+            rounds.append((slot[tokens], tokens))
+        return InfiniPotSlots(codes, counts, rounds)
+
+    def similarity(self, keys: Tensor, coordinates: Tensor, recent: Tensor) -> Tensor:
+        """Return the mean cosine similarity of each key to the recent keys in its slot; 0 without any.
+
+        The mean of cosines equals the product with the mean unit vector, so the cost does not grow with the number of
+        recent steps.
+
+        Args:
+            keys: `[H, N, D]` float32.
+            coordinates: `[H, N, 2]` float32.
+            recent: `[H, R, D]` float32, keys of the recent tokens.
+
+        Returns:
+            `[H, N]` float32 in [-1, 1].
+        """
+        H, N, D = keys.shape
+        S = len(self.codes)
+        if not S:
+            return keys.new_zeros(H, N)
+        units, mean = normalize(recent, dim=-1), keys.new_zeros(H, S, D)
+        for slots, tokens in self.rounds:
+            mean[:, slots] += units[:, tokens]
+        mean /= self.counts[:, None]
+        codes = _codes(coordinates)
+        slot = torch.searchsorted(self.codes, codes).clamp_(max=S - 1)
+        head = torch.arange(H, device=keys.device)[:, None]
+        # `index_select` copies whole rows; `gather` would look up every component.
+        there = mean.view(H * S, D).index_select(0, (slot + head * S).view(-1)).view(H, N, D)
+        cosine: Tensor = there.mul_(keys).sum(-1) / keys.norm(dim=-1).clamp_min(1e-12)
+        return cosine.masked_fill_(self.codes[slot] != codes, 0.0)
+
+
+def _codes(coordinates: Tensor) -> Tensor:
+    """Encode each pair of coordinates `[..., 2]` float32 as one int64; equal pairs have equal codes."""
+    bits = coordinates.view(torch.int32).long()
+    return bits[..., 0] << 32 | bits[..., 1] & 0xFFFFFFFF

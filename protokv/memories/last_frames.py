@@ -1,0 +1,99 @@
+"""`LastFrames`: a question sees the last N steps and nothing older. The baseline without memory.
+
+Source: SimpleStream (EvolvingLMMs-Lab, 2026), arXiv 2604.02317, which gives the last N frames (4 by default) and the
+question to the plain model. The same: an answer depends on the prompt prefix and the last N steps alone. What differs:
+the source encodes the N frames anew for each question, and a frame sees those before it in the window. A memory gets
+keys once, when a step arrives, before it is known which steps precede it in a question's window. So here a step is
+encoded behind the prompt prefix alone (`context`), and steps meet when a question reads them (`recall`). With N = 1
+both are equal; with `recent_frames` of the same frames this is the source, because a question reads them anew.
+
+Encoding a step behind the window is `SlidingWindow` with a budget of N steps: its keys carry older steps into the
+window. `samples/studies/delay/` measures how near both come to the source.
+
+With `positions="compact"` a step is encoded and read directly behind the prompt prefix, as in the source, except for
+the temporal positions that sampling leaves out between two steps. With "stream", steps keep their stream positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from protokv.core.compact import Anchoring
+from protokv.core.context import Context, SlotContext
+from protokv.core.near import NearWindow, Slots, Tokens
+from protokv.core.step import StepKV
+from protokv.core.tensors import Clock
+from protokv.errors import StateCorrupt
+from protokv.memories.exact import ExactMemory
+from protokv.memories.packed import slots_of
+
+
+class LastFrames(ExactMemory):
+    """The last N whole steps that fit the budget; of a step larger than the budget, its last tokens."""
+
+    joins_steps = False
+
+    def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
+        slots = slots_of(self._config, self._shape, far=0, near=capacity)
+        return slots, StepWindow(slots, self._shape.position_components, self._config.last_steps)
+
+    def context(self) -> Context:
+        """Return the prompt prefix alone."""
+        everything = self._slots.context(self._near.positions)
+        sink, places = slice(0, everything.far.start), everything.positions
+        assert places is not None
+        return PrefixContext(
+            everything.keys[:, :, sink],
+            everything.values[:, :, sink],
+            everything.bias[:, :, sink],
+            slice(sink.stop, sink.stop),
+            lambda: places()[:, :, sink],
+            newest=lambda: int(self._near.positions[self._near.step >= 0, 0].max()) if len(self._near) else -1,
+        )
+
+    def recall(self) -> Context:
+        """Return the prompt prefix and the last steps."""
+        return super().context()
+
+    def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        super()._check(tensors, clock)
+        steps = len(set(tensors["near.step"].tolist()) - {-1})
+        if steps > self._config.last_steps:
+            raise StateCorrupt(f"state: tensor near.step holds {steps} steps of {self._config.last_steps}")
+
+
+class StepWindow(NearWindow):
+    """A near window of at most N steps."""
+
+    def __init__(self, slots: Slots, position_components: int, steps: int) -> None:
+        super().__init__(slots, position_components)
+        self._steps = steps
+
+    def append(self, step: StepKV) -> Tokens:
+        """Take a step; at most N - 1 older steps stay."""
+        while len(self._lengths) >= self._steps:
+            self._evict(self._lengths.popleft())
+        return super().append(step)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixContext(SlotContext):
+    """The prompt prefix. After `compacted`, a new step stands behind it as if the stream began there.
+
+    Attributes:
+        newest: returns the time of the newest token of the stream, -1 before the first.
+    """
+
+    newest: Callable[[], int] = lambda: -1
+    shift: int = 0
+
+    def far_span(self) -> int:
+        """Return 0: no token is older than the shown ones."""
+        return 0
+
+    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:
+        """Return the same slots, shifted so that the token behind the newest one comes first."""
+        return replace(self, shift=max(0, self.newest() + 1 - anchoring.origin))

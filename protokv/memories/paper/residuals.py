@@ -1,0 +1,262 @@
+"""`Residuals`: what a centre averages away, as product-quantizer histograms of each prototype (Algorithm 3).
+
+Owns the histograms H^K and H^V (or their joint form H^KV), the update counts n_res, the codebooks of each layer and
+head, and the reservoir that they are fitted to. Until a head's reservoir is full, its residuals wait there with the
+prototype that they belong to; then its codebooks are fitted, once, and the waiting residuals are counted. Invariant:
+for every prototype of a fitted head, the counts of each subspace sum to n_res. Knows nothing of how prototypes are
+chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from protokv.core.bank import Assigned
+from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.memories.paper import quantizer
+
+if TYPE_CHECKING:
+    from protokv.memories import PrototypeConfig
+
+_COUNTS = ("residual.key_counts", "residual.value_counts", "residual.joint_counts")
+_WARMUP = ("warmup.keys", "warmup.values", "warmup.owner", "warmup.count")
+
+
+class Residuals(StatePart):
+    """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
+
+    promise: ClassVar[str] = "residuals: every subspace counts the updates of its prototype"
+
+    def __init__(self, config: PrototypeConfig, shape: MemoryShape, prototypes: int) -> None:
+        G, D = config.subquantizers, shape.head_size
+        if D % G:
+            raise ConfigError(
+                f"subquantizers: {G} parts do not divide the head size {D} of this model",
+                hint="choose a divisor of the head size, or turn residual off",
+            )
+        self._config = config
+        self._size = (shape.layers, shape.kv_heads, prototypes, D)
+        state = {spec.name: spec.allocate(shape.device) for spec in self.declare(config, shape, prototypes)}
+        self.counts = {name: state[name] for name in _COUNTS if name in state}
+        self.updates, self.fitted = state["residual.updates"], state["codebook.fitted"]
+        self.key_codebook, self.value_codebook = state["codebook.keys"], state["codebook.values"]
+        self._warmup = {name: state[name] for name in _WARMUP}
+        self._warmup["warmup.count"].zero_()
+
+    @staticmethod
+    def declare(config: PrototypeConfig, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+        """Declare the statistics of K prototypes. The reservoir is gone once all heads are fitted."""
+        D, G, C, R = shape.head_size, config.subquantizers, config.codewords, config.warmup_residuals
+        head, heads = (LAYER, "kv_head"), (shape.layers, shape.kv_heads)
+        slot, slots = (*head, "prototype"), (*heads, prototypes)
+        f32, i32, i64 = torch.float32, torch.int32, torch.int64
+        part = (*slot, "subquantizer")
+        if config.histograms == "joint":
+            dims, size = (*part, "key_codeword", "value_codeword"), (*slots, G, C, C)
+            counts = [TensorSpec("residual.joint_counts", dims, size, i32, "pairs of codes counted", "tokens")]
+        else:
+            counts = [
+                TensorSpec(name, (*part, "codeword"), (*slots, G, C), i32, f"{kind} codes counted", "tokens")
+                for name, kind in zip(_COUNTS, ("key", "value"), strict=False)
+            ]
+        book = (*head, "subquantizer", "codeword", "part_feature"), (*heads, G, C, D // G), f32
+        waiting = (*head, "residual", "feature"), (*heads, R, D), f32
+        owner = (*head, "residual"), (*heads, R), i64
+        wait = "residuals that wait for the codebooks"
+        return (
+            *counts,
+            TensorSpec("residual.updates", slot, slots, i32, "residuals counted or waiting", "tokens"),
+            TensorSpec("codebook.keys", *book, "codewords of key residuals"),
+            TensorSpec("codebook.values", *book, "codewords of value residuals"),
+            TensorSpec("codebook.fitted", head, heads, torch.bool, "whether a head has its codebooks"),
+            TensorSpec("warmup.keys", *waiting, f"key {wait}", optional=True),
+            TensorSpec("warmup.values", *waiting, f"value {wait}", optional=True),
+            TensorSpec("warmup.owner", *owner, "their prototype; -1: none", fill=-1, optional=True),
+            # The reservoir of a fitted head was full.
+            TensorSpec("warmup.count", head, heads, i64, "residuals that came", "tokens", fill=R, optional=True),
+        )
+
+    def record_(self, assigned: Assigned) -> Tensor:
+        """Take the residuals of one step; return the heads `[n]`, flat over `L * H`, that were fitted by it."""
+        K = self._size[2]
+        valid = assigned.prototype >= 0
+        heads = torch.arange(len(valid), device=valid.device)[:, None]
+        rows = heads * K + assigned.prototype.clamp(min=0)
+        self.updates.view(-1).index_add_(0, rows.view(-1), valid.int().view(-1))
+        ready = rows.new_empty(0)
+        if self._warmup:
+            valid = valid & ~self._reserve(assigned, valid)
+            full = self._warmup["warmup.count"] == self._config.warmup_residuals
+            ready = (full & ~self.fitted).view(-1).nonzero().squeeze(1)
+            self._fit(ready)
+        self._count(assigned.key_residual, assigned.value_residual, assigned.prototype, valid)
+        return ready
+
+    def _reserve(self, assigned: Assigned, valid: Tensor) -> Tensor:
+        """Put residuals of heads that are not fitted into their reservoirs; return which, `[L * H, T]` bool."""
+        count = self._warmup["warmup.count"].view(-1)
+        place = count[:, None] + valid.cumsum(1) - 1
+        waits = valid & ~self.fitted.view(-1, 1) & (place < self._config.warmup_residuals)
+        head, token = waits.nonzero(as_tuple=True)
+        at = place[head, token]
+        for name, given in (
+            ("warmup.keys", assigned.key_residual),
+            ("warmup.values", assigned.value_residual),
+            ("warmup.owner", assigned.prototype),
+        ):
+            self._warmup[name].flatten(0, 1)[head, at] = given[head, token]
+        count += waits.sum(1)
+        return waits
+
+    def _fit(self, heads: Tensor) -> None:
+        """Fit the codebooks of `heads` `[n]`, and count what waited for them."""
+        config = self._config
+        keys, values, owner = (self._warmup[name].flatten(0, 1) for name in _WARMUP[:3])
+        # One head at a time, so that a codebook does not depend on which heads happen to be ready together.
+        for head in heads.tolist():
+            for samples, codebook in ((keys, self.key_codebook), (values, self.value_codebook)):
+                codebook.flatten(0, 1)[head] = quantizer.fit(samples[head], config.subquantizers, config.codewords)
+        self.fitted.view(-1)[heads] = True
+        waiting = torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True) & (owner >= 0)
+        self._count(keys, values, owner, waiting)
+        # What was counted is not kept, so that the state does not depend on how long other heads take.
+        for tensor, empty in ((keys, 0.0), (values, 0.0), (owner, -1)):
+            tensor[heads] = empty
+        if self.fitted.all():
+            self._warmup = {}
+
+    def _count(self, keys: Tensor, values: Tensor, prototype: Tensor, valid: Tensor) -> None:
+        """Count residuals `[B, n, D]` of prototypes `[B, n]` where `valid` and the head is fitted."""
+        K, G, C = self._size[2], self._config.subquantizers, self._config.codewords
+        counted = (valid & self.fitted.view(-1, 1)).int()[..., None]
+        codes = [
+            quantizer.encode(codebook.flatten(0, 1), residuals)
+            for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
+        ]
+        if self._config.histograms == "joint":
+            codes = [codes[0] * C + codes[1]]
+        head = torch.arange(len(prototype), device=prototype.device)[:, None]
+        start = (head * K + prototype.clamp(min=0))[..., None] * G + torch.arange(G, device=head.device)
+        for counts, code in zip(self.counts.values(), codes, strict=True):
+            flat = (start * counts[0, 0, 0, 0].numel() + code).view(-1)
+            counts.view(-1).index_add_(0, flat, counted.expand(-1, -1, G).reshape(-1))
+
+    def freed_(self, rows: Tensor) -> None:
+        """Forget `rows`; residuals that wait for them serve the codebooks only."""
+        for tensor in (*self.counts.values(), self.updates):
+            tensor.flatten(0, 2)[rows] = 0
+        self._rename_owners(rows, torch.full_like(rows, -1))
+
+    def merged_(self, into: Tensor, gone: Tensor) -> None:
+        """Add the statistics of prototypes `gone` to those of prototypes `into`."""
+        for tensor in (*self.counts.values(), self.updates):
+            flat = tensor.flatten(0, 2)
+            flat.index_add_(0, into, flat[gone])
+            flat[gone] = 0
+        self._rename_owners(gone, into % self._size[2])
+
+    def _rename_owners(self, rows: Tensor, prototypes: Tensor) -> None:
+        """Give residuals that wait for prototypes `rows` `[n]` to `prototypes` `[n]` of the same head."""
+        if not self._warmup:
+            return
+        K = self._size[2]
+        owner = self._warmup["warmup.owner"].flatten(0, 1)
+        names = torch.arange(K, device=owner.device).repeat(len(owner))
+        names[rows] = prototypes
+        renamed = names.view(-1, K).gather(1, owner.clamp(min=0))
+        owner.copy_(torch.where(owner >= 0, renamed, owner))
+
+    def modes(self, rows: Tensor, modes: int) -> tuple[Tensor, Tensor]:
+        """Decode the S likeliest residuals of prototypes `rows` `[n]`: of keys and of values, `[n, S, D]` float32 each.
+
+        Independent histograms are decoded apart and paired by rank; a joint one is decoded to pairs. Zeros where a
+        prototype has no residual updates, or its head no codebooks yet.
+        """
+        K = self._size[2]
+        heads, C = rows // K, self._config.codewords
+        held = [counts.flatten(0, 2)[rows].flatten(2) for counts in self.counts.values()]
+        codes = [quantizer.top_modes(counts, modes) for counts in held]
+        if len(codes) == 1:
+            codes = [codes[0] // C, codes[0] % C]
+        known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
+        keys, values = (
+            quantizer.decode(codebook.flatten(0, 1), heads, code).mul_(known[:, None, None])
+            for codebook, code in zip((self.key_codebook, self.value_codebook), codes, strict=True)
+        )
+        return keys, values
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return for each layer: residual updates held, how far the codebooks are, and the entropy of their usage."""
+        R = self._config.warmup_residuals
+        count = self._warmup["warmup.count"] if self._warmup else torch.full_like(self.fitted, R, dtype=torch.int64)
+        # Counts of each codeword over all prototypes, [L, H, G, C].
+        used = [counts.sum(2) for counts in self.counts.values()]
+        if self._config.histograms == "joint":
+            used = [used[0].sum(4), used[0].sum(3)]
+        return [
+            {
+                "residual_updates": int(self.updates[layer].sum()),
+                "codebooks": "fitted" if bool(fitted.all()) else "warming up",
+                "warmup_residuals": int(count[layer].min()),
+                "warmup_target": R,
+                "key_usage_entropy_bits": _entropy(used[0][layer]),
+                "value_usage_entropy_bits": _entropy(used[1][layer]),
+            }
+            for layer, fitted in enumerate(self.fitted)
+        ]
+
+    def held(self) -> dict[str, Tensor]:
+        """Return its part of the state. The `warmup.*` tensors are gone once all heads are fitted."""
+        return {
+            **self.counts,
+            "residual.updates": self.updates,
+            "codebook.keys": self.key_codebook,
+            "codebook.values": self.value_codebook,
+            "codebook.fitted": self.fitted,
+        } | self._warmup
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checked state; a reservoir that no head waits for is left out."""
+        fitted, device = bool(tensors["codebook.fitted"].all()), self.updates.device
+        self._warmup = {} if fitted else {name: tensors[name].to(device, copy=True) for name in _WARMUP}
+        for name, tensor in self.held().items():
+            if name not in _WARMUP:
+                tensor.copy_(tensors[name])
+
+    def nbytes(self) -> dict[str, int]:
+        """Return bytes by group; a reservoir that is gone counts as 0."""
+        return {"warmup": 0} | super().nbytes()
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Refuse counts that do not sum to the updates, and a reservoir that does not fit the heads that wait."""
+        updates, fitted = tensors["residual.updates"], tensors["codebook.fitted"]
+        if updates[tensors["bank.mass"] == 0].any():
+            raise StateCorrupt("state: tensor residual.updates must be 0 where a slot is free")
+        counted = torch.where(fitted[..., None], updates, 0)[..., None]
+        for name in self.counts:
+            if (tensors[name].flatten(4).sum(4) != counted).any():
+                raise StateCorrupt(f"state: tensor {name} must sum to residual.updates in every subspace")
+        waiting = [name for name in _WARMUP if name in tensors]
+        if not waiting and bool(fitted.all()):
+            return
+        missing = set(_WARMUP).difference(waiting)
+        if missing:
+            raise StateCorrupt(f"state: tensor {min(missing)} is missing while heads wait for their codebooks")
+        R, K = self._config.warmup_residuals, self._size[2]
+        owner, count = tensors["warmup.owner"], tensors["warmup.count"]
+        if (count > R).any() or ((count == R) != fitted).any():
+            raise StateCorrupt(f"state: tensor warmup.count must be from 0 to {R}, and {R} where a head is fitted")
+        if (owner < -1).any() or (owner >= K).any():
+            raise StateCorrupt(f"state: tensor warmup.owner must name one of {K} prototypes")
+
+
+def _entropy(used: Tensor) -> float:
+    """Return the bits in a choice of codeword, mean over heads and subspaces of counts `[H, G, C]`; at most log2 C."""
+    share = used.double() / used.sum(2, keepdim=True).clamp(min=1)
+    return float(torch.special.entr(share).sum(2).mean()) / math.log(2)

@@ -1,0 +1,424 @@
+"""`PaperRule`: continuity-aware assignment (Algorithm 1) and maintenance (Algorithm 2) of a bank of prototypes.
+
+Source: ProtoKV (ICML 2026), arXiv 2606.26762, section 3 and appendix B. All layers and heads go through Algorithm 1
+together, one token after the other. The costs of a step are one matrix; after each token only the column of the
+prototype that it moved is computed again, which is exact. Knows nothing of residual histograms: it returns which
+prototype took which token, and tells `BankListener`s what died and what was merged.
+
+The paper merges "each pair" of close prototypes and leaves the order open. Settled: a step makes `PASSES` passes over
+the prototypes that have a close one, in the order of `merge_order`. In a pass, a prototype without a close one before
+it stays, and the others go into the first one that stays and is close to them. Pairs, and groups around one centre,
+come out as the loop over pairs has them; of a long chain of close ones a rest waits for the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from protokv.core.arrays import add_rows_, least_from
+from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, PrototypeBank
+from protokv.core.tensors import MemoryShape
+
+if TYPE_CHECKING:
+    from protokv.memories import PaperConfig
+
+SIGMA_FLOOR = 1e-4
+"""Added to the diagonal of Sigma, which shrinks towards 0 while all tokens come from one place."""
+PASSES = 4
+"""Passes of merging in one step; more passes settle hardly more pairs."""
+# Costs `B * T * K` that are held at once. Longer steps are split; results do not depend on it.
+_BLOCK_ELEMENTS = 2**25
+
+
+class PaperRule(Policy):
+    """The paper's rule over one bank. It has no state beside the bank."""
+
+    def __init__(self, bank: PrototypeBank, config: PaperConfig, shape: MemoryShape) -> None:
+        self._bank, self._config, self._shape = bank, config, shape
+        # Prototypes `[L * H, K]` that moved since the last search for close ones. Not state: all True is safe.
+        self._moved = torch.ones_like(bank.mass, dtype=torch.bool).flatten(0, 1)
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Assume that every prototype of the loaded bank moved."""
+        self._moved.fill_(True)
+
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """Return which prototypes moved."""
+        return {"bank": (self._moved,)}
+
+    def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
+        """Run Algorithm 1 for the evicted tokens of one step."""
+        tokens = tokens.counted_only()
+        if tokens.keys.shape[1] == 0:
+            return Assigned.none(tokens)
+        assigned, rows = assign_(self._bank, tokens, step, self._config)
+        self._moved.view(-1)[rows] = True
+        return assigned
+
+    def maintain_(self, newest: Callable[[], FarTokens], listeners: Sequence[BankListener], step: int) -> None:
+        """Run Algorithm 2: age, merge, recycle."""
+        bank, config = self._bank, self._config
+        if config.decay != "off":
+            decay_(bank, listeners, step, config)
+        if config.merge:
+            merge_(bank, self._moved, listeners, config)
+        if config.recycle:
+            self._moved.view(-1)[recycle_(bank, newest, config.seed, step, self._shape)] = True
+
+
+# Algorithm 1
+
+
+def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> tuple[Assigned, Tensor]:
+    """Put each token into the prototype of least cost (equation 1), in order; free slots come before all others.
+
+    Returns:
+        Where each token went, and the rows of the bank `[T * B]` that changed.
+    """
+    L, H, K = bank.mass.shape
+    B, T, D = tokens.keys.shape
+    device = bank.mass.device
+    head = torch.arange(B, device=device)
+    directions, coordinates = normalize(tokens.keys), tokens.token_positions.coordinates
+    # c, p and mu move the same way, each at its rate: they stand side by side, with Sigma behind, [B * K, 2 D + 6].
+    points = torch.cat((tokens.keys, tokens.values, coordinates.expand(B, T, 2)), 2)
+    held = torch.cat((bank.key_center, bank.value_center, bank.mean, bank.covariance.flatten(3)), 3).flatten(0, 2)
+    rates = torch.tensor([config.key_rate] * D + [config.value_rate] * D + [config.spatial_rate] * 3, device=device)
+    # A free slot becomes the token itself, with Sigma = I.
+    opening, identity = torch.tensor([1.0] * (2 * D + 2) + [0.0], device=device), torch.eye(2, device=device)
+    held[:, -4:] += identity.flatten() * (bank.mass.view(-1, 1) == 0)
+    exact_coordinates, floor = coordinates.double(), SIGMA_FLOOR * identity.double()
+    chosen, opened, after = [], [], []
+    block = max(1, _BLOCK_ELEMENTS // (B * K))
+    for start in range(0, T, block):
+        stop = min(start + block, T)
+        cost = _costs(bank, held, directions[:, start:stop], coordinates[start:stop], step, config)
+        for t in range(start, stop):
+            least, slot = least_from(cost[:, t - start])
+            rows, is_free = head * K + slot, least == -torch.inf
+            rate = torch.where(is_free[:, None], opening, rates)
+            new = held[rows]
+            new[:, :-4].lerp_(points[:, t], rate[:, :-1])
+            offset = coordinates[t] - new[:, -6:-4]
+            new[:, -4:].lerp_((offset[:, :, None] * offset[:, None]).flatten(1), rate[:, -1:])
+            held[rows] = new
+            chosen.append(rows)
+            opened.append(is_free)
+            after.append(new)
+            # Only these prototypes changed, and they are neither free nor idle now.
+            column = (-normalize(new[:, None, :D]) @ directions[:, t + 1 : stop].mT).squeeze(1)
+            if config.spatial_weight:
+                mean, spread = new[:, -6:].double().split_with_sizes((2, 4), 1)
+                root = torch.linalg.cholesky_ex(spread.view(B, 2, 2) + floor).L
+                offset = exact_coordinates[t + 1 : stop].T - mean[:, :, None]
+                whitened = torch.linalg.solve_triangular(root, offset, upper=False)
+                column += config.spatial_weight * whitened.square_().sum(1)
+            cost[head, t + 1 - start :, slot] = column
+        rows, is_new = torch.stack(chosen[start:], 1), torch.stack(opened[start:], 1)
+        _count_tokens_(bank, rows, is_new, tokens.token_positions.positions[start:stop], step, config)
+    rows, is_new = torch.stack(chosen, 1), torch.stack(opened, 1)
+    residual = points - torch.stack(after, 1)[..., :-4]
+    changed = rows.view(-1)
+    keys, values, means, spreads = held[changed].split_with_sizes((D, D, 2, 4), 1)
+    bank.put_centers_(changed, keys, values)
+    bank.mean.flatten(0, 2)[changed] = means
+    bank.covariance.flatten(0, 2).flatten(1)[changed] = spreads
+    bank.opened += is_new.sum(1).view(L, H)
+    bank.absorbed += (~is_new).sum(1).view(L, H)
+    bank.touch_(changed)
+    prototype = (rows % K).masked_fill_(is_new, -1)
+    return Assigned(prototype, residual[..., :D].contiguous(), residual[..., D : 2 * D].contiguous()), changed
+
+
+def _count_tokens_(
+    bank: PrototypeBank, rows: Tensor, is_new: Tensor, positions: Tensor, step: int, config: PaperConfig
+) -> None:
+    """Count tokens `[B, T]` at `positions` `[T, P]` in prototypes `rows`, and move the anchors of these."""
+    B, T = rows.shape
+    flat = rows.view(-1)
+    anchors, mass = bank.position.flatten(0, 2), bank.mass.view(-1)
+    mass.index_add_(0, flat, torch.ones_like(flat))
+    bank.last_step.view(-1)[flat] = step
+    if config.anchor == "average":
+        add_rows_(anchors, flat, (positions.repeat(B, 1) - anchors[flat]) / mass[flat, None])
+        return
+    # The last token of each prototype, or the token that opened it.
+    counts = torch.ones_like(is_new) if config.anchor == "recent" else is_new
+    token = torch.arange(T, device=rows.device).expand(B, T)[counts]
+    newest = torch.full_like(mass, -1).scatter_reduce_(0, rows[counts], token, "amax")
+    moved = newest >= 0
+    anchors[moved] = positions[newest[moved]]
+
+
+def _costs(
+    bank: PrototypeBank, held: Tensor, directions: Tensor, coordinates: Tensor, step: int, config: PaperConfig
+) -> Tensor:
+    """Return equation 1 for all tokens and prototypes, `[B, T, K]` float32; a free slot costs minus infinity.
+
+    The squared Mahalanobis distance is a quadratic form in x^2, xy, y^2, x, y and 1: a narrow product, in float64
+    because this form cancels where Sigma is close to `SIGMA_FLOOR`.
+
+    Args:
+        bank: K prototypes in each of B heads.
+        held: `[B * K, 2 D + 6]`, keys, values, mean coordinates and Sigma.
+        directions: `[B, T, D]`, normalized keys.
+        coordinates: `[T, 2]`.
+        step: the current one.
+        config: the weights.
+    """
+    B, T, D = directions.shape
+    K = bank.mass.shape[2]
+    idle = step - bank.last_step > config.idle_steps
+    constant = (float(config.idle_weight) * idle).masked_fill_(bank.mass == 0, -torch.inf).view(B, K)
+    keys = held.view(B, K, -1)[:, :, :D]
+    cost = torch.empty(B, T, K, device=held.device)
+    for head in range(B):
+        torch.addmm(constant[head], directions[head], normalize(keys[head]).T, alpha=-1, out=cost[head])
+    if config.spatial_weight:
+        x, y = coordinates.double().unbind(1)
+        features = torch.stack((x * x, x * y, y * y, x, y, torch.ones_like(x)), 1)
+        x, y, xx, xy, _, yy = held[:, -6:].double().view(B, K, 6).unbind(2)
+        xx, yy = xx + SIGMA_FLOOR, yy + SIGMA_FLOOR
+        weight = config.spatial_weight / (xx * yy - xy * xy)
+        a, b, c = weight * yy, -weight * xy, weight * xx
+        d, e = a * x + b * y, b * x + c * y
+        form = torch.stack((a, 2 * b, c, -2 * d, -2 * e, d * x + e * y), 1)
+        for head in range(B):
+            cost[head] += features @ form[head]
+    return cost
+
+
+def normalize(vectors: Tensor) -> Tensor:
+    """Return vectors `[..., D]` at length 1; zeros stay zeros."""
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / length.clamp_min_(1e-12)
+
+
+# Algorithm 2
+
+
+def decay_(bank: PrototypeBank, listeners: Sequence[BankListener], step: int, config: PaperConfig) -> None:
+    """n <- floor((1 - gamma) n) for idle prototypes, in whole numbers; mass 0 frees the slot.
+
+    A prototype is idle when it has absorbed nothing for more than T_idle steps. With `decay="floor"` it decays in each
+    of those steps, with `decay="interval"` in the first one after each T_idle steps.
+    """
+    age = step - bank.last_step
+    idle = (bank.mass > 0) & (age > config.idle_steps)
+    if config.decay == "interval":
+        idle &= (age - 1) % max(1, config.idle_steps) == 0
+    kept = config.kept_mass
+    less = (bank.mass * kept.numerator).div(kept.denominator, rounding_mode="floor")
+    bank.mass.copy_(torch.where(idle, less, bank.mass))
+    died = idle & (less == 0)
+    bank.expired += died.sum(2)
+    rows = died.view(-1).nonzero().squeeze(1)
+    bank.free_(rows)
+    for listener in listeners:
+        listener.freed_(rows)
+
+
+@cache
+def merge_order(slots: int) -> tuple[int, ...]:
+    """Return the order in which the slots of a head are looked at for merging: without any pattern, always the same.
+
+    Along a line of centres, each close to the next, an order by place would make every decision wait for the one
+    before.
+    """
+    return tuple(sorted(range(slots), key=lambda slot: sha256(b"%d" % slot).digest()))
+
+
+def merge_(bank: PrototypeBank, moved: Tensor, listeners: Sequence[BankListener], config: PaperConfig) -> None:
+    """Merge prototypes whose root-mean-square distances are below eps_K for keys and below eps_V for values.
+
+    Args:
+        bank: changed.
+        moved: `[L * H, K]` bool, prototypes that moved since the last search; on return those to search for next time.
+        listeners: are told.
+        config: the thresholds.
+    """
+    K = bank.mass.shape[2]
+    rank = torch.tensor(merge_order(K), device=moved.device).argsort()
+    for head in range(len(moved)):
+        slots = _find_close(bank, head, moved[head], config)
+        moved[head] = False
+        if not len(slots):
+            continue
+        slots = slots[rank[slots].argsort()]
+        rows = head * K + slots
+        owner, had_close = _plan_merges(bank, rows, config)
+        stays = owner == torch.arange(len(owner), device=owner.device)
+        # Pairs that the passes did not settle are searched again in the next step.
+        moved[head, slots] = had_close & stays
+        _write_merged(bank, rows, owner, config)
+        for listener in listeners:
+            listener.merged_(rows[owner][~stays], rows[~stays])
+        bank.free_(rows[~stays])
+        bank.merged.view(-1)[head] += (~stays).sum()
+
+
+def _find_close(bank: PrototypeBank, head: int, moved: Tensor, config: PaperConfig) -> Tensor:
+    """Return the slots `[v]` of a head that are close to another one, and some that only nearly are.
+
+    At least one of a close pair has `moved` `[K]`. The squared distances are float32 products, so a margin lets through
+    all pairs that may be close; `_plan_merges` decides.
+    """
+    alive = bank.mass.flatten(0, 1)[head] > 0
+    asking = (moved & alive).nonzero().squeeze(1)
+    near = alive.expand(len(asking), -1) & (asking[:, None] != torch.arange(len(alive), device=alive.device))
+    keys, values = bank.key_center.flatten(0, 1)[head], bank.value_center.flatten(0, 1)[head]
+    # Few are close, and none is closer than in some of its components, so these are compared first.
+    for centers, most in (
+        (keys[:, ::4], config.merge_key_distance),
+        (keys, config.merge_key_distance),
+        (values, config.merge_value_distance),
+    ):
+        norms = centers.square().sum(1) * (1 - 1e-5)
+        squares = torch.addmm(norms, centers[asking], centers.T, alpha=-2).add_(norms[asking, None])
+        near &= squares < 1.001 * most**2 * keys.shape[1]
+        some = near.any(1)
+        asking, near = asking[some], near[some]
+    found = near.any(0)
+    found[asking] = True
+    return found.nonzero().squeeze(1)
+
+
+def _plan_merges(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tensor, Tensor]:
+    """Plan all passes over some prototypes of one head. In float64, so that centres of large groups stay exact.
+
+    Args:
+        bank: is only read.
+        rows: `[v]` int64, in merge order.
+        config: the thresholds.
+
+    Returns:
+        For each the index in `rows` of the prototype that it is part of in the end, and whether it had a close one when
+        the step began; `[v]` each.
+    """
+    keys, values = bank.centers(rows)
+    D = keys.shape[1]
+    mass = bank.mass.view(-1)[rows].double()
+    sums = torch.cat((keys, values), 1) * mass[:, None]
+    owner = left = torch.arange(len(rows), device=rows.device)
+    had_close = torch.zeros_like(left, dtype=torch.bool)
+    for turn in range(PASSES):
+        means = sums[left] / mass[left, None]
+        close = _within(means[:, :D], config.merge_key_distance) & _within(means[:, D:], config.merge_value_distance)
+        # Each with those before it.
+        close = close.triu(1)
+        if turn == 0:
+            had_close = close.any(0) | close.any(1)
+            left, close = left[had_close], close[had_close][:, had_close]
+        stays = ~close.any(0)
+        takers = close & stays[:, None]
+        goes = takers.any(0)
+        if not goes.any():
+            break
+        # Of several takers the first.
+        into, gone = left[takers[:, goes].byte().argmax(0)], left[goes]
+        add_rows_(sums, into, sums[gone])
+        add_rows_(mass, into, mass[gone])
+        heir = torch.arange(len(rows), device=rows.device)
+        heir[gone] = into
+        owner, left = heir[owner], left[~goes]
+    return owner, had_close
+
+
+def _within(points: Tensor, most: float) -> Tensor:
+    """Return which pairs of points `[v, D]` have a root-mean-square distance below `most`, `[v, v]` bool."""
+    distance: Tensor = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    return distance.lt(most * points.shape[1] ** 0.5)
+
+
+def _write_merged(bank: PrototypeBank, rows: Tensor, owner: Tensor, config: PaperConfig) -> None:
+    """Make each owner what it is together with its members; `rows` and `owner` `[v]` are those of `_plan_merges`.
+
+    The masses before the merge weight everything; Sigma is moment-matched. The anchor is the newest ("recent") or
+    oldest ("first") of all members, of equal ones the first in order, or their mean.
+    """
+    grown = torch.bincount(owner)[owner] > 1
+    targets, group = torch.unique(rows[owner][grown], return_inverse=True)
+    rows = rows[grown]
+    mass = bank.mass.view(-1)[rows]
+    total = torch.zeros_like(targets).index_add_(0, group, mass)
+
+    def mean_of(held: Tensor) -> Tensor:
+        sums = torch.zeros(len(targets), held.shape[1], dtype=torch.float64, device=held.device)
+        add_rows_(sums, group, held.double() * mass[:, None])
+        return sums / total[:, None]
+
+    coordinates, position = bank.mean.flatten(0, 2)[rows], bank.position.flatten(0, 2)[rows]
+    mean = mean_of(coordinates)
+    offset = coordinates - mean[group]
+    spread = bank.covariance.flatten(0, 2)[rows] + offset[:, :, None] * offset[:, None]
+    if config.anchor == "average":
+        anchor = mean_of(position)
+    else:
+        # The first component is time under M-RoPE and the index of the token under RoPE.
+        newest_first = position[:, 0].argsort(descending=config.anchor == "recent", stable=True)
+        place = torch.arange(len(rows), device=rows.device)
+        best = torch.full_like(targets, len(rows)).scatter_reduce_(0, group[newest_first], place, "amin")
+        anchor = position[newest_first[best]]
+    merged = {
+        "key_center": mean_of(bank.key_center.flatten(0, 2)[rows]),
+        "value_center": mean_of(bank.value_center.flatten(0, 2)[rows]),
+        "mean": mean,
+        "covariance": mean_of(spread.flatten(1)).view(-1, 2, 2),
+        "position": anchor,
+    }
+    for name, new in merged.items():
+        held = getattr(bank, name).flatten(0, 2)
+        held[targets] = new.to(held.dtype)
+    last_step = bank.last_step.view(-1)
+    last_step[targets] = torch.full_like(targets, -1).scatter_reduce_(0, group, last_step[rows], "amax")
+    bank.mass.view(-1)[targets] = total
+    bank.touch_(targets)
+
+
+def recycle_(bank: PrototypeBank, newest: Callable[[], FarTokens], seed: int, step: int, shape: MemoryShape) -> Tensor:
+    """Open slots that died or were merged away with distinct tokens of the newest near step, drawn at random.
+
+    Slots that no token has opened yet are left to evicted tokens. If more slots are free than the step has tokens in
+    the window, the highest ones stay free.
+
+    Returns:
+        The rows that were opened, `[n]`.
+    """
+    K = bank.mass.shape[2]
+    freed = ((bank.mass == 0) & (bank.last_step >= 0)).flatten(0, 1)
+    heads = freed.any(1).nonzero().squeeze(1).tolist()
+    opened = [freed.new_empty(0, dtype=torch.int64)]
+    if not heads:
+        return opened[0]
+    tokens = newest()
+    order = draw(seed, step, shape, tokens.keys.shape[1]).argsort(dim=1, stable=True).to(freed.device)
+    for head in heads:
+        slots = freed[head].nonzero().squeeze(1)[: order.shape[1]]
+        token, rows = order[head, : len(slots)], head * K + slots
+        bank.open_(rows, tokens, head, token, step)
+        bank.recycled.view(-1)[head] += len(slots)
+        opened.append(rows)
+    return torch.cat(opened)
+
+
+def draw(seed: int, step: int, shape: MemoryShape, tokens: int) -> Tensor:
+    """Draw numbers in [0, 1) for each head and token, `[L * H, T]` float32 on the CPU.
+
+    They are a function of the seed and the step alone: no generator is state, every device draws the same, and some
+    layers of a model draw what the whole model draws for them.
+    """
+    layers, mine = shape.of_model
+    generator = torch.Generator().manual_seed(step_seed(seed, step))
+    drawn = torch.rand(layers, shape.kv_heads // shape.streams, tokens, generator=generator)[mine]
+    return drawn.repeat(1, shape.streams, 1).flatten(0, 1)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """Return a seed for one step of a stream: 63 bits of the sha256 of both numbers."""
+    return int.from_bytes(sha256(f"{seed} {step}".encode()).digest()[:8], "little") >> 1

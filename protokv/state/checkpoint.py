@@ -1,0 +1,283 @@
+"""Save sessions and load them again: convert between sessions and states, and load the model of a state.
+
+`protokv.save` and `protokv.load` are here. A state identifies its model by architecture and weights, so a model's
+folder may move. The name of the model is untrusted data; `load_backbone_of` says which names are followed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from protokv.backbones import load_backbone
+from protokv.backbones.base import Backbone
+from protokv.core.hybrid import CarriedShape
+from protokv.core.packing import pack
+from protokv.core.records import BackboneIdentity
+from protokv.core.session import Session
+from protokv.core.tensors import MemoryShape, TensorSpec
+from protokv.core.validation import check_shapes
+from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
+from protokv.memories import MemoryConfig
+from protokv.memories.assembly import BESIDE, declare_state
+from protokv.mini import is_embedded
+from protokv.state.api import load_state
+from protokv.state.form import StatePath
+from protokv.state.snapshot import Found, Header, State, TensorInfo
+from protokv.state.watched import beyond_model
+from protokv.state.writer import Writer
+from protokv.timings import Timings, stage
+
+
+def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
+    """Write a session so that the path holds the old or the new state whole; return the stored bytes.
+
+    Args:
+        session: to be saved.
+        path: of the state.
+        source: record of the watched source, plain JSON.
+        complete: True if the source has ended.
+
+    Raises:
+        StateLocked: another writer is writing the state.
+        StateError: the state cannot be written.
+    """
+    with Writer(path) as writer:
+        (committed,) = writer.commit(to_state(session, source=source, complete=complete), wait=True)
+    return committed.file_bytes
+
+
+def load(
+    path: StatePath,
+    backbone: Backbone | str | None = None,
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    device_map: str | None = None,
+    at_s: float | None = None,
+    verify: bool = True,
+    timings: Timings | None = None,
+) -> Session:
+    """Read a session back.
+
+    Args:
+        path: of a state.
+        backbone: the model, or its name or folder; with None, the one that the state names (`load_backbone_of`).
+        revision: branch, tag or commit of a hub model; with None, see `load_backbone_of`.
+        device: where to load it.
+        device_map: spread it over all devices instead; see `load_backbone`.
+        at_s: read the newest kept commit that is not after this stream time, in seconds.
+        verify: check the digests of the tensors; their shapes are checked in any case.
+        timings: add up the seconds of each stage here.
+
+    Raises:
+        StateError: the state is missing, damaged, or made by another model.
+        ModelError: the model cannot be loaded.
+    """
+    with stage(timings, "state"):
+        state = load_state(path, verify=verify, at_s=at_s, admit=admit)
+    with stage(timings, "model"):
+        if backbone is None or isinstance(backbone, str):
+            backbone = load_backbone_of(state, backbone, revision, device=device, device_map=device_map)
+    with stage(timings, "session"):
+        return from_state(state, backbone)
+
+
+def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
+    """Return the state of a session, without unused slots; arguments as `save`.
+
+    The tensors may be the live ones, so save the state before the next step. The memory is checked against the clock
+    first, so that every saved state loads.
+
+    Raises:
+        StateCorrupt: no stream leaves such a memory: a fault of this program or of the machine.
+    """
+    tensors, specs = session.tensors(), session.memory.specs()
+    session.clock.check()
+    session.memory.check(session.clock, tensors)
+    beside = session.parts.transcript.held() if session.parts.transcript is not None else {}
+    beside |= {} if session.beside is None else session.beside.held()
+    return State(
+        backbone=session.backbone.identity,
+        memory=session.config.to_dict(),
+        clock=session.clock,
+        settings=session.backbone.settings,
+        source=source,
+        complete=complete,
+        tensors=pack(tensors, specs) | beside,
+        tensor_info=tensor_info_of((*specs, *BESIDE)),
+    )
+
+
+def from_state(state: State, backbone: Backbone) -> Session:
+    """Return the session of a state; its model has the system prompt that the state was made with.
+
+    Raises:
+        StateMismatch: another model or dtype made the state; the field is named.
+        StateCorrupt: its memory, clock or system prompt makes no sense.
+    """
+    check_fits(state, backbone.identity)
+    system = state.settings.get("system")
+    if system != backbone.settings.get("system"):
+        try:
+            backbone = backbone.with_system(system if system is None else str(system))
+        except ProtoKVError as error:
+            raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
+    session = Session.resume(backbone, config_of(state), state)
+    session.beyond_model = beyond_model(state)
+    return session
+
+
+def tensor_info_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:
+    """Return axes, meaning and unit of the tensors by name, for a reader without this library."""
+    return {spec.name: TensorInfo(spec.dims, spec.meaning, spec.unit) for spec in specs}
+
+
+def config_of(header: Header) -> MemoryConfig:
+    """Return the memory settings of a state.
+
+    Raises:
+        StateCorrupt: they make no sense; the setting is named.
+    """
+    try:
+        return MemoryConfig.from_dict(header.memory)
+    except ConfigError as error:
+        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
+
+
+def shape_of(header: Header, found: Found) -> MemoryShape:
+    """Return the shape of the memory that left these tensors. They do not tell its device; the CPU is named.
+
+    Raises:
+        StateCorrupt: `sink.keys` or positions are missing or have the wrong number of axes.
+    """
+    try:
+        (L, H, P0, D), dtype = found["sink.keys"]
+        # Every memory holds positions of something, and their components are the last axis.
+        components = next(shape[-1] for name, (shape, _) in found.items() if name.endswith(".positions"))
+        carried = CarriedShape.of(found)
+    except (KeyError, ValueError, IndexError, StopIteration) as error:
+        raise StateCorrupt("the state lacks sink.keys, positions or layers in their form") from error
+    return MemoryShape(
+        layers=L,
+        kv_heads=H,
+        head_size=D,
+        position_components=components,
+        sink_tokens=P0,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        frames_per_step=header.clock.frames_per_step,
+        carried=carried,
+    )
+
+
+def admit(header: Header, found: Found) -> None:
+    """Check the claimed shapes of a state against its settings before memory is allocated for its tensors.
+
+    Raises:
+        StateCorrupt: no stream under these settings leaves such tensors; the tensor or setting is named.
+    """
+    config = config_of(header)
+    try:
+        check_shapes(found, declare_state(config, shape_of(header, found)))
+    except ConfigError as error:
+        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
+
+
+def check_fits(header: Header, identity: BackboneIdentity) -> None:
+    """Check that this model made a state; the model's name is not compared, because its folder may move.
+
+    Raises:
+        StateMismatch: names the first field that differs, with both values.
+    """
+    for name in ("family", "config_hash", "dtype", "weights_digest"):
+        saved, ours = getattr(header.backbone, name), getattr(identity, name)
+        if saved != ours:
+            raise StateMismatch(
+                f"the state does not fit: its backbone.{name} is {saved!r}, here it is {ours!r}",
+                hint=f"the state was made with the model {header.backbone.name}; load that one, or make a new state",
+            )
+
+
+def load_backbone_of(
+    header: Header, name: str | None = None, revision: str | None = None, **placement: Any
+) -> Backbone:
+    """Load the model that the caller names, or else the one that a state names.
+
+    A state may come from anywhere, so a name in it opens no folder and no connection. Only the embedded model and hub
+    models in the local cache are loaded by such a name, the latter at the commit that the state names.
+
+    Args:
+        header: of the state.
+        name: model or folder, as for `load_backbone`; with None, the model that the state names.
+        revision: branch, tag or commit of a hub model. With None, the commit that the state names, if the state names
+            this model and the cache has that commit.
+        placement: `device`, `dtype`, `device_map` and `quantization` as for `load_backbone`, and what a frame may cost;
+            dtype and cost are the state's unless given.
+
+    Raises:
+        ModelError: the state names a folder or a model that is not in the cache, or the model cannot be loaded.
+        ConfigError: a revision is given for a model that is not from the hub.
+        StateCorrupt: the state names an unknown dtype.
+    """
+    if placement.get("dtype") is None:
+        placement["dtype"] = recorded_dtype(header)
+    backbone = _load(header, name, revision, placement)
+    if placement.get("frame_tokens") is None and placement.get("max_pixels") is None:
+        _restore_cost(header, backbone)
+    return backbone
+
+
+def _restore_cost(header: Header, backbone: Backbone) -> None:
+    """Give frames the cost of those of a state. What the model cannot do is left, and refused when it is continued."""
+    if header.backbone.family != backbone.identity.family:
+        return
+    tokens, pixels = (header.settings.get(name) for name in ("frame_tokens", "max_pixels"))
+    with suppress(ConfigError):
+        if type(tokens) is int and tokens > 0:
+            backbone.limit_frames(tokens=tokens)
+        elif type(pixels) is int and pixels > 0:
+            backbone.limit_frames(pixels=pixels)
+
+
+def _load(header: Header, name: str | None, revision: str | None, placement: dict[str, Any]) -> Backbone:
+    named = header.backbone.name
+    if is_embedded(name or named):
+        return load_backbone(name or named, revision=revision, **placement)
+    from protokv.backbones.hub import cached_folder
+
+    commit = header.backbone.revision if revision is None else revision
+    folder = cached_folder(named, commit) if name is None or (name == named and revision is None) else None
+    if folder is not None:
+        return load_backbone(named, folder=folder, **placement)
+    if name is not None:
+        return load_backbone(name, revision=revision, **placement)
+    where = f" at revision {shown(commit)}" if commit else ""
+    option = f" --revision {shlex.quote(shown(commit))}" if commit else ""
+    raise ModelError(
+        f"the state names the model {shown(named)}{where}, which is not in the local cache of hub models; "
+        "a state does not make protokv open other folders or download anything",
+        hint=f"if you know this model, name it yourself: --model {shlex.quote(shown(named))}{option}",
+    )
+
+
+def recorded_dtype(header: Header) -> str:
+    """Return the dtype that a state names.
+
+    Raises:
+        StateCorrupt: there is no such dtype.
+    """
+    from protokv.backbones.loading import PlacementRequest
+
+    dtype = header.backbone.dtype
+    try:
+        request = PlacementRequest.of(device="cpu", dtype=dtype, device_map=None, quantization=None)
+    except ConfigError:
+        request = None
+    if request is None or request.dtype == "auto":
+        raise StateCorrupt(f"backbone.dtype: expected a dtype such as float32, got {shown(dtype)}")
+    return dtype

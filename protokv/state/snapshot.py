@@ -1,0 +1,296 @@
+"""A saved state: `Header`, `State`, the sealed document, and the layout of one `.safetensors` file.
+
+A state is a header of plain values and tensors by name. The header says which model made it, how its memory is
+configured, where the stream stands and what was watched. `seal` makes one JSON document of the header, a digest of
+every tensor and a digest of itself; `unseal` refuses a document that was changed. A `.safetensors` file holds the
+document and the tensors. It is written whole or not at all: `protokv.state` writes it under a temporary name, syncs
+it and moves it into place. On loading, each tensor is copied and compared with its digest. A state is untrusted input:
+every field and size is checked before it is used. Knows no models and not what the tensors mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, NamedTuple
+
+import msgspec
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from protokv import __version__
+from protokv.core.records import BackboneIdentity
+from protokv.core.step import StreamClock
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, cause_of, shown
+from protokv.state.digest import NAMES, canonical, document_digest, tensor_bytes
+
+FORMAT_VERSION = 1
+
+# The name of the document in every form.
+KEY = "protokv"
+
+# A typical header takes 20 kB.
+HEADER_LIMIT_BYTES = 1 << 20
+
+# A tensor's name is a path of names, such as `bank.key_center`; forms with groups lay it out as such.
+_TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
+
+# No configuration nests deeper.
+_DEEPEST = 8
+
+_NOT_A_STATE = "the file is damaged, or is not a state of protokv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """All of a state except its tensors. `memory`, `source` and `settings` are plain JSON objects."""
+
+    backbone: BackboneIdentity
+    memory: Mapping[str, Any]  # MemoryConfig.to_dict()
+    clock: StreamClock
+    source: Mapping[str, Any] | None = None  # SourceInfo.to_dict()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    complete: bool = False  # the source was read to its end
+    format_version: Annotated[int, msgspec.Meta(ge=1)] = FORMAT_VERSION
+    created_by: str = f"protokv {__version__}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        found: dict[str, Any] = msgspec.to_builtins({f.name: getattr(self, f.name) for f in fields(Header)})
+        if self.backbone.revision is None:
+            # Only hub models have one.
+            del found["backbone"]["revision"]
+        return found
+
+    @classmethod
+    def from_json(cls, data: object) -> Header:
+        """Return the header of plain values; every field is checked against its annotation.
+
+        Raises:
+            StateMismatch: the format is newer than this version reads.
+            StateCorrupt: a field is missing, unknown or of a wrong type; the message names it.
+        """
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if type(version) is int and version > FORMAT_VERSION:
+            raise StateMismatch(
+                f"format_version: this version reads {FORMAT_VERSION}, the state has {shown(version)}",
+                hint=f"upgrade protokv; the state was written by {shown(data.get('created_by'))}",  # type: ignore[attr-defined]
+            )
+        for place, record in (("", Header), ("backbone", BackboneIdentity), ("clock", StreamClock)):
+            found = data.get(place) if place and isinstance(data, dict) else data
+            expected = {f.name for f in fields(record)}
+            optional = {"revision"} if record is BackboneIdentity else set()
+            if isinstance(found, dict) and (odd := sorted((expected ^ set(found)) - optional, key=str)):
+                what = "the field is missing" if odd[0] in expected else "unknown field"
+                raise StateCorrupt(f"{f'{place}.'.lstrip('.')}{shown(odd[0])}: {what}")
+        for name in ("memory", "source", "settings"):
+            for value, depth in _values(data[name]) if isinstance(data, dict) else ():
+                if depth > _DEEPEST:
+                    raise StateCorrupt(f"{name}: nested more than {_DEEPEST} levels deep")
+                if type(value) is int and not -(2**63) <= value < 2**63:
+                    raise StateCorrupt(f"{name}: an integer of more than 64 bits, {shown(value)}")
+        try:
+            return msgspec.convert(data, Header)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$.")
+            raise StateCorrupt(f"{where.rstrip('`') or 'header'}: {shown(what)}") from None
+
+
+class TensorInfo(NamedTuple):
+    """A description of a tensor for other readers: the names of its axes, what it holds, its unit."""
+
+    dims: tuple[str, ...]
+    meaning: str
+    unit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class State(Header):
+    """A header and the tensors by name, on any device; after loading they are on the CPU.
+
+    `tensor_info` describes them in forms that can hold it; it is not read back.
+    """
+
+    tensors: Mapping[str, Tensor]
+    tensor_info: Mapping[str, TensorInfo] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, header: Header, tensors: Mapping[str, Tensor]) -> State:
+        """Return a state of this header and these tensors."""
+        return cls(**{f.name: getattr(header, f.name) for f in fields(Header)}, tensors=tensors)
+
+
+Found = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and dtype of each tensor in a state, by name, as the state declares them."""
+
+Admit = Callable[[Header, Found], None]
+"""Called before memory is allocated for tensors; raises StateCorrupt if no stream leaves such a state."""
+
+
+def check_tensor_names(names: Iterable[str]) -> None:
+    """Check that names are plain words joined by dots, and that no name is also the group of another.
+
+    Raises:
+        StateCorrupt: naming the tensor.
+    """
+    groups: set[str] = set()
+    found: set[str] = set()
+    for name in names:
+        # Some file systems do not distinguish upper from lower case.
+        folded = name.lower()
+        if not _TENSOR_NAME.fullmatch(name) or folded in found:
+            raise StateCorrupt(f"tensor {shown(name)}: not a name that a tensor can have here")
+        parts = folded.split(".")
+        found.add(folded)
+        groups |= {".".join(parts[:n]) for n in range(1, len(parts))}
+    for name in found & groups:
+        raise StateCorrupt(f"tensor {shown(name)}: its name is also that of a group")
+
+
+def _values(value: object, depth: int = 0) -> Iterator[tuple[object, int]]:
+    """Yield a JSON value and all in it, each with the number of lists and objects around it; no deeper than refused."""
+    yield value, depth
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for one in inside if depth <= _DEEPEST else ():
+        yield from _values(one, depth + 1)
+
+
+def seal(state: State, limit: int, digests: Mapping[str, str]) -> str:
+    """Return the document of a state: its header, the digests of its tensors, and the digest of both.
+
+    Raises:
+        StateError: the header could not be read again, or the document takes more than `limit` bytes.
+    """
+    try:
+        check_tensor_names(state.tensors)
+        document: dict[str, Any] = {"header": state.to_json(), "digests": digests}
+        Header.from_json(json.loads(canonical(document["header"])))
+        text = canonical({**document, "digest": document_digest(document)})
+    except (TypeError, ValueError) as error:
+        raise StateError(f"the header of the state is not plain JSON: {error}") from error
+    except (StateCorrupt, StateMismatch) as error:
+        raise StateError(f"the state cannot be written: {error.message}") from error
+    check_length(len(text), limit)
+    return text
+
+
+def check_length(takes: int, limit: int) -> None:
+    """Raise StateError if a header takes more bytes than the limit; it could not be read again."""
+    if takes > limit:
+        raise StateError(f"the header of the state takes {takes} bytes, at most {limit} are allowed")
+
+
+def unseal(document: dict[str, Any]) -> tuple[Header, dict[str, str]]:
+    """Return the header and the digests of the tensors.
+
+    Raises:
+        StateCorrupt: the document was changed, or a field is not valid; the message names it.
+        StateMismatch: the format is newer than this version reads.
+    """
+    digest = document.pop("digest", None)
+    try:
+        intact = digest == document_digest(document)
+    except (ValueError, RecursionError):
+        intact = False
+    if not intact:
+        raise StateCorrupt("header: it is not the one that was saved")
+    header = Header.from_json(document.get("header"))
+    if set(document) != {"header", "digests"} or not isinstance(document["digests"], dict):
+        raise StateCorrupt("header: expected digests, an object, and no other part")
+    return header, document["digests"]
+
+
+def parse_state_json(data: bytes | str) -> dict[str, Any]:
+    """Return the JSON object in a text, or raise StateCorrupt; `unseal` checks its digest."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StateCorrupt(f"header: not the JSON that was saved ({shown(error)})") from error
+    if not isinstance(found, dict):
+        raise StateCorrupt("header: expected an object")
+    return found
+
+
+def write_safetensors(file: BinaryIO, document: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write contiguous CPU tensors and the document, which is the entry `KEY` of `__metadata__`.
+
+    Every safetensors library can read the file: 8 bytes with the length of the head, the head as JSON, the tensors.
+    The library's own `save_file` is four times slower and hides why a write failed.
+    Layout: https://github.com/huggingface/safetensors#format
+
+    Raises:
+        StateError: the head would be too long to be read again.
+    """
+    # The widest dtypes come first, so that every tensor is aligned to its element size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    begin, described = 0, {}
+    for name in order:
+        tensor = tensors[name]
+        end = begin + tensor.nbytes
+        entry = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        described[name], begin = entry, end
+    head = json.dumps({"__metadata__": {KEY: document}, **described}, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    check_length(len(head), HEADER_LIMIT_BYTES)
+    file.write(len(head).to_bytes(8, "little") + head)
+    for name in order:
+        file.write(tensor_bytes(tensors[name]).data)
+
+
+def map_safetensors(path: Path) -> tuple[object, object]:
+    """Return the document and the memory-mapped tensors by name. The caller checks both.
+
+    The library checks offsets and shapes against the file.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    # A false length must not make the library allocate.
+    if length > min(HEADER_LIMIT_BYTES, path.stat().st_size - 8):
+        raise StateCorrupt(f"header: a length of {length} bytes in a file of {path.stat().st_size}")
+    with safe_open(path, framework="pt", device="cpu") as library:
+        document = (library.metadata() or {}).get(KEY)
+        return document, {name: library.get_tensor(name) for name in library.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors of reading a state into one line that names its path.
+
+    Raises:
+        StateNotFound: nothing is there.
+        StateCorrupt, StateMismatch: as raised inside, with the path.
+        StateError: the system cannot read it.
+    """
+    where = os.fspath(path)
+    try:
+        yield
+    except (StateCorrupt, StateMismatch) as error:
+        if error.message.startswith(where):
+            raise
+        raise type(error)(f"{where}: {error.message}", hint=error.hint or _NOT_A_STATE) from error
+    except (OSError, ValueError, MemoryError) as error:
+        number = getattr(error, "errno", None)
+        if number == errno.ELOOP:
+            raise StateCorrupt(f"{where}: a link that leads to itself", hint=_NOT_A_STATE) from error
+        if number in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise not_found(path) from None
+        raise StateError(f"cannot read the state {where}: {cause_of(error)}") from error
+
+
+def not_ours(path: str | os.PathLike[str], why: str = "") -> StateError:
+    """Return the error of a target that holds something other than a state."""
+    what = f"cannot write the state {os.fspath(path)}: what is there is no state of ours"
+    return StateError(what + why, hint="Remove it, or choose another name.")
+
+
+def not_found(path: str | os.PathLike[str]) -> StateNotFound:
+    """Return the error of a state that does not exist."""
+    hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"
+    return StateNotFound(f"no state at {os.fspath(path)}", hint=hint)

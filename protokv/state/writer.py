@@ -1,0 +1,134 @@
+"""Commit to a state as its only writer, keep earlier commits, and write in the background if tensors are on a GPU.
+
+With tensors on a GPU, a commit copies them to the host and returns; a thread writes the copy while the stream goes on.
+At most one write is in flight: the next commit waits for it. On a CPU a commit is written at once: a thread would only
+take cores from the model. The stored bytes are the same.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from protokv.errors import ConfigError, StateCorrupt, StateError, StateMismatch, StateNotFound
+from protokv.state.form import Form, StatePath, form_of
+from protokv.state.snapshot import State
+from protokv.state.watched import is_before, same_stream
+
+
+def commit(form: Form, state: State, keep: int | None = None) -> None:
+    """Save a state and keep the last `keep` commits, including this one. With None, keep and remove nothing.
+
+    The old state gets a name of its own before it is replaced, and the oldest commits are removed last. So a crash
+    leaves at most one commit too many, and the next commit removes it.
+
+    Raises:
+        StateLocked: another writer has committed meanwhile.
+        StateError: it cannot be written; the old state is still there.
+    """
+    if keep is not None and keep > 1:
+        try:
+            before = form.read_header()
+        except (StateNotFound, StateCorrupt, StateMismatch):
+            before = None
+        if before is not None and is_before(before, state):
+            form.keep(before)
+    form.replace(state)
+    if keep is None:
+        return
+    # The new state is in place. A writer that may not list or remove leaves the others to the next commit.
+    with suppress(StateError):
+        ours = [(header, at) for at, header in form.kept() if same_stream(header, state)]
+        past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_before(header, state))
+        stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
+        for at in {at for _, at in ours} - stay:
+            form.retire(at)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A state on disk: its steps, stream time in seconds and bytes."""
+
+    steps: int
+    stream_time_s: float
+    file_bytes: int
+
+
+class Writer:
+    """The right to write to a path, as a context manager."""
+
+    def __init__(self, path: StatePath, *, keep: int | None = None, background: bool | None = None) -> None:
+        """Touch nothing yet.
+
+        Args:
+            path: where the state goes.
+            keep: number of commits to keep, including the current one; with None, keep and remove nothing.
+            background: write in a thread; with None, only if tensors are on a CUDA device.
+
+        Raises:
+            ConfigError: `keep` is below 1.
+            StateError: the path has no form.
+        """
+        if keep is not None and keep < 1:
+            raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
+        self.path = path
+        self._background = background
+        self._form, self._keep = form_of(path), keep
+        self._pool: ThreadPoolExecutor | None = None
+        self._in_flight: Future[Committed] | None = None
+
+    @property
+    def locked(self) -> bool:
+        """True if a second writer is refused; False on a file system without locks."""
+        return self._form.locked
+
+    def __enter__(self) -> Self:
+        """Take the right to write. StateError if a state cannot be written there; StateLocked if another has it."""
+        self._form.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """Wait for the write in flight and give the right back. Raise the error of that write."""
+        try:
+            if self._pool is not None:
+                self._pool.shutdown()
+            if kind is None:
+                self.landed()
+        finally:
+            self._form.__exit__()
+
+    def commit(self, state: State, *, wait: bool = False) -> list[Committed]:
+        """Save a state; its tensors may change as soon as this returns.
+
+        Args:
+            state: to be saved.
+            wait: return when it is on disk.
+
+        Returns:
+            The commits that reached the disk since the last call, oldest first.
+
+        Raises:
+            StateLocked: another writer has committed meanwhile.
+            StateError: this write or the one in flight failed; the old state is still there.
+        """
+        landed = self.landed(wait=True)
+        on_device = any(tensor.is_cuda for tensor in state.tensors.values())
+        if wait or not (on_device if self._background is None else self._background):
+            return [*landed, self._write(state)]
+        copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.tensors.items()}
+        self._pool = self._pool or ThreadPoolExecutor(1, "protokv-commit")
+        self._in_flight = self._pool.submit(self._write, replace(state, tensors=copy))
+        return landed
+
+    def landed(self, *, wait: bool = False) -> list[Committed]:
+        """Return the write that was in flight if it has ended. Raise its error."""
+        if self._in_flight is None or not (wait or self._in_flight.done()):
+            return []
+        write, self._in_flight = self._in_flight, None
+        return [write.result()]
+
+    def _write(self, state: State) -> Committed:
+        commit(self._form, state, self._keep)
+        return Committed(state.clock.steps, state.clock.stream_time_s, self._form.stored_bytes())

@@ -1,0 +1,220 @@
+"""Find the words of a video: which subtitles are meant, what they say, and what a state keeps on record of them.
+
+`auto` takes a file of subtitles beside the video, in a folder or a bucket, else a text track of its container, else
+nothing. What cannot be read gives no words and one sentence in `lost`: the video is watched all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from protokv.errors import SourceError, SourceNotFound
+from protokv.ingestion.live.source import LiveSource
+from protokv.object_store import fetch, is_object, list_beginning
+from protokv.video import isolated
+from protokv.video.address import kind_of
+from protokv.video.registry import fingerprint_source
+from protokv.video.source import Line, Lines, Sound, Source, TextTrack
+from protokv.words.cues import Coming, Cue, Track, Words
+from protokv.words.hearing import LATE_S, cues_of, hear
+from protokv.words.plain import Plain, plain
+
+if TYPE_CHECKING:
+    from protokv.words.speech import Recogniser
+
+AUTO, OFF = "auto", "off"
+SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
+LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{1,8})*", re.IGNORECASE)
+
+# Containers name languages by three letters, files mostly by two: the first two of the three, except for these.
+_TWO_LETTERS = dict(
+    pair.split(":")
+    for pair in """
+    bul:bg ces:cs cze:cs chi:zh zho:zh deu:de ger:de dut:nl nld:nl est:et fil:tl gle:ga heb:he ind:id jpn:ja kaz:kk
+    mac:mk mkd:mk may:ms msa:ms pol:pl por:pt slk:sk slo:sk slv:sl spa:es srp:sr swe:sv tur:tr ukr:uk
+    """.split()  # noqa: SIM905 - a list would be a page
+)
+
+
+def words_of(
+    source: Source | LiveSource,
+    video: str | os.PathLike[str] | None,
+    choice: str,
+    start_s: float = 0.0,
+    recogniser: Recogniser | None = None,
+) -> Words | None:
+    """Return the words of a video; None if it has none, or none are wanted.
+
+    Args:
+        source: the open video, or the part of it that is watched.
+        video: its path or address; None: it has none.
+        choice: `auto`, `off`, a file of subtitles, or a language.
+        start_s: where in the video the part begins.
+        recogniser: writes down what is said where there are no such subtitles.
+
+    Raises:
+        SourceNotFound: the named file is not there, or nothing is in that language.
+    """
+    file = file_of(video, choice)
+    if file is not None:
+        return _track(record_of_file(file), lambda: _read(file).since(start_s))
+    if isinstance(source, LiveSource):
+        return None if choice == OFF and recogniser is None else _coming(source, choice, recogniser)
+    track = track_of(source, choice)
+    if source.texts_come and (track is not None or recogniser is not None):
+        return _coming(source, choice, recogniser)
+    if track is not None:
+        return _track(_record_of(track), lambda: source.lines(track.number))
+    if recogniser is not None:
+        return hear(source, recogniser)
+    if choice in (AUTO, OFF):
+        return None
+    languages = {two_letters(one.language) for one in source.texts} | {language for language, _ in _beside(video)}
+    known = ", ".join(sorted(languages - {""}))
+    raise SourceNotFound(
+        f"{source.info.name} has no subtitles in {choice}",
+        hint=f"it has: {known}" if known else "leave --subtitles out, or name a file of subtitles",
+    )
+
+
+def file_of(video: str | os.PathLike[str] | None, choice: str) -> str | None:
+    """Return the file of subtitles, or the object, that is meant for a video; None: none. Raises as `words_of`."""
+    if choice == OFF:
+        return None
+    if is_file(choice):
+        if not is_object(choice) and not Path(choice).is_file():
+            raise SourceNotFound(f"no subtitles at {choice}", hint="name a file, a language such as en, auto, or off")
+        return choice
+    found = [(language, file) for language, file in _beside(video) if _speaks(language, choice)]
+    # The plain name first, then English, then by name.
+    return min(found, key=lambda one: (one[0] != "", one[0] != "en", one[1]), default=("", None))[1]
+
+
+def track_of(source: Source | LiveSource, choice: str) -> TextTrack | None:
+    """Return the text track that is meant; None: none."""
+    tracks = [] if choice == OFF else [one for one in source.texts if _speaks(two_letters(one.language), choice)]
+    return min(tracks, key=lambda one: (one.forced, not one.default, one.number), default=None)
+
+
+def is_file(choice: str) -> bool:
+    """Return True if a choice names a file."""
+    return choice not in (AUTO, OFF) and (choice.lower().endswith(SUFFIXES) or not LANGUAGE.fullmatch(choice))
+
+
+def two_letters(language: str) -> str:
+    """Return a language without its region, in two letters where it has them: `en` for `eng` and `en-US`."""
+    first = language.lower().partition("-")[0]
+    return "" if first == "und" else _TWO_LETTERS.get(first, first[:2])
+
+
+def record_of_file(file: str) -> dict[str, Any]:
+    """Return what a state keeps on record of a file of subtitles; SourceError if it cannot be read."""
+    return {"kind": "file", "name": Path(file).name, "fingerprint": fingerprint_source(file)}
+
+
+def recorded(source: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return what the record of a source in a state, which may come from anywhere, says of its words."""
+    words = (source or {}).get("words")
+    return words if isinstance(words, Mapping) else {}
+
+
+def is_heard(record: Mapping[str, Any]) -> bool:
+    """Return whether a model heard the words on record."""
+    return record.get("kind") == "speech"
+
+
+def named(record: Mapping[str, Any] | None) -> str | None:
+    """Return subtitles on record in a few words; None for none."""
+    if not record:
+        return None
+    if is_heard(record):
+        return f"speech, as {record.get('name')} hears it"
+    language = record.get("language")
+    track = f"text track {record.get('number')}{f' ({language})' if language else ''}"
+    return str(record.get("name")) if record.get("kind") == "file" else track
+
+
+def identity(record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what of a record tells subtitles apart; empty for none."""
+    return {name: value for name, value in (record or {}).items() if name != "lost"}
+
+
+def _record_of(track: TextTrack) -> dict[str, Any]:
+    return {"kind": "track", "number": track.number, "codec": track.codec, "language": track.language}
+
+
+def _coming(source: Source | LiveSource, choice: str, recogniser: Recogniser | None) -> Coming:
+    """Return the words of the track that is meant, else of the sound, of each connection.
+
+    A live source has no track before the first one.
+    """
+    become, begun = Plain(), False
+
+    def known() -> Mapping[str, Any]:
+        track = track_of(source, choice)
+        return _record_of(track) if track is not None else {} if recogniser is None else recogniser.record
+
+    def take(start_s: float, _: float) -> Iterator[Cue]:
+        nonlocal begun
+        heard, track = source.heard(), track_of(source, choice)
+        words.record = known() or words.record
+        # An earlier run has heard what was before.
+        oldest_s, begun = start_s - LATE_S * begun, True
+        if track is not None:
+            lines = (one for number, one in heard if number == track.number and isinstance(one, Line))
+            yield from filter(None, map(become, lines))
+            return
+        if recogniser is None:
+            return
+        words.lost = words.lost or source.unheard or None
+        for piece in (one for _, one in heard if isinstance(one, Sound)):
+            if piece.end_s > oldest_s:
+                yield from cues_of(piece, recogniser, words)
+            elif oldest_s < start_s:
+                words.lost = words.lost or f"recognising speech is too slow, sound is left out at {start_s:.0f} s"
+
+    words = Coming(take, known())
+    return words
+
+
+def _track(record: dict[str, Any], read: Callable[[], Lines]) -> Track:
+    try:
+        lines, lost = read()
+    except SourceError as error:
+        lines, lost = (), error.message
+    return Track(plain(lines), record, lost or None)
+
+
+def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:
+    """Give the files of subtitles beside a video, `NAME.srt` or `NAME.LANGUAGE.srt`, with their languages."""
+    if video is None:
+        return
+    named, path = os.fspath(video), Path(video)
+    files: Iterable[str] = ()
+    if is_object(named):
+        files = list_beginning(f"{named.removesuffix(path.suffix)}.")
+    elif kind_of(named) == "file" and path.parent.is_dir():
+        files = (str(file) for file in path.parent.iterdir() if file.is_file())
+    for file in files:
+        name, suffix = Path(file).name, Path(file).suffix
+        if name.startswith(f"{path.stem}.") and suffix.lower() in SUFFIXES:
+            between = name[len(path.stem) + 1 : -len(suffix)].partition(".")[0]
+            if not between or LANGUAGE.fullmatch(between):
+                yield two_letters(between), file
+
+
+def _read(file: str) -> Lines:
+    if not is_object(file):
+        return isolated.read_subtitles(Path(file))
+    with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
+        fetch(file, copy := Path(folder, Path(file).name))
+        return isolated.read_subtitles(copy)
+
+
+def _speaks(language: str, choice: str) -> bool:
+    return choice == AUTO or (language != "" and language == two_letters(choice))

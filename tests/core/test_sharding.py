@@ -1,0 +1,210 @@
+"""A memory in parts, one for each device, is the memory of all layers: the same bytes, the same contexts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.core.compact import compacted, far_span, next_position_of, shift_of
+from protokv.core.context import Context, SlotContext
+from protokv.core.memory import Memory
+from protokv.core.sharding import LayerShards, ShardedContext, runs_of
+from protokv.core.tensors import MemoryShape
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.memories import DurableConfig, MemoryConfig
+from protokv.memories.assembly import MEMORIES, build_memory
+from protokv.memories.durable import repeats
+from tests.core.streams import World, anchored, copy_of, same, shape_of, shown_to, small_config, small_durable
+
+BUDGET, LAYERS = 29, 4
+LENGTHS = [3, 1, 7, 1, 40, 2, 6, 1, 9, 4, 7]
+# Two devices for torch, although both are one CPU. Three runs, of which two stand on one device.
+FIRST, SECOND = torch.device("cpu"), torch.device("cpu:0")
+DEVICES = (FIRST, SECOND, SECOND, FIRST)
+
+REFUSED = ("dycoke-decode", "hermes")
+
+
+def configs() -> list[object]:
+    variants = {
+        "paper, short warm-up": small_config(60, warmup_residuals=5),
+        "paper, far only": small_config(BUDGET, split=(0, 1), anchor="first"),
+        "durable, one by one": small_durable(BUDGET),
+        "durable, blocked": DurableConfig(budget=BUDGET, rule="blocked", center_bits=32),
+        "durable, words apart": DurableConfig(budget=BUDGET, words=True),
+        "durable, plans in turns": DurableConfig(budget=40, split=(0, 1), rule="blocked", center_bits=32),
+    }
+    others = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED}
+    return [pytest.param(config, id=name) for name, config in (variants | others).items()]
+
+
+@pytest.fixture(autouse=True)
+def _deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stays in view enters the bank of `durable` once."""
+    monkeypatch.setattr(repeats, "DEEP", 1)
+
+
+@pytest.fixture(params=configs())
+def config(request: pytest.FixtureRequest) -> MemoryConfig:
+    return request.param
+
+
+def whole_shape() -> MemoryShape:
+    return shape_of(layers=LAYERS, heads=2, size=8, components=3, sink=4)
+
+
+def both(
+    config: MemoryConfig, devices: Sequence[torch.device] = DEVICES, seed: int = 0
+) -> tuple[Memory, Memory, World]:
+    """Start the memory of all layers and the one in parts; return them and a stream for both."""
+    shape = whole_shape()
+    world = World(shape, seed, still=0.5)
+    memories = [
+        build_memory(config, each, world.rotary) for each in (shape, replace(shape, layer_devices=tuple(devices)))
+    ]
+    sink = world.sink()
+    for memory in memories:
+        memory.start(*sink)
+    assert isinstance(memories[1], LayerShards)
+    return memories[0], memories[1], world
+
+
+def read(context: Context, seed: int = 0) -> list[Tensor]:
+    """Return the tensors that each layer reads for the same random queries."""
+    g = torch.Generator().manual_seed(seed)
+    return [part for layer in range(LAYERS) for part in shown_to(context, layer, torch.randn(4, 3, 8, generator=g))]
+
+
+def same_context(one: Context, other: Context) -> bool:
+    numbers = [(context.visible_tokens(), shift_of(context), next_position_of(context)) for context in (one, other)]
+    return numbers[0] == numbers[1] and all(map(torch.equal, read(one), read(other)))
+
+
+def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other(config: MemoryConfig) -> None:
+    whole, parts, world = both(config)
+    anchoring = anchored(world, 4)
+    moved, continued = 0, []
+    for index, tokens in enumerate(LENGTHS):
+        if index == 7:
+            continued = list(both(config, seed=1)[:2])
+            for memory, other in zip(continued, (parts, whole), strict=True):
+                memory.load(copy_of(other))
+        step = replace(world.step(index, tokens), words=tokens // 3)
+        features = torch.randn(12, 6, generator=world.generator)
+        memories = (whole, parts, *continued)
+        one, *others = [memory.select(features, (3, 4)) for memory in memories]
+        assert all(other is None if one is None else torch.equal(one, other) for other in others)
+        for memory in memories:
+            memory.append(step)
+        if index % 4:
+            continue
+        assert same(copy_of(whole), copy_of(parts))
+        pairs = [(whole.context(), parts.context()), (whole.recall(), parts.recall())]
+        if MEMORIES[config.name].hides_recent:
+            time = int(step.positions[:, 0].min())
+            pairs.append((whole.context().before(time), parts.context().before(time)))
+        for ours, theirs in pairs:
+            assert same_context(ours, theirs)
+            span = far_span(ours)
+            assert far_span(theirs) == span
+            ours, theirs = compacted(ours, anchoring, span), compacted(theirs, anchoring, span)
+            assert same_context(ours, theirs)
+            moved += shift_of(ours) > 0
+    assert len(continued) == 2
+    assert all(same(copy_of(whole), copy_of(memory)) for memory in (parts, *continued))
+    assert moved or config.name in ("full", "rekv")
+    assert whole.report() == parts.report()
+    assert whole.nbytes().keys() == parts.nbytes().keys()
+
+
+def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_no_part() -> None:
+    _, parts, world = both(small_config(BUDGET))
+    for index, tokens in enumerate(LENGTHS[:6]):
+        parts.append(world.step(index, tokens))
+    good = copy_of(parts)
+    parts.append(world.step(6, 7))
+    now = copy_of(parts)
+    bad = [
+        ("sink.keys must be [4, ", good | {"sink.keys": torch.cat((good["sink.keys"], good["sink.keys"][:1]))}),
+        ("bank.extra", good | {"bank.extra": torch.zeros(1)}),
+    ]
+    for name, tensor in good.items():
+        bad.append((name, {other: held for other, held in good.items() if other != name}))
+        bad.append((name, good | {name: torch.zeros(*tensor.shape, 1, dtype=tensor.dtype)}))
+    # A fault that only the last part sees.
+    mass = good["bank.mass"].clone()
+    mass[-1, 0, 0] = -1
+    bad.append(("bank.mass", good | {"bank.mass": mass}))
+    for said, tensors in bad:
+        with pytest.raises(StateCorrupt, match=re.escape(said)):
+            parts.load(tensors)
+    assert same(now, copy_of(parts))
+
+
+def test_a_reservoir_that_some_parts_have_dropped_is_joined_as_the_whole_holds_it() -> None:
+    config = small_config(BUDGET, warmup_residuals=20)
+    whole, parts, world = both(config, [FIRST, FIRST, SECOND, SECOND])
+    dropped = []
+    for index in range(32):
+        step = world.step(index, 4)
+        # The last two layers stand still for a while: everything is merged, nothing is absorbed with a residual.
+        step = replace(step, keys=step.keys.clone(), values=step.values.clone())
+        if index < 20:
+            step.keys[2:], step.values[2:] = step.keys[2:, :, :1], 0.0
+        whole.append(step)
+        parts.append(step)
+        assert same(copy_of(whole), copy_of(parts))
+        dropped.append(["warmup.keys" in part.tensors() for part in parts._parts])
+    assert [False, True] in dropped
+    assert dropped[-1] == [False, False]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_memory_whose_layers_look_at_each_other_is_refused_with_advice(name: str) -> None:
+    shape = replace(whole_shape(), layer_devices=DEVICES)
+    with pytest.raises(ConfigError, match=f"{name} cannot be spread") as caught:
+        build_memory(MemoryConfig.of(name), shape, World(shape, 0).rotary)
+    assert "one device" in caught.value.hint
+
+
+def test_layers_on_one_device_are_one_memory(config: MemoryConfig) -> None:
+    shape = replace(whole_shape(), layer_devices=(SECOND,) * LAYERS)
+    assert type(build_memory(config, shape, World(shape, 0).rotary)) is MEMORIES[config.name]
+
+
+def test_runs_are_the_longest_of_one_device_in_order() -> None:
+    runs = [(run.start, run.stop, run.device) for run in runs_of(DEVICES)]
+    assert runs == [(0, 1, FIRST), (1, 3, SECOND), (3, 4, FIRST)]
+
+
+@given(seed=st.integers(0, 999), newest=st.integers(3, 60), near=st.booleans())
+def test_parts_that_end_at_different_times_are_moved_as_the_whole_is(seed: int, newest: int, near: bool) -> None:
+    g = torch.Generator().manual_seed(seed)
+    size, origin = (LAYERS, 2, 9, 8), 2
+    places = torch.zeros(*size[:3], 1, dtype=torch.int64)
+    # Slots [2 sink | 4 far | 3 near]; the far ones of the last two layers are older than those of the others.
+    places[:, :, :2, 0] = torch.arange(2)
+    places[:, :, 2:6, 0] = torch.randint(origin, origin + newest, (LAYERS, 2, 4), generator=g)
+    places[2:, :, 2:6, 0] = torch.randint(origin, origin + 3, (2, 2, 4), generator=g)
+    places[:, :, 6:, 0] = origin + newest + torch.arange(3)
+    bias = torch.zeros(size[:3])
+    bias[:, :, 2:6][torch.rand(LAYERS, 2, 4, generator=g) < 0.4] = -torch.inf
+    bias[:, :, 6:] = 0.0 if near else -torch.inf
+    keys = torch.randn(size, generator=g)
+
+    def of(layers: slice) -> SlotContext:
+        return SlotContext(keys[layers], keys[layers], bias[layers], slice(2, 6), lambda: places[layers])
+
+    runs = runs_of([FIRST] * 2 + [SECOND] * 2)
+    whole, parts = of(slice(None)), ShardedContext(runs, [of(run.layers) for run in runs])
+    anchoring = anchored(World(whole_shape(), 0), origin)
+    assert far_span(parts) == far_span(whole)
+    for span in (far_span(whole), far_span(whole) + 4):
+        assert same_context(compacted(whole, anchoring, span), compacted(parts, anchoring, span))

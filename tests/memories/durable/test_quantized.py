@@ -1,0 +1,172 @@
+"""Centres of 8 bits stay close to their tokens however often they move, and take fewer bytes.
+
+`test_agglomerative` and `test_blocked` compare them with the rules written out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.core.compact import compacted
+from protokv.core.context import Context, SlotContext
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.memories import DurableConfig
+from protokv.memories.durable import memory as memory_module
+from protokv.memories.durable.decoded import DecodedContext
+from protokv.memories.durable.memory import Durable
+from protokv.memories.durable.quantized import dequantize_centers, quantize_centers
+from tests.core.streams import World, anchored, copy_of, feed, shape_of
+
+
+def drawn(rows: int, size: int, seed: int, scale: float = 1.0) -> Tensor:
+    return torch.randn(rows, size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+@given(
+    size=st.sampled_from([2, 12, 32, 80, 128]),
+    mass=st.integers(1, 2**40),
+    scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e4, 1e37]),
+    seed=st.integers(0, 2**16),
+)
+def test_a_number_is_off_by_half_a_unit_where_it_is_alone_and_by_less_than_one_otherwise(
+    size: int, mass: int, scale: float, seed: int
+) -> None:
+    vectors = drawn(3, size, seed, scale)
+    codes, exponents = quantize_centers(vectors, torch.full((3,), mass))
+    unit = torch.exp2(exponents.double()).repeat_interleave(size // exponents.shape[1], 1)
+    found = dequantize_centers(codes, exponents)
+    off = (found.double() - vectors.double()).abs() / unit
+    assert off.max() <= 0.5 if mass == 1 else off.max() < 1
+    most = vectors.double().abs().view(3, exponents.shape[1], -1).amax(2) / torch.exp2(exponents.double())
+    assert ((most > 63.5) & (most <= 127)).all()
+    # What is rounded stays as it is, whatever its mass becomes.
+    assert torch.equal(dequantize_centers(*quantize_centers(found, torch.full((3,), mass + 1))), found)
+
+
+def test_zeros_and_what_is_too_small_for_a_unit_are_zeros() -> None:
+    for vectors in (torch.zeros(1, 32), torch.full((1, 32), 1e-40)):
+        assert not dequantize_centers(*quantize_centers(vectors, torch.ones(1, dtype=torch.int64))).any()
+
+
+@pytest.mark.parametrize("drift", [0.0, 1.0])
+def test_a_centre_that_moves_thousands_of_times_stays_where_all_of_its_tokens_are(drift: float) -> None:
+    tokens = drawn(2000, 32, 1) + drift * torch.linspace(-1, 1, 2000)[:, None]
+    center, units = tokens[:1], []
+    for n in range(1, 2000):
+        mean = (center.double() * n + tokens[n].double()) / (n + 1)
+        codes, exponents = quantize_centers(mean.float(), torch.tensor([n + 1]))
+        center = dequantize_centers(codes, exponents)
+        units.append(2.0 ** int(exponents))
+    off = (center[0] - tokens.mean(0)).square().mean().sqrt() / max(units[1000:])
+    # Rounded to nearest it would have stopped, some thirty of them away.
+    assert off < 8
+
+
+def memory_of(budget: int = 41, size: int = 16, **changes: object) -> tuple[Durable, World]:
+    shape = shape_of(layers=2, heads=3, size=size, components=3)
+    world = World(shape, 3)
+    return Durable(DurableConfig(budget=budget).with_fields(changes), shape, world.rotary), world
+
+
+def written_out(context: DecodedContext) -> SlotContext:
+    """The same slots, all of them held."""
+    keys, values = map(torch.stack, zip(*(context.read(layer) for layer in range(2)), strict=True))
+    return SlotContext(keys, values, context.bias, context.far, context.positions)
+
+
+def same_segments(one: Context, other: Context) -> bool:
+    query = torch.ones(6, 2, 16)
+    pairs = [(one.at(layer, query), other.at(layer, query)) for layer in range(2)]
+    return all(
+        torch.equal(getattr(a, name), getattr(b, name))
+        for found, expected in pairs
+        for a, b in zip(found, expected, strict=True)
+        for name in ("keys", "values", "bias")
+    )
+
+
+def compare_places(one: Context, other: Context) -> None:
+    for layer in range(2):
+        places, expected = one.positions_at(layer), other.positions_at(layer)
+        assert places is not None
+        assert expected is not None
+        assert torch.equal(places, expected)
+
+
+def test_few_prototypes_are_decoded_at_once_as_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, world = memory_of()
+    feed(memory, world, [7] * 14)
+    at_once = memory.context()
+    assert type(at_once) is SlotContext
+    monkeypatch.setattr(memory_module, "_DECODED_AT_ONCE", 0)
+    by_layer = memory.context()
+    assert isinstance(by_layer, DecodedContext)
+    assert same_segments(at_once, by_layer)
+    compare_places(at_once, by_layer)
+
+
+@pytest.mark.parametrize("begins", [0, 2**17])
+def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_held(
+    begins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "_DECODED_AT_ONCE", 0)
+    memory, world = memory_of(center_bits=8)
+    memory.start(*world.sink())
+    for index in range(14):
+        step = world.step(index, 7)
+        memory.append(replace(step, positions=step.positions + begins))
+    context = memory.context()
+    assert isinstance(context, DecodedContext)
+    held = written_out(context)
+    moving = anchored(world, 2)
+    pairs = [
+        (context, held),
+        (compacted(context, moving), compacted(held, moving)),
+        (context.of_heads(slice(1, 3)), held.of_heads(slice(1, 3))),
+        (context.before(begins + 30), held.before(begins + 30)),
+    ]
+    assert type(pairs[1][0]) is not DecodedContext
+    for one, other in pairs:
+        assert same_segments(one, other)
+        compare_places(one, other)
+
+
+def test_a_prototype_takes_a_quarter_of_the_bytes_and_the_declaration_says_so() -> None:
+    sizes = {}
+    for bits in (8, 32):
+        bytes_of = [memory_of(budget, 128, center_bits=bits, split=(0, 1))[0] for budget in (40, 140)]
+        sizes[bits] = [(memory.bytes_held, memory.most_bytes) for memory in bytes_of]
+        memory, world = memory_of(140, 128, center_bits=bits, split=(0, 1))
+        feed(memory, world, [7] * 30)
+        assert memory.bytes_held == bytes_of[1].bytes_held
+    (held, saved), (held_float, saved_float) = (
+        [after - before for before, after in zip(*sizes[bits], strict=True)] for bits in (8, 32)
+    )
+    assert held * 4 < held_float
+    assert saved * 3 < saved_float
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"center_bits": 16}, {"residual": True}, {"pseudo_tokens": 2}],
+    ids=["16 bits", "residuals", "S = 2"],
+)
+def test_what_quantized_centres_do_not_go_with_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="center_bits"):
+        DurableConfig(budget=40).with_fields({"center_bits": 8} | changes)
+
+
+@pytest.mark.parametrize(("name", "value"), [("key_exponents", 122), ("value_exponents", -127), ("value_codes", -128)])
+def test_codes_of_what_is_no_finite_number_are_refused_by_name(name: str, value: int) -> None:
+    memory, world = memory_of(center_bits=8)
+    feed(memory, world, [7] * 8)
+    state = copy_of(memory)
+    state[f"bank.{name}"][0, 0, 0, 0] = value
+    with pytest.raises(StateCorrupt, match=f"bank.{name} must hold"):
+        memory.load(state)

@@ -1,0 +1,80 @@
+"""`Repeats`: tokens leave the near window with the right weights, in the order of the stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
+from protokv.core.near import NearWindow, Slots
+from protokv.errors import StateCorrupt
+from protokv.memories import DurableConfig
+from protokv.memories.durable.memory import Durable
+from protokv.memories.durable.repeats import DEEP, Repeats
+from tests.core.streams import World, shape_of
+
+
+@given(
+    window=st.integers(0, 11),
+    lengths=st.lists(st.integers(1, 6), min_size=2, max_size=12),
+    still=st.sampled_from([0.3, 0.9, 1.0]),
+    dropped=st.integers(0, 3),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_four_if_it_is_repeated(
+    window: int, lengths: list[int], still: float, dropped: int, dtype: torch.dtype
+) -> None:
+    shape = shape_of(heads=2, dtype=dtype)
+    world, slots = World(shape, window, still=still), Slots(shape, far=0, near=window)
+    near, repeats, bank = NearWindow(slots, 1), Repeats(window, shape), PrototypeBank(shape, 1)
+    # What each token weighs; of the newest step, the positions, values in the first layer and places in the window.
+    weights: dict[int, int] = {}
+    newest: list[tuple[int, Tensor]] = []
+    absorbed = 0
+    for index, tokens in enumerate(lengths):
+        step = world.step(index, tokens)
+        usable = torch.arange(tokens) != dropped
+        step = replace(step, usable=usable)
+        seen = torch.cat((step.values[0].float().movedim(1, 0).flatten(1), step.coordinates), 1)
+        now = list(zip(step.positions[:, 0].tolist(), seen, usable.tolist(), strict=True))
+        for place, (position, features, is_usable) in enumerate(reversed(now), 1):
+            weights[position] = int(is_usable)
+            if place <= len(newest) and is_usable and torch.equal(features, newest[-place][1]):
+                weights[position] = 0
+                before = newest[-place][0]
+                weights[before] = 4 if weights[before] else 0
+        newest = [(position, features if is_usable else features * torch.nan) for position, features, is_usable in now]
+        newest = newest[len(newest) - min(len(newest), window) :]
+        repeats.see_(near.newest(), step)
+        left = near.append(step)
+        places = TokenPositions(left.coordinates, left.positions.double())
+        far = FarTokens(left.keys.flatten(0, 1), left.values.flatten(0, 1), places, left.usable.long())
+        mass = repeats.weigh_(far, bank).mass.tolist()
+        assert mass == [weights[position] for position in left.positions[:, 0].tolist()]
+        absorbed += sum(is_usable and not weight for is_usable, weight in zip(left.usable.tolist(), mass, strict=True))
+        assert (bank.absorbed == absorbed).all()
+        # A state that is saved here goes on as this one does.
+        state = repeats.held() | near.held()
+        repeats = Repeats(window, shape)
+        repeats.check(state)
+        repeats.take(state)
+
+
+def test_weights_that_no_token_has_are_refused() -> None:
+    for weight in (-1, 5):
+        with pytest.raises(StateCorrupt, match=r"repeats\.weight must hold 0 to 4"):
+            Repeats.check({"repeats.weight": torch.tensor([1, weight])})
+
+
+def test_shallow_models_and_words_have_no_weights() -> None:
+    config = DurableConfig(budget=40, words=True)
+    words = config.of_words()
+    assert words is not None
+    for layers, settings, expected in ((DEEP - 1, config, False), (DEEP, config, True), (DEEP, words, False)):
+        names = {spec.name for spec in Durable.declare(settings, shape_of(layers=layers))}
+        assert ("repeats.weight" in names) == expected

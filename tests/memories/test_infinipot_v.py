@@ -1,0 +1,130 @@
+"""InfiniPot-V equals its literal oracle, and refuses states that no stream leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from protokv.core.context import SlotContext
+from protokv.core.step import StepKV, cell_centres
+from protokv.errors import StateCorrupt
+from protokv.memories import InfiniPotVConfig
+from protokv.memories.infinipot_v import InfiniPotV
+from tests.core.streams import World, copy_of, feed, same, shape_of
+from tests.oracles.infinipot_v import NaiveInfiniPotV
+from tests.tolerance import tolerance
+
+# A score is a norm of up to 16 numbers, or a mean of their cosines over up to 36 recent steps.
+TIE = tolerance(torch.float32, 16 + 36)
+
+
+def step_on(world: World, index: int, rows: int, columns: int, text: int = 0) -> StepKV:
+    """Return a step of the world on a grid, with text tokens before it."""
+    # Text stands in the middle of the frame.
+    places = torch.cat((torch.full((text, 2), 0.5), cell_centres((rows, columns))))
+    return replace(world.step(index, text + rows * columns), coordinates=places)
+
+
+GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2))
+
+
+@given(
+    budget=st.integers(1, 40),
+    kept=st.sampled_from([0.75, 0.75, 0.0, 0.3, 1.0]),
+    redundancy=st.sampled_from([0.5, 0.5, 0.0, 0.8, 1.0]),
+    recent=st.sampled_from([0.25, 0.125, 0.0, 0.6, 1.0]),
+    heads=st.integers(1, 2),
+    size=st.sampled_from([4, 6, 16]),
+    components=st.sampled_from([1, 3]),
+    runs=st.lists(st.tuples(GRIDS, st.integers(1, 8)), min_size=1, max_size=3),
+    noise=st.sampled_from([0.05, 0.3, 1.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_it_equals_its_oracle_token_for_token(
+    budget: int,
+    kept: float,
+    redundancy: float,
+    recent: float,
+    heads: int,
+    size: int,
+    components: int,
+    runs: list[tuple[tuple[int, int, int], int]],
+    noise: float,
+    seed: int,
+) -> None:
+    config = InfiniPotVConfig(budget=budget, kept_share=kept, redundancy_share=redundancy, recent_share=recent)
+    shape = shape_of(layers=2, heads=heads, size=size, components=components)
+    world = World(shape, seed, noise=noise)
+    fast = InfiniPotV(config, shape, world.rotary)
+    fast.start(*world.sink())
+    naive = [NaiveInfiniPotV(config, shape, layer, head) for layer in range(2) for head in range(heads)]
+    for index, grid in enumerate(grid for grid, times in runs for _ in range(times)):
+        step = step_on(world, index, *grid)
+        fast.append(step)
+        for oracle in naive:
+            oracle.append(step)
+        if min(oracle.margin for oracle in naive) < TIE:
+            event("a near-tie ended the comparison")
+            return
+        compare(fast, naive)
+
+
+def compare(fast: InfiniPotV, naive: list[NaiveInfiniPotV]) -> None:
+    context, state = fast.context(), fast.tensors()
+    assert isinstance(context, SlotContext)
+    assert context.positions is not None
+    P0 = context.far.start
+    for row, oracle in enumerate(naive):
+        n = len(oracle.held)
+        assert context.far.stop - P0 == len(oracle.chosen)
+        bias = context.bias.flatten(0, 1)[row, P0:]
+        assert (bias[:n] == 0).all()
+        assert (bias[n:] == -torch.inf).all()
+        for given_, expected in (
+            (context.keys, [token.key for token in oracle.held]),
+            (context.values, [token.value for token in oracle.held]),
+            (context.positions(), [token.position for token in oracle.held]),
+        ):
+            assert torch.equal(given_.flatten(0, 1)[row, P0 : P0 + n], torch.stack(expected))
+        assert state["kept.step"].flatten(0, 1)[row, :n].tolist() == [token.step for token in oracle.held]
+        places = state["kept.coordinates"].flatten(0, 1)[row, :n].tolist()
+        assert places == [list(token.place) for token in oracle.held]
+    assert fast.report() == {
+        "near_tokens_in_use": sum(map(len, naive[0].steps)),
+        "far_tokens_in_use": len(naive[0].chosen),
+        "oldest_step": min(oracle.held[0].step for oracle in naive),
+        "tokens_dropped": 0,
+        "layers": [],
+    }
+
+
+def test_a_state_that_no_stream_leaves_is_refused_and_changes_nothing() -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, 0)
+    memory = InfiniPotV(InfiniPotVConfig(budget=29), shape, world.rotary)
+    feed(memory, world, [4, 4, 4, 4, 4, 4, 4, 3, 2])
+    good = copy_of(memory)
+    far, near, last = good["kept.count"].tolist()
+    counts = [(-1, near, last), (far + 1, near, last), (far, near + 1, last), (far, 29, last), (far, near, last + 1)]
+    counts += [(far, near, -1), (far + near, 0, last), (0, 0, last), (0, 0, -1), (far - 1, near + 1, last)]
+    counts += [(far, 0, -1)]
+    for count in counts:
+        with pytest.raises(StateCorrupt, match=r"kept\."):
+            memory.load(good | {"kept.count": torch.tensor(count)})
+    for slot, value in ((0, 99), (0, -1), (far, 0), (far + near - 1, last + 1), (far + near, last)):
+        steps = good["kept.step"].clone()
+        steps[1, 1, slot] = value
+        with pytest.raises(StateCorrupt, match=r"kept\.step"):
+            memory.load(good | {"kept.step": steps})
+    # Near steps that differ from head to head, each in order.
+    steps = good["kept.step"].clone()
+    border = far + int(steps[1, 1, far:].diff().nonzero()[0])
+    steps[1, 1, border] = steps[1, 1, border + 1]
+    with pytest.raises(StateCorrupt, match=r"kept\.step"):
+        memory.load(good | {"kept.step": steps})
+    assert same(good, copy_of(memory))
+    memory.load(good)

@@ -1,0 +1,106 @@
+"""A question sees the last N steps that fit, each encoded without the steps before it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.backbones.base import Backbone
+from protokv.core.context import SlotContext
+from protokv.core.session import Session
+from protokv.errors import StateCorrupt
+from protokv.memories import LastFramesConfig, MemoryConfig
+from protokv.memories.last_frames import LastFrames
+from tests.conftest import random_frames
+from tests.core.streams import World, copy_of, feed, same, shape_of
+from tests.memories.conftest import watched
+from tests.tolerance import near_logits
+
+QUESTION = "what is the first star ?"
+
+
+def plain(context: object) -> SlotContext:
+    assert isinstance(context, SlotContext)
+    return context
+
+
+@given(st.integers(1, 30), st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 99))
+def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
+    budget: int, last_steps: int, lengths: list[int], seed: int
+) -> None:
+    shape = shape_of(heads=2)
+    world = World(shape, seed)
+    memory = LastFrames(LastFramesConfig(budget=budget, last_steps=last_steps), shape, world.rotary)
+    memory.start(*world.sink())
+    steps = [world.step(index, tokens) for index, tokens in enumerate(lengths)]
+    held: list[list[int]] = []
+    for step in steps:
+        memory.append(step)
+        # The expected steps as lists.
+        held = [*held, step.positions[:, 0].tolist()[-budget:]][-last_steps:]
+        while sum(map(len, held)) > budget:
+            held.pop(0)
+        read = plain(memory.recall())
+        assert read.positions is not None
+        live = read.bias[0, 0] > -torch.inf
+        times = read.positions()[0, 0, live, 0].tolist()
+        assert sorted(times[2:]) == [time for times in held for time in times]
+        assert read.visible_tokens() == 2 + sum(map(len, held)) <= 2 + budget
+    stream = torch.cat([step.keys for step in steps], 2)
+    assert torch.equal(read.keys[:, :, live][:, :, 2:], stream[:, :, times[2:]])
+
+
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+def test_an_answer_depends_on_the_last_steps_alone(tiny: Backbone, positions: str) -> None:
+    pasts = [[0, 1, 2, 3, 20, 21, 22], [9, 8, 7, 6, 20, 21, 22]]
+    config = MemoryConfig.of("last-frames", budget=400, last_steps=3, positions=positions)
+    one, other = (watched(tiny, config, past).prefill(QUESTION) for past in pasts)
+    assert torch.equal(one, other)
+    changed = watched(tiny, config, [*pasts[0][:4], 19, 21, 22]).prefill(QUESTION)
+    assert (one - changed).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+@pytest.mark.parametrize("recent_frames", [0, 6])
+def test_skipping_steps_beyond_the_horizon_changes_no_answer(
+    tiny: Backbone, positions: str, recent_frames: int
+) -> None:
+    config = MemoryConfig.of("last-frames", budget=400, last_steps=3, positions=positions, recent_frames=recent_frames)
+    whole = watched(tiny, config, list(range(7)))
+    session = Session.start(tiny, config)
+    assert config.horizon is not None
+    for index in range(7):
+        start_s = index * session.clock.step_seconds
+        tokens = session.embed(random_frames(index), start_s)
+        if index < 7 - config.horizon:
+            session.skip(tokens, start_s)
+        else:
+            session.take([tokens], [start_s])
+    assert session.clock == whole.clock
+    expected = whole.prefill(QUESTION)
+    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(whole, expected))
+    assert session.ask(QUESTION).context_tokens == whole.ask(QUESTION).context_tokens
+
+
+def test_one_step_at_compact_positions_is_the_plain_model_with_this_step_alone(tiny: Backbone) -> None:
+    session = Session.start(tiny, LastFramesConfig(budget=400, last_steps=1, positions="compact"))
+    for index, frame in enumerate([3, 1, 4, 1, 5]):
+        # Half a second is one temporal position of this model, so steps follow each other without a gap.
+        session.watch(random_frames(frame), time_s=index / 2)
+    alone = watched(tiny, MemoryConfig.of("full", budget=400), [5])
+    expected = alone.prefill(QUESTION)
+    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(alone, expected))
+
+
+def test_a_state_of_more_steps_than_it_keeps_is_refused_and_changes_nothing() -> None:
+    shape = shape_of()
+    many, few = (LastFrames(LastFramesConfig(budget=20, last_steps=n), shape, World(shape, 0).rotary) for n in (5, 4))
+    feed(many, World(shape, 0), [3] * 6)
+    feed(few, World(shape, 0), [3] * 6)
+    before = copy_of(few)
+    with pytest.raises(StateCorrupt, match=r"near\.step holds 5 steps"):
+        few.load(copy_of(many))
+    assert same(before, copy_of(few))
+    few.load(before)

@@ -1,0 +1,267 @@
+"""`ReKV`: retrieval equals a literal loop over blocks; nothing is missing until the budget is exceeded."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protokv.backbones.base import Backbone
+from protokv.core.rotary import rotate, unrotate
+from protokv.core.session import Session
+from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape
+from protokv.errors import StateCorrupt
+from protokv.memories import MemoryConfig, ReKVConfig
+from protokv.memories.assembly import build_memory
+from protokv.memories.rekv import ReKV, Retrieval
+from protokv.state.checkpoint import to_state
+from tests.core.streams import World, anchored, copy_of, feed, same, shape_of, shown_to
+from tests.memories.conftest import watched
+from tests.tolerance import tolerance
+
+QUESTION = "what is the first star ?"
+LENGTHS = st.lists(st.integers(1, 11), min_size=1, max_size=24)
+SINK = 2
+
+
+def built(shape: MemoryShape, seed: int = 0, **settings: Any) -> tuple[ReKV, World]:
+    world = World(shape, seed)
+    memory = build_memory(ReKVConfig(**settings), shape, world.rotary)
+    assert isinstance(memory, ReKV)
+    return memory, world
+
+
+def recalled(memory: ReKV) -> Retrieval:
+    context = memory.recall()
+    assert isinstance(context, Retrieval)
+    return context
+
+
+def question(shape: MemoryShape, groups: int, seed: int, tokens: int = 4) -> Tensor:
+    """Return a query before rotation, `[L, Hq, T, D]`."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape.layers, shape.kv_heads * groups, tokens, shape.head_size, generator=generator)
+
+
+def rotated(context: Retrieval, world: World, bare: Tensor) -> Tensor:
+    """Return the query as the model passes it, rotated to the position that the context names."""
+    line = context.next_position + torch.arange(bare.shape[-2])
+    return rotate(bare, *world.rotary(line[:, None].expand(-1, world.shape.position_components)))
+
+
+def near_rotated(keys: Tensor, newest: int) -> dict[str, float]:
+    """Return the tolerance for keys rotated from one position to another: angles up to `newest` radians are rounded."""
+    angles = tolerance(keys.dtype, 2, newest)
+    return {"rtol": 0.0, "atol": (angles + tolerance(keys.dtype, 8)) * float(keys.abs().max())}
+
+
+def blocks_of(steps: list[StepKV], budget: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return keys, values and positions of each block of the steps."""
+    return [
+        (step.keys[:, :, at : at + budget], step.values[:, :, at : at + budget], step.positions[at : at + budget])
+        for step in steps
+        for at in range(0, len(step.positions), budget)
+    ]
+
+
+def literal_choice(blocks: list[tuple[Tensor, Tensor, Tensor]], bare: Tensor, world: World, budget: int) -> list[int]:
+    """Apply the published rule to one layer's query `[Hq, T, D]` and that layer's blocks, one block at a time."""
+    query_heads = bare.shape[0]
+    wanted = torch.cat([torch.stack([bare[h, t] for t in range(bare.shape[1])]).mean(0) for h in range(query_heads)])
+    scores = []
+    for keys, _, positions in blocks:
+        without = [unrotate(keys[:, t].float(), *world.rotary(positions[t])) for t in range(len(positions))]
+        mean = sum(without) / len(without)
+        groups = query_heads // len(mean)
+        scores.append(float(torch.cat([mean[h // groups] for h in range(query_heads)]) @ wanted))
+    chosen, tokens = [], 0
+    for index in sorted(range(len(blocks)), key=lambda index: -scores[index]):
+        tokens += len(blocks[index][2])
+        if tokens > budget:
+            break
+        chosen.append(index)
+    return sorted(chosen)
+
+
+@given(LENGTHS, st.integers(3, 40), st.sampled_from([1, 2, 3]), st.sampled_from([1, 3]), st.integers(0, 99))
+def test_every_layer_reads_what_a_literal_loop_over_blocks_chooses(
+    lengths: list[int], budget: int, groups: int, components: int, seed: int
+) -> None:
+    shape = shape_of(layers=3, heads=2, components=components, sink=SINK)
+    memory, world = built(shape, seed, budget=budget)
+    steps = feed(memory, world, lengths)
+    blocks = blocks_of(deepcopy(steps), budget)
+    for step in steps:
+        # The caller may reuse its tensors.
+        for tensor in (step.keys, step.values, step.positions):
+            tensor.zero_()
+    context, bare = recalled(memory), question(shape, groups, seed)
+    for layer in range(shape.layers):
+        keys, values, bias = shown_to(context, layer, rotated(context, world, bare[layer]))
+        own = [(k[layer], v[layer], p) for k, v, p in blocks]
+        chosen = literal_choice(own, bare[layer], world, budget)
+        n = sum(len(own[index][2]) for index in chosen)
+        assert keys.shape[1] == SINK + min(budget, sum(lengths))
+        seen = slice(SINK, SINK + n)
+        assert torch.equal(keys[:, seen], torch.cat([own[index][0] for index in chosen], 1))
+        assert torch.equal(values[:, seen], torch.cat([own[index][1] for index in chosen], 1))
+        assert (bias[:, : SINK + n] == 0).all()
+        assert (bias[:, SINK + n :] == -torch.inf).all()
+    assert SINK < context.visible_tokens() <= SINK + budget
+
+
+@given(
+    LENGTHS | st.tuples(st.integers(1, 9), st.integers(1, 12)).map(lambda pair: [pair[0]] * pair[1]),
+    st.integers(3, 40),
+    st.sampled_from([(1, (0,)), (3, (0,)), (3, (0, 1, 2))]),
+    st.integers(0, 99),
+)
+def test_packed_blocks_follow_each_other_and_the_question_follows_them(
+    lengths: list[int], budget: int, axes: tuple[int, tuple[int, ...]], seed: int
+) -> None:
+    components, moving = axes
+    shape = shape_of(layers=3, heads=2, components=components, sink=SINK)
+    memory, world = built(shape, seed, budget=budget)
+    blocks = blocks_of(feed(memory, world, lengths), budget)
+    stream, bare = recalled(memory), question(shape, 2, seed)
+    packed = stream.compacted(anchored(world, SINK, moving=moving), stream.far_span())
+    if sum(lengths) <= budget:
+        assert packed is stream
+        return
+    ends, newest = [], int(blocks[-1][2][:, 0].max())
+    assert newest + 1 - packed.shift == packed.packed_end
+    for layer in range(shape.layers):
+        keys, values, bias = shown_to(packed, layer, rotated(packed, world, bare[layer]))
+        own = [(k[layer], v[layer], p) for k, v, p in blocks]
+        # The question's position does not change the choice.
+        chosen = literal_choice(own, bare[layer], world, budget)
+        moved = [own[index][2][:, list(moving)] for index in chosen]
+        spans = [int(one.max() - one.min()) + 1 for one in moved]
+        start = packed.packed_end - sum(spans)
+        assert start >= SINK
+        if moving == (0,) and len(set(lengths)) == 1 and lengths[0] <= budget:
+            # Blocks of one size fill the room from the prefix on.
+            assert start == SINK
+        expected = []
+        for index, one, span in zip(chosen, moved, spans, strict=True):
+            here = own[index][2]
+            there = here.clone()
+            there[:, list(moving)] += start - int(one.min())
+            start += span
+            expected.append(rotate(unrotate(own[index][0], *world.rotary(here)), *world.rotary(there)))
+            ends.append(int(there.max()) + 1)
+        n = sum(map(len, moved))
+        packed_keys = torch.cat(expected, 1)
+        allowed = near_rotated(packed_keys, sum(lengths))
+        torch.testing.assert_close(keys[:, SINK : SINK + n], packed_keys, **allowed)
+        assert torch.equal(values[:, SINK : SINK + n], torch.cat([own[index][1] for index in chosen], 1))
+        assert (bias[:, SINK + n :] == -torch.inf).all()
+    still = [axis for axis in range(components) if axis not in moving]
+    highest = [int(positions[:, still].max()) for *_, positions in blocks] if still else []
+    assert packed.next_position == max(packed.packed_end, *(high + 1 for high in highest), *ends)
+    if components == 1:
+        assert packed.next_position == max(ends) <= SINK + budget
+
+
+def test_the_question_chooses_and_the_answer_reads_on() -> None:
+    shape = shape_of(sink=SINK)
+    memory, world = built(shape, budget=8)
+    feed(memory, world, [4] * 10)
+    context, one, other = recalled(memory), question(shape, 1, 1), question(shape, 1, 2, tokens=1)
+    first = [shown_to(context, layer, rotated(context, world, one[layer])) for layer in range(2)]
+    again = [shown_to(context, layer, rotated(context, world, other[layer])) for layer in range(2)]
+    assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
+    # Another question is another recall, and may read other blocks: layers and questions choose for themselves.
+    fresh = recalled(memory)
+    differs = [shown_to(fresh, layer, rotated(fresh, world, -one[layer]))[0] for layer in range(2)]
+    assert not torch.equal(differs[0], first[0][0])
+
+
+@pytest.mark.parametrize("before", ["nothing", "start"])
+def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
+    shape = shape_of(sink=SINK)
+    memory, world = built(shape, budget=8)
+    if before == "start":
+        memory.start(*world.sink())
+    stream = recalled(memory)
+    context = stream.compacted(anchored(world, SINK), stream.far_span())
+    keys, _, _ = shown_to(context, 1, question(shape, 2, 0)[1])
+    assert keys.shape[1] == SINK
+    assert context.next_position == SINK
+
+
+def test_new_steps_read_the_local_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protokv.memories.settings.LOCAL_TOKENS", 9)
+    shape = shape_of(sink=SINK)
+    memory, world = built(shape, budget=20)
+    feed(memory, world, [4] * 5)
+    context = memory.context()
+    live = context.bias[0, 0] == 0
+    # Two whole steps fit into nine tokens.
+    assert sorted(context.positions()[0, 0, live, 0].tolist()) == [*range(SINK), *range(12, 20)]
+
+
+def test_the_bytes_of_the_archive_are_those_of_its_tokens() -> None:
+    shape = shape_of(layers=2, heads=3, size=16, components=3, dtype=torch.bfloat16)
+    memory, world = built(shape, budget=8)
+    feed(memory, world, [7] * 40)
+    sizes = memory.nbytes()
+    assert sizes["archive"] == 7 * 40 * (2 * 2 * 3 * 16 * 2 + 3 * 8)
+    assert sizes["block_keys"] >= 40 * 2 * 3 * 16 * 4
+    assert not memory.bounded
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("archive.lengths", lambda t: t - 1),
+        ("archive.lengths", lambda t: torch.cat((t[:1] + t[1:2], t[2:], t[:1] * 0))),
+        ("archive.lengths", lambda t: torch.cat((t[:2].sum()[None], t[2:]))),
+        ("archive.lengths", lambda t: t[:0]),
+        ("archive.next_position", lambda t: t - 1),
+    ],
+)
+def test_an_archive_that_contradicts_itself_is_refused_and_changes_nothing(name: str, change: Any) -> None:
+    shape = shape_of()
+    memory, world = built(shape, budget=6)
+    feed(memory, world, [4, 3, 5])
+    good = copy_of(memory)
+    with pytest.raises(StateCorrupt, match=r"archive\."):
+        memory.load(good | {name: change(good[name])})
+    assert same(good, copy_of(memory))
+
+
+def test_an_empty_archive_under_a_window_with_tokens_is_refused() -> None:
+    shape = shape_of()
+    memory, world = built(shape, budget=6)
+    empty = copy_of(memory)
+    feed(memory, world, [4, 3, 5])
+    with pytest.raises(StateCorrupt, match=r"archive\.lengths"):
+        memory.load(memory.tensors() | {name: t for name, t in empty.items() if name.startswith("archive")})
+
+
+def test_the_first_layer_chooses_the_same_at_any_position_of_the_question(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose, chosen = Retrieval._choose, []
+
+    def recording(self: Retrieval, layer: int, query: Tensor) -> list[int]:
+        chosen.append((layer, self.next_position, choose(self, layer, query)))
+        return chosen[-1][2]
+
+    monkeypatch.setattr(Retrieval, "_choose", recording)
+    session = watched(tiny, MemoryConfig.of("rekv", budget=40, positions="stream"), range(30))
+    for positions in ("stream", "compact"):
+        config = MemoryConfig.of("rekv", budget=40, positions=positions)
+        other = Session.resume(tiny, config, to_state(session))
+        other.prefill(QUESTION)
+    (stream, compact) = (entry for entry in chosen if entry[0] == 0)
+    assert stream[1] == session.clock.next_position > compact[1]
+    # The first layer's query does not depend on what was read, only on a rotation that was not removed.
+    assert stream[2] == compact[2] != list(range(len(stream[2])))

@@ -1,0 +1,119 @@
+"""A small state with every kind of field, a limit of memory, and an object store on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from protokv.core.records import BackboneIdentity
+from protokv.core.step import StreamClock
+from protokv.errors import StateError
+from protokv.state.api import load_state, moments, read_header, stored_bytes
+from protokv.state.snapshot import State
+from tests.peak import peak_kib
+
+if TYPE_CHECKING:
+    from tests.state.s3 import S3Server
+
+
+def make(**changes: Any) -> State:
+    generator = torch.Generator().manual_seed(changes.pop("seed", 0))
+    tensors = {
+        "near.keys": torch.randn(2, 3, 5, 7, generator=generator).to(torch.bfloat16),
+        "near.step": torch.arange(5),
+        "bank.mass": torch.rand(2, 3, 11, generator=generator),
+        "residual.updates": torch.arange(6, dtype=torch.int32).reshape(2, 3),
+        "generator": generator.get_state()[:33].clone(),
+        "bank.alive": torch.tensor([True, False, True]),
+        "offset": torch.tensor(4),
+        "warmup.keys": torch.empty(2, 0, 7),
+    }
+    fields: dict[str, Any] = {
+        "backbone": BackboneIdentity("some/model", "qwen2_5_vl", "c0ffee", "bfloat16", "5eed"),
+        "memory": {"kind": "protokv", "budget": 144, "split": [0.5, 0.5], "rate": 0.1, "note": None},
+        "clock": StreamClock(5, 5.0, 77, 45, 2.0, 2),
+        "source": {"name": "vidéo.mp4", "size_bytes": 123, "duration_s": 61.5, "fingerprint": "a video"},
+        "settings": {"seed": 0},
+        "tensors": tensors,
+    }
+    return State(**{**fields, **changes})
+
+
+@pytest.fixture(scope="session")
+def make_state() -> Callable[..., State]:
+    return make
+
+
+def same(a: State, b: State) -> bool:
+    """Return True if header and tensors are equal bit for bit."""
+    return (
+        a.to_json() == b.to_json()
+        and set(a.tensors) == set(b.tensors)
+        and all(
+            t.dtype == b.tensors[n].dtype
+            and t.shape == b.tensors[n].shape
+            and t.reshape(-1).view(torch.uint8).equal(b.tensors[n].reshape(-1).view(torch.uint8))
+            for n, t in a.tensors.items()
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def same_state() -> Callable[[State, State], bool]:
+    return same
+
+
+@contextlib.contextmanager
+def limited_memory(spare_bytes: int, most_grown_kib: int) -> Iterator[None]:
+    """Let this process allocate no more than `spare_bytes`, and check that its peak grew less than allowed (Linux)."""
+    if sys.platform != "linux":
+        yield
+        return
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    # The kernel starts to count the peak anew.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_kib()
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert peak_kib() - before < most_grown_kib
+
+
+READS = (load_state, read_header, moments, stored_bytes)
+
+
+def failure(call: Callable[..., Any], *arguments: Any) -> StateError | None:
+    """Return the error of a call, if any."""
+    try:
+        call(*arguments)
+    except StateError as error:
+        return error
+    return None
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    from tests.state.s3 import S3Server
+
+    with S3Server() as made:
+        yield made
+
+
+@pytest.fixture
+def store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """Name the server in the environment and forget earlier requests."""
+    server.reset()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.reset()

@@ -1,0 +1,139 @@
+"""Sessions on disk: a session that was saved and loaded on the way ends in the same bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from protokv.backbones.base import Backbone
+from protokv.core.packing import pack
+from protokv.core.session import Session
+from protokv.errors import StateCorrupt, StateError, StateMismatch
+from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
+from protokv.state import api as storage
+from protokv.state.checkpoint import check_fits, from_state, load, save, to_state
+from protokv.state.describe import describe
+from protokv.state.digest import canonical
+from tests.conftest import random_frames
+from tests.state.mutations import joined, resealed, split
+
+CONFIGS = {
+    "paper": PaperConfig(budget=40),
+    "durable": DurableConfig(budget=40),
+    "sliding-window": MemoryConfig.of("sliding-window", budget=40),
+    "full": MemoryConfig.of("full", budget=40),
+}
+
+
+def watched(backbone: Backbone, config: MemoryConfig, first: int, last: int, session: Session | None = None) -> Session:
+    session = session or Session.start(backbone, config)
+    for step in range(first, last):
+        session.watch(random_frames(step))
+    return session
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_saving_and_loading_on_the_way_gives_the_same_bytes(tiny: Backbone, tmp_path: Path, name: str) -> None:
+    whole, half, joined = (tmp_path / f"{part}.safetensors" for part in ("whole", "half", "joined"))
+    save(watched(tiny, CONFIGS[name], 0, 16), whole)
+    saved, seen = None, 0
+    for stop in (1, 9):
+        saved = watched(tiny, CONFIGS[name], seen, stop, saved)
+        seen = stop
+        save(saved, half)
+        save(watched(tiny, CONFIGS[name], stop, 16, load(half, tiny)), joined)
+        assert joined.read_bytes() == whole.read_bytes(), stop
+
+
+def test_a_loaded_session_forwards_nothing(tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(watched(tiny, CONFIGS["durable"], 0, 3), tmp_path / "s.safetensors")
+
+    def forward(*_: object, **__: object) -> None:
+        raise AssertionError("the prompt is in the state already")
+
+    monkeypatch.setattr(tiny, "forward", forward)
+    assert load(tmp_path / "s.safetensors", tiny).clock.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "named"),
+    [
+        ("memory", {"budget": -1}, "budget"),
+        ("memory", {"budget": 20}, r"near\.keys"),
+        ("clock", {"next_position": 0}, "clock"),
+    ],
+    ids=["settings without sense", "tensors of other settings", "clock of another model"],
+)
+def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(field, change, named, tiny: Backbone) -> None:
+    state = to_state(watched(tiny, CONFIGS["durable"], 0, 3))
+    changed = {**state.memory, **change} if field == "memory" else replace(state.clock, **change)
+    with pytest.raises(StateCorrupt, match=named):
+        from_state(replace(state, **{field: changed}), tiny)
+
+
+def test_a_state_is_gathered_once_and_the_checked_tensors_are_written(tiny: Backbone) -> None:
+    session = Session.start(tiny, DurableConfig(budget=24), fps=2.0)
+    session.watch(random_frames(1))
+    memory, gathered, checked = session.memory, [], []
+    held, check = memory.held, memory._check
+    memory.held = lambda: gathered.append(1) or held()
+    memory._check = lambda tensors, clock: checked.append(tensors) or check(tensors, clock)
+    state = to_state(session)
+    assert len(gathered) == 1
+    packed = pack(checked[0], memory.specs())
+    assert len(checked) == 1
+    assert all(packed[name].equal(tensor) for name, tensor in state.tensors.items())
+
+
+def hollow(path: Path, session: Session, shape: list[int]) -> None:
+    """Write a sparse file with a state whose near.keys claim a shape that no stream leaves."""
+    save(session, path)
+    head, body = split(path.read_bytes())
+    end, size = len(body), torch.Size(shape).numel() * 4
+    document = json.loads(head["__metadata__"]["protokv"])
+    sealed = resealed({**document, "digests": dict.fromkeys(("near.keys", "rest"), "0" * 32)})
+    hole = {
+        "__metadata__": {"protokv": canonical(sealed)},
+        "near.keys": {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]},
+        "rest": {"dtype": "U8", "shape": [end], "data_offsets": [0, end]},
+    }
+    with path.open("wb") as file:
+        file.write(joined(json.dumps(hole).encode()))
+        file.truncate(file.tell() + end + size)
+
+
+def test_a_sparse_file_that_claims_more_than_its_settings_or_the_machine_is_not_read(
+    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, session = tmp_path / "a.safetensors", watched(tiny, CONFIGS["durable"], 0, 2)
+    hollow(path, session, [2, 2, 1 << 25, 16])
+    monkeypatch.setattr("protokv.state.files.copy_and_digest", lambda *_: pytest.fail("it was read"))
+    for call in (describe, load):
+        with pytest.raises(StateCorrupt, match=r"sink\.keys|state: tensor"):
+            call(path)
+    monkeypatch.setattr("os.sysconf", lambda name: 1 << 16)
+    with pytest.raises(StateError, match="4294967296 bytes of memory"):
+        storage.load_state(path)
+
+
+def test_a_huge_budget_alone_takes_no_memory(tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, state = tmp_path / "a.safetensors", to_state(watched(tiny, CONFIGS["full"], 0, 2))
+    storage.save_state(replace(state, memory={**state.memory, "budget": 2**24}), path)
+    largest, zeros = [0], torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, **o: largest.append((made := zeros(*a, **o)).nbytes) or made)
+    describe(path, values=True)
+    assert max(largest) < 8 << 20
+
+
+@pytest.mark.parametrize("name", ["family", "config_hash", "dtype", "weights_digest"])
+def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(name: str, tiny: Backbone) -> None:
+    state = to_state(watched(tiny, CONFIGS["durable"], 0, 1))
+    other = replace(state.backbone, **{name: "other"})
+    saved = getattr(state.backbone, name)
+    with pytest.raises(StateMismatch, match=f"backbone.{name} is '{saved}', here it is 'other'"):
+        check_fits(state, other)
+    check_fits(state, replace(state.backbone, name="moved/elsewhere"))

@@ -1,0 +1,82 @@
+"""A commit replaces one file, and nothing else of its folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+import pytest
+
+from protokv.errors import StateError, StateNotFound
+from protokv.state import filesystem
+from protokv.state.api import load_state, save_state
+from tests.state.conftest import failure
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_the_mode_follows_the_umask(umask, make_state, tmp_path):
+    before = os.umask(umask)
+    try:
+        save_state(make_state(), tmp_path / "a.safetensors")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o666 & ~umask
+
+
+def test_a_missing_folder_is_one_error_with_a_hint(make_state, tmp_path):
+    with pytest.raises(StateError, match=r"no/a\.safetensors: there is no folder .*no$") as caught:
+        save_state(make_state(), tmp_path / "no" / "a.safetensors")
+    assert caught.value.hint == "create the folder first"
+
+
+def test_a_read_only_folder_is_one_error_with_a_hint(make_state, tmp_path, monkeypatch):
+    # The user may be root, who may write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(StateError, match="is read-only") as caught:
+        save_state(make_state(), tmp_path / "a.safetensors")
+    assert "may write" in caught.value.hint
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_other_files_of_the_folder_are_left_alone(exchanges, make_state, tmp_path, monkeypatch):
+    if not exchanges:
+        monkeypatch.setattr(filesystem, "exchange", lambda *_: False)
+    kept = [".a.safetensors.note", "b.safetensors.x.partial", ".b.safetensors.1-2.partial", "a.safetensors.bak"]
+    # Of states whose names begin with the whole name of this one.
+    kept += [".a.safetensors.zip.77-0123abcd.partial", ".a.safetensors.2.safetensors.77-0123abcd.partial"]
+    kept += [".a.safetensors.previous", ".a.zarr.previous", ".a.zarr.7-8.previous"]
+    for name in kept:
+        (tmp_path / name).write_text("mine")
+    for suffix in (".safetensors", ".zarr"):
+        (tmp_path / f".a{suffix}.77-0123abcd.partial").write_text("left by a killed commit")
+        if suffix == ".zarr":
+            (tmp_path / f".a{suffix}.77-0123abcd.previous").mkdir()
+        for _ in range(2):
+            save_state(make_state(), tmp_path / f"a{suffix}")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*kept, "a.safetensors", "a.zarr"])
+    assert all((tmp_path / name).read_text() == "mine" for name in kept)
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_an_empty_folder_is_no_state_yet_and_becomes_one(exchanges, make_state, same_state, tmp_path, monkeypatch):
+    if not exchanges:
+        monkeypatch.setattr(filesystem, "exchange", lambda *_: False)
+    path = tmp_path / "e.zarr"
+    path.mkdir()
+    assert isinstance(failure(load_state, path), StateNotFound)
+    save_state(make_state(), path)
+    assert same_state(load_state(path), make_state())
+
+
+def test_a_file_system_that_cannot_sync_folders_is_accepted(make_state, tmp_path, monkeypatch):
+    real = os.fsync
+
+    def fsync(number: int) -> None:
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_state(make_state(), tmp_path / "a.safetensors")
+    load_state(tmp_path / "a.safetensors")

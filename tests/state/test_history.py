@@ -1,0 +1,256 @@
+"""Kept commits are states of their own, no more than asked for, and never of another stream."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from protokv.errors import ConfigError, StateError, StateNotFound
+from protokv.state import writer
+from protokv.state.api import load_state, moments, read_header, save_state
+from protokv.state.files import SafetensorsForm
+from protokv.state.form import FORMS, form_of
+from protokv.state.watched import fingerprints, is_before, next_segment, segment_of
+from protokv.state.writer import Writer
+from tests.state.form_tests import moment as at
+
+EVERY_FORM = pytest.mark.parametrize("suffix", sorted(FORMS))
+
+
+def commit(state, path: Path, keep: int | None = None) -> None:
+    writer.commit(form_of(path), state, keep)
+
+
+def kept(path: Path) -> list[Path]:
+    return [Path(at) for at, _ in form_of(path).kept()]
+
+
+def times(path: Path) -> list[float]:
+    return [read_header(one).clock.stream_time_s for one in kept(path)]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+OTHER_STREAMS = {
+    "memory": lambda state: replace(state, memory={"kind": "protokv", "budget": 9}),
+    "source": lambda state: replace(state, source={"name": "b.mp4", "fingerprint": "b"}),
+    "model": lambda state: replace(state, backbone=replace(state.backbone, weights_digest="other")),
+    "rate": lambda state: replace(state, clock=replace(state.clock, fps=4.0)),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_STREAMS)
+def test_commits_of_another_stream_are_neither_read_nor_removed(other, make_state, same_state, tmp_path):
+    path = tmp_path / "a.safetensors"
+    for step in (1, 2, 3):
+        commit(OTHER_STREAMS[other](at(make_state, step)), path, 3)
+    commit(at(make_state, 5), path)
+    with pytest.raises(StateNotFound, match=r"at 10 s$"):
+        load_state(path, at_s=9.0)
+    commit(at(make_state, 6), path, 3)
+    assert moments(path) == [10.0, 12.0]
+    assert same_state(load_state(path, at_s=10.0), at(make_state, 5))
+    # Commits of others are not removed.
+    assert times(path) == [2.0, 4.0, 10.0]
+
+
+@EVERY_FORM
+def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, make_state, same_state, tmp_path):
+    """A file, a folder, a state of another time, a link, which is not followed, and files with similar names."""
+    path, elsewhere = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    similar = [tmp_path / name for name in (f"a{suffix}@1s", f"ab{suffix}@000001.000s", f"a{suffix}@000001.000s.bak")]
+    for one in similar:
+        one.write_text("mine")
+    mine = [tmp_path / f"a{suffix}@00000{second}.000s" for second in (2, 4, 6, 8)]
+    mine[0].write_text("mine")
+    mine[1].mkdir()
+    (mine[1] / "mine").write_text("mine")
+    save_state(at(make_state, 1), mine[2].with_name(f"c{suffix}"))
+    mine[2].with_name(f"c{suffix}").rename(mine[2])
+    save_state(at(make_state, 4), elsewhere)
+    mine[3].symlink_to(elsewhere)
+    for step in range(1, 7):
+        commit(at(make_state, step), path, 2)
+        assert same_state(load_state(path), at(make_state, step))
+        assert moments(path) == ([10.0, 12.0] if step == 6 else [2.0 * step])
+    assert mine[0].read_text() == (mine[1] / "mine").read_text() == "mine"
+    assert same_state(load_state(mine[2]), at(make_state, 1))
+    assert mine[3].is_symlink()
+    assert same_state(load_state(elsewhere), at(make_state, 4))
+    assert all(one.read_text() == "mine" for one in similar)
+
+
+@pytest.mark.parametrize("source", [None, {"name": "rtsp://camera/1"}, {"name": "a.mp4", "fingerprint": None}])
+def test_a_source_without_a_fingerprint_is_never_taken_for_another(source, make_state, tmp_path):
+    past, now = (at(make_state, step, source=source) for step in (1, 2))
+    assert not is_before(past, now)
+    assert is_before(at(make_state, 1), at(make_state, 2))
+
+
+def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(make_state, tmp_path):
+    path = tmp_path / "a.safetensors"
+    commit(at(make_state, 1), path, 3)
+    path.write_bytes(path.read_bytes()[:-1])
+    commit(at(make_state, 2), path, 3)
+    assert times(path) == []
+
+
+def test_a_reader_looks_again_for_a_commit_that_was_removed_meanwhile(make_state, same_state, tmp_path, monkeypatch):
+    """A writer commits between the reader's listing and its reading."""
+    path = tmp_path / "a.safetensors"
+    for step in (1, 2, 3):
+        commit(at(make_state, step), path, 3)
+    real, steps = SafetensorsForm.read, iter((4, 5, 6))
+
+    def read_late(self, one=None, **options):
+        if (step := next(steps, None)) is not None:
+            commit(at(make_state, step), path, 3)
+        return real(self, one, **options)
+
+    monkeypatch.setattr(SafetensorsForm, "read", read_late)
+    with pytest.raises(StateNotFound, match=r"it has those at 4 s, 6 s, 8 s$"):
+        load_state(path, at_s=3.0)
+    steps = iter((7, 8))
+    assert same_state(load_state(path, at_s=1e9), at(make_state, 7))
+
+
+def test_a_link_stays_a_link_and_its_target_has_the_history(make_state, tmp_path):
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "a.safetensors"
+    link.symlink_to("there/b.safetensors")
+    for step in (1, 2):
+        commit(at(make_state, step), link, 2)
+    assert names(tmp_path / "there") == ["b.safetensors", "b.safetensors@000002.000s"]
+    assert link.is_symlink()
+    assert load_state(tmp_path / "there" / "b.safetensors").clock.steps == 2
+    assert load_state(link, at_s=2.0).clock.steps == 1
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_kept_commit_is_a_hard_link_or_a_copy_without_links(links, make_state, same_state, tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    path = tmp_path / "a.safetensors"
+    commit(at(make_state, 1), path, 2)
+    before = path.stat().st_ino
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    commit(at(make_state, 2), path, 2)
+    assert (kept(path)[0].stat().st_ino == before) == links
+    assert same_state(load_state(path, at_s=2.0), at(make_state, 1))
+
+
+def test_fewer_than_one_commit_cannot_be_kept(tmp_path):
+    with pytest.raises(ConfigError, match="cannot keep 0"):
+        Writer(tmp_path / "a.safetensors", keep=0)
+
+
+def commit_and(state, path: Path, then) -> None:
+    """Commit in the background, and call `then` before leaving the writer."""
+    with Writer(path, background=True) as writer:
+        writer.commit(state)
+        then(writer)
+
+
+class TestWriter:
+    @EVERY_FORM
+    def test_a_background_write_has_the_bytes_of_one_in_the_foreground(self, suffix, make_state, same_state, tmp_path):
+        states = [at(make_state, step) for step in (1, 2, 3)]
+        with (
+            Writer(tmp_path / f"a{suffix}", keep=3) as now,
+            Writer(tmp_path / f"b{suffix}", keep=3, background=True) as later,
+        ):
+            landed = []
+            for state in states:
+                live = replace(state, tensors={name: tensor.clone() for name, tensor in state.tensors.items()})
+                assert [one.steps for one in now.commit(state)] == [state.clock.steps]
+                landed += later.commit(live)
+                # The stream changes the tensors in place while they are written.
+                for tensor in live.tensors.values():
+                    tensor.zero_()
+            landed += later.landed(wait=True)
+        assert [one.steps for one in landed] == [1, 2, 3]
+        for mine, other in zip(
+            [tmp_path / f"a{suffix}", *kept(tmp_path / f"a{suffix}")],
+            [tmp_path / f"b{suffix}", *kept(tmp_path / f"b{suffix}")],
+            strict=True,
+        ):
+            assert same_state(load_state(mine), load_state(other))
+            assert mine.is_dir() or mine.read_bytes() == other.read_bytes()
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    def test_on_a_device_the_copy_is_written_although_the_stream_changes_the_tensors(
+        self, make_state, same_state, tmp_path
+    ):
+        host = at(make_state, 1)
+        live = replace(host, tensors={name: tensor.cuda() for name, tensor in host.tensors.items()})
+        with Writer(tmp_path / "a.safetensors") as writer:
+            assert writer.commit(live) == []
+            for tensor in live.tensors.values():
+                tensor.zero_()
+            assert [one.steps for one in writer.landed(wait=True)] == [1]
+        assert same_state(load_state(tmp_path / "a.safetensors"), host)
+
+    def test_an_error_of_the_thread_is_raised_by_the_next_call_and_at_the_end(self, make_state, same_state, tmp_path):
+        path = tmp_path / "a.safetensors"
+        save_state(at(make_state, 1), path)
+        bad = replace(at(make_state, 2), settings={"not": object()})
+        for then in (lambda w: w.commit(at(make_state, 3), wait=True), lambda w: w.landed(wait=True), lambda w: None):
+            with pytest.raises(StateError, match="not plain JSON"):
+                commit_and(bad, path, then)
+            assert same_state(load_state(path), at(make_state, 1))
+
+    def test_an_error_of_the_stream_is_not_hidden_by_one_of_the_thread(self, make_state, tmp_path):
+        bad = replace(at(make_state, 2), settings={"not": object()})
+        with pytest.raises(ZeroDivisionError):
+            commit_and(bad, tmp_path / "a.safetensors", lambda _: 1 / 0)
+
+
+ONE, TWO, THREE = ({"name": f"{letter}.mp4", "fingerprint": letter} for letter in "abc")
+
+
+class TestSources:
+    def test_sources_are_listed_in_order_with_the_beginning_of_each(self, make_state, tmp_path):
+        state = at(make_state, 3, source=ONE, complete=True)
+        for step, source in [(5, TWO), (9, THREE)]:
+            segment = next_segment(state)
+            assert (segment.first_step, segment.start_s) == (state.clock.steps, state.clock.stream_time_s)
+            state = at(make_state, step, source=segment.record(source), complete=True)
+            save_state(state, tmp_path / "a.safetensors")
+            found = read_header(tmp_path / "a.safetensors")
+            assert segment_of(found) == replace(segment, done=True)
+        assert fingerprints(found) == ("a", "b", "c")
+        earlier = segment_of(found).earlier
+        assert [(one["name"], one.get("first_step"), one.get("start_s")) for one in earlier] == [
+            ("a.mp4", None, None),
+            ("b.mp4", 3, 6.0),
+        ]
+        assert (found.source["first_step"], found.source["start_s"]) == (5, 10.0)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("earlier", 5),
+            ("earlier", ["a"]),
+            ("first_step", 99),
+            ("first_step", -1),
+            ("first_step", 1.0),
+            ("start_s", 99.0),
+            ("start_s", "0"),
+            ("start_s", -1.0),
+        ],
+    )
+    def test_a_record_that_makes_no_sense_is_named(self, field, value, make_state):
+        good = {**TWO, "earlier": [ONE], "first_step": 1, "start_s": 2.0}
+        segment_of(at(make_state, 3, source=good))
+        with pytest.raises(StateError, match=f"source.{field}"):
+            segment_of(at(make_state, 3, source={**good, field: value}))

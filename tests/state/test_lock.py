@@ -1,0 +1,161 @@
+"""One writer at a time; the lock ends with its process, however the process ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from protokv.errors import StateError, StateLocked
+from protokv.state.commit import Lock
+
+# `do` runs while the lock is held.
+HOLD = """
+import os, sys
+from protokv.state.commit import Lock
+with Lock(sys.argv[1]):
+    {do}
+"""
+WAIT = "print('held', flush=True); sys.stdin.read()"
+# The child of a fork holds every descriptor of its parent until its stdin ends.
+ORPHAN = "print('held', flush=True); os.fork() or (os.close(1), sys.stdin.read()); os.abort()"
+# The child of a fork leaves the block.
+CHILD_LEAVES = "os.fork() or sys.exit(); os.wait(); " + WAIT
+
+
+@contextmanager
+def holder(path: Path, do: str = WAIT) -> Iterator[subprocess.Popen[str]]:
+    """Run another process that holds the lock until its stdin is closed."""
+    command = [sys.executable, "-c", HOLD.format(do=do), str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def check_locked(path: Path) -> None:
+    with pytest.raises(StateLocked) as caught, Lock(path):
+        pass
+    assert f"{path} is being written by another writer" in caught.value.message
+    assert "query" in caught.value.hint
+
+
+def check_free(path: Path) -> None:
+    with Lock(path) as lock:
+        assert lock.held
+
+
+def check_locked_elsewhere(path: Path) -> None:
+    command = [sys.executable, "-c", HOLD.format(do="pass"), str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+    assert "StateLocked" in result.stderr
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("do", [WAIT, CHILD_LEAVES], ids=["alone", "with a child that leaves"])
+def test_another_process_is_refused_until_the_first_has_ended(do, tmp_path):
+    path = tmp_path / "a.safetensors"
+    with holder(path, do) as process:
+        assert names(tmp_path) == [".a.safetensors.lock"]
+        check_locked(path)
+        check_locked(path)
+        process.stdin.close()
+        process.wait(timeout=60)
+        assert names(tmp_path) == []
+    check_free(path)
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once_although_its_file_stays(tmp_path):
+    with holder(tmp_path / "a") as process:
+        process.kill()
+        process.wait(timeout=60)
+    assert names(tmp_path) == [".a.lock"]
+    check_free(tmp_path / "a")
+    assert names(tmp_path) == []
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path):
+    with holder(tmp_path / "a", ORPHAN) as process:
+        assert process.stdout.read() == ""
+        process.wait(timeout=60)
+        check_free(tmp_path / "a")
+
+
+def test_a_second_writer_in_the_same_process_is_refused_and_does_not_drop_the_lock(tmp_path):
+    path = tmp_path / "a.safetensors"
+    with Lock(path):
+        check_locked(path)
+        check_locked_elsewhere(path)
+    check_free(path)
+
+
+def test_a_link_and_its_target_have_one_lock_and_other_states_another(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there/real")
+    with Lock(tmp_path / "there" / "real"), Lock(tmp_path / "there" / "other"):
+        check_locked(tmp_path / "link")
+    assert names(tmp_path / "there") == []
+
+
+def test_a_lock_file_that_its_owner_removes_at_the_last_moment_locks_nothing(tmp_path, monkeypatch):
+    """The owner unlinks the file between our open and our lock."""
+    path, real, calls = tmp_path / "a", fcntl.flock, []
+
+    def flock(number: int, how: int) -> None:
+        calls.append(number)
+        if len(calls) == 1:
+            (tmp_path / ".a.lock").unlink()
+        real(number, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    check_locked(path)
+    with Lock(path):
+        check_locked_elsewhere(path)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_holds_none(number, tmp_path, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with Lock(tmp_path / "a") as lock:
+        assert not lock.held
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("what", ["link", "link to nothing", "folder"])
+def test_a_foreign_lock_file_is_refused_and_not_followed(what, tmp_path):
+    mine, lock = tmp_path / "mine.txt", tmp_path / ".a.lock"
+    mine.write_text("mine")
+    if what == "folder":
+        lock.mkdir()
+    else:
+        lock.symlink_to(mine if what == "link" else tmp_path / "new")
+    problem = r"cannot write the state .*a: \.a\.lock beside it is no lock file"
+    with pytest.raises(StateError, match=problem), Lock(tmp_path / "a"):
+        pass
+    assert mine.read_text() == "mine"
+    assert names(tmp_path) == [".a.lock", "mine.txt"]
+
+
+def test_a_file_with_the_name_of_the_lock_is_not_written_to(tmp_path):
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    (tmp_path / ".a.lock").hardlink_to(mine)
+    check_free(tmp_path / "a")
+    assert mine.read_text() == "mine"

@@ -1,0 +1,184 @@
+"""Thumbnails: a bounded number of small pictures that depend on the steps alone."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+
+import protokv
+from protokv.core.step import StreamClock
+from protokv.errors import StateCorrupt
+from protokv.ingestion import ingest
+from protokv.memories import DurableConfig
+from protokv.state import thumbnails
+from protokv.state.api import load_state, save_state
+from protokv.state.describe import describe
+from protokv.state.thumbnails import MOST_BYTES, SIDE, Thumbnails, encode, shrink
+from tests.mock_backbone import MockBackbone
+from tests.prepared import Prepared
+
+CONFIG = DurableConfig(budget=40)
+
+
+def clock(steps: int) -> StreamClock:
+    return StreamClock(
+        steps=steps, stream_time_s=float(steps), next_position=steps, tokens_seen=steps, fps=2.0, frames_per_step=2
+    )
+
+
+def picture(step: int) -> np.ndarray:
+    return np.full((8, 12, 3), step % 256, np.uint8)
+
+
+def watch(found: Thumbnails, first: int, last: int) -> Thumbnails:
+    for step in range(first, last):
+        found.add(step, float(step), picture(step))
+    return found
+
+
+@given(steps=st.integers(1, 300), most=st.integers(1, 20))
+def test_every_2_to_the_kth_step_is_kept_and_the_last_one(steps: int, most: int) -> None:
+    found = [one.step for one in watch(Thumbnails(most), 0, steps).all()]
+    strides = [2**k for k in range(10)]
+    stride = next(one for one in strides if math.ceil(steps / one) <= most)
+    assert found == sorted({*range(0, steps, stride), steps - 1})
+    assert len(found) <= most + 1
+    assert most == 1 or steps <= most or len(found) > most // 2
+
+
+@given(steps=st.integers(1, 120), cuts=st.sets(st.integers(1, 119), max_size=4), most=st.integers(1, 9))
+def test_a_resumed_stream_keeps_the_bytes_of_a_whole_one(steps: int, cuts: set[int], most: int) -> None:
+    whole = watch(Thumbnails(most), 0, steps).held()
+    found, first = Thumbnails(most), 0
+    for end in sorted({*(cut for cut in cuts if cut < steps), steps}):
+        saved = watch(found, first, end).held()
+        read = Thumbnails.of(saved, clock(end))
+        assert read is not None
+        found, first = read.limited(most), end
+    resumed = found.held()
+    assert resumed.keys() == whole.keys()
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+@given(steps=st.integers(1, 200), most=st.integers(1, 20), fewer=st.integers(1, 20))
+def test_fewer_pictures_from_now_on_are_those_of_a_stream_that_kept_fewer(steps: int, most: int, fewer: int) -> None:
+    before = watch(Thumbnails(max(most, fewer)), 0, steps).limited(min(most, fewer))
+    after = watch(before, steps, steps + 1)
+    assert after.all() == watch(Thumbnails(min(most, fewer)), 0, steps + 1).all()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (160, 160), (1080, 1920), (3, 161)])
+def test_a_picture_is_small_whatever_is_in_it(size: tuple[int, int]) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    small = shrink(noise)
+    assert min(SIDE, max(size)) / 2 <= max(small.shape[:2]) <= SIDE
+    data = encode(small)
+    assert len(data) <= MOST_BYTES
+    with Image.open(io.BytesIO(data)) as image:
+        assert image.format == "JPEG"
+
+
+def test_the_footprint_is_bounded_by_what_is_declared() -> None:
+    found, noise = Thumbnails(16), np.random.default_rng(0).integers(0, 256, (160, 160, 3), dtype=np.uint8)
+    most = 0
+    for step in range(70):
+        found.add(step, float(step), noise)
+        most = max(most, sum(tensor.nbytes for tensor in found.held().values()))
+    assert 0 < most <= found.capacity_bytes
+
+
+def corrupt(name: str, change: Callable[[Tensor], Tensor]) -> Any:
+    def apply(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {**tensors, f"thumbnails.{name}": change(tensors[f"thumbnails.{name}"].clone())}
+
+    return apply
+
+
+def big_picture(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    file = io.BytesIO()
+    Image.new("RGB", (9000, 1)).save(file, "JPEG", quality=1)
+    assert len(file.getvalue()) <= MOST_BYTES
+    data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    return {
+        "thumbnails.jpeg": data,
+        "thumbnails.ends": torch.tensor([len(data)]),
+        "thumbnails.step": torch.tensor([0]),
+        "thumbnails.time_s": torch.tensor([0.0], dtype=torch.float64),
+    }
+
+
+HOSTILE = {
+    "other bytes": corrupt("jpeg", lambda t: torch.zeros_like(t)),
+    "a script": corrupt("jpeg", lambda t: torch.tensor(list(b"<svg onload=x>" * 999)[: len(t)], dtype=torch.uint8)),
+    "ends beyond": corrupt("ends", lambda t: t + 1),
+    "ends that overflow": corrupt("ends", lambda t: t.fill_(2**62)),
+    "ends that go back": corrupt("ends", lambda t: t.flip(0)),
+    "negative ends": corrupt("ends", lambda t: -t),
+    "steps of the future": corrupt("step", lambda t: t + 10**6),
+    "steps twice": corrupt("step", lambda t: t * 0),
+    "no number": corrupt("time_s", lambda t: t * float("nan")),
+    "times before the stream": corrupt("time_s", lambda t: t - 1),
+    "another dtype": corrupt("jpeg", lambda t: t.to(torch.int16)),
+    "none": lambda tensors: {name: tensor[:0] for name, tensor in tensors.items()},
+    "too many": corrupt("jpeg", lambda t: t.repeat(2000)),
+    "a part missing": lambda tensors: {name: t for name, t in tensors.items() if name != "thumbnails.step"},
+    "a picture as wide as a wall": big_picture,
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("states") / "a.safetensors"
+    list(ingest(Prepared(0, 80), path, CONFIG, backbone=MockBackbone()))
+    return path
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_pictures_are_refused_in_one_line(name: str, saved: Path, tmp_path: Path) -> None:
+    state = load_state(saved)
+    own = {name: tensor for name, tensor in state.tensors.items() if name.startswith("thumbnails.")}
+    others = {name: tensor for name, tensor in state.tensors.items() if name not in own}
+    path = tmp_path / "hostile.safetensors"
+    save_state(replace(state, tensors=others | HOSTILE[name](own)), path)
+    for read in (lambda: describe(path), lambda: protokv.load(path, MockBackbone())):
+        with pytest.raises(StateCorrupt, match=r"thumbnails\.") as caught:
+            read()
+        assert "\n" not in caught.value.message
+
+
+def test_a_state_tells_its_pictures_and_passes_them_on(saved: Path, tmp_path: Path) -> None:
+    found = describe(saved, values=True)
+    assert found["thumbnails"]["times_s"][0] == 0.0
+    assert found["thumbnails"]["times_s"][-1] == 39.0
+    assert 9 <= len(found["thumbnails"]["times_s"]) <= 17
+    assert thumbnails.Thumbnails.promise in found["verified"]
+    again = tmp_path / "again.zarr"
+    protokv.save(protokv.load(saved, MockBackbone()), again)
+    before, after = load_state(saved).tensors, load_state(again).tensors
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_without_them_a_state_has_none_and_goes_on(saved: Path, tmp_path: Path) -> None:
+    path, options = tmp_path / "none.safetensors", {"backbone": MockBackbone(), "thumbnails": 0}
+    list(ingest(Prepared(0, 80), path, CONFIG, **options))
+    assert not [name for name in load_state(path).tensors if name.startswith("thumbnails.")]
+    assert describe(path)["thumbnails"] is None
+    memory = {name: t for name, t in load_state(saved).tensors.items() if not name.startswith("thumbnails.")}
+    assert all(torch.equal(memory[name], tensor) for name, tensor in load_state(path).tensors.items())
+    list(ingest(Prepared(1, 20), path, CONFIG, append=True, **options | {"thumbnails": 4}))
+    times_s = describe(path)["thumbnails"]["times_s"]
+    assert times_s[-1] == 49.0
+    assert min(times_s) >= 40.0

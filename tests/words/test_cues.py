@@ -1,0 +1,77 @@
+"""What is said in a step: every cue once, where its middle or its words are, within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protokv.words import Coming, Cue, Track
+from protokv.words.cues import MOST_CUES, MOST_OF_CUE
+
+times = st.integers(-20, 400).map(lambda tenths: tenths / 10)
+
+
+@st.composite
+def cues(draw: st.DrawFn) -> Cue:
+    start_s, length_s = draw(times), draw(st.integers(0, 50)) / 10
+    said = draw(st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4))
+    starts = sorted(draw(st.lists(st.integers(0, 50), min_size=len(said), max_size=len(said))))
+    words = tuple((start_s + at / 10, word) for at, word in zip(starts, said, strict=True))
+    return Cue(start_s, start_s + length_s, " ".join(said), words if draw(st.booleans()) else ())
+
+
+def literal(cue: Cue, start_s: float, end_s: float) -> str:
+    """What of one cue belongs to a step, by the definition."""
+    said = cue.words or (((cue.start_s + cue.end_s) / 2, cue.text),)
+    return " ".join(word for time_s, word in said if (start_s <= time_s or start_s == 0) and time_s < end_s)
+
+
+@given(st.lists(cues(), max_size=12), st.lists(st.integers(1, 99), max_size=9, unique=True))
+def test_steps_cut_a_track_as_the_definition_says_and_give_every_word_once(found: list[Cue], cuts: list[int]) -> None:
+    track = Track(found)
+    edges = [0.0, *(cut / 2 for cut in sorted(cuts)), 60.0]
+    given_texts = [track.between(start_s, end_s) for start_s, end_s in pairwise(edges)]
+    in_order = sorted(found, key=lambda cue: (cue.start_s, cue.end_s))
+    assert given_texts == [
+        [text for cue in in_order if (text := literal(cue, start_s, end_s))] for start_s, end_s in pairwise(edges)
+    ]
+    said = sorted(word for texts in given_texts for text in texts for word in text.split())
+    assert said == sorted(word for cue in found for word in cue.text.split())
+    assert track.lost is None
+
+
+@given(st.lists(cues(), max_size=12), st.integers(1, 20), st.integers(0, 10))
+def test_cues_that_come_while_the_source_is_read_go_to_the_steps_of_a_track(
+    found: list[Cue], length: int, resumed: int
+) -> None:
+    in_order = sorted(found, key=lambda cue: (cue.start_s, cue.end_s))
+    track, waiting = Track(in_order), list(in_order)
+    end_s = 0.0
+
+    def come() -> Iterator[Cue]:
+        while waiting and waiting[0].start_s < end_s:
+            yield waiting.pop(0)
+
+    coming = Coming(lambda *_: come(), {})
+    for n in range(resumed, 121 // length):
+        start_s, end_s = n * length / 2, (n + 1) * length / 2
+        assert coming.between(start_s, end_s) == track.between(start_s, end_s)
+
+
+def test_bounds_cut_lines_steps_and_tracks_and_say_what_is_left_out() -> None:
+    long = Track([Cue(0, 2, "word " * 300_000)])
+    [text] = long.between(0, 2)
+    assert 0 < len(text) <= MOST_OF_CUE
+    assert text.split() == ["word"] * len(text.split())
+    assert "a line has more" in str(long.lost)
+
+    full = Track([Cue(n / 1000, n / 1000, "abcd efgh") for n in range(1000)], most_of_step=15)
+    assert full.between(0, 1) == ["abcd efgh", "abcd"]
+    assert "a step has more" in str(full.lost)
+
+    many = Track(Cue(n, n, "a") for n in range(MOST_CUES + 1))
+    assert many.between(MOST_CUES - 1, MOST_CUES + 9) == ["a"]
+    assert f"{MOST_CUES:,}" in str(many.lost)

@@ -1,0 +1,174 @@
+"""Which subtitles an ingest takes, what the state keeps of them, and what it does if they are bad or change."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import protokv
+from protokv.backbones.base import Backbone
+from protokv.errors import ConfigError, SourceNotFound, StateMismatch
+from protokv.ingestion import Event, LiveOptions, Started, Summary, WordsLost, ingest
+from protokv.ingestion.live.source import LiveSource, open_input
+from protokv.state import api as storage
+from protokv.state.watched import Segment
+from protokv.video import Source, Step, open_source, read_steps
+from protokv.video.source import never
+from protokv.words.find import words_of
+from tests.mock_backbone import MockBackbone
+from tests.state.test_checkpoint import CONFIGS
+from tests.video.subtitled import write_subtitled
+
+SRT = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("clip")
+    said = [(1.0, 2.0, "a track")]
+    return write_subtitled(folder / "x.mkv", {"ger": said, "eng": said}, seconds=3).read_bytes()
+
+
+@pytest.fixture
+def video(clip: bytes, tmp_path: Path) -> Path:
+    (tmp_path / "talk.mkv").write_bytes(clip)
+    return tmp_path / "talk.mkv"
+
+
+def watch(video: Path, subtitles: str = "auto", **options: Any) -> dict[type, Event]:
+    state = video.with_suffix(".safetensors")
+    events = ingest(video, state, CONFIGS["durable"], backbone=MockBackbone(), subtitles=subtitles, **options)
+    return {type(event): event for event in events}
+
+
+def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_english_before_others(video: Path) -> None:
+    def found(choice: str) -> str | None:
+        with open_source(video) as source:
+            words = words_of(source, video, choice)
+        return None if words is None else words.between(0, 9)[0]
+
+    folder = video.parent
+    assert found("auto") == found("en") == found("deu") == "a track"
+    for name in ("talk.de.vtt", "talk.en.srt", "talk.srt", "talks.srt", "talk.part2.srt", "other.ASS"):
+        (folder / name).write_text(("WEBVTT\n\n" if ".vtt" in name else "") + SRT.format(name).replace(",", "."))
+        if name == "talk.de.vtt":
+            assert found("auto") == name
+    assert found("auto") == "talk.srt"
+    assert found("en-GB") == "talk.en.srt"
+    assert found("ger") == "talk.de.vtt"
+    assert found("off") is None
+    assert found(str(folder / "talks.srt")) == "talks.srt"
+    with pytest.raises(SourceNotFound, match="no subtitles in fr") as caught:
+        found("fr")
+    assert "de, en" in caught.value.hint
+    with pytest.raises(SourceNotFound, match=r"no subtitles at .*no\.srt"):
+        found("no.srt")
+
+
+def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: Path, tmp_path: Path) -> None:
+    state = video.with_suffix(".safetensors")
+    assert watch(video)[Started].words == "text track 1 (ger)"
+    assert storage.read_header(state).source["words"]["kind"] == "track"
+    watch(video, "off", overwrite=True)
+    assert "words" not in storage.read_header(state).source
+    (tmp_path / "talk.srt").write_text(SRT.format("beside"))
+    assert watch(video, overwrite=True)[Started].words == "talk.srt"
+    assert watch(video)[Started].how == "finished"
+    for change in (SRT.format("changed"), None):
+        (tmp_path / "talk.srt").write_text(change) if change else (tmp_path / "talk.srt").unlink()
+        with pytest.raises(StateMismatch, match=r"talk\.srt"):
+            watch(video)
+
+
+def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(video: Path, tmp_path: Path) -> None:
+    (tmp_path / "talk.srt").write_bytes(b"\0\1junk" * 99)
+    for how in ("started", "finished"):
+        events = watch(video)
+        assert events[Started].how == how
+        assert events[WordsLost].words == "talk.srt"
+        assert "holds no subtitles" in events[Summary].words_lost
+        assert events[Summary].complete
+    # They take no room in the memory.
+    states = [storage.load_state(video.with_suffix(".safetensors"))]
+    watch(video, "off", overwrite=True)
+    states.append(storage.load_state(video.with_suffix(".safetensors")))
+    assert states[0].memory == states[1].memory
+    assert states[0].tensors.keys() == states[1].tensors.keys()
+    assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
+
+
+def test_lines_of_a_pipe_and_of_a_growing_file_come_with_the_frames(video: Path) -> None:
+    def said(source: Source | LiveSource, steps: Iterable[object]) -> list[list[str]]:
+        words = words_of(source, None, "en")
+        assert words is not None
+        found = [words.between(step.time_s, step.time_s + 1) for step in steps if isinstance(step, Step)]
+        assert words.record["language"] == "eng"
+        return found
+
+    reading, writing = os.pipe()
+    os.write(writing, video.read_bytes())
+    os.close(writing)
+    for source in (f"pipe:{reading}", str(video)):
+        follow = source == str(video)
+        opened = open_input(source, LiveOptions(follow=follow, stall_s=0.3 if follow else None), None)
+        assert opened is not None
+        with opened:
+            if isinstance(opened, LiveSource):
+                steps: Iterable[object] = opened.steps(2.0, 2, Segment(), 0.0, never)
+            else:
+                steps = read_steps(opened, 2.0, 2)
+            assert said(opened, steps) == [[], ["a track"], []]
+    os.close(reading)
+
+
+def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny: Backbone, tmp_path: Path) -> None:
+    def watch(source: str, state: str, **options: Any) -> Path:
+        path = tmp_path / state
+        list(ingest(source, path, CONFIGS["durable"], backbone=tiny, subtitles="en", **options))
+        return path
+
+    whole = watch(str(video), "whole.safetensors")
+    asked = count()
+    watch(str(video), "parts.safetensors", should_stop=lambda: next(asked) > 3)
+    assert not storage.read_header(tmp_path / "parts.safetensors").complete
+    assert watch(str(video), "parts.safetensors").read_bytes() == whole.read_bytes()
+    reading, writing = os.pipe()
+    os.write(writing, video.read_bytes())
+    os.close(writing)
+    piped = watch(f"pipe:{reading}", "piped.safetensors")
+    os.close(reading)
+    sessions = [protokv.load(path, tiny) for path in (whole, piped)]
+    assert [line.text for line in sessions[0].parts.transcript.lines] == ["a track"]
+    states = [session.tensors() for session in sessions]
+    assert int((states[0]["words.near.step"] >= 0).sum()) == sessions[0].memory.report()["words_tokens_in_use"] > 0
+    assert states[0].keys() == states[1].keys()
+    assert all(
+        torch.equal(*(state[f"words.{name}"] for state in states)) for name in ("near.step", "near.positions", "seen")
+    )
+
+
+def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: Backbone, tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+
+    def watch(source: str, **options: Any) -> dict[type, Event]:
+        return {type(event): event for event in ingest(source, path, CONFIGS["durable"], backbone=tiny, **options)}
+
+    watch(str(video), subtitles="off")
+    silent = path.read_bytes()
+    longer = write_subtitled(tmp_path / "longer.mkv", {"eng": [(1.0, 2.0, "late")]}, seconds=4)
+    with pytest.raises(ConfigError, match="began without words"):
+        watch(str(longer), append=True)
+    assert path.read_bytes() == silent
+    reading, writing = os.pipe()
+    os.write(writing, longer.read_bytes())
+    os.close(writing)
+    events = watch(f"pipe:{reading}", append=True)
+    os.close(reading)
+    assert "began without words" in events[Summary].words_lost
+    assert protokv.load(path, tiny).parts.transcript.lines == []

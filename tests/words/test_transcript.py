@@ -1,0 +1,125 @@
+"""What was said is in the state: bounded, in order, plain; and a stream with words goes on as if it had not stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import protokv
+from protokv.backbones.base import Backbone
+from protokv.core.session import Session
+from protokv.errors import ConfigError, StateCorrupt
+from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
+from protokv.state.api import load_state, save_state
+from protokv.words import transcript
+from tests.conftest import random_frames
+
+SAID = {1: ["two three"], 2: ["red star ?", "blue"], 5: ["ring\x1b[31m"], 7: ["last one"]}
+
+
+def watch(session: Session, first: int, last: int) -> Session:
+    for step in range(first, last):
+        session.watch(random_frames(step), words=SAID.get(step, ()))
+    return session
+
+
+@pytest.fixture(scope="module")
+def state(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("states") / "a.safetensors"
+    protokv.save(watch(Session.start(tiny, DurableConfig(budget=30, words=True)), 0, 9), path)
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_every_memory_takes_words_and_goes_on_byte_for_byte(name: str, tiny: Backbone, tmp_path: Path) -> None:
+    config = MemoryConfig.of(name, budget=30, positions="stream").with_words(True)
+    whole = watch(Session.start(tiny, config), 0, 9)
+    protokv.save(watch(Session.start(tiny, config), 0, 4), tmp_path / "a.safetensors")
+    resumed = watch(protokv.load(tmp_path / "a.safetensors", tiny), 4, 9)
+    assert resumed.clock == whole.clock
+    ours, theirs = resumed.tensors(), whole.tensors()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert resumed.parts.transcript.lines == whole.parts.transcript.lines
+    assert torch.isfinite(whole.prefill("what is the first star ?")).all()
+
+
+def test_a_durable_stream_that_began_without_words_takes_none(tiny: Backbone) -> None:
+    session = watch(Session.start(tiny, DurableConfig(budget=30)), 0, 1)
+    with pytest.raises(ConfigError, match="began without words"):
+        watch(session, 1, 2)
+
+
+def test_evidence_stands_in_steps_of_a_stream_with_words(tiny: Backbone) -> None:
+    session = watch(Session.start(tiny, DurableConfig(budget=30, words=True)), 0, 9)
+    evidence = session.ask("what is the first star ?", evidence=True).evidence
+    assert evidence is not None
+    assert evidence.moments
+    assert all(0 <= moment.start_s < moment.end_s <= 9 for moment in evidence.moments)
+
+
+def test_lines_have_the_times_of_their_steps_and_plain_text(state: Path, tiny: Backbone) -> None:
+    lines = protokv.load(state, tiny).parts.transcript.lines
+    assert [(line.step, line.start_s, line.end_s) for line in lines] == [(n, n, n + 1) for n in SAID]
+    assert [line.text for line in lines] == ["two three", "red star ? blue", "ring [31m", "last one"]
+
+
+def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:
+    session = Session.start(tiny, MemoryConfig.of("full", budget=64))
+    places: list[Tensor] = []
+    for step in range(9):
+        tokens = tiny.add_words(session.embed(random_frames(step), float(step)), SAID.get(step, ()))
+        places.append(session.position_steps([tokens], [float(step)]).steps[0].positions)
+        session.take([tokens], [float(step)])
+    for step, where in enumerate(places):
+        found = tiny.times_of(where, session.clock, session.parts.transcript.breaks())
+        assert (found.floor() == step).all(), step
+
+
+def test_a_transcript_of_any_length_is_bounded(monkeypatch: pytest.MonkeyPatch, tiny: Backbone) -> None:
+    monkeypatch.setattr(transcript, "MOST_BYTES", 40)
+    session = watch(Session.start(tiny, MemoryConfig.of("last-frames", budget=30)), 0, 8)
+    assert [line.step for line in session.parts.transcript.lines] == [2, 5, 7]
+    monkeypatch.setattr(transcript, "MOST_BYTES", transcript.MOST_OF_LINE)
+    session.watch(random_frames(8), words=["two " * 9999])
+    (line,) = session.parts.transcript.lines
+    assert (line.step, len(line.text)) == (8, transcript.MOST_OF_LINE)
+
+
+def changed(name: str, change: Callable[[Tensor], Tensor]) -> Any:
+    return lambda tensors: tensors | {f"transcript.{name}": change(tensors[f"transcript.{name}"].clone())}
+
+
+HOSTILE = {
+    "an escape": changed("text", lambda t: t.fill_(27)),
+    "no text": changed("text", lambda t: t.fill_(255)),
+    "ends beyond": changed("ends", lambda t: t + 1),
+    "ends that go back": changed("ends", lambda t: t.flip(0)),
+    "a step of the future": changed("step", lambda t: t + 99),
+    "a step twice": changed("step", lambda t: t * 0),
+    "a place beyond the stream": changed("position", lambda t: t + 10**6),
+    "no number": changed("time_s", lambda t: t * float("nan")),
+    "an end before its start": changed("time_s", lambda t: t.flip(1)),
+    "a part missing": lambda tensors: {name: t for name, t in tensors.items() if name != "transcript.step"},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_transcripts_are_refused_in_one_line(name: str, state: Path, tiny: Backbone, tmp_path: Path) -> None:
+    read = load_state(state)
+    path = tmp_path / "hostile.safetensors"
+    save_state(replace(read, tensors=HOSTILE[name](dict(read.tensors))), path)
+    with pytest.raises(StateCorrupt, match=r"transcript\.") as caught:
+        protokv.load(path, tiny)
+    assert "\n" not in caught.value.message
+
+
+def test_words_at_compact_positions_are_refused_where_they_would_leave_them(tiny: Backbone) -> None:
+    session = Session.start(tiny, DurableConfig(budget=30, positions="compact", words=True))
+    with pytest.raises(ConfigError, match="compact positions"):
+        watch(session, 0, 2)
