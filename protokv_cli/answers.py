@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from protokv.core.parts import Evidence
     from protokv.core.session import Answer, Session
     from protokv.timings import Timings
-    from protokv_cli.excerpts import Excerpts
+    from protokv_cli.frames import FrameWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,10 @@ class QueryOptions:
     top: int | None
     evidence: bool
     frames: Path | None
-    clip: Path | None
     video: Path | None
     timings: bool
     at_prompt: bool
     alone: bool
-
-    @property
-    def excerpts(self) -> bool:
-        """Whether frames or a clip of the video are wanted."""
-        return self.frames is not None or self.clip is not None
 
 
 class Answers:
@@ -67,10 +61,10 @@ class Answers:
         clock: Timings,
         refusals: Refusals,
         *,
-        excerpts: Excerpts | None = None,
+        frames: FrameWriter | None = None,
     ) -> None:
         """Ask nothing yet."""
-        self._excerpts = excerpts
+        self._frames = frames
         self._out, self._state, self._asking, self._decoding, self._clock = out, state, asking, decoding, clock
         self._refusals, self._warned_of_words = refusals, False
         self._turns, self._warned_of_turns = list[tuple[str, str]](), False
@@ -109,8 +103,9 @@ class Answers:
                 self._out.plain(f"  {evidence_text(answer.evidence)}")
                 for said in heard(answer.evidence):
                     self._out.plain(f"    {said}")
-            if self._excerpts is not None:
-                row |= self._excerpts.write(answer, session)
+            if self._frames is not None:
+                row["frames"] = self._frames.write(answer, session)
+                self._out.note(f"{len(row['frames'])} frames are in {self._asking.frames}")
         if age_s is not None:
             row["commit_age_s"] = round(age_s, 3)
         if self._asking.timings:

@@ -19,7 +19,6 @@ class Exit(IntEnum):
         LOCKED: another process is writing the state, or has written it meanwhile.
         MISMATCH: the state does not fit the model, the memory or this version.
         CORRUPT: the state is damaged, or is no state.
-        UNTRUSTED: no key of --trust has signed the state.
         HUNG_UP: the terminal was closed; the state is committed.
         INTERRUPTED: Ctrl-C; the state is committed.
         TERMINATED: `kill`; the state is committed.
@@ -33,7 +32,6 @@ class Exit(IntEnum):
     LOCKED = 11
     MISMATCH = 12
     CORRUPT = 13
-    UNTRUSTED = 14
     HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
@@ -49,7 +47,6 @@ _CODES: tuple[tuple[type[errors.ProtoKVError], Exit], ...] = (
     (errors.StateLocked, Exit.LOCKED),
     (errors.StateMismatch, Exit.MISMATCH),
     (errors.StateCorrupt, Exit.CORRUPT),
-    (errors.StateUntrusted, Exit.UNTRUSTED),
 )
 
 

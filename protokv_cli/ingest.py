@@ -31,7 +31,6 @@ from protokv_cli.parsing import (
 )
 from protokv_cli.process import stopping, uncollected
 from protokv_cli.progress import downloads_shown
-from protokv_cli.signing import check_trust_is_used, trusting, warn_of_stale_signature
 
 if TYPE_CHECKING:
     from protokv.ingestion import IngestOptions
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 
 def ingest(
-    ctx: typer.Context,
     sources: Annotated[
         list[str] | None,
         typer.Argument(
@@ -179,7 +177,6 @@ def ingest(
     csv: Annotated[
         Path | None, option("--csv FILE", "Table to write: each video, its state, time, result.", Panel.MANY)
     ] = None,
-    trust: options.Trust = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     device_map: options.DeviceMap = None,
@@ -235,7 +232,6 @@ def ingest(
     with out.errors():
         if append and state is None:
             raise ConfigError("--append needs the state to append to", hint="name it with -o STATE")
-        check_trust_is_used(ctx)
         if fps is not None:
             check_fps(fps)
         if model is not None:
@@ -304,7 +300,7 @@ def ingest(
         if dry_run:
             _dry_run(out, sources[0], chosen)
         else:
-            _ingest_one(out, sources[0], state, chosen, clock, trust if append else None)
+            _ingest_one(out, sources[0], state, chosen, clock)
 
 
 def _memory_config(name: str, budget: str, settings: list[str], seed: int, positions: str | None) -> MemoryConfig:
@@ -321,7 +317,7 @@ def _is_stream(sources: list[str]) -> bool:
 
 
 def _ingest_one(
-    out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None, trust: Path | None
+    out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None
 ) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
     from protokv.ingestion import Started, Summary, ingest
@@ -334,10 +330,8 @@ def _ingest_one(
         events = ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)
         # Closing the generator commits what was watched if something fails here.
         with closing(events):
-            with uncollected(), trusting(trust):
+            with uncollected():
                 started = next(events)
-            if chosen.append and target is not None:
-                warn_of_stale_signature(out, target)
             argument = "-" if source == "-" else name
             for event in chain((started,), events):
                 if isinstance(event, Started):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +14,6 @@ from protokv_cli.exits import Exit
 from protokv_cli.options import option
 from protokv_cli.output import Format, Output
 from protokv_cli.process import interruptible
-from protokv_cli.signing import sign_all, trusting
 from protokv_cli.tables import flat_lines, grid, time_text
 
 
@@ -51,17 +49,6 @@ def inspect(
     ] = False,
     words: Annotated[bool, option("--words", "Show what was said, as the state knows it, with times.")] = False,
     at: Annotated[str | None, option("--at TIME", "Show the newest kept commit not after this stream time.")] = None,
-    repair: Annotated[
-        bool,
-        option(
-            "--repair",
-            "Go back from a damaged state to its newest whole commit; of a folder, list the videos to run again.",
-        ),
-    ] = False,
-    key: Annotated[
-        Path | None, option("--sign KEY", "Sign the state with this secret key of minisign: STATE.minisig.")
-    ] = None,
-    trust: options.Trust = None,
     watch: Annotated[bool, option("--watch", "Show the state again after every commit.")] = False,
     fmt: options.OutputFormat = Format.AUTO,
     as_json: options.Json = False,
@@ -72,9 +59,6 @@ def inspect(
 
     With a second state: show how the two differ, header and tensors bit for bit; the exit code is 0 if they are equal
     and 1 if they differ. With -o: write the state in another form (.safetensors, .pt, .zarr) or place (s3://...).
-
-    With --repair: a whole state stays as it is. A damaged one is kept as STATE.damaged, and the newest commit of --keep
-    that is whole takes its place. In a pipe, a folder gives a list for ingest --from.
 
     \b
     Examples:
@@ -88,13 +72,9 @@ def inspect(
       protokv inspect video.safetensors -o video.zarr
       protokv inspect monday.safetensors tuesday.safetensors
       protokv inspect states/
-      protokv inspect video.safetensors --repair
-      protokv inspect video.safetensors --sign KEY
-      protokv inspect video.safetensors --trust KEYS
-      protokv inspect states/ --repair | protokv ingest --from - -o states/
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
-    with out.errors(), trusting(trust):
+    with out.errors():
         if at is not None and (other is not None or output is not None):
             raise ConfigError("--at shows one state", hint="leave out the second state and --output")
         if watch and (other is not None or output is not None or at is not None):
@@ -107,20 +87,7 @@ def inspect(
             raise ConfigError("--words shows the words alone", hint="leave --watch and --layers out")
         from protokv.fleet.plan import is_place
 
-        # Options about one state, which --repair, --sign and a folder of states refuse.
         one_state = other is not None or output is not None or at is not None or watch or words
-        if repair:
-            if one_state or verify is not None:
-                raise ConfigError("--repair stands alone", hint="leave the other options out")
-            from protokv_cli.repair import repair_one, repair_place
-
-            (repair_place if is_place(state) else repair_one)(out, state)
-            return
-        if key is not None:
-            if one_state or verify is False:
-                raise ConfigError("--sign stands alone", hint="leave the other options out")
-            sign_all(out, state, key)
-            return
         if is_place(state):
             if one_state or verify:
                 raise ConfigError(

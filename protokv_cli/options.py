@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from enum import StrEnum
 from glob import escape as glob_escape
 from glob import glob
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -195,14 +194,6 @@ System = Annotated[
     option(
         "--system TEXT",
         "A system prompt. ingest: the model reads it before the video. query: in front of each question.",
-        Panel.MODEL,
-    ),
-]
-Trust = Annotated[
-    Path | None,
-    option(
-        "--trust KEYS",
-        "Refuse a state that no public key in this file has signed (minisign). Of ingest: with --append.",
         Panel.MODEL,
     ),
 ]

@@ -33,7 +33,6 @@ from protokv_cli.parsing import parse_duration
 from protokv_cli.process import interruptible, uncollected
 from protokv_cli.progress import loading, show_timings
 from protokv_cli.questions import Question, Refusals, read_questions, typed_questions
-from protokv_cli.signing import trusting
 from protokv_cli.tables import grid, time_text
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ def query(
     ] = False,
     model: options.Model = None,
     revision: options.Revision = None,
-    trust: options.Trust = None,
     top: Annotated[
         int | None,
         option("--top COUNT", "Of many states, show the COUNT answers that the model is surest of.", Panel.MOST, min=1),
@@ -98,10 +96,6 @@ def query(
     ] = False,
     frames: Annotated[
         Path | None, option("--frames DIR", "Write the frames at these times as PNG, named by time.", Panel.EVIDENCE)
-    ] = None,
-    clip: Annotated[
-        Path | None,
-        option("--clip FILE", "Cut the seconds around the strongest of them into this .mp4.", Panel.EVIDENCE),
     ] = None,
     video: Annotated[
         Path | None,
@@ -164,11 +158,11 @@ def query(
       protokv query camera.safetensors --at 14:05 "What is visible now?"
       protokv query camera.safetensors --watch 30s "What is visible now?"
       protokv query video.safetensors --evidence "where was the star?"
-      protokv query video.safetensors --video videos/ --frames seen/ --clip seen.mp4 "where was the star?"
+      protokv query video.safetensors --video videos/ --frames seen/ "where was the star?"
       protokv query --state states/ --top 5 "what shape appeared first?"
     """
     out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
-    with out.errors(), trusting(trust):
+    with out.errors():
         state, texts = _split(arguments or [], named)
         if len(texts) > 1 and not any(" " in text for text in texts):
             together = shlex.quote(" ".join(texts))
@@ -195,20 +189,17 @@ def query(
             verify=verify,
             anyway=anyway,
             top=top,
-            evidence=evidence or frames is not None or clip is not None,
+            evidence=evidence or frames is not None,
             frames=frames,
-            clip=clip,
             video=video,
             timings=timings,
             at_prompt=at_prompt and watch is None,
             alone=watch is None and (at_prompt or (len(texts) == 1 and texts != ["-"] and file is None)),
         )
-        if asking.excerpts and watch is not None:
-            raise ConfigError("--watch looks at what is still coming", hint="leave out --frames and --clip")
-        if clip is not None and (at_prompt or file is not None or len(texts) != 1 or texts == ["-"]):
-            raise ConfigError("--clip is of one answer", hint="ask one question, or use --frames")
-        if video is not None and not asking.excerpts:
-            raise ConfigError("--video is where --frames and --clip look", hint="add one of them")
+        if frames is not None and watch is not None:
+            raise ConfigError("--watch looks at what is still coming", hint="leave out --frames")
+        if video is not None and frames is None:
+            raise ConfigError("--video is where --frames looks", hint="add --frames DIR")
         if many:
             _query_many(out, state, questions, asking, refusals)
             return
@@ -267,18 +258,18 @@ def _query_one(
             header = read_header(state)
         if not asking.anyway:
             check_understood(header, how_to_ask_anyway)
-        excerpts = None
-        if asking.excerpts:
-            from protokv_cli.excerpts import Excerpts
+        writer = None
+        if asking.frames is not None:
+            from protokv_cli.frames import FrameWriter
 
-            excerpts = Excerpts(out, state, header, frames=asking.frames, clip=asking.clip, video=asking.video)
+            writer = FrameWriter(header, asking.frames, asking.video, state)
         at_s = None if asking.at is None else stream_time_of(asking.at, state, header, time.time())
         Decoding(**asking.sampling)  # raises before a model is loaded
         session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
         decoding = replace(session.backbone.decoding, **asking.sampling)
         check_system(session.backbone, asking.system)
     warn_of_answers(out, session.beyond_model)
-    answers = Answers(out, state, asking, decoding, clock, refusals, excerpts=excerpts)
+    answers = Answers(out, state, asking, decoding, clock, refusals, frames=writer)
     if asking.watch_s is not None:
         kept = list(questions)
         with interruptible():

@@ -18,7 +18,6 @@ from protokv_cli.exits import Exit
 from protokv_cli.options import option
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
-from protokv_cli.signing import trusting
 
 
 def serve(
@@ -41,7 +40,6 @@ def serve(
     ] = "2m",
     model: options.Model = None,
     revision: options.Revision = None,
-    trust: options.Trust = None,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     debug: options.Debug = False,
@@ -61,7 +59,7 @@ def serve(
       PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
     """
     out = Output(Format.AUTO, as_json=False, quiet=False, debug=debug)
-    with out.errors(), trusting(trust):
+    with out.errors():
         if token is None and not _is_loopback(host):
             raise ConfigError(f"{host} can be reached from other machines", hint="set a token in PROTOKV_TOKEN")
         if not states.is_dir():

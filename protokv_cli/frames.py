@@ -1,0 +1,117 @@
+"""`query --frames`: the frames of the video at the times that an answer stood on, as PNG.
+
+A state is untrusted and holds no folder: the user says where the video is. A file counts only if its bytes have the
+fingerprint in the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from protokv.errors import ProtoKVError, SourceNotFound, SourceUnreadable, StateMismatch, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from protokv.core.parts import Moment
+    from protokv.core.session import Answer, Session
+    from protokv.state.snapshot import Header
+
+# Of one moment; a longer one is shown at evenly spaced steps.
+MOST_FRAMES = 8
+_HINT = "name the file, or the folder it is in, with --video"
+
+
+@dataclass(frozen=True, slots=True)
+class _Video:
+    """A video file, the stream time at which it ends, and the time in the file of stream time 0."""
+
+    path: Path
+    end_s: float
+    offset_s: float
+
+
+class FrameWriter:
+    """Writes the frames of a state's videos at the moments of an answer."""
+
+    def __init__(self, header: Header, folder: Path, video: Path | None, state: str) -> None:
+        """Find the videos in `video`, beside the state or in this folder, before a model is loaded.
+
+        Raises:
+            SourceError, StateMismatch: a video is not at hand, or has changed.
+        """
+        from protokv.state.watched import records_of
+
+        places = [video] if video is not None else [Path(), Path(state).parent]
+        records = records_of(header)
+        starts_s = [float(one.get("start_s") or 0.0) for one in records]
+        spans = pairwise([*starts_s, header.clock.stream_time_s])
+        self._videos = [_find(one, *span, places) for one, span in zip(records, spans, strict=True)]
+        self._folder = folder
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, answer: Answer, session: Session) -> list[str]:
+        """Write the frames of an answer with evidence; return their paths, by time."""
+        from PIL import Image
+
+        from protokv.video import open_source
+
+        moments = answer.evidence.moments if answer.evidence else ()
+        paths = []
+        for time_s in sorted(time_s for one in moments for time_s in _times(one, session.clock.step_seconds)):
+            video = next((one for one in self._videos if time_s < one.end_s), self._videos[-1])
+            path = self._folder / f"{_name(time_s)}.png"
+            with open_source(str(video.path)) as source:
+                frame = next(iter(source.frames(time_s + video.offset_s)), None)
+            if frame is None:
+                raise SourceUnreadable(f"{video.path} has no frame at {time_s + video.offset_s:g} s")
+            with _writing(path):
+                Image.fromarray(frame.image).save(path)
+            paths.append(str(path))
+        return paths
+
+
+def _find(record: Mapping[str, Any], start_s: float, end_s: float, places: list[Path]) -> _Video:
+    """Return the file of the record of a source that fills these stream times."""
+    from protokv.video.file import fingerprint
+
+    # The fingerprint of a part of a file is that of the file, then @ and where the part begins.
+    digest, _, part = str(record.get("fingerprint")).partition("@")
+    name, size = str(record.get("name")), record.get("size_bytes")
+    if record.get("kind") != "file" or not isinstance(size, int):
+        raise SourceNotFound(f"there is no video file of this state: it watched {shown(name)}")
+    name = PurePath(name.rpartition(" from ")[0] if part else name).name
+    path = next((one for place in places for one in (place, place / name) if one.is_file()), None)
+    if path is None:
+        where = " or ".join(dict.fromkeys(map(str, places)))
+        raise SourceNotFound(f"the video {shown(name)} of this state is not at hand: it is not in {where}", hint=_HINT)
+    if path.stat().st_size != size or fingerprint(path, size) != digest:
+        raise StateMismatch(f"{path} is not the video that this state watched, or has changed since", hint=_HINT)
+    return _Video(path, end_s, float(part.partition("+")[0] or 0.0) - start_s)
+
+
+def _times(moment: Moment, step_s: float) -> Iterator[float]:
+    """Yield the times of the steps of a moment, at most `MOST_FRAMES`, evenly spaced."""
+    count = max(1, round((moment.end_s - moment.start_s) / step_s))
+    most = min(count, MOST_FRAMES)
+    return (moment.start_s + (i * count // most) * step_s for i in range(most))
+
+
+def _name(time_s: float) -> str:
+    """Return a file name that sorts by time, such as `00-07-02.500`."""
+    minutes, rest = divmod(round(time_s * 1000), 60_000)
+    return f"{minutes // 60:02d}-{minutes % 60:02d}-{rest // 1000:02d}.{rest % 1000:03d}"
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ProtoKVError(f"cannot write {path}: {error.strerror or error}", hint="name another place") from error
