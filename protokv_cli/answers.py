@@ -16,7 +16,7 @@ from protokv_cli.questions import Question, Refusals, surviving_errors
 from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
-    from protokv.backbones.base import Backbone
+    from protokv.core.backbone import Backbone
     from protokv.core.decoding import Decoding
     from protokv.core.parts import Evidence
     from protokv.core.session import Answer, Session

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.replay.dataset import Opened
 from protokv.replay.judges import Judge, judge_rows

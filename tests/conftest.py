@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.video import open_source
 from protokv.words import tracks as texts
 from tests.backbones.tiny import write_qwen2_5_vl

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, PreparedStep
 from protokv.core.attention import LocalKV
+from protokv.core.backbone import Backbone, PreparedStep
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
 from protokv.core import session as session_module
 from protokv.core.attention import attend
+from protokv.core.backbone import Backbone
 from protokv.core.context import EMPTY, Segment
 from protokv.core.decoding import Decoding, read_token
 from protokv.core.session import Session

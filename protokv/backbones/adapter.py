@@ -16,15 +16,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import MOST_WORDS, Backbone
-from protokv.backbones.loading import find_devices, published_decoding
+from protokv.backbones.loading import Placement, find_devices, identify, published_decoding
 from protokv.core.attention import LocalKV
+from protokv.core.backbone import MOST_WORDS, Backbone, Turn
 from protokv.core.context import Context
 from protokv.core.hook import LinearStates
 from protokv.core.hybrid import CarriedShape, Kind, places_of
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.turns import Turn
 from protokv.errors import ModelError, QuestionError
 from protokv.texts import admit_question
 
@@ -41,6 +40,11 @@ class Adapter(Backbone):
     text_module: ClassVar[str] = "model.language_model"
     # Words of a step: what closes the video before them, the text, what opens the next one. By default a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
+
+    @classmethod
+    def identify(cls, path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
+        """Return the identity of the model that `load` gives, without loading its weights."""
+        return identify(path, name, config, placement)
 
     def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity) -> None:
         """Take the language model's parts.

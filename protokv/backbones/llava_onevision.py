@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
-from protokv.backbones.base import PreparedStep
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.frames import check_frame_size, read_frames
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images
+from protokv.core.backbone import PreparedStep, Turn
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens, StreamClock
-from protokv.core.turns import Turn
 
 # Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.
 DEFAULT_FPS = 0.5

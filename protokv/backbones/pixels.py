@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, PreparedStep, check_cost
+from protokv.core.backbone import Backbone, PreparedStep, check_cost
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.errors import ConfigError, SourceUnreadable
 

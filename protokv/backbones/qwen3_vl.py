@@ -25,10 +25,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone, PreparedStep
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import MOST_TOKENS, PixelConfig, cells
 from protokv.backbones.qwen_vl import QwenVL
+from protokv.core.backbone import Backbone, PreparedStep
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 
 # Defaults of the family's video processor.

@@ -17,8 +17,8 @@ from protokv.errors import ConfigError, ModelError, ModelNotFound
 from protokv.mini import EMBEDDED, is_embedded, weights_folder
 
 if TYPE_CHECKING:
-    from protokv.backbones.base import Backbone
     from protokv.backbones.loading import Placement
+    from protokv.core.backbone import Backbone
     from protokv.core.records import BackboneIdentity
 
 # model_type of the config -> module and class
@@ -74,7 +74,7 @@ def load_backbone(
         ConfigError: the device, dtype, device map or quantisation does not exist here, two of them contradict,
             `revision` is given for a model that is not on a hub, or the model takes no frames of such a cost.
     """
-    from protokv.backbones.base import check_cost
+    from protokv.core.backbone import check_cost
 
     _check_positive(frame_tokens, max_pixels)
     options = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}

@@ -24,7 +24,7 @@ from protokv.core.step import StreamClock
 from protokv.errors import PositionWarning
 
 if TYPE_CHECKING:
-    from protokv.backbones.base import Backbone
+    from protokv.core.backbone import Backbone
     from protokv.core.parts import SessionView
 
 

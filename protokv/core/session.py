@@ -30,7 +30,7 @@ from protokv.errors import StateCorrupt
 from protokv.timings import Timings, stage
 
 if TYPE_CHECKING:
-    from protokv.backbones.base import Backbone, PreparedStep
+    from protokv.core.backbone import Backbone, PreparedStep
     from protokv.memories import MemoryConfig
     from protokv.state.snapshot import State
 

@@ -9,19 +9,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
+from protokv.core.backbone import Backbone, Turn
 from protokv.errors import QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, admit_question
 
-if TYPE_CHECKING:
-    from protokv.backbones.base import Backbone
-
 # This many take seconds on a CPU, and their room is no concern.
 MOST_QUESTION_TOKENS = 4096
-
-Turn = tuple[str, str]
-"""An earlier question and its answer."""
 
 
 def read_ids(

@@ -15,7 +15,7 @@ from protokv.fleet.plan import Job
 from protokv.ingestion import IngestOptions
 
 if TYPE_CHECKING:
-    from protokv.backbones.base import Backbone
+    from protokv.core.backbone import Backbone
     from protokv.core.records import BackboneIdentity
 
 Standing = Literal["new", "unfinished", "changed", "done"]

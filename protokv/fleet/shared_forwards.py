@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone
 from protokv.core.attention import LocalKV
+from protokv.core.backbone import Backbone
 from protokv.core.context import Context, EmptyContext
 from protokv.core.step import StepTokens
 from protokv.fleet.joint import JointKV, Stream

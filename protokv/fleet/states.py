@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
 from protokv.errors import NotUnderstood, StateError

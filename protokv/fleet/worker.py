@@ -50,7 +50,7 @@ from protokv.video.registry import fingerprint_source, open_source
 from protokv.words.find import AUTO, OFF, file_of, identity, is_heard, record_of_file, recorded, two_letters
 
 if TYPE_CHECKING:
-    from protokv.backbones.base import Backbone
+    from protokv.core.backbone import Backbone
 
 
 class Worker:

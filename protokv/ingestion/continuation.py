@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.live.source import LiveSource
 from protokv.memories import MemoryConfig

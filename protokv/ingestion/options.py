@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.settings import check_fps
 from protokv.errors import ConfigError, use_one_of
 from protokv.memories import DurableConfig, MemoryConfig

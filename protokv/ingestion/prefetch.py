@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from protokv.backbones.base import Backbone, PreparedStep
+from protokv.core.backbone import Backbone, PreparedStep
 from protokv.mini.looked import Look
 from protokv.timings import Timings, stage
 from protokv.video import Damage

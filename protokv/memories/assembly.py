@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.capacity import DoesNotFit, allocating, check_capacity
 from protokv.core.compact import CompactPlacement, PositionLimit
 from protokv.core.evidence import AttentionEvidence

@@ -18,15 +18,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from protokv.backbones.adapter import check_text
-from protokv.backbones.base import MOST_WORDS, PreparedStep
 from protokv.backbones.files import digest_weights, read_json
 from protokv.backbones.loading import Placement
 from protokv.backbones.pixels import PixelConfig, TimedGrid
 from protokv.core.attention import LocalKV
+from protokv.core.backbone import MOST_WORDS, PreparedStep, Turn
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
-from protokv.core.turns import Turn
 from protokv.mini.network import LanguageModel, VisionTower, select_prefix
 
 IDENTITY = "identity.json"
@@ -36,6 +35,7 @@ class Embedded(TimedGrid):
     """`protokv/mini`, `protokv/mini-order` and `protokv/mini-words`."""
 
     position_components = 3
+    converses = False
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from typing import Any, Final, Never
 import torch
 from torch import Tensor
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.context import Context, EmptyContext, SlotContext
 from protokv.core.memory import Memory
 from protokv.core.session import Session

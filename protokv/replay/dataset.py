@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.memories import LastFramesConfig, SlidingWindowConfig
 from protokv.replay.benchmarks.base import Benchmark, Video

@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.errors import ConfigError, JudgeError, use_one_of

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import groupby, islice, pairwise
 from typing import Any
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, use_one_of
 from protokv.replay.memories import Variant

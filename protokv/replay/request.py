@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError, use_one_of
 from protokv.memories import DEFAULT, MemoryConfig

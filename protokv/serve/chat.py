@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from protokv.core.backbone import Turn
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
-from protokv.core.turns import Turn
 from protokv.errors import ConfigError
 from protokv.texts import admit_question, find_broken, read_json
 

@@ -11,7 +11,7 @@ import stat
 from collections import OrderedDict
 from pathlib import Path
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateNotFound
 from protokv.fleet.plan import find_states

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.hybrid import CarriedShape
 from protokv.core.packing import pack
 from protokv.core.records import BackboneIdentity

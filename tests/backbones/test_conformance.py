@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.backbones import FAMILIES, load_backbone
-from protokv.backbones.base import MOST_WORDS, Backbone
+from protokv.core.backbone import MOST_WORDS, Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate, unrotate
 from protokv.core.session import Session

@@ -17,7 +17,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as qwen3_resize
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
 from protokv.backbones.frames import read_frames
 from protokv.backbones.gemma4 import FRAMES, Gemma4
 from protokv.backbones.pixels import PixelConfig, smart_resize
@@ -26,6 +25,7 @@ from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.backbones.smolvlm import SmolVLM
 from protokv.backbones.smolvlm import read_frames as read_smolvlm
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
 from protokv.ingestion import ingest

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.hybrid import Carried, WithCarried, window_mask
 from protokv.core.session import Session
 from protokv.core.step import StepTokens

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ModelError
 from protokv.memories import MemoryConfig

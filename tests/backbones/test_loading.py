@@ -16,11 +16,11 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones import FAMILIES, identify_backbone, load_backbone, loading
-from protokv.backbones.base import Backbone
 from protokv.backbones.files import read_template, read_video_processor
 from protokv.backbones.llava_onevision import LlavaOnevision
 from protokv.backbones.loading import find_devices
 from protokv.backbones.qwen_vl import QwenVL
+from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.sharding import LayerShards

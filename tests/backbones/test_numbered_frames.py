@@ -11,8 +11,8 @@ import torch
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
 from protokv.backbones.smolvlm import read_frames
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ModelError
 from protokv.memories import MemoryConfig

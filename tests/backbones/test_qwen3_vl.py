@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as upstream_resize
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
 from protokv.backbones.pixels import PixelConfig, smart_resize
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StreamClock
 from protokv.memories import MemoryConfig

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from protokv.backbones import load_backbone
 from protokv.backbones.adapter import ChatPrompt
-from protokv.backbones.base import Backbone
 from protokv.backbones.qwen_vl import VIDEO_TOKEN
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, ModelError

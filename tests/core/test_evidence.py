@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from protokv.backbones import EMBEDDED, load_backbone
-from protokv.backbones.base import Backbone
 from protokv.backbones.pixels import TimedGrid
+from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.evidence import NOTICED, Evidence, Moment, find_moments
 from protokv.core.parts import FAINT

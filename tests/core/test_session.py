@@ -11,8 +11,8 @@ import torch
 from transformers import GenerationConfig
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
 from protokv.backbones.loading import published_decoding
+from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate
 from protokv.core.session import Session

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protokv.backbones.base import Backbone, PreparedStep
+from protokv.core.backbone import Backbone, PreparedStep
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
 from protokv.errors import ModelError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
 from protokv.errors import StateCorrupt

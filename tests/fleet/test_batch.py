@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
 from protokv.core.attention import LocalKV
+from protokv.core.backbone import Backbone
 from protokv.core.context import EmptyContext
 from protokv.core.session import Session
 from protokv.errors import SourceError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.errors import SourceUnreadable, StateMismatch

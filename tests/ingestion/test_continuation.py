@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.memories import MemoryConfig
 from tests.conftest import random_frames

@@ -8,7 +8,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.context import SlotContext
 from protokv.memories import HermesConfig
 from protokv.memories.hermes import PROBES, Hermes

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
 from protokv.core.attention import LocalKV
+from protokv.core.backbone import Backbone
 from protokv.core.context import EmptyContext
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt

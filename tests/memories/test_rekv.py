@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.rotary import rotate, unrotate
 from protokv.core.session import Session
 from protokv.core.step import StepKV

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.memories import MemoryConfig
 from protokv.mini import EMBEDDED, weights_folder

@@ -20,8 +20,8 @@ import av
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.backbones.base import Backbone
 from protokv.core.attention import LocalKV
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from protokv.backbones import EMBEDDED, load_backbone
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, JudgeError
 from protokv.replay.judges import (
     PROMPT_HASH,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.packing import pack
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateError, StateMismatch

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from protokv import errors
-from protokv.backbones.base import Backbone, PreparedStep
+from protokv.core.backbone import Backbone, PreparedStep
 from protokv.errors import ProtoKVError, StateNotFound
 from protokv.fleet import Job
 from protokv.fleet.records import Failure

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import protokv
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch
 from protokv.ingestion import Event, LiveOptions, Started, Summary, WordsLost, ingest
 from protokv.ingestion.live.source import LiveSource, open_input

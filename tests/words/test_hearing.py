@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import protokv
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.errors import SourceUnreadable, StateMismatch
 from protokv.ingestion import Event, LiveOptions, Started, Summary, WordsLost, ingest
 from protokv.state import api as storage

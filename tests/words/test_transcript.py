@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import protokv
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig

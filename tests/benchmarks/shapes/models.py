@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from protokv.backbones.base import Backbone
 from protokv.backbones.llava_onevision import LlavaOnevision, read_frames
 from protokv.backbones.pixels import PixelConfig
 from protokv.backbones.qwen_vl import QwenVL
+from protokv.core.backbone import Backbone
 from protokv.core.hook import NAME, register
 from protokv.core.records import BackboneIdentity
 from protokv.core.tensors import MemoryShape

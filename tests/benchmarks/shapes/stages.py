@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.prototypes import ProtoKV
 from protokv.core.session import Session

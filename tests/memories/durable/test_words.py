@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.core.compact import Anchoring, compacted
 from protokv.core.precise_rotary import PreciseRotary
 from protokv.core.session import Session

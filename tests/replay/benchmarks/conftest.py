@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protokv.backbones import EMBEDDED, load_backbone
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from tests.replay.benchmarks.miniature import WRITERS, Clip, render_clips
 
 

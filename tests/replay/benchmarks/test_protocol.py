@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from protokv.backbones.base import Backbone
+from protokv.core.backbone import Backbone
 from protokv.replay.dataset import TEXT_ONLY
 from protokv.replay.plan import Unread, run
 from protokv.replay.report import summarise

@@ -1,8 +1,8 @@
 """`Backbone`, the interface of a vision-language model that reads a stream.
 
 A backbone turns frames and text into embeddings, gives steps their stream positions, and runs the language model with a
-`Context` and a `LocalKV` (`protokv.core.attention`). It knows no memories, snapshots or command line. A family is one
-file that implements this class and one line in `protokv.backbones.FAMILIES`.
+`Context` and a `LocalKV` (`protokv.core.attention`). It knows no memories, states or command line. `protokv.backbones`
+finds the class of a model by the family of its config.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.loading import Placement
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.decoding import Decoding
@@ -25,12 +24,13 @@ from protokv.core.hybrid import Carried, CarriedShape
 from protokv.core.precise_rotary import PreciseRotary
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.turns import Turn
 from protokv.errors import ConfigError
-from protokv.mini import is_embedded
 
 MOST_WORDS: Final = 1024
 """The most tokens of what was said in a step; the rest is cut off."""
+
+Turn = tuple[str, str]
+"""An earlier question of a conversation, and its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Backbone(ABC):
         moving: the position components that grow with the stream; the others stay within the grid of a step.
         max_position: number of positions that the model was trained on; None if its config does not say.
         reading_layers: the layers whose attention shows the evidence of an answer; None: not measured.
+        converses: whether the model was trained on conversations and system prompts.
         dtype: of embeddings, keys and values.
         device: of embeddings, positions and results, and of all layers unless `layer_devices` says otherwise.
         layer_devices: device of each layer if the model is spread over several; None: all on `device`.
@@ -81,6 +82,7 @@ class Backbone(ABC):
     moving: Sequence[int] = (0,)
     max_position: int | None = None
     reading_layers: Sequence[int] | None = None
+    converses: bool = True
     settings: Mapping[str, int | float | str]
     dtype: torch.dtype
     device: torch.device
@@ -88,15 +90,16 @@ class Backbone(ABC):
 
     @classmethod
     @abstractmethod
-    def load(cls, path: str, name: str, config: Any, placement: Placement) -> Backbone:
-        """Load from a local folder or a hub name, whose transformers config has been read already."""
+    def load(cls, path: str, name: str, config: Any, placement: Any) -> Backbone:
+        """Load from a local folder or a hub name, whose transformers config has been read already.
+
+        `placement` says on which devices and in which dtype (`protokv.backbones.loading.Placement`).
+        """
 
     @classmethod
-    def identify(cls, path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
-        """Return the identity of the model that `load` gives, without loading its weights."""
-        from protokv.backbones.loading import identify
-
-        return identify(path, name, config, placement)
+    def identify(cls, path: str, name: str, config: Any, placement: Any) -> BackboneIdentity:
+        """Return the identity of the model that `load` gives; families tell it without loading the weights."""
+        return cls.load(path, name, config, placement).identity
 
     @classmethod
     def frame_costs(cls, config: Any) -> Sequence[int] | None:
@@ -126,11 +129,6 @@ class Backbone(ABC):
     @abstractmethod
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
         """Token ids of the chat prompt behind the video: earlier turns, the question and the start of the answer."""
-
-    @property
-    def converses(self) -> bool:
-        """Whether the model was trained on conversations and system prompts: the embedded ones were not."""
-        return not is_embedded(self.identity.name)
 
     def with_system(self, text: str | None) -> Self:
         """Return this model with a system prompt in front of the video; None: with what is there by itself.
