@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protokv.errors import ConfigError, SourceNotFound, StateNotFound
+from protokv.errors import ConfigError, StateNotFound
 from protokv.texts import cut
 from protokv_cli import options
 from protokv_cli.exits import Exit
@@ -31,9 +31,6 @@ def serve(
     token: Annotated[
         str | None, option("--token TOKEN", "Token that clients must send; PROTOKV_TOKEN hides it from other users.")
     ] = None,
-    videos: Annotated[
-        Path | None, option("--videos DIR", "Folder of the videos that the page may play. Default: that of the states.")
-    ] = None,
     waiting: Annotated[int, option("--waiting COUNT", "The most questions at once.", min=1)] = 16,
     answer_time: Annotated[
         str, option("--answer-time TIME", "The longest time for an answer, waiting included.")
@@ -46,8 +43,7 @@ def serve(
 ) -> None:
     """Answer questions over the web from the states of a folder: on a page, and for clients of OpenAI.
 
-    The page at / shows the states, answers questions, and plays the moments that an answer stood on if the video is at
-    hand. For clients the name of a state is the model.
+    The page at / shows the states and answers questions. For clients the name of a state is the model.
 
     The model is loaded once. States are only read; while ingest writes a state, its last commit answers. Needs
     `pip install 'protokv[serve]'`.
@@ -55,7 +51,6 @@ def serve(
     \b
     Examples:
       protokv serve states/ --port 8000
-      protokv serve states/ --videos videos/
       PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
     """
     out = Output(Format.AUTO, as_json=False, quiet=False, debug=debug)
@@ -79,11 +74,7 @@ def serve(
         else:
             backbone = load_backbone(model or EMBEDDED, **placement)
         limits = server.Limits(waiting=waiting, answer_s=parse_duration(answer_time))
-        if videos is not None and not videos.is_dir():
-            raise SourceNotFound(f"there is no folder {videos}", hint="name the folder that your videos are in")
-        app = server.build_app(
-            server.States(states, backbone), token=token, limits=limits, videos=(videos or states,), name=host
-        )
+        app = server.build_app(server.States(states, backbone), token=token, limits=limits, name=host)
         out.note(f"states of {states} on http://{host}:{port}/ and, for clients of OpenAI, http://{host}:{port}/v1")
         log = _Log(out)
         for name in ("asyncio", "uvicorn", "protokv.serve"):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from protokv.serve.app import build_app
-from protokv.serve.connections import Limits, configure
+from protokv.serve.app import Limits, build_app, configure
 from protokv.serve.states import States
 
 __all__ = ["Limits", "States", "build_app", "configure"]

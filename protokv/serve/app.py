@@ -8,32 +8,48 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as WebRequest
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from protokv.core.session import Answer
-from protokv.errors import ConfigError, NotUnderstood, ProtoKVError, SourceNotFound, StateNotFound
-from protokv.serve import chat, responses
+from protokv.errors import ConfigError, ProtoKVError, StateNotFound
+from protokv.serve import chat
 from protokv.serve.access import Access
-from protokv.serve.connections import Limits
-from protokv.serve.footage import Footage
 from protokv.serve.page import Page
 from protokv.serve.states import States
-from protokv.state.watched import meaningless
 from protokv.texts import cut
 
-# The most of a request that is read before it is refused, in times of what it may have.
-_DROPPED = 16
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a server.
+
+    Attributes:
+        body_bytes: the most of a request.
+        waiting: the most questions that are being answered or wait.
+        answer_s: the longest time for an answer, waiting included.
+        connections: the most at once; uvicorn answers those above with status 503.
+        idle_s: how long a connection may stay open without a request.
+    """
+
+    body_bytes: int = 1 << 20
+    waiting: int = 16
+    answer_s: float = 120.0
+    connections: int = 128
+    idle_s: int = 10
 
 
 class TooMuch(ProtoKVError):
@@ -41,12 +57,7 @@ class TooMuch(ProtoKVError):
 
 
 def build_app(
-    states: States,
-    *,
-    token: str | None = None,
-    limits: Limits | None = None,
-    videos: Sequence[Path] = (),
-    name: str | None = None,
+    states: States, *, token: str | None = None, limits: Limits | None = None, name: str | None = None
 ) -> Starlette:
     """Build the application.
 
@@ -54,34 +65,46 @@ def build_app(
         states: answer the questions.
         token: clients must send it (`Authorization: Bearer TOKEN`); None: everybody on this machine may ask.
         limits: of the server.
-        videos: folders whose videos the page may show, if a state has watched them.
         name: by which the server is reached besides the names of this machine; counts without a token only.
 
     Raises:
         ConfigError: no client could send the token.
     """
-    server = _Server(states, Access(token, name), limits or Limits())
-    page = Page(states, Footage(videos), token is not None)
+    server, page = _Server(states, Access(token, name), limits or Limits()), Page(states)
     return Starlette(
         routes=[
             Route("/", page.index),
             Route("/health", server.health),
-            Route("/healthz", server.health),
             Route("/page/state", server.guard(page.state)),
-            Route("/page/videos", server.guard(page.videos)),
-            # A player sends no token: with one, the address that `/page/videos` gave has a ticket.
-            Route("/page/video", page.video if token else server.guard(page.video)),
             Route("/v1/models", server.guard(server.models)),
             Route("/v1/models/{name:path}", server.guard(server.model)),
-            Route("/v1/chat/completions", server.answering(chat), methods=["POST"]),
-            Route("/v1/responses", server.answering(responses), methods=["POST"]),
+            Route("/v1/chat/completions", server.guard(server.chat), methods=["POST"]),
         ],
         exception_handlers={ProtoKVError: _refuse, HTTPException: _refuse_http, Exception: _fail},
         lifespan=server.lifespan,
     )
 
 
-Handler = Callable[[WebRequest], Awaitable[Response]]
+def configure(app: Starlette, limits: Limits, host: str, port: int) -> uvicorn.Config:
+    """Return how uvicorn serves an application within limits. It logs to `logging` alone."""
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        # h11 bounds what comes before a body.
+        http="h11",
+        h11_max_incomplete_event_size=16 * 1024,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=limits.idle_s,
+        timeout_graceful_shutdown=5,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+    )
 
 
 class _Server:
@@ -95,14 +118,14 @@ class _Server:
         yield
         self._pool.shutdown(cancel_futures=True)
 
-    async def health(self, _: WebRequest) -> Response:
+    async def health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    async def models(self, _: WebRequest) -> Response:
+    async def models(self, _: Request) -> Response:
         found = self._states.names()
         return JSONResponse({"object": "list", "data": [self._describe(*one) for one in found.items()]})
 
-    async def model(self, request: WebRequest) -> Response:
+    async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         return JSONResponse(self._describe(name, self._states.find(name)))
 
@@ -112,34 +135,28 @@ class _Server:
     def guard(self, handler: Handler) -> Handler:
         """Return a handler that answers only those who may ask."""
 
-        async def guarded(request: WebRequest) -> Response:
+        async def guarded(request: Request) -> Response:
             self._access.check(request.headers)
             return await handler(request)
 
         return guarded
 
-    def answering(self, dialect: Any) -> Handler:
-        """Return the handler of questions in a dialect: `chat` or `responses`."""
+    async def chat(self, request: Request) -> Response:
+        """Answer a question, whole or in pieces."""
+        asked = chat.parse(await self._body(request), self._states.decoding)
+        path = self._states.find(asked.model)
+        if self._waiting >= self._limits.waiting:
+            raise TooMuch("too many questions at once; ask again later")
+        pieces, reply = self._ask(asked, path, request), chat.Reply(asked)
+        # Errors come before the first piece, so they have their HTTP status in a stream too.
+        item = await anext(pieces)
+        if asked.stream:
+            return StreamingResponse(_events(reply, item, pieces), media_type="text/event-stream")
+        while not isinstance(item, Answer):
+            item = await anext(pieces)
+        return JSONResponse(reply.whole(item))
 
-        async def answer(request: WebRequest) -> Response:
-            asked: chat.Request = dialect.parse(await self._body(request), self._states.decoding)
-            path = self._states.find(asked.model)
-            if self._waiting >= self._limits.waiting:
-                raise TooMuch("too many questions at once; ask again later")
-            pieces, reply = self._ask(asked, path, request), dialect.Reply(asked)
-            # Errors come before the first piece, so they have their HTTP status in a stream too.
-            first = await anext(pieces)
-            if asked.stream:
-                return StreamingResponse(_events(reply, first, pieces), media_type="text/event-stream")
-            last = first
-            async for one in pieces:
-                last = one
-            assert isinstance(last, Answer)
-            return JSONResponse(reply.whole(last))
-
-        return self.guard(answer)
-
-    async def _ask(self, asked: chat.Request, path: Path, request: WebRequest) -> AsyncIterator[str | Answer]:
+    async def _ask(self, asked: chat.Question, path: Path, request: Request) -> AsyncIterator[str | Answer]:
         """Yield pieces of the answer as they come, and last the answer. Raises what the thread raised.
 
         It ends when the client leaves: nobody waits for an answer that nobody reads.
@@ -148,7 +165,7 @@ class _Server:
         until_s = time.monotonic() + self._limits.answer_s
         left = False
 
-        def tell(item: str | Answer | BaseException) -> None:
+        def send(item: str | Answer | BaseException) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, item)
 
         async def watch() -> None:
@@ -160,10 +177,10 @@ class _Server:
             # A client that reads slowly takes nobody's turn, and one that has its answer may ask again at once.
             loop.call_soon_threadsafe(self._release)
             if not work.cancelled() and (last := work.exception() or work.result()) is not None:
-                tell(last)
+                send(last)
 
         self._waiting += 1
-        work = self._pool.submit(self._answer, asked, path, tell, lambda: left or time.monotonic() > until_s)
+        work = self._pool.submit(self._answer, asked, path, send, lambda: left or time.monotonic() > until_s)
         work.add_done_callback(end)
         watcher = asyncio.create_task(watch())
         try:
@@ -186,42 +203,34 @@ class _Server:
         self._waiting -= 1
 
     def _answer(
-        self, asked: chat.Request, path: Path, tell: Callable[[str], None], stop: Callable[[], bool]
+        self, asked: chat.Question, path: Path, send: Callable[[str], None], stop: Callable[[], bool]
     ) -> Answer | None:
-        """Tell the pieces of an answer as they come; return it whole, or None if it was stopped."""
-        session = self._states.session(path)
-        if session.beyond_model and not asked.anyway:
-            message = f'{meaningless(session.beyond_model)}; a request with "anyway": true is answered all the same'
-            raise NotUnderstood(message)
-        told: dict[str, Any] = {"evidence": asked.evidence, "turns": asked.turns, "system": asked.system}
-        pieces = session.stream(asked.question, asked.decoding, **told)
+        """Send the pieces of an answer as they come; return it whole, or None if it was stopped."""
+        pieces = self._states.session(path).stream(
+            asked.text, asked.decoding, evidence=asked.evidence, turns=asked.turns, system=asked.system
+        )
         while not stop():
             try:
-                tell(next(pieces))
+                send(next(pieces))
             except StopIteration as end:
                 answer: Answer = end.value
                 return answer
         pieces.close()
         return None
 
-    async def _body(self, request: WebRequest) -> bytes:
-        body, most = bytearray(), self._limits.body_bytes
-        size = declared = int(request.headers.get("content-length", 0))
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
         try:
-            # Many clients read no answer before they have sent all, so what is somewhat too long is read and dropped.
-            parts = request.stream()
-            while size <= _DROPPED * most and (part := await anext(parts, None)) is not None:
-                size += 0 if declared else len(part)
-                if size <= most:
-                    body += part
+            async for part in request.stream():
+                body += part
+                if len(body) > self._limits.body_bytes:
+                    raise HTTPException(413, f"a request has at most {self._limits.body_bytes:,} bytes")
         except ClientDisconnect:
             raise HTTPException(400, "the request was cut short") from None
-        if size > most:
-            raise HTTPException(413, f"a request has at most {most:,} bytes")
         return bytes(body)
 
 
-async def _events(reply: Any, first: str | Answer, pieces: AsyncIterator[str | Answer]) -> AsyncIterator[str]:
+async def _events(reply: chat.Reply, first: str | Answer, pieces: AsyncIterator[str | Answer]) -> AsyncIterator[str]:
     """Yield the answer as server-sent events."""
     yield reply.begin()
     try:
@@ -235,7 +244,7 @@ async def _events(reply: Any, first: str | Answer, pieces: AsyncIterator[str | A
 
 
 def _status(error: ProtoKVError) -> int:
-    if isinstance(error, StateNotFound | SourceNotFound):
+    if isinstance(error, StateNotFound):
         return 404
     if isinstance(error, ConfigError):
         return 400
@@ -245,22 +254,22 @@ def _status(error: ProtoKVError) -> int:
     return 409
 
 
-def _error(message: str, status: int, code: str | None = None) -> dict[str, Any]:
+def _error(message: str, status: int) -> dict[str, Any]:
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": cut(" ".join(message.split())), "type": kind, "param": None, "code": code}
+    return {"message": cut(" ".join(message.split())), "type": kind, "param": None, "code": None}
 
 
-async def _refuse(_: WebRequest, error: Exception) -> Response:
+async def _refuse(_: Request, error: Exception) -> Response:
     assert isinstance(error, ProtoKVError)
-    status, code = _status(error), "beyond_model" if isinstance(error, NotUnderstood) else None
-    return JSONResponse({"error": _error(error.message, status, code)}, status)
+    status = _status(error)
+    return JSONResponse({"error": _error(error.message, status)}, status)
 
 
-async def _refuse_http(_: WebRequest, error: Exception) -> Response:
+async def _refuse_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": _error(error.detail, error.status_code)}, error.status_code, error.headers)
 
 
-async def _fail(_: WebRequest, error: Exception) -> Response:
+async def _fail(_: Request, error: Exception) -> Response:
     """Answer for a fault of the server; what it was is in its log alone."""
     return JSONResponse({"error": _error("the server made a mistake; its log says which", 500)}, 500)

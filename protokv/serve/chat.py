@@ -1,6 +1,7 @@
 """The part of OpenAI's chat completions that a state can answer: requests, checked field by field, and replies.
 
-A state keeps no conversation: each request brings all of it. Fields that a state cannot serve are refused by name. See https://platform.openai.com/docs/api-reference/chat.
+A state keeps no conversation: each request brings all of it. Fields that a state cannot serve are refused by name.
+See https://platform.openai.com/docs/api-reference/chat.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from protokv.errors import ConfigError
 from protokv.texts import admit_question, find_broken, read_json
 
 MOST_TOKENS = 1024
-_TEXT_PARTS = ("text", "input_text", "output_text")
 
 # Fields that a state cannot serve, with the values that ask for nothing.
 _UNUSED: dict[str, tuple[Any, ...]] = {
@@ -37,61 +37,51 @@ _UNUSED: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Question:
     """A question to a state, the turns of the conversation before it, and the system prompt; see `Session.stream`."""
 
     model: str
-    question: str
+    text: str
     turns: Sequence[Turn]
     system: str | None
     decoding: Decoding
     stream: bool
     usage: bool = False  # end the stream with the number of tokens
-    anyway: bool = False  # answer even if the model cannot make sense of the video; not in OpenAI's interface
-    evidence: bool = False  # say which moments of the stream the answer stands on; not in OpenAI's interface
+    evidence: bool = False  # say on which spans of the stream the answer stands; not in OpenAI's interface
 
 
-def parse(body: bytes, published: Decoding) -> Request:
+def parse(body: bytes, published: Decoding) -> Question:
     """Return the request in a body; `published` is how the model chooses tokens where the request does not say.
 
     Raises:
         ConfigError: a state cannot answer it; the field is named.
     """
-    data = read_object(body, _UNUSED)
+    data = _read_object(body)
     stream_options = data.get("stream_options") or {}
     if not isinstance(stream_options, dict):
         raise ConfigError("stream_options: expected an object")
-    question, turns, system = conversation_of(data.get("messages"), "messages")
-    return Request(
+    question, turns, system = _read_messages(data.get("messages"))
+    return Question(
         model=data["model"],
-        question=question,
+        text=question,
         turns=turns,
         system=system,
-        decoding=decoding_of(data, published, "max_completion_tokens", "max_tokens"),
+        decoding=_read_decoding(data, published),
         stream=data.get("stream") is True,
         usage=stream_options.get("include_usage") is True,
-        anyway=data.get("anyway") is True,
         evidence=data.get("evidence") is True,
     )
 
 
-def read_object(body: bytes, unused: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the JSON object in a body, which names a model.
-
-    Args:
-        body: of the request.
-        unused: fields that a state cannot serve, with the values that ask for nothing.
-
-    Raises:
-        ConfigError: it is something else, or asks for what a state cannot do.
-    """
+def _read_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body, which names a model. ConfigError if it asks for what a state cannot do."""
     try:
         data = read_json(body)
     except ValueError as error:
         raise ConfigError(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError("the body is not a JSON object")
-    for name, allowed in unused.items():
+    for name, allowed in _UNUSED.items():
         if data.get(name) not in allowed:
             raise ConfigError(f"{name}: a state cannot do that")
     if not isinstance(data.get("model"), str) or find_broken(data["model"]) is not None:
@@ -99,53 +89,54 @@ def read_object(body: bytes, unused: Mapping[str, tuple[Any, ...]]) -> dict[str,
     return data
 
 
-def decoding_of(data: Mapping[str, Any], published: Decoding, *most: str) -> Decoding:
-    """Return how to choose tokens; `most` are the names of the field with the most of them. ConfigError."""
+def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
+    """Return how to choose tokens. ConfigError."""
+    lengths = "max_completion_tokens", "max_tokens"
     return replace(
         published,
-        max_new_tokens=int(_number(data, most, min(published.max_new_tokens, MOST_TOKENS), 1, MOST_TOKENS)),
+        max_new_tokens=int(_number(data, lengths, min(published.max_new_tokens, MOST_TOKENS), 1, MOST_TOKENS)),
         temperature=_number(data, ("temperature",), published.temperature, 0.0, 2.0),
         top_p=_number(data, ("top_p",), published.top_p, 1e-6, 1.0),
         seed=int(_number(data, ("seed",), 0, 0, 2**53)),
     )
 
 
-def conversation_of(messages: object, field: str) -> tuple[str, list[Turn], str | None]:
-    """Return the question, the turns before it, and the system prompt. ConfigError, naming the field.
+def _read_messages(messages: object) -> tuple[str, list[Turn], str | None]:
+    """Return the question, the turns before it, and the system prompt. ConfigError.
 
-    Messages of one role in a row are one text. What the assistant said before the first question is left out.
+    Messages of one role in a row are one text. What the assistant writes before the first question is left out.
     """
     if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        raise ConfigError(f"{field}: expected a list of objects")
+        raise ConfigError("messages: expected a list of objects")
     if not any(one.get("role") == "user" for one in messages):
-        raise ConfigError(f"{field}: there is none with the role user")
-    system, said = list[str](), list[tuple[str, str]]()
+        raise ConfigError("messages: there is none with the role user")
+    system, texts = list[str](), list[tuple[str, str]]()
     for one in messages:
-        role, text = one.get("role"), _text_of(one.get("content"), field)
+        role, text = one.get("role"), _read_text(one.get("content"))
         if role in ("system", "developer"):
             system.append(text)
         elif role not in ("user", "assistant"):
-            raise ConfigError(f"{field}: a role is none of user, assistant, system and developer")
-        elif said and said[-1][0] == role:
-            said[-1] = (role, f"{said[-1][1]}\n\n{text}")
-        elif said or role == "user":
-            said.append((role, text))
-    role, question = said.pop()
+            raise ConfigError("messages: a role is none of user, assistant, system and developer")
+        elif texts and texts[-1][0] == role:
+            texts[-1] = (role, f"{texts[-1][1]}\n\n{text}")
+        elif texts or role == "user":
+            texts.append((role, text))
+    role, question = texts.pop()
     if role != "user":
-        raise ConfigError(f"{field}: the last one must have the role user")
-    admit_question(question, f"{field}: the question")
-    texts = [text for _, text in said]
-    return question, list(zip(texts[::2], texts[1::2], strict=True)), "\n\n".join(filter(str.strip, system)) or None
+        raise ConfigError("messages: the last one must have the role user")
+    admit_question(question, "messages: the question")
+    turns = [(asked, answer) for (_, asked), (_, answer) in zip(texts[::2], texts[1::2], strict=True)]
+    return question, turns, "\n\n".join(filter(str.strip, system)) or None
 
 
-def _text_of(content: object, field: str) -> str:
+def _read_text(content: object) -> str:
     """Return the text of a message, whose parts stand one below the other."""
     if isinstance(content, list):
-        if not all(isinstance(one, dict) and one.get("type") in _TEXT_PARTS for one in content):
-            raise ConfigError(f"{field}: a state answers questions in text and takes no pictures")
+        if not all(isinstance(one, dict) and one.get("type") == "text" for one in content):
+            raise ConfigError("messages: a state answers questions in text and takes no pictures")
         texts = [one.get("text") for one in content]
         if not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"{field}: a part has no text")
+            raise ConfigError("messages: a part has no text")
         return "\n".join(texts)
     return content if isinstance(content, str) else ""
 
@@ -161,7 +152,7 @@ def _number(data: Mapping[str, Any], names: tuple[str, ...], default: float, lea
 class Reply:
     """An answer as OpenAI's chat completions have it: whole, or the events of a stream."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Question) -> None:
         self._request = request
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model}
 
@@ -174,7 +165,7 @@ class Reply:
             "object": "chat.completion",
             "choices": [choice],
             "usage": _usage(answer),
-            **extras(answer),
+            **_extras(answer),
         }
 
     def begin(self) -> str:
@@ -187,47 +178,44 @@ class Reply:
 
     def end(self, answer: Answer) -> str:
         """Return the events after the last piece."""
-        last = self._chunk({}, self._reason(answer), **extras(answer))
+        last = self._chunk({}, self._reason(answer), **_extras(answer))
         if self._request.usage:
-            last += event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(answer)})
+            last += _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(answer)})
         return last + "data: [DONE]\n\n"
 
     def fail(self, error: Mapping[str, Any]) -> str:
         """Return the event of an error in the middle of an answer."""
-        return event({"error": error})
+        return _event({"error": error})
 
     def _chunk(self, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **more})
+        return _event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **more})
 
     @staticmethod
     def _reason(answer: Answer) -> str:
         return "stop" if answer.finish_reason == "stop" else "length"
 
 
-def extras(answer: Answer) -> dict[str, Any]:
+def _extras(answer: Answer) -> dict[str, Any]:
     """Return what is not in OpenAI's interface.
 
     The stream time of the state; why the answer ended, since "repetition" has no word there; how many earlier turns the
-    model read; whether the answer means nothing; and the evidence, if it was wanted.
+    model read; and the evidence, if it was wanted.
     """
     found: dict[str, Any] = {
         "stream_time_s": answer.stream_time_s,
         "ended": answer.finish_reason,
         "turns": answer.turns,
     }
-    if answer.beyond_model:
-        found["beyond_model"] = True
     if answer.evidence is not None:
         found["evidence"] = [asdict(moment) for moment in answer.evidence.moments]
         found["faint"] = answer.evidence.faint
     return found
 
 
-def event(data: Mapping[str, Any]) -> str:
-    """Return a server-sent event; one with a type is named by it."""
-    name = f"event: {data['type']}\n" if "type" in data else ""
-    return f"{name}data: {json.dumps(data)}\n\n"
+def _event(data: Mapping[str, Any]) -> str:
+    """Return a server-sent event."""
+    return f"data: {json.dumps(data)}\n\n"
 
 
 def _usage(answer: Answer) -> dict[str, int]:

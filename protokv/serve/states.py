@@ -7,7 +7,6 @@ no web.
 from __future__ import annotations
 
 import os
-import stat
 from collections import OrderedDict
 from pathlib import Path
 
@@ -38,7 +37,7 @@ class States:
             found = [Path(one) for one in find_states(str(self._folder))]
         except StateNotFound:
             return {}
-        found = [one for one in found if self._is_here(one)]
+        found = [one for one in found if self._is_inside(one)]
         below = [_text(one.relative_to(self._folder)) for one in found]
         stems = [one.removesuffix(Path(one).suffix) for one in below]
         return {
@@ -52,25 +51,12 @@ class States:
             raise StateNotFound(f"there is no state {name!r}; /v1/models lists all")
         return path
 
-    def below(self, path: Path) -> Path:
-        """Return where a state is below the folder."""
-        return path.relative_to(self._folder)
-
-    def _is_here(self, path: Path) -> bool:
+    def _is_inside(self, path: Path) -> bool:
         """Return True for a file or folder that is no link out of the folder; a pipe would be waited for."""
         try:
-            mode = path.stat().st_mode
-            outside = path.is_symlink() and not path.resolve().is_relative_to(self._root)
-        except OSError:
+            return (path.is_file() or path.is_dir()) and path.resolve().is_relative_to(self._root)
+        except (OSError, RuntimeError):  # a link to itself
             return False
-        return (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and not outside
-
-    def check(self, path: Path) -> None:
-        """Refuse a state that has become, or has in it, a link out of the folder or a pipe. StateNotFound."""
-        inside = (Path(where, name) for where, folders, names in os.walk(path) for name in (*folders, *names))
-        parents = path.parent.resolve().is_relative_to(self._root)
-        if not parents or not all(self._is_here(one) for one in (path, *inside)):
-            raise StateNotFound(f"{path.name} is not in the folder of the states; it has a link that leads elsewhere")
 
     def created(self, path: Path) -> int:
         """Return when a state was last committed, in seconds since 1970; 0 if it is gone."""
@@ -86,7 +72,8 @@ class States:
             StateNotFound: it is gone.
             StateError: it cannot be read, or another model made it.
         """
-        self.check(path)
+        if not self._is_inside(path):
+            raise StateNotFound(f"{path.name} is not in the folder of the states, or a link that leads elsewhere")
         version = _version(path)
         known = self._sessions.pop(path, None)
         if known is None or known[0] != version:
