@@ -31,10 +31,6 @@ class OutOfMemory(ProtoKVError):
     """This process may not have the memory, or the threads, that it needs."""
 
 
-class NotUnderstood(ConfigError):
-    """The model of a state cannot make sense of what it watched, and answers are wanted all the same."""
-
-
 class QuestionError(ConfigError):
     """A question cannot be asked; others can."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,6 @@ class QueryOptions:
     at: str | None
     watch_s: float | None
     verify: bool
-    anyway: bool
     top: int | None
     evidence: bool
     frames: Path | None
@@ -150,16 +148,13 @@ class Answers:
 
     def _warn_of_words(self, session: Session, question: str) -> None:
         """Name, once, the words of a question that the model cannot represent."""
-        from protokv.mini import is_embedded
-
         words = [] if self._warned_of_words else session.backbone.unknown_words(question)
         if not words:
             return
         self._warned_of_words = True
         name = session.backbone.identity.name
-        who = f"{name} knows only its procedural world of coloured shapes and" if is_embedded(name) else name
         self._out.warn(
-            f"Note: {who} does not know the word{'s' * (len(words) > 1)} {cut(', '.join(words), 200)}. "
+            f"Note: {name} does not know the word{'s' * (len(words) > 1)} {cut(', '.join(words), 200)}. "
             "For other videos name a real model when ingesting: --model NAME (see: protokv models)"
         )
 
@@ -196,7 +191,6 @@ def row_of(answer: Answer, state: str) -> dict[str, Any]:
         "mean_logprob": round(answer.mean_logprob, 6),
         "state": state,
         "finish_reason": answer.finish_reason,
-        **({"beyond_model": True} if answer.beyond_model else {}),
     }
 
 
@@ -221,24 +215,7 @@ def heard(evidence: Evidence) -> list[str]:
     return [f"{time_text(start_s)} {cut(one.text)}" for start_s, one in said]
 
 
-def warn_of_answers(out: Output, sources: Sequence[str], argument: str = "VIDEO") -> None:
-    """Warn that answers mean nothing, if there are sources that the embedded model cannot make sense of.
-
-    `argument` is the source on a command line.
-    """
-    from protokv.state.watched import meaningless
-
-    if sources:
-        out.warn(f"Warning: {meaningless(sources)}")
-        out.warn(f"Hint: {how_to_understand(argument)}")
-
-
-def how_to_understand(argument: str = "VIDEO") -> str:
-    """Return the command that watches a source with a real model; it replaces a state of the embedded one."""
-    command = f"protokv ingest {shlex.quote(argument)} --model NAME --force"
-    return f"name a real model: {command}; those that fit this machine: protokv models"
-
-
-def how_to_ask_anyway() -> str:
-    """Return the hint about a state whose model cannot make sense of what it watched."""
-    return f"{how_to_understand()}; --anyway asks this state all the same"
+def note_model(out: Output, backbone: Backbone) -> None:
+    """Say in a line what the model cannot read, if there is something."""
+    if backbone.notice:
+        out.note(f"Note: {backbone.notice}")

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -16,7 +16,6 @@ import typer
 from protokv import errors
 from protokv.errors import ConfigError, StateError
 from protokv.texts import count_text
-from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit, exit_code
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import LOG_EVERY_S, Bar
@@ -86,12 +85,6 @@ class Account:
         return watched_s, watched_s / elapsed_s, None if left_s is None else left_s * elapsed_s / watched_s
 
     @property
-    def beyond(self) -> list[str]:
-        """Names of the videos that the model cannot make sense of, in the order of the videos."""
-        found = (self.outcomes.get(job.key) for job in self.jobs)
-        return [PurePath(one.job.source).name for one in found if one is not None and one.beyond_model]
-
-    @property
     def ended(self) -> int:
         """Videos with an outcome, stopped ones left out."""
         return self.by_status.total() - self.by_status["stopped"]
@@ -99,7 +92,7 @@ class Account:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
         counts = {status: self.by_status[status] for status in ("watched", "done", "stopped", "failed")}
-        rest = {"left": self.total - self.ended, "failures": self.failures, "beyond_model": len(self.beyond)}
+        rest = {"left": self.total - self.ended, "failures": self.failures}
         return {"videos": self.total, **counts, **rest, "watched_s": self.watched_s, "file_bytes": self.file_bytes}
 
 
@@ -264,7 +257,6 @@ def show_end(out: Output, account: Account, ledger: Ledger, stopped: Exit | None
             if account.failures > len(failures):
                 failures.append((f"and {account.failures - len(failures)} more", "", ""))
             out.table("", grid(["video", "exit code", "why"], failures, title="failures"))
-    warn_of_answers(out, account.beyond)
     if account.failures:
         out.error(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
     if stopped is not None:

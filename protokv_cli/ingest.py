@@ -316,9 +316,7 @@ def _is_stream(sources: list[str]) -> bool:
     return len(sources) == 1 and kind_of(sources[0]) != "file"
 
 
-def _ingest_one(
-    out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None
-) -> None:
+def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
     from protokv.ingestion import Started, Summary, ingest
     from protokv.video.address import told
@@ -332,11 +330,10 @@ def _ingest_one(
         with closing(events):
             with uncollected():
                 started = next(events)
-            argument = "-" if source == "-" else name
             for event in chain((started,), events):
                 if isinstance(event, Started):
-                    show_start(out, event, name, argument)
-                show_news(out, event, argument)
+                    show_start(out, event, name)
+                show_news(out, event)
                 report(event)
                 if isinstance(event, Summary):
                     show_end(out, event, name, stop.exit)

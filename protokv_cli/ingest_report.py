@@ -16,7 +16,6 @@ from typing import Any
 import typer
 
 from protokv.ingestion import (
-    BeyondModel,
     Event,
     FramesDropped,
     Progress,
@@ -27,10 +26,8 @@ from protokv.ingestion import (
     WordsLost,
 )
 from protokv.ingestion.estimate import Estimate
-from protokv.mini import is_embedded
 from protokv.texts import count_text
 from protokv.timings import Timings
-from protokv_cli.answers import warn_of_answers
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import Bar, left_text, show_timings, timings_key
@@ -40,11 +37,8 @@ from protokv_cli.tables import bytes_text, pairs, time_text
 JSON_EVERY_S = 1.0
 
 
-def show_start(out: Output, started: Started, source: str, argument: str) -> None:
-    """Note where the run begins, and warn of what may surprise the user.
-
-    `source` is its name without secrets, and `argument` the source on a command line.
-    """
+def show_start(out: Output, started: Started, source: str) -> None:
+    """Note where the run begins, and warn of what may surprise the user. `source` is its name without secrets."""
     if not started.locked:
         out.note(f"{started.state} cannot be locked there: nothing keeps others from writing it at the same time")
     if started.how == "finished":
@@ -53,13 +47,10 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
     if started.how != "started":
         how = "continuing" if started.how == "continued" else "appending to"
         out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
-    if not is_embedded(started.model):
-        out.note(f"model: {started.model} in {started.dtype}")
+    out.note(f"Note: {started.notice}" if started.notice else f"model: {started.model} in {started.dtype}")
     if started.words:
         chosen = "" if started.transcribed else "; --subtitles off leaves them out"
         out.note(f"words from {started.words}{chosen}")
-    if started.beyond_model:
-        warn_of_answers(out, [source], argument)
     if started.source_fps and started.fps > 1.01 * started.source_fps:
         out.warn(
             f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "
@@ -67,14 +58,9 @@ def show_start(out: Output, started: Started, source: str, argument: str) -> Non
         )
 
 
-def show_news(out: Output, event: Event, argument: str) -> None:
-    """Write a line if the model cannot make sense of a source, its words are lost, or a live one is lost or too fast.
-
-    `argument` is the source on a command line.
-    """
-    if isinstance(event, BeyondModel):
-        warn_of_answers(out, [event.source], argument)
-    elif isinstance(event, WordsLost):
+def show_news(out: Output, event: Event) -> None:
+    """Write a line if the words of a source are lost, or a live one is lost or too fast."""
+    if isinstance(event, WordsLost):
         out.warn(f"Warning: {event.words}: {event.why}; the video is watched all the same")
     elif isinstance(event, SourceLost):
         out.error(f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again")
@@ -186,8 +172,7 @@ def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -
         out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
         out.error("Hint: mend that, or choose other words with --subtitles (off: none), and use --force")
         raise typer.Exit(Exit.PARTIAL)
-    if not summary.beyond_model:
-        out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')
+    out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')
 
 
 def disk_text(end_bytes: int | None, most_bytes: int | None) -> str:

@@ -61,7 +61,7 @@ def _fleet_cells(row: Mapping[str, Any], root: str) -> tuple[Any, ...]:
         row["steps"],
         bytes_text(row["file_bytes"]) if known else None,
         "yes" if row["complete"] else "no",
-        row["failure"] or row["damage"] or ("beyond its model" if row["beyond_model"] else ""),
+        row["failure"] or row["damage"] or "",
     )
 
 
@@ -70,8 +70,6 @@ def _summary_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
     stream, memory = d["stream"], d["memory"]
     sources, commits = stream["sources"], stream["commits_s"]
     rows: dict[str, Any] = {"watched": _watched(d), "whole": _whole(d)}
-    if names := [str(one["name"]) for one in sources if one["beyond_model"]]:
-        rows["answers"] = f"mean nothing: {d['backbone']['name']} cannot make sense of {', '.join(names)}"
     if d["written"]:
         rows["written"] = d["written"].replace("T", " ")[:19]
     changes = [f"{name} = {value}" for name, value in memory["changes"].items() if name != "budget"]

@@ -20,9 +20,8 @@ from protokv_cli.answers import (
     QueryOptions,
     check_system,
     decoding_text,
-    how_to_ask_anyway,
+    note_model,
     row_of,
-    warn_of_answers,
 )
 from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
@@ -77,14 +76,6 @@ def query(
     verify: Annotated[
         bool, option("--verify/--no-verify", "Check that every byte of the state is as it was saved.", Panel.ANSWERS)
     ] = True,
-    anyway: Annotated[
-        bool,
-        option(
-            "--anyway",
-            "Ask even if the model cannot make sense of the video, so that answers mean nothing.",
-            Panel.ANSWERS,
-        ),
-    ] = False,
     model: options.Model = None,
     revision: options.Revision = None,
     top: Annotated[
@@ -187,7 +178,6 @@ def query(
             at=at,
             watch_s=None if watch is None else parse_duration(watch),
             verify=verify,
-            anyway=anyway,
             top=top,
             evidence=evidence or frames is not None,
             frames=frames,
@@ -252,12 +242,9 @@ def _query_one(
             from protokv.core.decoding import Decoding
             from protokv.state.api import read_header
             from protokv.state.checkpoint import load
-            from protokv.state.watched import check_understood
 
         with clock.stage("state"):
             header = read_header(state)
-        if not asking.anyway:
-            check_understood(header, how_to_ask_anyway)
         writer = None
         if asking.frames is not None:
             from protokv_cli.frames import FrameWriter
@@ -268,7 +255,7 @@ def _query_one(
         session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
         decoding = replace(session.backbone.decoding, **asking.sampling)
         check_system(session.backbone, asking.system)
-    warn_of_answers(out, session.beyond_model)
+    note_model(out, session.backbone)
     answers = Answers(out, state, asking, decoding, clock, refusals, frames=writer)
     if asking.watch_s is not None:
         kept = list(questions)
@@ -276,8 +263,6 @@ def _query_one(
             for n, _ in enumerate(rounds(asking.watch_s)):
                 if n:
                     header, session = read_header(state), load(state, session.backbone, verify=asking.verify)
-                    if not asking.anyway:
-                        check_understood(header, how_to_ask_anyway)
                 answers.ask_all(session, kept, commit_age_s(header, time.time()))
     # The header is that of the last commit, so it has no age for an earlier one.
     age_s = None if asking.at else commit_age_s(header, time.time())
@@ -306,6 +291,7 @@ def _query_many(out: Output, place: str, given: Iterator[Question], asking: Quer
     backbone = load_backbone_for(states, asking.model, **asking.placement)
     decoding = replace(backbone.decoding, **asking.sampling)
     check_system(backbone, asking.system)
+    note_model(out, backbone)
     questions: list[str] = []
     for one in given:
         with refusals.at(one.where):
@@ -313,10 +299,8 @@ def _query_many(out: Output, place: str, given: Iterator[Question], asking: Quer
             questions.append(one.text)
     answered: list[Reply] = []
     failed = 0
-    beyond: dict[str, None] = {}
-    how: dict[str, Any] = {"at_s": at_s, "verify": asking.verify, "anyway": asking.anyway, "system": asking.system}
+    how: dict[str, Any] = {"at_s": at_s, "verify": asking.verify, "system": asking.system}
     for reply in ask_all(states, backbone, questions, decoding, **how):
-        beyond |= dict.fromkeys(reply.beyond)
         if reply.failure is not None:
             failed += 1
             out.error(f"Error: {reply.state}: {reply.failure.message}")
@@ -330,10 +314,6 @@ def _query_many(out: Output, place: str, given: Iterator[Question], asking: Quer
     else:
         for rank, reply in ranked:
             _show_reply(out, reply, rank, with_question=len(questions) > 1)
-    if asking.anyway:
-        warn_of_answers(out, list(beyond))
-    elif beyond:
-        out.error(f"Hint: {how_to_ask_anyway()}")
     if failed:
         out.error(f"{failed} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)

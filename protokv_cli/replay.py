@@ -9,9 +9,8 @@ import typer
 
 from protokv.core.settings import check_fps
 from protokv.memories import CONFIGS
-from protokv.mini import is_embedded
 from protokv_cli import options
-from protokv_cli.answers import warn_of_answers
+from protokv_cli.answers import note_model
 from protokv_cli.exits import Exit
 from protokv_cli.options import option
 from protokv_cli.output import Format, Output
@@ -280,9 +279,7 @@ def replay(
         referee = request.judge(judge, placement)
         backbone = load_backbone(name, **loading)
         plan = request.plan(opened, backbone, fps)
-        embedded = is_embedded(backbone.identity.name)
-        beyond = [stream.name for stream, _ in plan.streams if embedded and not stream.is_world()]
-        warn_of_answers(out, beyond)
+        note_model(out, backbone)
         if dry_run:
             done = read_rows([output]) if output.exists() and not force else []
             check_trials(done, plan.trials.values(), output)

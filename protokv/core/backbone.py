@@ -65,6 +65,7 @@ class Backbone(ABC):
         dtype: of embeddings, keys and values.
         device: of embeddings, positions and results, and of all layers unless `layer_devices` says otherwise.
         layer_devices: device of each layer if the model is spread over several; None: all on `device`.
+        notice: what it cannot read, in one line for its user; empty: it reads any video.
         settings: of the preparation of frames, plain JSON; `inspect` shows them. `frame_tokens` is the number of visual
             tokens of a step, or the most of them; Qwen families have it only if it was asked for.
     """
@@ -79,6 +80,7 @@ class Backbone(ABC):
     default_fps: float
     stop_ids: frozenset[int]
     decoding: Decoding = Decoding()
+    notice: str = ""
     moving: Sequence[int] = (0,)
     max_position: int | None = None
     reading_layers: Sequence[int] | None = None

@@ -53,7 +53,6 @@ class Answer:
             is, comparable between answers of any length.
         evidence: the stream times that the answer stands on; None unless asked for.
         finish_reason: why it ended: the model ended it, it has the most tokens allowed, or it repeated itself.
-        beyond_model: the model cannot make sense of what it watched, so the answer means nothing.
         turns: earlier turns of the conversation that the model read, the newest ones.
     """
 
@@ -67,7 +66,6 @@ class Answer:
     mean_logprob: float
     evidence: Evidence | None = None
     finish_reason: FinishReason = "stop"
-    beyond_model: bool = False
     turns: int = 0
 
 
@@ -81,13 +79,11 @@ class Session:
             session must not be saved.
         timings: where to add up seconds by stage; None: nowhere.
         beside: what its state holds beside the memory; None: nothing.
-        beyond_model: names of watched sources that the model cannot make sense of, as its state tells.
         spoken: where the stream stood behind the last step with words; None: there was none.
     """
 
     timings: Timings | None = None
     beside: StatePart | None = None
-    beyond_model: Sequence[str] = ()
 
     def __init__(
         self,
@@ -369,7 +365,6 @@ class Session:
             mean_logprob=float(torch.cat(log_probabilities).mean()),
             evidence=found,
             finish_reason=finish_reason,
-            beyond_model=bool(self.beyond_model),
             turns=kept,
         )
 

@@ -77,8 +77,7 @@ class Verdict:
         standing: "new" if there is no state, "unfinished" to continue it, "changed" to start over, "done" if nothing
             is left.
         steps, stream_time_s: of the state.
-        file_bytes, damage, beyond_model: of a finished state; `damage` says which part of the video was unreadable,
-            `beyond_model` that the model cannot make sense of it.
+        file_bytes, damage: of a finished state; `damage` says which part of the video was unreadable.
     """
 
     standing: Standing
@@ -86,7 +85,6 @@ class Verdict:
     stream_time_s: float = 0.0
     file_bytes: int = 0
     damage: str = ""
-    beyond_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,6 @@ class Outcome:
         elapsed_s: seconds that the worker was busy with it.
         attempts: how often it was begun.
         failure: why it failed; of a watched or finished video, its damage.
-        beyond_model: the model cannot make sense of it.
     """
 
     job: Job
@@ -176,7 +173,6 @@ class Outcome:
     elapsed_s: float = 0.0
     attempts: int = 1
     failure: Failure | None = None
-    beyond_model: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON; `failure` only if there is one."""

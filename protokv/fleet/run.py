@@ -248,7 +248,6 @@ class _Run:
             stream_time_s=verdict.stream_time_s,
             file_bytes=verdict.file_bytes,
             failure=Failure("Damaged", verdict.damage) if verdict.damage else None,
-            beyond_model=verdict.beyond_model,
         )
 
     def _load(self, slot: Slot) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
-from protokv.errors import NotUnderstood, StateError
+from protokv.errors import StateError
 from protokv.fleet.plan import REPOSITORY, find_states
 from protokv.fleet.records import Failure
 from protokv.fleet.worker import damage_of
@@ -22,7 +22,6 @@ from protokv.state.api import load_state, read_header, stored_bytes
 from protokv.state.checkpoint import admit, config_of, from_state, load_backbone_of, recorded_dtype
 from protokv.state.form import is_url, suffix_of
 from protokv.state.repair import repair
-from protokv.state.watched import beyond_model, is_beyond, meaningless
 from protokv.video.address import VIDEO_SUFFIXES
 
 # The failures of the last run, a JSON object a line, beside the states.
@@ -33,7 +32,7 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
     """Yield a row per state, sorted by name, then one per failed video without a state.
 
     A row is plain JSON: `state`, `source`, `complete`, `stream_time_s`, `steps`, `tokens_seen`, `file_bytes`, `memory`,
-    `model`, `damage`, `beyond_model` and `failure`; unknown values are None. `failure` says why a state cannot be read,
+    `model`, `damage` and `failure`; unknown values are None. `failure` says why a state cannot be read,
     or why the video failed in the last run.
 
     Raises:
@@ -55,7 +54,7 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
 def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         header, size = read_header(state), stored_bytes(state)
-        config, beyond = config_of(header), is_beyond(header)
+        config = config_of(header)
     except StateError as error:
         return _empty(state, {"message": Failure.of(error).message})
     return {
@@ -69,13 +68,12 @@ def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
         "memory": f"{config.name}, {config.budget} tokens",
         "model": header.backbone.name,
         "damage": damage_of(header) or None,
-        "beyond_model": beyond,
         "failure": None if failed is None else failed.get("message"),
     }
 
 
 def _empty(state: str, failed: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = ("stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage", "beyond_model")
+    unknown = ("stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage")
     row: dict[str, Any] = {"state": state, "source": failed.get("source"), "complete": False}
     return row | dict.fromkeys(unknown) | {"failure": failed.get("message")}
 
@@ -139,16 +137,12 @@ def _find_video(key: str, name: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer of a state to the question `number`, or the reason why the state cannot be asked at all.
-
-    `beyond` names the sources of the state that the model cannot understand.
-    """
+    """The answer of a state to the question `number`, or the reason why the state cannot be asked at all."""
 
     state: str
     number: int
     answer: Answer | None
     failure: Failure | None = None
-    beyond: tuple[str, ...] = ()
 
 
 def load_backbone_for(
@@ -180,13 +174,12 @@ def ask_all(
     *,
     at_s: float | None = None,
     verify: bool = True,
-    anyway: bool = False,
     system: str | None = None,
 ) -> Iterator[Reply]:
     """Ask every state every question; a state of another model, or one that cannot be read, gives one failed reply.
 
-    So does a state whose model cannot make sense of what it watched, unless it is asked `anyway`. Questions are
-    numbered from 0 in the replies. `at_s` and `verify` are those of `load_state`, `system` is that of `Session.stream`.
+    Questions are numbered from 0 in the replies. `at_s` and `verify` are those of `load_state`, `system` is that of
+    `Session.stream`.
 
     Raises:
         ConfigError: a question is empty or contains control tokens.
@@ -195,15 +188,11 @@ def ask_all(
         try:
             found = load_state(state, verify=verify, at_s=at_s, admit=admit)
             session = from_state(found, backbone)
-            beyond = tuple(beyond_model(found))
         except StateError as error:
             yield Reply(state, 0, None, Failure.of(error))
             continue
-        if beyond and not anyway:
-            yield Reply(state, 0, None, Failure.of(NotUnderstood(meaningless(beyond))), beyond)
-            continue
         for number, question in enumerate(questions):
-            yield Reply(state, number, session.ask(question, decoding, system=system), beyond=beyond)
+            yield Reply(state, number, session.ask(question, decoding, system=system))
 
 
 def surest(replies: Iterable[Reply], k: int) -> Iterator[tuple[int, Reply]]:

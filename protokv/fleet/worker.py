@@ -43,7 +43,7 @@ from protokv.state.checkpoint import check_fits
 from protokv.state.commit import writing
 from protokv.state.form import is_url
 from protokv.state.snapshot import Header
-from protokv.state.watched import is_beyond, records_of
+from protokv.state.watched import records_of
 from protokv.video import Damage
 from protokv.video.address import kind_of
 from protokv.video.registry import fingerprint_source, open_source
@@ -179,7 +179,6 @@ class Worker:
             file_bytes=summary.file_bytes,
             elapsed_s=time.perf_counter() - began,
             failure=Failure("Damaged", lost) if (lost := summary.damage or summary.words_lost) else None,
-            beyond_model=summary.beyond_model,
         )
 
     def _should_stop(self) -> bool:
@@ -215,8 +214,7 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
         return Verdict("changed")
     if not header.complete:
         return unfinished
-    size, beyond = stored_bytes(target), bool(is_beyond(header))
-    return Verdict("done", clock.steps, clock.stream_time_s, size, damage_of(header), beyond)
+    return Verdict("done", clock.steps, clock.stream_time_s, stored_bytes(target), damage_of(header))
 
 
 def damage_of(header: Header) -> str:

@@ -6,7 +6,6 @@ The package is not called `ingest` because `protokv.ingest` is the function.
 from __future__ import annotations
 
 from protokv.ingestion.events import (
-    BeyondModel,
     Commit,
     Event,
     FramesDropped,
@@ -22,7 +21,6 @@ from protokv.ingestion.run import ingest
 
 __all__ = [
     "NEVER",
-    "BeyondModel",
     "Commit",
     "Event",
     "Every",

@@ -21,8 +21,8 @@ class Started:
         source_fps: frames a second of the source; None if it does not say.
         state_bytes: of the state in memory.
         most_bytes: of the tensors of the state on disk once the memory is full; None: they grow with the stream.
-        beyond_model: an earlier run saw that the model cannot make sense of the source.
         model, dtype: name of the model, and dtype of its weights, such as `bfloat16+4bit`.
+        notice: what the model cannot read, in one line; empty: it reads any video.
         words: the subtitles that enter the stream; None: none.
         transcribed: `--transcribe` makes these words.
     """
@@ -37,9 +37,9 @@ class Started:
     source_fps: float | None
     state_bytes: int
     most_bytes: int | None
-    beyond_model: bool
     model: str
     dtype: str
+    notice: str = ""
     words: str | None = None
     transcribed: bool = False
 
@@ -65,19 +65,6 @@ class Progress:
     state_bytes: int
     end_bytes: int | None = None
     frames_dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BeyondModel:
-    """The frames so far show that the model cannot make sense of the source: answers about it mean nothing.
-
-    Attributes:
-        source: its name.
-        stream_time_s: at the end of the step that decided.
-    """
-
-    source: str
-    stream_time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +156,6 @@ class Summary:
         damage: what could not be read, where and why.
         frames_dropped: sampled frames of a live source that the model had no time for, in all runs.
         gaps: how often a live source was lost, in all runs.
-        beyond_model: the model cannot make sense of the source.
         words_lost: what of the subtitles could not be read, in this run or an earlier one; empty: nothing.
     """
 
@@ -187,8 +173,7 @@ class Summary:
     damage: str
     frames_dropped: int = 0
     gaps: int = 0
-    beyond_model: bool = False
     words_lost: str = ""
 
 
-Event = Started | Progress | BeyondModel | WordsLost | SourceLost | SourceRecovered | FramesDropped | Commit | Summary
+Event = Started | Progress | WordsLost | SourceLost | SourceRecovered | FramesDropped | Commit | Summary

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from protokv.core.backbone import Backbone, PreparedStep
-from protokv.mini.looked import Look
 from protokv.timings import Timings, stage
 from protokv.video import Damage
 from protokv.video.sampling import Step
@@ -28,7 +27,7 @@ ASK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ReadyStep:
-    """A step without its pictures, but a small one if it is wanted, and what they showed; the rest as in `Step`."""
+    """A step without its pictures, but a small one if it is wanted; the rest as in `Step`."""
 
     time_s: float
     prepared: PreparedStep
@@ -36,7 +35,6 @@ class ReadyStep:
     decoders: tuple[str, ...]
     damage: Damage
     mark: int
-    look: Look | None = None
 
 
 class Stop:
@@ -57,7 +55,6 @@ def prefetch(
     backbone: Backbone,
     stop: Stop,
     *,
-    look: Callable[[Step], Look | None] = lambda step: None,
     depth: int = DEPTH,
     shrink: Callable[[Image], Image] | None = None,
     timings: Timings | None = None,
@@ -68,7 +65,6 @@ def prefetch(
         open_steps: begins reading, given a function that tells whether to stop; iterated in the thread.
         backbone: prepares frames, in the thread.
         stop: asked while waiting; waiting steps are dropped then.
-        look: looks at a step, in the thread.
         depth: the most steps that wait to be taken.
         shrink: makes the small picture of a step from its first one, in the thread; None: no small pictures.
         timings: adds up "decode" and "preprocess" of the thread, and "wait for frames" of the caller.
@@ -86,9 +82,9 @@ def prefetch(
         if step is None:
             return None
         with stage(timings, "preprocess"):
-            prepared, seen = backbone.prepare(step.images), look(step)
+            prepared = backbone.prepare(step.images)
             thumbnail = None if shrink is None else shrink(step.images[0])
-        return ReadyStep(step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark, seen)
+        return ReadyStep(step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark)
 
     steps = open_steps(unwanted)
     pool = ThreadPoolExecutor(1, "protokv-prefetch")

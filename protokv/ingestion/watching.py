@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, cast
 
@@ -18,12 +18,10 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
 from protokv.ingestion.continuation import GrowingFile
 from protokv.ingestion.estimate import end_bytes, most_bytes
-from protokv.ingestion.events import BeyondModel, Commit, Event, Progress, SourceLost, Started, Summary, WordsLost
+from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Started, Summary, WordsLost
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Ending, Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
-from protokv.mini import is_embedded
-from protokv.mini.looked import Look, Looked, is_looked_at
 from protokv.state.api import stored_bytes
 from protokv.state.checkpoint import to_state
 from protokv.state.thumbnails import Picture, Thumbnails, shrink
@@ -71,10 +69,6 @@ class Run:
         self._chunk, self._timings, session.timings = chunk, timings, timings
         self._thumbnails = session.beside if isinstance(session.beside, Thumbnails) else None
         self._file, self._record, self._grows = file, record, False
-        # Real models make sense of any video, so only an embedded one looks.
-        self._looks = is_embedded(session.backbone.identity.name)
-        self._looked = Looked.of(record.get("looked")) or Looked()
-        self._told = self._beyond
         self._words, self._heard, self._told_words = start.words, start.heard, False
         if speak(self._words):
             check_words(session.backbone, session.config)
@@ -92,7 +86,7 @@ class Run:
     def watch(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
         """Read to the end of the source, or until asked to stop."""
         yield self._started()
-        yield from self._verdict()
+        yield from self._lost_words()
         if not self._segment.done:
             try:
                 yield from self._steps(every, should_stop)
@@ -116,7 +110,6 @@ class Run:
             self._open_steps,
             session.backbone,
             stop,
-            look=self._look,
             depth=depth,
             shrink=shrink if self._thumbnails else None,
             timings=self._timings,
@@ -165,42 +158,27 @@ class Run:
         words = [self._said(step.time_s) for step in steps]
         self._session.watch_prepared([step.prepared for step in steps], starts_s, words)
         for i, (step, start_s) in enumerate(zip(steps, starts_s, strict=True)):
-            self._note(first + i, start_s, step.thumbnail, step.decoders, step.look)
+            self._note(first + i, start_s, step.thumbnail, step.decoders)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
-        yield from self._verdict()
+        yield from self._lost_words()
         yield from self._events(self._writer.landed())
 
     def _said(self, time_s: float) -> list[str]:
         """Return what is said in the step at a time of the source."""
         return [] if self._words is None else self._words.between(time_s, time_s + self._first.step_seconds)
 
-    def _look(self, step: Step) -> Look | None:
-        """Look at the first picture of a step, if it is one of those that are looked at."""
-        if not self._looks or not is_looked_at(step.index):
-            return None
-        from protokv.mini.recognition import look_at
-
-        return look_at(step.images[0])
-
-    def _note(
-        self, index: int, start_s: float, thumbnail: Picture | None, decoders: Sequence[str], look: Look | None
-    ) -> None:
+    def _note(self, index: int, start_s: float, thumbnail: Picture | None, decoders: Sequence[str]) -> None:
         """Keep what a watched step showed, before anything is yielded: the caller may end the run there."""
         if self._thumbnails is not None and thumbnail is not None:
             self._thumbnails.add(index, start_s, thumbnail)
         self._decoders.update(decoders)
-        if look is not None:
-            self._looked = self._looked.add(look)
 
-    def _verdict(self) -> Iterator[BeyondModel | WordsLost]:
-        """Tell once that the model cannot make sense of the source, and once that words are lost."""
+    def _lost_words(self) -> Iterator[WordsLost]:
+        """Tell once that words are lost."""
         if self._words_lost and not self._told_words:
             self._told_words = True
             yield WordsLost(self._named_words or "", self._words_lost)
-        if self._beyond and not self._told:
-            self._told = True
-            yield BeyondModel(self._source.info.name, self._session.clock.stream_time_s)
 
     @property
     def _unsaved(self) -> bool:
@@ -221,8 +199,6 @@ class Run:
         }
         if self._chunk > 1:
             record["chunk"] = self._chunk
-        if self._looks:
-            record["looked"] = asdict(self._looked)
         if self._words is not None and self._words.record:
             record["words"] = {**self._words.record, **({"lost": self._words_lost} if self._words_lost else {})}
         with stage(self._timings, "commit"):
@@ -261,7 +237,7 @@ class Run:
                 0 if self._thumbnails is None else self._thumbnails.most,
                 words=speak(self._words),
             ),
-            beyond_model=self._beyond,
+            notice=self._session.backbone.notice,
             model=self._session.backbone.identity.name,
             dtype=self._session.backbone.identity.dtype,
             words=self._named_words and self._named_words + (f"; before: {self._heard}" if self._heard else ""),
@@ -307,7 +283,6 @@ class Run:
             grows=self._grows,
             damaged=not self._damage.ok,
             damage=self._damage.message,
-            beyond_model=self._beyond,
             words_lost=self._words_lost,
         )
 
@@ -318,10 +293,6 @@ class Run:
     @property
     def _named_words(self) -> str | None:
         return named(self._words.record) if self._words is not None else None
-
-    @property
-    def _beyond(self) -> bool:
-        return self._looked.is_world is False
 
     def _watched_s(self) -> float:
         reached_s = self._session.clock.stream_time_s
@@ -375,13 +346,12 @@ class LiveRun(Run):
             if step is _END:
                 break
             if isinstance(step, Step):
-                look = self._look(replace(step, index=session.clock.steps - segment.first_step))
                 start_s = segment.start_s + step.time_s
                 session.watch(step.images, start_s, self._said(step.time_s))
                 thumbnail = None if self._thumbnails is None else shrink(step.images[0])
-                self._note(session.clock.steps - 1, start_s, thumbnail, step.decoders, look)
+                self._note(session.clock.steps - 1, start_s, thumbnail, step.decoders)
                 yield self._progress()
-                yield from self._verdict()
+                yield from self._lost_words()
             elif step is not None:
                 yield step  # type: ignore[misc]
             yield from self._events(self._writer.landed())

@@ -36,6 +36,7 @@ class Embedded(TimedGrid):
 
     position_components = 3
     converses = False
+    notice = "the embedded model reads drawn shapes only; for other videos name a real model: --model NAME"
 
     def __init__(
         self,

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from protokv.errors import ConfigError, SourceError, SourceUnreadable
-from protokv.mini.looked import LONELY, Looked
-from protokv.mini.recognition import look_at
+from protokv.errors import ConfigError, SourceUnreadable
 from protokv.replay.questions import Question, load_questions
 from protokv.video import Step, open_source, read_steps
 from protokv.words.find import OFF, identity, words_of
@@ -45,16 +41,6 @@ class Stream(ABC):
     def words(self, start_s: float, end_s: float) -> list[str]:
         """Return what is said in a step [start_s, end_s); nothing by default. Steps are asked for once, in order."""
         return []
-
-    def is_world(self) -> bool:
-        """Return whether its first frames, a second apart, are of the procedural world; True if they do not tell."""
-        looked = Looked()
-        with suppress(SourceError):
-            for step in islice(self.steps(1.0, 1), LONELY):
-                looked = looked.add(look_at(step.images[0]))
-                if looked.is_world is not None:
-                    break
-        return looked.is_world is not False
 
 
 class ReplayFile(Stream):

@@ -160,10 +160,6 @@ class WorldStream(Stream):
             }
         }
 
-    def is_world(self) -> bool:
-        """Return True."""
-        return True
-
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Draw the frames at the sampling times."""
         n = round(self.length_s * fps)

@@ -28,7 +28,6 @@ from protokv.mini import is_embedded
 from protokv.state.api import load_state
 from protokv.state.form import StatePath
 from protokv.state.snapshot import Found, Header, State, TensorInfo
-from protokv.state.watched import beyond_model
 from protokv.state.writer import Writer
 from protokv.timings import Timings, stage
 
@@ -127,9 +126,7 @@ def from_state(state: State, backbone: Backbone) -> Session:
             backbone = backbone.with_system(system if system is None else str(system))
         except ProtoKVError as error:
             raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
-    session = Session.resume(backbone, config_of(state), state)
-    session.beyond_model = beyond_model(state)
-    return session
+    return Session.resume(backbone, config_of(state), state)
 
 
 def tensor_info_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:

@@ -25,7 +25,7 @@ from protokv.state.checkpoint import admit, config_of, shape_of, tensor_info_of
 from protokv.state.form import StatePath
 from protokv.state.snapshot import Header, State, TensorInfo
 from protokv.state.thumbnails import Thumbnails
-from protokv.state.watched import WallClockLog, is_beyond, sources_of
+from protokv.state.watched import WallClockLog, sources_of
 from protokv.state.writer import Writer
 from protokv.words.transcript import Transcript
 
@@ -81,7 +81,6 @@ def describe(
             "decoders": source["decoders"],
             "sources": sources,
             "damage": "; ".join(damage) or None,
-            "beyond_model": is_beyond(state),
             "duration_s": clock.stream_time_s,
             "watched_s": source["end_s"],
             "commits_s": moments(path),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -23,9 +23,7 @@ from typing import Any
 import msgspec
 
 from protokv.core.step import StreamClock
-from protokv.errors import NotUnderstood, StateCorrupt
-from protokv.mini import is_embedded
-from protokv.mini.looked import Looked
+from protokv.errors import StateCorrupt
 from protokv.state.snapshot import Header
 from protokv.video import Damage
 
@@ -120,8 +118,7 @@ def sources_of(header: Header) -> list[dict[str, Any]]:
     """Return a plain JSON record of each source, in order.
 
     Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time), `complete` (watched
-    to its end), `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` (source time), and
-    `beyond_model`: whether the model cannot make sense of it; None: unknown.
+    to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` (source time).
     """
     records = records_of(header)
     starts_s = [_number(one.get("start_s")) or 0.0 for one in records]
@@ -140,51 +137,9 @@ def sources_of(header: Header) -> list[dict[str, Any]]:
                 "end_s": end_of(reached_s, start_s, record.get("duration_s"), header.clock) if ended else reached_s,
                 "complete": ended,
                 "damage": None if damage.ok else asdict(damage),
-                "beyond_model": _is_beyond(header, record),
             }
         )
     return found
-
-
-def beyond_model(header: Header) -> list[str]:
-    """Return the names of the sources that the model of a state cannot make sense of.
-
-    An embedded model knows only its own world, and a run counts in its record (`looked`) which frames were of it.
-    Nothing is known of older states and of other models.
-    """
-    return [str(one.get("name")) for one in records_of(header) if _is_beyond(header, one)]
-
-
-def is_beyond(header: Header) -> bool | None:
-    """Return whether there is such a source; None: unknown."""
-    known = {_is_beyond(header, one) for one in records_of(header)}
-    return True if True in known else None if None in known else False
-
-
-def check_understood(header: Header, hint: Callable[[], str]) -> None:
-    """Refuse a state whose model cannot make sense of what it watched.
-
-    Raises:
-        NotUnderstood: with this hint.
-    """
-    if names := beyond_model(header):
-        raise NotUnderstood(meaningless(names), hint=hint())
-
-
-def meaningless(sources: Sequence[str]) -> str:
-    """Return a sentence about sources that the embedded model cannot make sense of."""
-    more = len(sources) - NAMED_SOURCES
-    names = ", ".join(sources[:NAMED_SOURCES]) + (f" and {more} more" if more > 0 else "")
-    verb = "is" if len(sources) == 1 else "are"
-    return (
-        f"the embedded model reads only its own world of coloured shapes, and {names} {verb} not of it: "
-        "the answers mean nothing"
-    )
-
-
-def _is_beyond(header: Header, record: Mapping[str, Any]) -> bool | None:
-    looked = Looked.of(record.get("looked")) if is_embedded(header.backbone.name) else None
-    return None if looked is None or looked.is_world is None else not looked.is_world
 
 
 def end_of(reached_s: float, start_s: float, duration_s: object, clock: StreamClock) -> float:
@@ -208,9 +163,6 @@ def _number(value: object) -> float | None:
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
-
-# More sources are counted, not named.
-NAMED_SOURCES = 5
 
 # The newest ones are kept.
 MOST_GAPS = 64

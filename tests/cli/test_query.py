@@ -193,6 +193,7 @@ def test_what_is_typed_is_a_conversation_until_new_and_what_it_leaves_out_is_tol
     assert [dict(heard)[name] for name in ("one", "two", "three", "four")] == [[], ["one"], [], ["three"]]
     assert "Note" not in capsys.readouterr().err
     embedded = Session.start(MockBackbone("protokv/mini"), DurableConfig(budget=24))
+    embedded.backbone.converses = False
     answers.ask_all(embedded, [Question("five", fresh=False), Question("six", fresh=False)], None)
     assert capsys.readouterr().err.count("protokv/mini keeps no conversation") == 1
 

@@ -29,7 +29,6 @@ def test_a_row_describes_a_state(jobs: list[Job], recipe: Recipe) -> None:
         "memory": "durable, 40 tokens",
         "model": "mock",
         "damage": None,
-        "beyond_model": None,
         "failure": None,
     }
 

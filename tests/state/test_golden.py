@@ -16,7 +16,6 @@ from zarr.storage import LocalStore
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.memories.durable.quantized import dequantize_centers
-from protokv.mini.looked import Looked
 from protokv.state import zarr
 from protokv.state.api import load_state, read_header, save_state
 from protokv.state.describe import describe
@@ -98,7 +97,7 @@ def test_that_reader_reads_every_type_and_tensors_of_many_chunks(
 
 def test_the_page_names_every_field_and_every_type() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for record in (Header, BackboneIdentity, StreamClock, SourceInfo, Damage, Looked, WallClockLog, Gap):
+    for record in (Header, BackboneIdentity, StreamClock, SourceInfo, Damage, WallClockLog, Gap):
         assert not [one.name for one in fields(record) if f"`{one.name}`" not in text], record
     assert f"version {FORMAT_VERSION}, the only one" in text
     assert all(f"`{name}`" in text for name in NAMES.values())
