@@ -143,9 +143,6 @@ def replay(
         str | None,
         option("--types NAMES", "Question types to ask, or all; default: those whose answers last.", Panel.ASK),
     ] = None,
-    batched: Annotated[
-        int, option("--batched COUNT", "Procedural streams to watch at a time; faster.", Panel.SPEED, min=1)
-    ] = 1,
     output: Annotated[Path, option("--output -o FILE", "Results; a run continues the file.", Panel.MOST)] = Path(
         "results.jsonl"
     ),
@@ -295,7 +292,6 @@ def replay(
                 results,
                 should_stop=lambda: bool(stop),
                 strict=strict or dataset is None,
-                batched=batched,
             ):
                 follow(event)
             keys = [key for key in plan.trials if key in results.rows]

@@ -168,7 +168,6 @@ def run(
     *,
     should_stop: Callable[[], bool] = lambda: False,
     strict: bool = True,
-    batched: int = 1,
 ) -> Iterator[Row | Watched | Unread]:
     """Run the rest of a plan; every row is in the file before it is yielded.
 
@@ -178,31 +177,22 @@ def run(
         results: the file of rows, with those that are done.
         should_stop: called after every step.
         strict: an unreadable video ends the run; otherwise yield `Unread` and take the next one.
-        batched: most streams to watch at a time; only neighbours of one length that can be batched are.
 
     Raises:
         ConfigError: the file holds results of another study.
         SourceError: a video cannot be read, with `strict`.
     """
     results.check(plan.trials.values())
-    for group in _group(plan.asked, batched):
-        left = [(stream, [one for one in asked if one.key not in results.rows]) for stream, asked in group]
+    for stream, asked in plan.asked:
+        left = [one for one in asked if one.key not in results.rows]
         try:
-            for event in replay(backbone, left, plan.setup, should_stop=should_stop):
+            for event in replay(backbone, stream, left, plan.setup, should_stop=should_stop):
                 if isinstance(event, Row):
                     results.append(event)
                 yield event
         except SourceError as error:
             if strict:
                 raise
-            yield Unread(group[0][0].name, error.message)
+            yield Unread(stream.name, error.message)
         if should_stop():
             return
-
-
-def _group(asked: Sequence[tuple[Stream, list[Asked]]], most: int) -> Iterator[list[tuple[Stream, list[Asked]]]]:
-    for (_, can_batch), neighbours in groupby(asked, key=lambda one: (one[0].length_s, one[0].can_batch)):
-        found = list(neighbours)
-        size = most if can_batch else 1
-        for start in range(0, len(found), size):
-            yield found[start : start + size]

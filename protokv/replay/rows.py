@@ -111,7 +111,6 @@ class Row(Trial):
         context_tokens: tokens of the stream that attention could see; the prompt is not counted.
         state_bytes: of the memory.
         step_ms: mean time of a step until then, with encoding and without the shared vision tower.
-        batched: streams that shared forwards; `step_ms` is then the share of one stream.
         tokens_seen: visual tokens of the stream until then.
         device: where it ran.
     """
@@ -129,7 +128,6 @@ class Row(Trial):
     strict: bool | None = None
     points: float | None = None
     judge: str = ""
-    batched: int = 1
 
 
 def read_rows(paths: Iterable[str | Path]) -> list[Row]:

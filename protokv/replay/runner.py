@@ -1,9 +1,8 @@
 """The pass: watch a stream once, and ask every question at each delay under every memory.
 
-All memories share the embedding of a step. Streams of one length may be watched together (`protokv.replay.batched`),
-which is several times as fast with a small model and gives the same answers. Latencies run from the question to the
-first and the last token, after one answer that is not counted. A benchmark's own query is asked before the first step
-with a later frame; a delayed one after the step that reaches its time.
+All memories share the embedding of a step. Latencies run from the question to the first and the last token, after one
+answer that is not counted. A benchmark's own query is asked before the first step with a later frame; a delayed one
+after the step that reaches its time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
-from protokv.replay.batched import BatchedStreams
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.base import Score
 from protokv.replay.benchmarks.choices import named_option
@@ -121,11 +119,36 @@ class Watched:
 
 @dataclass(slots=True)
 class _Run:
-    """One stream under one memory."""
+    """The stream under one memory, what is left to ask, and the seconds of the memory's updates."""
 
     session: Session
+    variant: Variant
     left: list[tuple[Ask, Trial]]
     warm: bool = False
+    waiting: deque[tuple[StepTokens, float]] = field(default_factory=deque)
+    busy_s: float = 0.0
+
+    def watch(self, tokens: StepTokens, start_s: float) -> None:
+        """Take a step; keep it waiting if only the last steps before a question matter."""
+        if self.variant.blind:
+            return
+        # Layers without full attention change with every step.
+        hybrid = self.session.backbone.carried is not None
+        horizon = None if hybrid else self.variant.config.horizon
+        self.waiting.append((tokens, start_s))
+        if horizon is None:
+            self.catch_up()
+        elif len(self.waiting) > horizon:
+            self.session.skip(*self.waiting.popleft())
+
+    def catch_up(self) -> None:
+        """Take the waiting steps."""
+        began = time.perf_counter()
+        while self.waiting:
+            tokens, start_s = self.waiting.popleft()
+            self.session.take([tokens], [start_s])
+        synchronise(self.session.backbone)
+        self.busy_s += time.perf_counter() - began
 
     def pop(self, until_s: float, *, causal: bool | None = None) -> list[Trial]:
         """Remove and return the trials due at a stream time: causal queries, the others, or all."""
@@ -134,46 +157,9 @@ class _Run:
         return [trial for is_due, _, trial in due if is_due]
 
 
-@dataclass(slots=True)
-class _Band:
-    """All streams under one memory, and the seconds of its updates."""
-
-    memory: BatchedStreams
-    runs: list[_Run]
-    variant: Variant
-    waiting: deque[tuple[list[StepTokens], float]] = field(default_factory=deque)
-    busy_s: float = 0.0
-
-    @property
-    def is_done(self) -> bool:
-        """True if nothing is left to ask."""
-        return not any(run.left for run in self.runs)
-
-    def watch(self, tokens: list[StepTokens], start_s: float) -> None:
-        """Take a step of each stream; keep it waiting if only the last steps before a question matter."""
-        if self.variant.blind:
-            return
-        # Layers without full attention carry something of every step.
-        carried = self.runs[0].session.backbone.carried is not None
-        horizon = None if carried else self.variant.config.horizon
-        self.waiting.append((tokens, start_s))
-        if horizon is None:
-            self.catch_up()
-        elif len(self.waiting) > horizon:
-            self.memory.skip(*self.waiting.popleft())
-
-    def catch_up(self) -> None:
-        """Take the waiting steps."""
-        began = time.perf_counter()
-        while self.waiting:
-            self.memory.take(*self.waiting.popleft())
-        synchronise(self.runs[0].session.backbone)
-        self.busy_s += time.perf_counter() - began
-
-
 @dataclass(frozen=True, slots=True)
-class _Moment:
-    """Progress of the pass, for all runs; the clock of a blind one does not move."""
+class _Progress:
+    """How much of the stream was shown; the clock of a blind memory's session does not move."""
 
     stream_time_s: float = 0.0
     steps: int = 0
@@ -182,85 +168,70 @@ class _Moment:
 
 def replay(
     backbone: Backbone,
-    streams: Sequence[tuple[Stream, Sequence[Asked]]],
+    stream: Stream,
+    asked: Sequence[Asked],
     setup: Setup,
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Row | Watched]:
-    """Watch one stream, or several together, and ask every question under every memory.
+    """Watch a stream once, and ask every question under every memory.
 
     Args:
         backbone: the model; all memories share it.
-        streams: of one length, each with its trials, memory by memory; a memory without a trial is not run.
+        stream: to watch.
+        asked: its trials, memory by memory; a memory without a trial is not run.
         setup: of this backbone.
         should_stop: called after every step.
 
     Yields:
-        A `Watched` after every step, with the name of the first stream, and a `Row` for each answer.
+        A `Watched` after every step, and a `Row` for each answer.
     """
-    asked: dict[Variant, list[list[tuple[Ask, Trial]]]] = {}
-    for number, (_, own) in enumerate(streams):
-        for one in own:
-            asked.setdefault(one.variant, [[] for _ in streams])[number].append((one.ask, one.trial))
-    bands = []
-    for variant, left in asked.items():
-        memory = BatchedStreams(backbone, variant.config, len(streams), fps=setup.fps)
-        bands.append(_Band(memory, [_Run(*pair) for pair in zip(memory.sessions, left, strict=True)], variant))
-    if not bands:
+    left: dict[Variant, list[tuple[Ask, Trial]]] = {}
+    for one in asked:
+        left.setdefault(one.variant, []).append((one.ask, one.trial))
+    runs = [_Run(Session.start(backbone, one.config, fps=setup.fps), one, own) for one, own in left.items()]
+    if not runs:
         return
-    now, (first, _) = _Moment(), streams[0]
-    for steps in zip(*(stream.steps(setup.fps, setup.frames_per_step) for stream, _ in streams), strict=True):
-        start_s = steps[0].time_s
-        newest_s = start_s + (setup.frames_per_step - 1) / setup.fps
+    now = _Progress()
+    for step in stream.steps(setup.fps, setup.frames_per_step):
+        newest_s = step.time_s + (setup.frames_per_step - 1) / setup.fps
         # A query at the time of a frame does not see this frame.
-        yield from _answer(backbone, bands, setup, now, newest_s - 2 * SLACK_S, causal=True)
-        bands = [band for band in bands if not band.is_done]
-        if not bands:
+        yield from _answer(runs, setup, now, newest_s - 2 * SLACK_S, causal=True)
+        runs = [run for run in runs if run.left]
+        if not runs:
             return
-        end_s = start_s + setup.frames_per_step / setup.fps
-        embed = bands[0].runs[0].session.embed
-        tokens = [
-            embed(step.images, step.time_s, stream.words(step.time_s, end_s))
-            for (stream, _), step in zip(streams, steps, strict=True)
-        ]
-        for band in bands:
-            band.watch(tokens, start_s)
-        seen = now.tokens_seen + len(tokens[0].embeddings)
-        now = _Moment(end_s, now.steps + 1, seen)
-        yield from _answer(backbone, bands, setup, now, now.stream_time_s + SLACK_S, causal=False)
-        yield Watched(first.name, now.stream_time_s, first.length_s)
-        bands = [band for band in bands if not band.is_done]
-        if should_stop() or not bands:
+        end_s = step.time_s + setup.frames_per_step / setup.fps
+        tokens = runs[0].session.embed(step.images, step.time_s, stream.words(step.time_s, end_s))
+        for run in runs:
+            run.watch(tokens, step.time_s)
+        now = _Progress(end_s, now.steps + 1, now.tokens_seen + len(tokens.embeddings))
+        yield from _answer(runs, setup, now, now.stream_time_s + SLACK_S, causal=False)
+        yield Watched(stream.name, now.stream_time_s, stream.length_s)
+        runs = [run for run in runs if run.left]
+        if should_stop() or not runs:
             return
     # The last sampling time may lie a fraction of a step before the end that the container names.
-    yield from _answer(backbone, bands, setup, now, math.inf)
+    yield from _answer(runs, setup, now, math.inf)
 
 
 def _answer(
-    backbone: Backbone,
-    bands: Sequence[_Band],
-    setup: Setup,
-    now: _Moment,
-    until_s: float,
-    *,
-    causal: bool | None = None,
+    runs: Sequence[_Run], setup: Setup, now: _Progress, until_s: float, *, causal: bool | None = None
 ) -> Iterator[Row]:
-    for band in bands:
-        for number, run in enumerate(band.runs):
-            trials = run.pop(until_s, causal=causal)
-            if trials:
-                band.catch_up()
-            for trial in trials:
-                yield _ask(backbone, band, number, setup, now, trial)
+    for run in runs:
+        trials = run.pop(until_s, causal=causal)
+        if trials:
+            run.catch_up()
+        for trial in trials:
+            yield _ask(run, setup, now, trial)
 
 
-def _ask(backbone: Backbone, band: _Band, number: int, setup: Setup, now: _Moment, trial: Trial) -> Row:
-    run, text = band.runs[number], trial.prompt or trial.question
+def _ask(run: _Run, setup: Setup, now: _Progress, trial: Trial) -> Row:
+    session, text = run.session, trial.prompt or trial.question
     if not run.warm:
-        run.session.ask(text, setup.decoding)
+        session.ask(text, setup.decoding)
         run.warm = True
-    synchronise(backbone)
-    answer = run.session.ask(text, setup.decoding)
+    synchronise(session.backbone)
+    answer = session.ask(text, setup.decoding)
     found = score(trial, answer.text)
     return Row(
         **{field.name: getattr(trial, field.name) for field in fields(trial)},
@@ -271,12 +242,11 @@ def _ask(backbone: Backbone, band: _Band, number: int, setup: Setup, now: _Momen
         judge=found.judge,
         ttft_ms=round(answer.ttft_ms, 3),
         total_ms=round(answer.total_ms, 3),
-        context_tokens=max(0, answer.context_tokens - len(backbone.prefix_ids)),
-        state_bytes=0 if band.variant.blind else band.memory.bytes_held(number),
-        step_ms=round(1e3 * band.busy_s / max(1, now.steps) / len(band.runs), 3),
+        context_tokens=max(0, answer.context_tokens - len(session.backbone.prefix_ids)),
+        state_bytes=0 if run.variant.blind else session.memory.bytes_held,
+        step_ms=round(1e3 * run.busy_s / max(1, now.steps), 3),
         tokens_seen=now.tokens_seen,
-        device=str(backbone.device),
-        batched=len(band.runs),
+        device=str(session.backbone.device),
     )
 
 

@@ -21,7 +21,6 @@ class Stream(ABC):
         length_s: seconds of stream time.
         facts: everything that decides its frames, as plain JSON values.
         questions: about it.
-        can_batch: it may be watched together with other streams of its length.
         has_words: something may be said in it.
         words_lost: what of the words could not be read, in one sentence; empty: nothing.
     """
@@ -30,7 +29,6 @@ class Stream(ABC):
     length_s: float
     facts: dict[str, Any]
     questions: Sequence[Question]
-    can_batch: bool = False
     has_words: bool = False
     words_lost: str = ""
 

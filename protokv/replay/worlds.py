@@ -118,8 +118,6 @@ class WorldStream(Stream):
             speech_per_minute=worlds.speech_rate,
         )
         self.has_words = worlds.speech_rate is not None
-        # Steps in which different things are said are not of one size.
-        self.can_batch = not self.has_words
         if worlds.evidence == "minutes":
             if worlds.before != "mix" or worlds.distractor_similarity:
                 raise ConfigError(

@@ -22,7 +22,6 @@ from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MemoryConfig
-from protokv.replay.batched import BatchedStreams
 from protokv.state import checkpoint
 from protokv.state.describe import describe
 from protokv_cli.inspect_tables import document_tables
@@ -172,16 +171,6 @@ def test_numbers_that_are_not_finite_do_not_stay(model: tuple[Backbone, Upstream
     session.take([StepTokens(broken, tokens.grid, tokens.visual)], [4.0])
     assert torch.isfinite(session.prefill(QUESTION)).all()
     session.memory.check(session.clock)
-
-
-def test_streams_in_one_batch_are_each_by_itself(model: tuple[Backbone, Upstream]) -> None:
-    backbone, config = model[0], MemoryConfig.of("sliding-window", budget=40)
-    together, alone = BatchedStreams(backbone, config, 2), Session.start(backbone, config)
-    for index in range(3):
-        steps = [backbone.embed_step(random_frames(10 * one + index, backbone.frames_per_step)) for one in range(2)]
-        together.take(steps, index * alone.clock.step_seconds)
-        alone.take(steps[1:], [index * alone.clock.step_seconds])
-    assert torch.equal(together.sessions[1].prefill(QUESTION), alone.prefill(QUESTION))
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.lists(st.integers(-1, 2), min_size=9, max_size=9), st.integers(0, 511))

@@ -25,7 +25,6 @@ from protokv.backbones import EMBEDDED, load_backbone
 from protokv.core.context import EMPTY
 from protokv.core.session import Session
 from protokv.memories import MemoryConfig
-from protokv.replay.batched import BatchedStreams
 from protokv.replay.benchmarks import find_type
 from protokv.replay.questions import is_expected
 from protokv.replay.worlds import Worlds, WorldStream
@@ -34,28 +33,22 @@ MEMORIES = ("durable", "infinipot-v")
 BUDGETS = (86, 43, 22, 11)
 
 
-def watch_and_ask(path: Path, seeds: Sequence[int], together: int) -> None:
-    """Append the rows of every world that is missing in the file, some worlds in one batch."""
+def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
+    """Append the rows of every world that is missing in the file."""
     done = {(row["seed"], row["budget"]) for row in read(path)} if path.exists() else set()
     backbone = load_backbone(EMBEDDED, device="cpu")
-    groups = [
-        (budget, left[start : start + together])
-        for budget in BUDGETS
-        for left in [[seed for seed in seeds if (seed, budget) not in done]]
-        for start in range(0, len(left), together)
-    ]
-    for budget, group in groups:
-        streams = [WorldStream(seed, Worlds(length_s=LENGTH_S, distractor_rate=20.0)) for seed in group]
-        configs = [MemoryConfig.of(name, budget=budget) for name in MEMORIES]
-        memories = [BatchedStreams(backbone, config, len(streams)) for config in configs]
-        for steps in zip(*(stream.steps(2.0, 2) for stream in streams), strict=True):
-            tokens = [memories[0].sessions[0].embed(step.images, step.time_s) for step in steps]
-            for memory in memories:
-                memory.take(tokens, steps[0].time_s)
+    for budget, seed in itertools.product(BUDGETS, seeds):
+        if (seed, budget) in done:
+            continue
+        stream = WorldStream(seed, Worlds(length_s=LENGTH_S, distractor_rate=20.0))
+        sessions = {name: Session.start(backbone, MemoryConfig.of(name, budget=budget)) for name in MEMORIES}
+        for step in stream.steps(2.0, 2):
+            tokens = sessions[MEMORIES[0]].embed(step.images, step.time_s)
+            for session in sessions.values():
+                session.take([tokens], [step.time_s])
         rows = [
-            {"seed": seed, "memory": config.name, "budget": budget} | row
-            for config, memory in zip(configs, memories, strict=True)
-            for seed, stream, session in zip(group, streams, memory.sessions, strict=True)
+            {"seed": seed, "memory": name, "budget": budget} | row
+            for name, session in sessions.items()
             for row in ask(stream, session)
         ]
         with path.open("a", encoding="utf-8") as file:
@@ -123,9 +116,8 @@ if __name__ == "__main__":
     parser.add_argument("rows", type=Path)
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--worlds", type=int, default=len(SEEDS))
-    parser.add_argument("--batched", type=int, default=8)
     options = parser.parse_args()
     if options.report:
         report(read(options.rows))
     else:
-        watch_and_ask(options.rows, SEEDS[: options.worlds], options.batched)
+        watch_and_ask(options.rows, SEEDS[: options.worlds])

@@ -11,17 +11,17 @@ replay() {
   protokv replay "$@" --dry-run >&2
   protokv replay "$@" --json -q > /dev/null
 }
-replay --study "$studies/harder.toml" --batched 24 -o "$out/harder.jsonl"
+replay --study "$studies/harder.toml" -o "$out/harder.jsonl"
 replay --study "$studies/harder.toml" --backdrop natural --world 5002500:16 --budget 173,43,22 \
-  --memory full,durable,infinipot-v,sliding-window --batched 16 -o "$out/natural.jsonl"
-replay --study "$studies/harder.toml" --memory durable --set center_bits=32 --batched 24 -o "$out/bits.jsonl"
+  --memory full,durable,infinipot-v,sliding-window -o "$out/natural.jsonl"
+replay --study "$studies/harder.toml" --memory durable --set center_bits=32 -o "$out/bits.jsonl"
 replay --study "$studies/harder.toml" --backdrop natural --world 5002500:16 --budget 173,43,22 --memory durable \
-  --set center_bits=32 --batched 16 -o "$out/bits-natural.jsonl"
-replay --study "$studies/decay.toml" --batched 4 -o "$out/decay.jsonl"
-replay --study "$studies/hour.toml" --batched 4 -o "$out/hour.jsonl"
-replay --study "$studies/hour.toml" --before 30m --delays 0,10m,28m --batched 4 -o "$out/hour-middle.jsonl"
-replay --study "$studies/hour.toml" --memory full --batched 4 -o "$out/hour-full.jsonl"
-replay --study "$studies/order.toml" --batched 16 -o "$out/order.jsonl"
-replay --study "$studies/time.toml" --batched 8 -o "$out/time.jsonl"
-replay --study "$studies/modes.toml" --batched 8 -o "$out/modes.jsonl"
+  --set center_bits=32 -o "$out/bits-natural.jsonl"
+replay --study "$studies/decay.toml" -o "$out/decay.jsonl"
+replay --study "$studies/hour.toml" -o "$out/hour.jsonl"
+replay --study "$studies/hour.toml" --before 30m --delays 0,10m,28m -o "$out/hour-middle.jsonl"
+replay --study "$studies/hour.toml" --memory full -o "$out/hour-full.jsonl"
+replay --study "$studies/order.toml" -o "$out/order.jsonl"
+replay --study "$studies/time.toml" -o "$out/time.jsonl"
+replay --study "$studies/modes.toml" -o "$out/modes.jsonl"
 protokv replay --report "$out/harder.jsonl" --format table

@@ -18,9 +18,9 @@ search() {
   part=$1
   worlds=$2
   shift 2
-  delay --world "7000000:$worlds" --delays 2m,400s --budget 151,38 --batched 8 -o "$out/search-delay-$part.jsonl" "$@"
+  delay --world "7000000:$worlds" --delays 2m,400s --budget 151,38 -o "$out/search-delay-$part.jsonl" "$@"
   replay --world "7001000:$worlds" --length 8m --evidence 16s --per-type 3 --distractor-rate 20 \
-    --distractor-similarity 0.5 --cuts 6:20 --delays 60,220 --budget 173,43 --batched 8 \
+    --distractor-similarity 0.5 --cuts 6:20 --delays 60,220 --budget 173,43 \
     -o "$out/search-harder-$part.jsonl" "$@"
 }
 # The first part finds two settings of InfiniPot-V, the second the third.
@@ -43,24 +43,24 @@ hermes 4 0.5,0.9 0.1 0.3
 hermes 8 0.9 0 1
 # The studies, on their own worlds: InfiniPot-V.
 set -- --memory infinipot-v --set redundancy_share=1 --set kept_share=0.95 --set recent_share=0.125
-delay --world 5000000:16 --delays 0,30s,2m,5m,400s --budget 151,75,38 --batched 16 -o "$out/delay.jsonl" "$@"
-replay --study "$studies/harder.toml" --budget 173,43,22,11 --batched 32 -o "$out/harder.jsonl" "$@"
-replay --study "$studies/harder.toml" --backdrop natural --world 5002500:16 --budget 173,43,22 --batched 16 \
+delay --world 5000000:16 --delays 0,30s,2m,5m,400s --budget 151,75,38 -o "$out/delay.jsonl" "$@"
+replay --study "$studies/harder.toml" --budget 173,43,22,11 -o "$out/harder.jsonl" "$@"
+replay --study "$studies/harder.toml" --backdrop natural --world 5002500:16 --budget 173,43,22 \
   -o "$out/natural.jsonl" "$@"
-replay --study "$studies/order.toml" --batched 32 -o "$out/order.jsonl" "$@"
-replay --study "$studies/time.toml" --budget 173,43,22,11 --batched 24 -o "$out/time.jsonl" "$@"
+replay --study "$studies/order.toml" -o "$out/order.jsonl" "$@"
+replay --study "$studies/time.toml" --budget 173,43,22,11 -o "$out/time.jsonl" "$@"
 # The others, at the longest delay, on the first eight worlds of each study.
 others() {
   study=$1
   shift
   case $study in
-    delay) delay --world 5000000:8 --delays 400s --types $content --batched 8 -o "$out/peers-delay.jsonl" "$@" ;;
+    delay) delay --world 5000000:8 --delays 400s --types $content -o "$out/peers-delay.jsonl" "$@" ;;
     harder) set -- --study "$studies/harder.toml" --world 5002000:8 --delays 220 "$@" ;;
     natural) set -- --study "$studies/harder.toml" --backdrop natural --world 5002500:8 --delays 220 "$@" ;;
     order) set -- --study "$studies/order.toml" --world 5002400:8 --delays 150 "$@" ;;
     time) set -- --study "$studies/time.toml" --world 5002724:8 --delays 220 "$@" ;;
   esac
-  [ "$study" = delay ] || replay --batched 8 -o "$out/peers-$study.jsonl" "$@"
+  [ "$study" = delay ] || replay -o "$out/peers-$study.jsonl" "$@"
 }
 best="--set kept_share=0.9 --set shallow_share=0 --set deep_share=1"
 for settings in "" "$best"; do
