@@ -91,10 +91,6 @@ class StateCorrupt(StateError):
     """The bytes of the state are damaged, or were never a state."""
 
 
-class StateUntrusted(StateError):
-    """No key that is trusted has signed the state."""
-
-
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return `did you mean NAME?` with the known name that is most like a mistyped one; empty if none is."""
     names = {one.lower(): one for one in known}

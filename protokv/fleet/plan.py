@@ -4,8 +4,7 @@ A source is a file, a folder, a glob, an object or a prefix in an object store, 
 takes; a manifest lists such sources, one a line. The key of a file is its stem; below a folder or a glob it is the path
 from there without the suffix. Nothing is opened here; a missing video is reported when its turn comes.
 
-In a folder, the state of the key `monday/door` is `monday/door.safetensors`; in an object store it is the repository
-`monday/door.icechunk`.
+The state of the key `monday/door` is `monday/door.safetensors`, in a folder and in an object store.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.object_store import is_object, list_folders, list_objects
-from protokv.state.form import DEFAULT_SUFFIX, FORMS, is_url
+from protokv.state.form import DEFAULT_SUFFIX, FORMS, is_url, suffix_of
 from protokv.video.address import LIVE, VIDEO_SUFFIXES, kind_of, shown, stem, told
-
-REPOSITORY = ".icechunk"
+from protokv.video.bucket import is_object, list_objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +170,7 @@ def _is_key(key: str) -> bool:
 
 def target_of(place: str, key: str) -> str:
     """Return where the state of a key is."""
-    return f"{place.rstrip('/')}/{key}{REPOSITORY}" if is_url(place) else str(Path(place, key + DEFAULT_SUFFIX))
+    return f"{place.rstrip('/')}/{key}{DEFAULT_SUFFIX}" if is_url(place) else str(Path(place, key + DEFAULT_SUFFIX))
 
 
 def is_place(path: str) -> bool:
@@ -190,10 +187,14 @@ def find_states(place: str) -> list[str]:
     Raises:
         StateNotFound: there is none.
     """
-    found = sorted(list_folders(place, REPOSITORY) if is_url(place) else _below_places(Path(place)))
+    found = sorted(_below_prefix(place) if is_url(place) else _below_places(Path(place)))
     if not found:
         raise StateNotFound(f"there is no state in {place}", hint="ingest into it: protokv ingest VIDEOS -o DIR/")
     return found
+
+
+def _below_prefix(place: str) -> Iterator[str]:
+    return (address for name, address in list_objects(place) if suffix_of(name) and name.endswith(tuple(FORMS)))
 
 
 def _below_places(folder: Path) -> Iterator[str]:

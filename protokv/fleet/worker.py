@@ -37,7 +37,6 @@ from protokv.ingestion.estimate import Estimate, estimate
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import find_words, ingest
-from protokv.object_store import is_object
 from protokv.state.api import read_header, stored_bytes
 from protokv.state.checkpoint import check_fits
 from protokv.state.commit import writing
@@ -46,6 +45,7 @@ from protokv.state.snapshot import Header
 from protokv.state.watched import records_of
 from protokv.video import Damage
 from protokv.video.address import kind_of
+from protokv.video.bucket import is_object
 from protokv.video.registry import fingerprint_source, open_source
 from protokv.words.find import AUTO, OFF, file_of, identity, is_heard, record_of_file, recorded, two_letters
 

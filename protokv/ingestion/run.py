@@ -33,7 +33,6 @@ from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
 from protokv.ingestion.watching import LiveRun, Run, Start
 from protokv.memories import MemoryConfig
-from protokv.object_store import is_object
 from protokv.state.api import check_not_read, check_target
 from protokv.state.checkpoint import from_state, load_backbone_of
 from protokv.state.form import DEFAULT_SUFFIX, StatePath
@@ -43,6 +42,7 @@ from protokv.state.watched import Segment
 from protokv.state.writer import Writer
 from protokv.timings import Timings, stage
 from protokv.video import Source, address, open_source
+from protokv.video.bucket import is_object
 from protokv.video.derived import Part
 from protokv.video.source import never
 from protokv.words import Words

@@ -2,8 +2,8 @@
 
 A commit writes beside the path, syncs, moves the result to the path in one step and syncs the folder. A folder swaps
 names with the old folder if the system can do that. Otherwise the old folder is moved aside first, and `recover`, which
-readers and writers call, moves it back if a crash came between the two moves. The next commit removes the
-files of a killed commit. Names beside the path have a random part: no file of a user has such a name.
+readers and writers call, moves it back if a crash came between the two moves. The next commit removes the files of a
+killed commit. Names beside the path have a random part, so no file of a user has such a name. No call follows a link.
 
 `Lock` keeps other writers away: a `filelock` lock on a file beside the path. The kernel holds it (`flock`; `LockFile`
 on Windows) and frees it when the process ends, however it ends, so a leftover lock file locks nothing. Readers ignore
@@ -13,19 +13,20 @@ file that stays locked when its owner is killed, is disabled. https://py-fileloc
 
 from __future__ import annotations
 
+import ctypes
 import errno
-import itertools
 import os
 import re
 import secrets
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from filelock import FileLock, Timeout
 
-import protokv.state.filesystem as filesystem
 from protokv.errors import StateError, StateLocked, cause_of, system_error
 
 _HINTS = {
@@ -36,6 +37,17 @@ _HINTS = {
     "choose a shorter name": (errno.ENAMETOOLONG,),
     "free some memory, or raise the limit of this process (ulimit -v)": (errno.ENOMEM,),
 }
+_UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.ENOLCK}
+_NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
+# Errors of opening a lock file that is a link, a folder or a device.
+_NOT_OURS = {errno.ELOOP, errno.EISDIR, errno.ENXIO}
+
+# renameat2(2) of Linux: https://man7.org/linux/man-pages/man2/rename.2.html
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+# ---- replace, keep and remove whole states ----
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
@@ -47,21 +59,22 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
         OSError: it cannot be written, or a file would replace a folder, or a folder a file. The old entry stays.
     """
     recover(path)
-    sweep(path)
+    for stale in _find_leftovers(path, "partial|previous"):
+        _remove(stale)
     aside = _name_beside(path, "previous")
-    with _partial(path) as made:
+    with _temporary(path) as made:
         write(made)
         # The system refuses to move a file over a folder, and a folder over a file.
         if not (path.is_dir() and made.is_dir()):
-            filesystem.replace(made, path)
-        elif not filesystem.exchange(made, path):
-            filesystem.replace(path, aside)
+            made.replace(path)
+        elif not exchange(made, path):
+            path.replace(aside)
             try:
-                filesystem.replace(made, path)
+                made.replace(path)
             finally:
                 recover(path)
-        filesystem.sync_folder(path.parent)
-    _discard(aside)
+        sync_folder(path.parent)
+    _try_to_remove(aside)
 
 
 def recover(target: Path) -> None:
@@ -73,21 +86,9 @@ def recover(target: Path) -> None:
         return
     # Another process may do the same; a reader that may not write here finds no state.
     with suppress(OSError):
-        moved = [one for one in _ours_beside(target, "previous") if one.is_dir() and not one.is_symlink()]
+        moved = [one for one in _find_leftovers(target, "previous") if one.is_dir() and not one.is_symlink()]
         if moved:
-            filesystem.replace(max(moved, key=lambda one: one.stat().st_mtime_ns), target)
-
-
-def sweep(target: Path) -> None:
-    """Remove the temporary files of killed commits to `target`, and nothing that belongs to another state."""
-    for stale in _ours_beside(target, "partial|previous"):
-        filesystem.remove(stale)
-
-
-def _ours_beside(target: Path, kind: str) -> list[Path]:
-    """Return what is there under a name of `_name_beside`."""
-    ours = re.compile(re.escape(f".{target.name}.") + rf"\d+-[0-9a-f]{{8}}\.({kind})")
-    return [one for one in target.parent.iterdir() if ours.fullmatch(one.name)]
+            max(moved, key=lambda one: one.stat().st_mtime_ns).replace(target)
 
 
 def keep_as(target: Path, name: Path) -> None:
@@ -95,37 +96,18 @@ def keep_as(target: Path, name: Path) -> None:
 
     A file gets a hard link, a folder becomes a second folder of hard links. Both survive a replaced `target`.
     """
-    with _partial(target) as made:
+    with _temporary(target) as made:
         _link_all(target, made)
-        filesystem.replace(made, name)
-        filesystem.sync_folder(target.parent)
+        made.replace(name)
+        sync_folder(target.parent)
 
 
 def retire(target: Path, name: Path) -> None:
     """Remove a name that `keep_as` gave to `target`; it disappears atomically."""
-    with _partial(target) as made:
-        filesystem.replace(name, made)
+    with _temporary(target) as made:
+        name.replace(made)
         # Without this a crash could undo the move but not the removal.
-        filesystem.sync_folder(target.parent)
-
-
-def go_back(target: Path, kept: Path | None) -> Path | None:
-    """Put a copy of `kept` in place of `target`, or nothing; return the new name of what was there, if anything was.
-
-    That name comes first, so a crash loses nothing. `target` holds the old or the new contents at any time.
-    """
-    aside = None
-    if os.path.lexists(target):
-        names = (f"{target.name}.damaged" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
-        aside = next(one for one in map(target.with_name, names) if not os.path.lexists(one))
-    if aside is not None and kept is not None:
-        keep_as(target, aside)
-    if kept is not None:
-        replace(target, lambda made: _link_all(kept, made))
-    elif aside is not None:
-        filesystem.replace(target, aside)
-        filesystem.sync_folder(target.parent)
-    return aside
+        sync_folder(target.parent)
 
 
 @contextmanager
@@ -144,14 +126,66 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         raise StateError(f"cannot write the state {os.fspath(path)}: {cause_of(why)}", hint=hint) from error
 
 
-@contextmanager
-def _partial(target: Path) -> Iterator[Path]:
-    """Yield a hidden temporary path beside `target`; remove its file or folder at the end."""
-    path = _name_beside(target, "partial")
+# ---- single files and folders ----
+
+
+def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Create a file, let `fill` write it, and sync it. Its mode is 0666 less the umask."""
+    with path.open("xb") as file:
+        fill(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the entries of a folder to the disk, if the system can."""
+    if os.name == "nt":
+        return
+    number = os.open(folder, os.O_RDONLY)
     try:
-        yield path
+        os.fsync(number)
+    except OSError as error:
+        # Some network file systems cannot sync a folder; a rename is atomic there all the same.
+        if error.errno not in _UNSUPPORTED:
+            raise
     finally:
-        _discard(path)
+        os.close(number)
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Swap two names atomically; return False if the system cannot."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), str(b))
+
+
+def _link_all(source: Path, target: Path) -> None:
+    """Give a file a second name, and a folder a second folder of such names."""
+    if source.is_dir() and not source.is_symlink():
+        target.mkdir()
+        for entry in sorted(source.iterdir()):
+            _link_all(entry, target / entry.name)
+        sync_folder(target)
+        return
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS or source.is_symlink():
+            raise
+        with source.open("rb") as file:
+            write_file(target, lambda copy: shutil.copyfileobj(file, copy))
+
+
+def _find_leftovers(target: Path, kind: str) -> list[Path]:
+    """Return what is there under a name of `_name_beside`: it belongs to this state and to no other."""
+    ours = re.compile(re.escape(f".{target.name}.") + rf"\d+-[0-9a-f]{{8}}\.({kind})")
+    return [one for one in target.parent.iterdir() if ours.fullmatch(one.name)]
 
 
 def _name_beside(target: Path, kind: str) -> Path:
@@ -159,26 +193,28 @@ def _name_beside(target: Path, kind: str) -> Path:
     return target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}"
 
 
-def _discard(path: Path) -> None:
+@contextmanager
+def _temporary(target: Path) -> Iterator[Path]:
+    """Yield a hidden path beside `target`; remove its file or folder at the end."""
+    path = _name_beside(target, "partial")
+    try:
+        yield path
+    finally:
+        _try_to_remove(path)
+
+
+def _try_to_remove(path: Path) -> None:
     if os.path.lexists(path):
-        # The next commit removes the rest.
+        # What cannot be removed now, the next commit removes.
         with suppress(OSError):
-            filesystem.remove(path)
+            _remove(path)
 
 
-def _link_all(source: Path, target: Path) -> None:
-    if source.is_symlink() or not source.is_dir():
-        filesystem.link(source, target)
-        return
-    filesystem.make_folder(target)
-    for entry in sorted(source.iterdir()):
-        _link_all(entry, target / entry.name)
-    filesystem.sync_folder(target)
-
-
-_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-# Errors of opening a lock file that is a link, a folder or a device.
-_NOT_OURS = {errno.ELOOP, errno.EISDIR, errno.ENXIO}
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 class Lock:

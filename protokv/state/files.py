@@ -11,8 +11,6 @@ members, a long pickle, and a pickle that names more than tensors need.
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import pickletools
 import re
@@ -20,20 +18,17 @@ import stat
 import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, StateUntrusted, shown, system_error
-from protokv.state.commit import Lock, go_back, keep_as, recover, replace, retire, writing
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown, system_error
+from protokv.state.commit import Lock, keep_as, recover, replace, retire, write_file, writing
 from protokv.state.digest import NAMES, check_dtypes, copy_and_digest, tensor_digests
-from protokv.state.filesystem import write_file
 from protokv.state.form import MOMENT, Form, Stored, read_unchanged
-from protokv.state.signatures import LIMIT_BYTES, SUFFIX, check_fits_memory
 from protokv.state.snapshot import (
     HEADER_LIMIT_BYTES,
     KEY,
@@ -80,10 +75,6 @@ class LocalForm(Form):
     @abstractmethod
     def open(self, target: Path) -> Stored:
         """Open the state at a path. Exceptions of a library mean that it is no state."""
-
-    @abstractmethod
-    def read_whole(self, target: Path) -> tuple[bytes, Callable[[], Stored]]:
-        """Read everything at a path into memory; return what is signed of it, and how to open what was read."""
 
     @property
     def target(self) -> Path:
@@ -132,17 +123,9 @@ class LocalForm(Form):
                 raise StateCorrupt(f"expected a state, which is a {self.kind} here; it is a {kind}")
             return found.st_dev, found.st_ino, found.st_mtime_ns
 
-        def open_guarded() -> Stored:
-            if self.guard is None:
-                return self.open(target)
-            message, opened = self.read_whole(target)
-            beside = _signature_of(target)
-            self.guard(os.fspath(path), message, _read_start(beside, LIMIT_BYTES) if beside.is_file() else None)
-            return opened()
-
         def read_same(seen: tuple[int, ...]) -> T:
             try:
-                found = read(open_guarded())
+                found = read(self.open(target))
             except StateError:
                 raise
             except Exception as error:
@@ -164,7 +147,7 @@ class LocalForm(Form):
             for one in sorted(target.parent.iterdir()):
                 named = MOMENT.search(one.name)
                 if named and one.name[: named.start()] == target.name and not one.is_symlink():
-                    with suppress(StateNotFound, StateCorrupt, StateMismatch, StateUntrusted):
+                    with suppress(StateNotFound, StateCorrupt, StateMismatch):
                         header = self.read_header(str(one))
                         if f"{header.clock.stream_time_s:010.3f}" == named[1]:
                             yield str(one), header
@@ -182,26 +165,6 @@ class LocalForm(Form):
         with suppress(OSError):
             retire(self.target, Path(at))
 
-    def write_signature(self, signature: bytes) -> str:
-        """Put the signature into `STATE.minisig`."""
-        with writing(self.path):
-            replace(_signature_of(self.target), lambda path: write_file(path, lambda file: file.write(signature)))
-        return f"{os.fspath(self.path)}{SUFFIX}"
-
-    @contextmanager
-    def repairing(self) -> Iterator[None]:
-        """Take the lock."""
-        LocalForm.check_target(self)
-        with Lock(self.path):
-            yield
-
-    def go_back(self, at: str | None) -> str | None:
-        """Link the kept commit to the place of the state, which becomes `STATE.damaged`."""
-        with writing(self.path):
-            aside = go_back(self.target, None if at is None else Path(at))
-        linked = Path(self.path).is_symlink()
-        return None if aside is None else str(aside if linked else Path(self.path).with_name(aside.name))
-
 
 class FileForm(LocalForm):
     """A form that is one file: the document, with a digest of every tensor, and the tensors."""
@@ -211,7 +174,7 @@ class FileForm(LocalForm):
         """Write the document and contiguous CPU tensors. StateError if the header would be too long to read."""
 
     @abstractmethod
-    def map(self, source: Path | bytes) -> tuple[object, object]:
+    def map(self, source: Path) -> tuple[object, object]:
         """Return the document and the tensors by name, as the format's library reads them; those of a file are mapped.
 
         The caller checks both. Nothing may be allocated because the file claims a size.
@@ -228,12 +191,6 @@ class FileForm(LocalForm):
     def open(self, target: Path) -> Stored:
         """Map the file."""
         return _File(*self.map(target), target.stat().st_size)
-
-    def read_whole(self, target: Path) -> tuple[bytes, Callable[[], Stored]]:
-        """Read the file; all of it is signed."""
-        check_fits_memory(size := target.stat().st_size)
-        data = _read_start(target, size)
-        return data, lambda: _File(*self.map(data), len(data))
 
 
 class _File(Stored):
@@ -279,12 +236,9 @@ class SafetensorsForm(FileForm):
         """Write the document and the tensors."""
         write_safetensors(file, document, tensors)
 
-    def map(self, source: Path | bytes) -> tuple[object, object]:
+    def map(self, source: Path) -> tuple[object, object]:
         """Return the document and the tensors."""
-        if isinstance(source, Path):
-            return map_safetensors(source)
-        head = json.loads(source[8 : 8 + int.from_bytes(source[:8], "little")])
-        return head["__metadata__"][KEY], safetensors.torch.load(source)
+        return map_safetensors(source)
 
 
 class PtForm(FileForm):
@@ -302,31 +256,19 @@ class PtForm(FileForm):
             # torch hides the error of the file behind its own.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
-    def map(self, source: Path | bytes) -> tuple[object, object]:
+    def map(self, source: Path) -> tuple[object, object]:
         """Read the pickle and the tensors."""
-        mapped = isinstance(source, Path)
         try:
-            _check_pickle(source if isinstance(source, Path) else io.BytesIO(source))
+            _check_pickle(source)
         except (zipfile.BadZipFile, ValueError, LookupError, NotImplementedError) as error:
             raise StateCorrupt(f"not a file that torch.save wrote of a state ({shown(error)})") from error
-        file = source if isinstance(source, Path) else io.BytesIO(source)
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+        content = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(content, dict) or set(content) != {KEY, "tensors"}:
             raise StateCorrupt(f"a file of torch.save but no state: it lacks the field {KEY}")
         return content[KEY], content["tensors"]
 
 
-def _signature_of(target: Path) -> Path:
-    return target.with_name(target.name + SUFFIX)
-
-
-def _read_start(path: Path, size: int) -> bytes:
-    """Return the first `size` bytes of a file."""
-    with path.open("rb") as file:
-        return file.read(size)
-
-
-def _check_pickle(file: Path | BinaryIO) -> None:
+def _check_pickle(file: Path) -> None:
     """Raise ValueError if the file could make torch.load allocate memory."""
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()

@@ -1,8 +1,8 @@
 """The interface of a storage form, and the choice of a form by the path of a state.
 
-The suffix of a path chooses a form in the file system, a URL scheme chooses the object store. The module of a form is
-imported when it is first needed. Each form keeps writers apart in its own way: files have a lock beside them, a
-repository in an object store has transactions. `api` decides which commits are kept and which one answers for a time.
+The suffix of a path chooses a form. The module of a form is imported when it is first needed. Each form keeps writers
+apart in its own way: files have a lock beside them, an object is replaced on a condition. `api` decides which
+commits are kept and which one answers for a time.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import PurePath
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from protokv.errors import StateCorrupt, StateError, UnknownForm, did_you_mean
+from protokv.errors import SourceError, StateCorrupt, StateError, UnknownForm, did_you_mean
 from protokv.machine import memory_bytes
-from protokv.state.signatures import Guard, current_guard
 from protokv.state.snapshot import Admit, Found, Header, State
 from protokv.texts import find_broken
 
@@ -38,7 +36,6 @@ FORMS = {
     ".pt": "protokv.state.files:PtForm",
 }
 DEFAULT_SUFFIX = ".safetensors"
-OBJECT_STORE = "protokv.state.icechunk:IcechunkForm"
 
 # A kept commit has the name of the state with its stream time appended.
 MOMENT = re.compile(r"@(\d{6,}\.\d{3})s$")
@@ -82,7 +79,6 @@ class Form(ABC):
 
     Attributes:
         path: where the state is.
-        guard: checks the signature of what is read, before it is opened; None: nothing does.
         locked: True if a second writer is refused. True only between `__enter__` and `__exit__`, and False there too on
             a file system without locks.
     """
@@ -92,7 +88,6 @@ class Form(ABC):
     def __init__(self, path: StatePath) -> None:
         """Touch nothing yet."""
         self.path = path
-        self.guard: Guard | None = None
 
     @abstractmethod
     def check_target(self) -> None:
@@ -130,25 +125,6 @@ class Form(ABC):
     @abstractmethod
     def retire(self, at: str) -> None:
         """Remove a kept commit if possible."""
-
-    @abstractmethod
-    def repairing(self) -> AbstractContextManager[object]:
-        """Take the right to write, even if what is there is no state any more. Raises as `__enter__`."""
-
-    @abstractmethod
-    def go_back(self, at: str | None) -> str | None:
-        """Put the kept commit `at`, or nothing, in place of the current state, within `repairing`.
-
-        What was there stays, under a name that is returned; None if nothing was there.
-
-        Raises:
-            StateLocked: another writer has committed since `repairing` was entered.
-            StateError: it cannot be done; the old state is still there.
-        """
-
-    @abstractmethod
-    def write_signature(self, signature: bytes) -> str:
-        """Put a signature of the current state beside it, atomically; return where. StateError if it cannot."""
 
     def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
         """Read the kept commit `at`, or the current state; see `api.load_state`."""
@@ -209,23 +185,23 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
     if to_read and not suffix and not is_url(path):
         _refuse_video(path)
         suffix = DEFAULT_SUFFIX
-    if not suffix and not is_url(path):
+    if not suffix or (is_url(path) and suffix == ".zarr"):
         known, given = sorted(FORMS), PurePath(path).suffix
+        known = [one for one in known if one != ".zarr" or not is_url(path)]
         raise UnknownForm(
             f"expected a path that ends in one of {', '.join(known)}, got {path}",
             hint=did_you_mean(given, known) or "choose another name",
         )
-    module, _, name = (OBJECT_STORE if is_url(path) else FORMS[suffix]).partition(":")
+    module, _, name = FORMS[suffix].partition(":")
+    made = getattr(import_module(module), name)
+    if not is_url(path):
+        return cast(Form, made(path))
+    from protokv.state.objects import ObjectForm
+
     try:
-        form: Form = getattr(import_module(module), name)(path)
-    except ImportError as error:
-        raise StateError(
-            f"{path} is in an object store, and {error.name or 'a package for it'} is not installed",
-            hint="pip install 'protokv[object-store]'",
-        ) from error
-    if to_read:
-        form.guard = current_guard()
-    return form
+        return ObjectForm(os.fspath(path), made)
+    except SourceError as error:
+        raise StateError(error.message, hint=error.hint) from error
 
 
 def _refuse_video(path: StatePath) -> None:

@@ -40,12 +40,10 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 from protokv.errors import StateCorrupt, shown
-from protokv.state import filesystem
-from protokv.state.commit import replace, writing
+from protokv.state.commit import replace, sync_folder, write_file, writing
 from protokv.state.digest import DTYPES, bytes_digest, check_dtypes
 from protokv.state.files import LocalForm
 from protokv.state.form import Stored
-from protokv.state.signatures import check_fits_memory, statement
 from protokv.state.snapshot import (
     KEY,
     Found,
@@ -113,13 +111,6 @@ class ZarrForm(LocalForm):
         sizes = _file_sizes(target)
         return Hierarchy(LocalStore(target, read_only=True), lambda keys: {key: sizes.get(key, 0) for key in keys})
 
-    def read_whole(self, target: Path) -> tuple[bytes, Callable[[], Stored]]:
-        """Read all files."""
-        sizes = _file_sizes(target)
-        check_fits_memory(sum(sizes.values()))
-        contents = {key: (target / key).read_bytes() for key in sizes}
-        return statement(contents), lambda: in_memory(contents)
-
 
 def sync(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     """Return what a coroutine returns in zarr's thread."""
@@ -135,32 +126,24 @@ def sync(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     return in_thread.sync(coroutine, loop)
 
 
-def in_memory(contents: Mapping[str, bytes]) -> Stored:
-    """Open the hierarchy that these objects are."""
-    objects = {key: _BUFFERS.buffer.from_bytes(data) for key, data in contents.items()}
-    return Hierarchy(
-        MemoryStore(objects, read_only=True), lambda keys: {key: len(contents.get(key, b"")) for key in keys}
-    )
-
-
 class _NewFolder(LocalStore):
     """A new folder for the zarr library to write into; a few threads write and sync every file once."""
 
     def __init__(self, root: Path, pool: ThreadPoolExecutor) -> None:
         super().__init__(root)
         self._pool, self.folders = pool, [root]
-        filesystem.make_folder(root)
+        root.mkdir()
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write a file, unless it is the metadata of a group that is there already."""
         file = self.root / key
         for folder in reversed(file.relative_to(self.root).parents):
             if self.root / folder not in self.folders:
-                filesystem.make_folder(self.root / folder)
+                (self.root / folder).mkdir()
                 self.folders.append(self.root / folder)
         if not file.exists():
             data = as_bytes(value)
-            await asyncio.wrap_future(self._pool.submit(filesystem.write_file, file, lambda out: out.write(data)))
+            await asyncio.wrap_future(self._pool.submit(write_file, file, lambda out: out.write(data)))
 
 
 def _write_folder(state: State, root: Path) -> None:
@@ -169,7 +152,7 @@ def _write_folder(state: State, root: Path) -> None:
         store = _NewFolder(root, pool)
         write_state(state, store)
     for folder in reversed(store.folders):
-        filesystem.sync_folder(folder)
+        sync_folder(folder)
 
 
 def _fail(error: OSError) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from protokv.errors import SourceUnreadable
-from protokv.object_store import is_object
+from protokv.video.bucket import is_object
 
 NETWORK = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt", "tcp")
 DEVICES = ("v4l2", "avfoundation", "dshow", "screen")

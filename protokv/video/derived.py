@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceError, SourceUnreadable
-from protokv.object_store import fetch, scheme_of
+from protokv.video.bucket import fetch
 from protokv.video.source import Damage, Frame, Heard, Lines, ShouldStop, Sound, Source, Wanted, never
 
 
@@ -152,7 +152,7 @@ class ObjectSource(Source):
                     hint="make room there, or name another folder with TMPDIR",
                 ) from error
             on_error.pop_all()
-        self.info = replace(self._file.info, kind=scheme_of(address), fingerprint=fingerprint)
+        self.info = replace(self._file.info, kind=address.partition("://")[0], fingerprint=fingerprint)
         self.texts, self.lines, self.sound = self._file.texts, self._file.lines, self._file.sound  # type: ignore[method-assign]
 
     @property

@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-from protokv import object_store
 from protokv.errors import ConfigError, SourceUnreadable, use_one_of
+from protokv.video import bucket
 from protokv.video.address import DEVICES, NETWORK, PIPE, kind_of
 from protokv.video.file import check_is_file, fingerprint
 from protokv.video.source import Source
@@ -62,7 +62,7 @@ def open_source(
     """
     if decoder not in DECODERS:
         raise ConfigError(f"there is no decoder {decoder!r}", hint=use_one_of(decoder, DECODERS))
-    if object_store.is_object(source):
+    if bucket.is_object(source):
         from protokv.video.derived import ObjectSource
 
         opened = partial(open_source, decoder=decoder, max_pixels=max_pixels, isolate=isolate)
@@ -98,8 +98,8 @@ def fingerprint_source(source: str) -> str | None:
     Raises:
         SourceError: it is not there, or cannot be read.
     """
-    if object_store.is_object(source):
-        return object_store.fingerprint(source)
+    if bucket.is_object(source):
+        return bucket.fingerprint(source)
     if kind_of(source) != "file":
         return None
     check_is_file(Path(source))

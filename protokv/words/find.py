@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from protokv.errors import SourceError, SourceNotFound
 from protokv.ingestion.live.source import LiveSource
-from protokv.object_store import fetch, is_object, list_beginning
 from protokv.video import isolated
 from protokv.video.address import kind_of
+from protokv.video.bucket import fetch, is_object, list_beginning
 from protokv.video.registry import fingerprint_source
 from protokv.video.source import Line, Lines, Sound, Source, TextTrack
 from protokv.words.cues import Coming, Cue, Track, Words

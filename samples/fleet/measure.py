@@ -1,8 +1,7 @@
-"""Measure the cost of a fleet: `python -m samples.fleet.measure [simulate] [processes] [store] [batch]`; default: all.
+"""Measure the cost of a fleet: `python -m samples.fleet.measure [simulate] [processes] [batch]`; default: all.
 
 simulate: `--videos` videos through the coordinator's own code with workers that do nothing: its memory and its time per
-video. processes: the same through processes of this machine. store: requests and bytes to an object store (an S3 server
-on loopback, which counts them) per commit of the embedded model's state. batch: the embedded model over several streams
+video. processes: the same through processes of this machine. batch: the embedded model over several streams
 at a time, in CPU time. Results go to `measured-cpu.json`.
 """
 
@@ -11,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import resource
 import time
 import tracemalloc
@@ -125,38 +123,6 @@ def processes(n: int, workers: int) -> dict[str, Any]:
     return {"videos": rest, "workers": workers, "us_per_video": round(seconds / rest * 1e6, 1)}
 
 
-def store(every_s: tuple[float, ...]) -> list[dict[str, Any]]:
-    """Watch a minute of video from a bucket into a bucket, with each of these intervals between commits."""
-    from protokv.backbones import load_backbone
-    from protokv.ingestion import Commit, Every, ingest
-    from protokv.memories import DurableConfig
-    from tests.state.s3 import S3Server
-
-    backbone, rows = load_backbone(device="cpu"), []
-    with S3Server() as server:
-        os.environ |= server.environment
-        server.put("video.mp4", SAMPLE.read_bytes())
-        for seconds in every_s:
-            server.requests.clear()
-            state = f"s3://bucket/states/{seconds:g}.icechunk"
-            events = ingest("s3://bucket/video.mp4", state, DurableConfig(), backbone=backbone, every=Every(seconds))
-            commits = [event for event in events if isinstance(event, Commit)]
-            ours = [one for one in server.requests if one.key.startswith("states/")]
-            rows.append(
-                {
-                    "every_s": seconds,
-                    "commits": len(commits),
-                    "state_bytes": commits[-1].file_bytes,
-                    "requests": dict(sorted(Counter(one.method for one in ours).items())),
-                    "requests_per_commit": round(len(ours) / len(commits), 1),
-                    "puts_per_commit": round(sum(one.method == "PUT" for one in ours) / len(commits), 1),
-                    "sent_bytes_per_commit": round(sum(one.sent for one in ours) / len(commits)),
-                    "source_requests": len(server.requests) - len(ours),
-                }
-            )
-    return rows
-
-
 def batch(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     """Watch eight copies of the sample with one worker, `size` at a time; return CPU seconds, the best of two runs."""
     from protokv.fleet.worker import Worker
@@ -184,7 +150,7 @@ def batch(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure the parts that are named, and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["simulate", "processes", "store", "batch"])
+    parser.add_argument("parts", nargs="*", default=["simulate", "processes", "batch"])
     parser.add_argument("--videos", type=int, nargs="+", default=[10_000, 100_000])
     options = parser.parse_args()
     target = Path(__file__).with_name("measured-cpu.json")
@@ -194,8 +160,6 @@ def main() -> None:
         found["simulate"] = [simulate(n, workers) for n in options.videos for workers in (8, 64)]
     if "processes" in options.parts:
         found["processes"] = [processes(2000, workers) for workers in (1, 2)]
-    if "store" in options.parts:
-        found["store"] = store((10.0, 20.0, 60.0))
     if "batch" in options.parts:
         found["batch"] = batch((1, 2, 4, 8))
     target.write_text(json.dumps(found, indent=1) + "\n")

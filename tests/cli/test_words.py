@@ -84,7 +84,7 @@ def test_a_state_that_cannot_tell_what_was_said_says_why(
     assert (without.code, without.out, "no words are known" in without.err) == (Exit.DONE, "", True)
     monkeypatch.setattr(transcript, "MOST_LINES", 2)
     assert "older lines may be gone" in protokv("inspect", talk, "--words").err
-    for more in (["--verify"], ["--layers"], ["--watch"], ["--repair"], ["--sign", "key"], ["-o", "other.zarr"]):
+    for more in (["--verify"], ["--layers"], ["--watch"], ["-o", "other.zarr"]):
         assert protokv("inspect", talk, "--words", *more).code == Exit.USAGE, more
     assert protokv("inspect", protokv.folder, "--words").code == Exit.USAGE
 

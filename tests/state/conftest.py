@@ -111,9 +111,7 @@ def server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def store(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """Name the server in the environment and forget earlier requests."""
-    server.reset()
+    """Name the server in the environment."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    yield server
-    server.reset()
+    return server

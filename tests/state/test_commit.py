@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from protokv.errors import StateError, StateNotFound
-from protokv.state import filesystem
+from protokv.state import commit
 from protokv.state.api import load_state, save_state
 from tests.state.conftest import failure
 
@@ -41,7 +41,7 @@ def test_a_read_only_folder_is_one_error_with_a_hint(make_state, tmp_path, monke
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_other_files_of_the_folder_are_left_alone(exchanges, make_state, tmp_path, monkeypatch):
     if not exchanges:
-        monkeypatch.setattr(filesystem, "exchange", lambda *_: False)
+        monkeypatch.setattr(commit, "exchange", lambda *_: False)
     kept = [".a.safetensors.note", "b.safetensors.x.partial", ".b.safetensors.1-2.partial", "a.safetensors.bak"]
     # Of states whose names begin with the whole name of this one.
     kept += [".a.safetensors.zip.77-0123abcd.partial", ".a.safetensors.2.safetensors.77-0123abcd.partial"]
@@ -61,7 +61,7 @@ def test_other_files_of_the_folder_are_left_alone(exchanges, make_state, tmp_pat
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_an_empty_folder_is_no_state_yet_and_becomes_one(exchanges, make_state, same_state, tmp_path, monkeypatch):
     if not exchanges:
-        monkeypatch.setattr(filesystem, "exchange", lambda *_: False)
+        monkeypatch.setattr(commit, "exchange", lambda *_: False)
     path = tmp_path / "e.zarr"
     path.mkdir()
     assert isinstance(failure(load_state, path), StateNotFound)

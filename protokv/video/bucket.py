@@ -1,6 +1,7 @@
-"""List, identify and fetch objects at `s3://`, `gs://` and `az://` addresses, for videos and states.
+"""Objects at `s3://`, `gs://` and `az://` addresses: list, identify, fetch. Videos and subtitles are read through it.
 
-Credentials and endpoint come from the environment. The extra `object-store` is imported when a store is first used.
+`protokv.state.objects` writes states with it. Credentials, region and endpoint come from the environment (`AWS_*`,
+`GOOGLE_*`, `AZURE_*`). The extra `object-store` is imported when a store is first used.
 https://developmentseed.org/obstore
 """
 
@@ -21,33 +22,23 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore, S3Config
 
-SCHEMES = ("s3", "gs", "az")
-
-ADDRESS = re.compile(r"(s3|gs|az)://([^/?#]+)/?(.*)", re.DOTALL)
-
-HINT = "check the address, the credentials in the environment and the network, and AWS_ENDPOINT_URL if you set it"
-
-CHUNK = 8 << 20
-
-
-def scheme_of(address: str) -> str:
-    """Return the scheme before `://`, or an empty string."""
-    scheme, mark, _ = address.partition("://")
-    return scheme if mark else ""
+_ADDRESS = re.compile(r"(s3|gs|az)://([^/?#]+)/?(.*)", re.DOTALL)
+_HINT = "check the address, the credentials in the environment and the network, and AWS_ENDPOINT_URL if you set it"
+_CHUNK_BYTES = 8 << 20
 
 
 def is_object(address: str | os.PathLike[str]) -> bool:
     """Return True if an address is in an object store."""
-    return scheme_of(os.fspath(address)) in SCHEMES
+    return os.fspath(address).startswith(("s3://", "gs://", "az://"))
 
 
-def store_of(address: str) -> tuple[ObjectStore, str]:
+def open_store(address: str) -> tuple[ObjectStore, str]:
     """Return the store of an address and the rest of the address: a key, a prefix or a pattern.
 
     Raises:
         SourceUnreadable: the address names no bucket, or the extra is not installed.
     """
-    match = ADDRESS.fullmatch(address)
+    match = _ADDRESS.fullmatch(address)
     if match is None:
         raise SourceUnreadable(f"{address} names no bucket", hint="expected s3://BUCKET/KEY, gs://... or az://...")
     try:
@@ -58,26 +49,17 @@ def store_of(address: str) -> tuple[ObjectStore, str]:
             hint="pip install 'protokv[object-store]'",
         ) from error
     scheme, bucket, rest = match.groups()
-    if scheme == "gs":
-        return GCSStore(bucket), rest
-    if scheme == "az":
-        return AzureStore(bucket), rest
-    endpoint, region = s3_environment()
+    if scheme != "s3":
+        return (GCSStore(bucket) if scheme == "gs" else AzureStore(bucket)), rest
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     config: S3Config = {"virtual_hosted_style_request": endpoint is None}
     if endpoint is not None:
-        config["endpoint"] = endpoint
-    if region is not None:
+        # Other stores ignore the region, but no request is signed without one.
+        config |= {"endpoint": endpoint, "region": "us-east-1"}
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
         config["region"] = region
     # An http:// endpoint was given on purpose.
     return S3Store(bucket, config=config, client_options={"allow_http": endpoint is not None}), rest
-
-
-def s3_environment() -> tuple[str | None, str | None]:
-    """Return endpoint and region from the environment; None if they are Amazon's."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    # Other stores ignore the region, but no request is signed without one.
-    default = "us-east-1" if endpoint else None
-    return endpoint, os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or default
 
 
 def list_objects(address: str) -> Iterator[tuple[str, str]]:
@@ -89,9 +71,9 @@ def list_objects(address: str) -> Iterator[tuple[str, str]]:
     Raises:
         SourceError: the store does not answer.
     """
-    store, rest = store_of(address)
-    wild = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
-    fixed = rest[: rest.rfind("/", 0, wild) + 1]
+    store, rest = open_store(address)
+    wildcard = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
+    fixed = rest[: rest.rfind("/", 0, wildcard) + 1]
     root = address[: len(address) - len(rest)]
     with explained(address):
         for batch in store.list(fixed.rstrip("/") or None):
@@ -107,7 +89,7 @@ def list_beginning(address: str) -> Iterator[str]:
     Raises:
         SourceError: the store does not answer.
     """
-    store, rest = store_of(address)
+    store, rest = open_store(address)
     root = address[: len(address) - len(rest)]
     with explained(address):
         try:
@@ -121,42 +103,24 @@ def list_beginning(address: str) -> Iterator[str]:
                 raise
 
 
-def list_folders(address: str, suffix: str) -> Iterator[str]:
-    """Yield the outermost "folders" below a prefix whose names end in a suffix, with one request per folder.
-
-    Raises:
-        SourceError: the store does not answer.
-    """
-    store, rest = store_of(address)
-    root = address[: len(address) - len(rest)]
-    waiting = [rest.rstrip("/")]
-    with explained(address):
-        while waiting:
-            for folder in store.list_with_delimiter(waiting.pop() or None)["common_prefixes"]:
-                if folder.rstrip("/").endswith(suffix):
-                    yield root + folder.rstrip("/")
-                else:
-                    waiting.append(folder)
-
-
 def fingerprint(address: str) -> str:
-    """Return what identifies the content of an object: the sha256 of its size and its tag.
-
-    Raises:
-        SourceError: it is missing, or the store does not answer.
-    """
-    store, key = store_of(address)
+    """Return what identifies the content of an object: the sha256 of its size and its tag. SourceError as `fetch`."""
+    store, key = open_store(address)
     with explained(address):
         return _digest(store.head(key))
 
 
 def fetch(address: str, path: Path) -> str:
-    """Copy an object into a file and return its `fingerprint`, which raises the same errors."""
-    store, key = store_of(address)
+    """Copy an object into a file and return its `fingerprint`.
+
+    Raises:
+        SourceError: the object is missing, or the store does not answer.
+    """
+    store, key = open_store(address)
     with explained(address):
         found = store.get(key)
         with path.open("wb") as file:
-            for chunk in found.stream(min_chunk_size=CHUNK):
+            for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
                 file.write(chunk)
         return _digest(found.meta)
 
@@ -166,8 +130,8 @@ def _digest(meta: ObjectMeta) -> str:
 
 
 @contextmanager
-def explained(address: str) -> Iterator[None]:
-    """Turn an error of a store into a SourceError of one line."""
+def explained(address: str, doing: str = "read") -> Iterator[None]:
+    """Turn an error of a store into a SourceError of one line; `doing` is `read` or `write`."""
     from obstore.exceptions import BaseError
 
     try:
@@ -176,7 +140,5 @@ def explained(address: str) -> Iterator[None]:
         raise SourceNotFound(f"there is nothing at {address}", hint="check the spelling of the address") from None
     except (BaseError, PermissionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise SourceError(
-            f"cannot read {address}: {shown(lines[0], 240) if lines else type(error).__name__}",
-            hint=HINT,
-        ) from error
+        why = shown(lines[0], 240) if lines else type(error).__name__
+        raise SourceError(f"cannot {doing} {address}: {why}", hint=_HINT) from error
