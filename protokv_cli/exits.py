@@ -14,7 +14,7 @@ class Exit(IntEnum):
         DONE: it did what it was told to do.
         FAILURE: it failed. Also: two states that `inspect` compares differ.
         USAGE: an option, a setting or a password is wrong.
-        PARTIAL: the state is written, but video or subtitles are damaged, it still grows, or one of several failed.
+        PARTIAL: the state is written, but video or subtitles are damaged, or one of several failed.
         NOT_FOUND: there is no such video, state or model.
         LOCKED: another process is writing the state, or has written it meanwhile.
         MISMATCH: the state does not fit the model, the memory or this version.

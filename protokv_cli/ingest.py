@@ -109,9 +109,6 @@ def ingest(
     until: Annotated[
         str | None, option("--until TIME", "End at a time of day, 18:00, or at a date and time.", Panel.LIVE)
     ] = None,
-    follow: Annotated[
-        bool, option("--follow", "Read a file on while it grows, until nothing is added for --stall.", Panel.LIVE)
-    ] = False,
     stall: Annotated[
         str | None, option("--stall TIME", "A source without a frame for this time is lost. Default: 20s.", Panel.LIVE)
     ] = None,
@@ -274,7 +271,6 @@ def ingest(
                 on_pressure=cast("Any", on_pressure),
                 for_s=None if for_ is None else parse_duration(for_),
                 until=None if until is None else parse_instant(until, time.time(), ahead=True),
-                follow=follow,
                 input=dict(parse_input(one) for one in inputs or ()),
             ),
         )

@@ -102,7 +102,6 @@ def _refuse_single(chosen: IngestOptions) -> None:
         "--chunk": chosen.chunk > 1,
         "--for": live.for_s is not None,
         "--until": live.until is not None,
-        "--follow": live.follow,
         "--stall": live.stall_s is not None,
         "--give-up": live.give_up_s is not None,
         "--on-pressure": live.on_pressure,

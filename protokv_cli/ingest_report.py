@@ -49,8 +49,7 @@ def show_start(out: Output, started: Started, source: str) -> None:
         out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
     out.note(f"Note: {started.notice}" if started.notice else f"model: {started.model} in {started.dtype}")
     if started.words:
-        chosen = "" if started.transcribed else "; --subtitles off leaves them out"
-        out.note(f"words from {started.words}{chosen}")
+        out.note(f"words from {started.words}; --subtitles off leaves them out")
     if started.source_fps and started.fps > 1.01 * started.source_fps:
         out.warn(
             f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "
@@ -164,10 +163,6 @@ def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -
         out.error(f"Error: {source}: {summary.damage}")
         out.error(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
         raise typer.Exit(Exit.PARTIAL)
-    if summary.grows:
-        out.error(f"Note: {source} is still being written; {summary.state} holds it up to now.")
-        out.error("Hint: run the same command again to go on, and once more when the file is whole")
-        raise typer.Exit(Exit.PARTIAL)
     if summary.words_lost:
         out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
         out.error("Hint: mend that, or choose other words with --subtitles (off: none), and use --force")
@@ -192,8 +187,6 @@ def show_estimate(out: Output, found: Estimate) -> None:
     takes = "unknown"
     if found.seconds is not None:
         takes = f"about {time_text(round(found.seconds))}, by {count_text(found.tried_steps, 'step')} tried here"
-        # A piece of sound is longer than the steps that are tried.
-        takes += ", and the time to hear what is said" if found.transcribed else ""
     rows = {
         "source": found.source,
         "length": unknown if found.duration_s is None else time_text(found.duration_s),

@@ -185,7 +185,7 @@ Transcribe = Annotated[
     str | None,
     option(
         "--transcribe MODEL",
-        "Where there are no such subtitles, write down what is said: Whisper or Moonshine, by name or folder.",
+        "Write NAME.srt beside a file without such subtitles, with Whisper or Moonshine, by name or folder.",
         Panel.WATCH,
     ),
 ]

@@ -72,13 +72,13 @@ class World:
 
 class Connection(Closing):
     info = INFO
-    texts, unheard = (), ""
+    texts = ()
     damage = Damage()
 
     def __init__(self, world: World, script: list[Any]) -> None:
         self.world, self.script = world, script
 
-    def heard(self) -> tuple[()]:
+    def new_lines(self) -> tuple[()]:
         return ()
 
     def frames(self, *, fps: float, should_stop: Callable[[], bool], **_: object) -> Iterator[Frame]:

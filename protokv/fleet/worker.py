@@ -30,8 +30,6 @@ from protokv.ingestion.continuation import (
     check_equal,
     check_memory,
     check_system,
-    has_grown_from,
-    watched_fingerprint,
 )
 from protokv.ingestion.estimate import Estimate, estimate
 from protokv.ingestion.events import Progress, Started, Summary
@@ -42,12 +40,12 @@ from protokv.state.checkpoint import check_fits
 from protokv.state.commit import writing
 from protokv.state.form import is_url
 from protokv.state.snapshot import Header
-from protokv.state.watched import records_of
+from protokv.state.watched import fingerprints
 from protokv.video import Damage
 from protokv.video.address import kind_of
 from protokv.video.bucket import is_object
 from protokv.video.registry import fingerprint_source, open_source
-from protokv.words.find import AUTO, OFF, file_of, identity, is_heard, record_of_file, recorded, two_letters
+from protokv.words.find import AUTO, OFF, file_of, identity, record_of_file, recorded, two_letters
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
@@ -204,9 +202,7 @@ def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity
         raise
     clock = header.clock
     unfinished = Verdict("unfinished", clock.steps, clock.stream_time_s)
-    if _has_grown(source, header):
-        return unfinished
-    if ours is None or ours not in [watched_fingerprint(record) for record in records_of(header)]:
+    if ours is None or ours not in fingerprints(header):
         if not force:
             _check_name(target, header, source)
         return Verdict("changed")
@@ -223,24 +219,12 @@ def damage_of(header: Header) -> str:
     return Damage.from_dict((header.source or {}).get("damage")).message or lost
 
 
-def _has_grown(source: str, header: Header) -> bool:
-    """Return True if a file has grown since it was watched to its end."""
-    if kind_of(source) != "file":
-        return False
-    return has_grown_from(Path(source), Path(source).stat().st_size, header.source or {})
-
-
 def _has_other_words(source: str, header: Header, options: IngestOptions) -> bool:
-    """Return True if the subtitles of a video came, went or changed, or another model is to hear what is said.
-
-    A track of its container changes with it.
-    """
+    """Return True if the subtitles of a video came, went or changed; a track of its container changes with it."""
     before, choice = recorded(header.source), options.subtitles
     file = file_of(source, choice)
     if file is not None:
         return identity(before) != record_of_file(file)
-    if is_heard(before) or (options.transcribe is not None and not before):
-        return before.get("name") != options.transcribe
     if choice in (AUTO, OFF):
         return before.get("kind") == "file" or (choice == OFF and before != {})
     return two_letters(str(before.get("language", ""))) != two_letters(choice)

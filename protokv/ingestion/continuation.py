@@ -4,20 +4,12 @@ A continuation ends in the bytes of one uninterrupted run. So it needs the same 
 and is refused with the difference named. A finished state can be continued with another source: times and positions go
 on where it ends. Sources are identified by content and none is watched twice, so a command that appends one can be
 repeated, after a crash and after its end.
-
-A recording that is still being written (`GrowingFile`) is watched to its present end, and on when there is more. A file
-has grown if its beginning, at the old length, still has the old fingerprint. A state keeps the first `fingerprint` and
-`size_bytes` of such a source, so that its commits stay moments of one stream, and the latest ones under `grown`. An
-MP4, whose index comes last, is another file once it is finished. A short step at the old end keeps the repeats of its
-last frame.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from protokv.core.backbone import Backbone
@@ -28,9 +20,8 @@ from protokv.state.api import load_state
 from protokv.state.checkpoint import admit, config_of
 from protokv.state.form import StatePath
 from protokv.state.snapshot import Header, State
-from protokv.state.watched import Segment, next_segment, records_of, segment_of
-from protokv.video import Source, SourceInfo
-from protokv.video.file import fingerprint
+from protokv.state.watched import Segment, fingerprints, next_segment, records_of, segment_of
+from protokv.video import Source
 from protokv.words import Coming, Words
 from protokv.words.find import identity, named, recorded
 
@@ -43,12 +34,8 @@ def existing_state(path: StatePath) -> State | None:
         return None
 
 
-def find_segment(
-    path: StatePath, state: State, source: Source | LiveSource, file: GrowingFile, *, append: bool
-) -> Segment:
+def find_segment(path: StatePath, state: State, source: Source | LiveSource, *, append: bool) -> Segment:
     """Find where the source begins in the stream of a state, or stands in it already.
-
-    A file that has grown since is not watched to its end.
 
     Raises:
         StateMismatch: the state is of another source, or its last source is not watched to its end.
@@ -56,9 +43,7 @@ def find_segment(
     if isinstance(source, LiveSource):
         return _live_segment(path, state, source, append=append)
     segment, ours = segment_of(state), source.info.fingerprint
-    watched = [watched_fingerprint(one) for one in records_of(state)]
-    if file.has_grown_from(state.source or {}):
-        return replace(segment, done=False)
+    watched = fingerprints(state)
     # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
     if not append and (ours is None or ours != watched[0]):
         raise _another_source(path, state, source)
@@ -148,7 +133,7 @@ def check_subtitles(path: StatePath, record: Mapping[str, Any], words: Words | N
         what = f"it has {was}, this run has {now}" if was != now else f"{now} has changed"
         raise StateMismatch(
             f"the state at {path} cannot be continued: {what}",
-            hint="choose with --subtitles and --transcribe, write to another path, or start over with --force",
+            hint="choose with --subtitles, write to another path, or start over with --force",
         )
 
 
@@ -161,63 +146,7 @@ def check_equal(path: StatePath, field: str, found: object, wanted: object) -> N
         )
 
 
-def record_of(state: State, fingerprint: str | None, file: GrowingFile) -> Mapping[str, Any]:
-    """Return a state's record of the source with this fingerprint, or of the file it has grown from; empty if none."""
-    last = state.source or {}
-    if file.has_grown_from(last):
-        return last
+def record_of(state: State, fingerprint: str | None) -> Mapping[str, Any]:
+    """Return a state's record of the source with this fingerprint; empty if none."""
     records = reversed(records_of(state))
-    return next((one for one in records if fingerprint and watched_fingerprint(one) == fingerprint), {})
-
-
-class GrowingFile:
-    """The fingerprint and size of a source, and whether its file grows; a source that is no file never does.
-
-    Args:
-        info: of the source that is watched.
-        path: where it is; None if it is no file.
-        followed: it is read on while it grows, so its end is final.
-    """
-
-    def __init__(self, info: SourceInfo, path: str | os.PathLike[str] | None, *, followed: bool = False) -> None:
-        self._followed = followed
-        self._info = {"fingerprint": info.fingerprint, "size_bytes": info.size_bytes}
-        self._path = Path(path) if path is not None and info.kind == "file" else None
-
-    def has_grown_from(self, record: Mapping[str, Any]) -> bool:
-        """Return True if the file begins with the file on record and is longer."""
-        now = self._info["size_bytes"]
-        return self._path is not None and type(now) is int and has_grown_from(self._path, now, record)
-
-    def grows(self) -> bool:
-        """Return True if the file has changed its size since it was opened."""
-        if self._followed:
-            return False
-        try:
-            return self._path is not None and self._path.stat().st_size != self._info["size_bytes"]
-        except OSError:
-            return False
-
-    def record(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the file's identity for the record that follows `before`."""
-        if not before or (_latest(before).get("fingerprint") == self._info["fingerprint"] and "grown" not in before):
-            return dict(self._info)
-        first = {name: before.get(name) for name in self._info}
-        return {**first, "grown": dict(self._info)}
-
-
-def has_grown_from(path: Path, now: int, record: Mapping[str, Any]) -> bool:
-    """Return True if a file of `now` bytes begins with the file on record and is longer."""
-    known = _latest(record)
-    size = known.get("size_bytes")
-    return type(size) is int and 0 < size < now and fingerprint(path, size) == known.get("fingerprint")
-
-
-def watched_fingerprint(record: Mapping[str, Any]) -> object:
-    """Return the fingerprint that a source had when it was last watched; None if it has none."""
-    return _latest(record).get("fingerprint")
-
-
-def _latest(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    grown = record.get("grown")
-    return grown if isinstance(grown, dict) else record
+    return next((one for one in records if fingerprint and one.get("fingerprint") == fingerprint), {})

@@ -15,7 +15,7 @@ from protokv.ingestion.options import IngestOptions
 from protokv.state.thumbnails import Thumbnails
 from protokv.video import Source, read_steps
 from protokv.words import Words, speak
-from protokv.words.find import is_heard, named
+from protokv.words.find import named
 from protokv.words.transcript import Transcript
 
 # Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
@@ -38,11 +38,10 @@ class Estimate:
         state_bytes: of the state in memory.
         most_bytes: of its tensors on disk once the memory is full; None: they grow with the stream.
         end_bytes: about what they take on disk at the end of the source.
-        seconds: time of the run at the speed of the last tried steps, without that of `--transcribe`.
+        seconds: time of the run at the speed of the last tried steps.
         tried_steps: how many steps were tried.
         words: the words that would enter the stream; None: none.
         words_lost: what of them cannot be read; empty: nothing as yet.
-        transcribed: `--transcribe` makes these words.
     """
 
     source: str
@@ -57,7 +56,6 @@ class Estimate:
     tried_steps: int
     words: str | None
     words_lost: str
-    transcribed: bool
 
 
 def most_bytes(memory: Memory, thumbnails: int, *, words: bool = False) -> int | None:
@@ -124,5 +122,4 @@ def estimate(source: Source, backbone: Backbone, options: IngestOptions, words: 
         tried_steps=tried,
         words=None if words is None else named(words.record),
         words_lost=(words.lost or "") if words is not None else "",
-        transcribed=words is not None and is_heard(words.record),
     )

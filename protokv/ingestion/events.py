@@ -24,7 +24,6 @@ class Started:
         model, dtype: name of the model, and dtype of its weights, such as `bfloat16+4bit`.
         notice: what the model cannot read, in one line; empty: it reads any video.
         words: the subtitles that enter the stream; None: none.
-        transcribed: `--transcribe` makes these words.
     """
 
     state: str
@@ -41,7 +40,6 @@ class Started:
     dtype: str
     notice: str = ""
     words: str | None = None
-    transcribed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,6 @@ class Summary:
         state_bytes, file_bytes: of the state in memory and on disk.
         elapsed_s: that this run took.
         complete: the source was read to its end.
-        grows: the file has grown since it was opened, so this was not its end; the same run again goes on.
         damaged: this run or an earlier one could not read all of the source.
         damage: what could not be read, where and why.
         frames_dropped: sampled frames of a live source that the model had no time for, in all runs.
@@ -168,7 +165,6 @@ class Summary:
     file_bytes: int
     elapsed_s: float
     complete: bool
-    grows: bool
     damaged: bool
     damage: str
     frames_dropped: int = 0

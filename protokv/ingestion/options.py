@@ -111,14 +111,13 @@ class LiveOptions:
     """Options for a source that may wait or be lost.
 
     Attributes:
-        stall_s: seconds without a frame after which a source is lost, or a growing file has ended; None: `STALL_S`,
-            but a pipe is waited for without end.
+        stall_s: seconds without a frame after which a source is lost; None: `STALL_S`, but a pipe is waited for without
+            end.
         give_up_s: seconds to try a lost source again; None: for ever.
         on_pressure: if the model is slower than the source, `drop` the oldest frames, or make the source
             `wait`; None: a pipe waits, every other source drops.
         for_s: end after this much stream time.
         until: end at this real time, in seconds since 1970.
-        follow: read a file on while it grows.
         input: options for FFmpeg.
         retry_s: the first and the longest pause before the next attempt.
     """
@@ -128,7 +127,6 @@ class LiveOptions:
     on_pressure: Literal["drop", "wait"] | None = None
     for_s: float | None = None
     until: float | None = None
-    follow: bool = False
     input: Mapping[str, str] = field(default_factory=dict)
     retry_s: tuple[float, float] = (1.0, 30.0)
 
@@ -181,7 +179,8 @@ class IngestOptions:
         thumbnails: how many small pictures of the stream the state keeps for people; 0: none.
         subtitles: which enter the stream: `auto` (a file beside the video, else a text track), `off`, a file, or a
             language.
-        transcribe: a model that recognises speech, by name or folder: it makes words where there are no subtitles.
+        transcribe: a model that recognises speech, by name or folder. It writes subtitles beside a file that has none
+            such, before that is watched (`protokv.words.speech`).
         live: options for a source that may wait or be lost, and the end of the run. A `LiveSource` brings its own.
 
     Raises:
@@ -221,6 +220,8 @@ class IngestOptions:
             raise ConfigError(f"cannot keep {self.thumbnails} thumbnails", hint=f"use 0 to {MOST_THUMBNAILS}")
         if self.fps is not None:
             check_fps(self.fps)
+        if self.transcribe is not None and self.subtitles == "off":
+            raise ConfigError("words are left out, and are to be written down", hint="leave --subtitles off out")
         if self.append and self.overwrite:
             raise ConfigError("cannot append to a state and start it over", hint="leave one of the two out")
 

@@ -11,14 +11,13 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion.continuation import (
-    GrowingFile,
     check_chunk,
     check_memory,
     check_sampling,
@@ -46,10 +45,7 @@ from protokv.video.bucket import is_object
 from protokv.video.derived import Part
 from protokv.video.source import never
 from protokv.words import Words
-from protokv.words.find import identity, is_heard, named, recorded, words_of
-
-if TYPE_CHECKING:
-    from protokv.words.speech import Recogniser
+from protokv.words.find import words_of, write_subtitles
 
 AnySource = str | os.PathLike[str] | Source | LiveSource
 
@@ -111,15 +107,15 @@ def _events(
     path = default_target(source) if target is None else target
     check_not_read(path, source)
     check_target(path)
+    if options.transcribe is not None:
+        write_subtitles(source, options.subtitles, options.transcribe, options.device, should_stop)
     with ExitStack() as held:
         video = _open_source(source, options, held)
         live = video.options if isinstance(video, LiveSource) else options.live
         # Lock before the state is read, so that nobody else writes between this and the first commit.
         writer = held.enter_context(Writer(path, keep=options.keep))
-        path_of_file = source if isinstance(source, str | os.PathLike) and not options.is_part else None
-        file = GrowingFile(video.info, path_of_file, followed=live.follow)
         words = find_words(source, video, options)
-        start = _start(path, video, file, words, options, timings)
+        start = _start(path, video, words, options, timings)
         kept, most = start.session.beside, options.thumbnails
         before = kept if isinstance(kept, Thumbnails) else Thumbnails()
         start.session.beside = before.limited(most) if most else None
@@ -130,9 +126,9 @@ def _events(
             return should_stop() or ending.reached(start.session.clock.stream_time_s)
 
         if isinstance(video, LiveSource):
-            yield from LiveRun(start, video, file, writer, ending, timings).watch(options.every or LIVE, stop)
+            yield from LiveRun(start, video, writer, ending, timings).watch(options.every or LIVE, stop)
         else:
-            run = Run(start, video, file, writer, options.chunk, timings)
+            run = Run(start, video, writer, options.chunk, timings)
             yield from run.watch(options.every or MINUTELY, stop)
 
 
@@ -141,9 +137,7 @@ def _open_source(source: AnySource, options: IngestOptions, held: ExitStack) -> 
     video: Source | LiveSource
     if isinstance(source, str | os.PathLike):
         pixels = options.max_frame_pixels
-        recogniser = _recogniser(options)
-        sound = None if recogniser is None else (recogniser.rate, recogniser.longest_s)
-        video = open_input(source, options.live, pixels, sound) or open_source(
+        video = open_input(source, options.live, pixels) or open_source(
             source, options.decoder, max_pixels=pixels, isolate=True
         )
         held.enter_context(video)
@@ -159,23 +153,14 @@ def _open_source(source: AnySource, options: IngestOptions, held: ExitStack) -> 
 
 
 def find_words(source: AnySource, video: Source | LiveSource, options: IngestOptions) -> Words | None:
-    """Read the subtitles that are meant, or get ready to recognise speech; `video` is the source, or the part, open."""
+    """Read the subtitles that are meant; `video` is the source, or the part, open."""
     place = source if isinstance(source, str | os.PathLike) else None
-    return words_of(video, place, options.subtitles, options.start_s, _recogniser(options))
-
-
-def _recogniser(options: IngestOptions) -> Recogniser | None:
-    if options.transcribe is None:
-        return None
-    from protokv.words.speech import load_recogniser
-
-    return load_recogniser(options.transcribe, options.device)
+    return words_of(video, place, options.subtitles, options.start_s)
 
 
 def _start(
     path: StatePath,
     video: Source | LiveSource,
-    file: GrowingFile,
     words: Words | None,
     options: IngestOptions,
     timings: Timings | None,
@@ -189,11 +174,11 @@ def _start(
             model = options.prompted(_load(None, options))
         with stage(timings, "state"):
             return Start(Session.start(model, options.config_with(words), fps=options.fps), Segment(), {}, words)
-    segment = find_segment(path, state, video, file, append=options.append)
+    segment = find_segment(path, state, video, append=options.append)
     if isinstance(video, LiveSource):
         record = (state.source or {}) if segment.first_step < state.clock.steps else {}
     else:
-        record = record_of(state, video.info.fingerprint, file)
+        record = record_of(state, video.info.fingerprint)
     check_subtitles(path, record, words)
     check_memory(path, state, options.config)
     check_chunk(path, state, options.chunk)
@@ -206,15 +191,7 @@ def _start(
     if isinstance(video, LiveSource):
         video.continues(record, state.clock.stream_time_s)
         return Start(session, segment, record, words)
-    if options.live.follow:
-        segment = replace(segment, done=False)
-    return Start(session, segment, record, words, None if record else _heard_otherwise(state, words))
-
-
-def _heard_otherwise(state: State, words: Words | None) -> str | None:
-    """Name the words of the last source of a state if another model heard them than hears these."""
-    before, now = recorded(state.source), {} if words is None else words.record
-    return named(before) if is_heard(before) and is_heard(now) and identity(before) != identity(now) else None
+    return Start(session, segment, record, words)
 
 
 def _load(state: State | None, options: IngestOptions) -> Backbone:

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
-from protokv.ingestion.continuation import GrowingFile
 from protokv.ingestion.estimate import end_bytes, most_bytes
 from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Started, Summary, WordsLost
 from protokv.ingestion.live.source import LiveSource
@@ -31,7 +30,7 @@ from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
 from protokv.video.sampling import Step
 from protokv.words import Track, Words, speak
-from protokv.words.find import is_heard, named, recorded
+from protokv.words.find import named, recorded
 from protokv.words.transcript import check_words
 
 _END = object()
@@ -41,15 +40,13 @@ _END = object()
 class Start:
     """The beginning of a run: a session, the part of the stream that its source fills, and the state's record of it.
 
-    `words` are those that are said in the source, in its own time; `heard` names those of the source before it, if
-    another model heard them.
+    `words` are those that are said in the source, in its own time.
     """
 
     session: Session
     segment: Segment
     record: Mapping[str, Any]
     words: Words | None = None
-    heard: str | None = None
 
 
 class Run:
@@ -59,7 +56,6 @@ class Run:
         self,
         start: Start,
         source: Source,
-        file: GrowingFile,
         writer: Writer,
         chunk: int = 1,
         timings: Timings | None = None,
@@ -68,8 +64,7 @@ class Run:
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
         self._chunk, self._timings, session.timings = chunk, timings, timings
         self._thumbnails = session.beside if isinstance(session.beside, Thumbnails) else None
-        self._file, self._record, self._grows = file, record, False
-        self._words, self._heard, self._told_words = start.words, start.heard, False
+        self._words, self._told_words = start.words, False
         if speak(self._words):
             check_words(session.backbone, session.config)
         if self._words is not None and (lost := recorded(record).get("lost")):
@@ -132,8 +127,7 @@ class Run:
                     self._damage = replace(self._damage, frames_lost=lost, message=error.message)
                     return
                 if len(steps) < self._chunk:
-                    self._grows = not stop.decided and self._file.grows()
-                    self._damage, self._complete = self._source.damage, not stop.decided and not self._grows
+                    self._damage, self._complete = self._source.damage, not stop.decided
                     break
         if session.clock.steps == segment.first_step and not stop.decided:
             raise SourceUnreadable(
@@ -207,7 +201,7 @@ class Run:
 
     def _described(self) -> dict[str, Any]:
         """Return the record of the source itself in a state."""
-        return {**self._source.info.to_dict(), **self._file.record(self._record)}
+        return self._source.info.to_dict()
 
     def _events(self, landed: list[Committed]) -> list[Commit]:
         if landed:
@@ -240,8 +234,7 @@ class Run:
             notice=self._session.backbone.notice,
             model=self._session.backbone.identity.name,
             dtype=self._session.backbone.identity.dtype,
-            words=self._named_words and self._named_words + (f"; before: {self._heard}" if self._heard else ""),
-            transcribed=self._words is not None and is_heard(self._words.record),
+            words=self._named_words,
         )
 
     def _progress(self) -> Progress:
@@ -280,7 +273,6 @@ class Run:
             file_bytes=stored_bytes(self._writer.path) if self._bytes is None else self._bytes,
             elapsed_s=time.perf_counter() - self._began,
             complete=self._complete,
-            grows=self._grows,
             damaged=not self._damage.ok,
             damage=self._damage.message,
             words_lost=self._words_lost,
@@ -321,12 +313,11 @@ class LiveRun(Run):
         self,
         start: Start,
         source: LiveSource,
-        file: GrowingFile,
         writer: Writer,
         ending: Ending,
         timings: Timings | None = None,
     ) -> None:
-        super().__init__(start, cast(Source, source), file, writer, timings=timings)
+        super().__init__(start, cast(Source, source), writer, timings=timings)
         self._live, self._ending = source, ending
         # The wall clock log holds the losses of earlier runs.
         self._damage = source.damage

@@ -1,9 +1,9 @@
-"""Connect to a stream with PyAV: a network address, a device, a pipe, or a file that grows.
+"""Connect to a stream with PyAV: a network address, a device, or a pipe.
 
 FFmpeg may speak only the protocols of the kind of address, so a playlist or a session description cannot name a file of
-this machine; pipes and growing files are held to the formats of files. A user's own options go to FFmpeg unchanged.
-Errors show the address without its secrets. A pipe or a growing file cannot seek, so `Incoming.check` refuses an MP4
-whose index comes after its pictures.
+this machine; pipes are held to the formats of files. A user's own options go to FFmpeg unchanged. Errors show the
+address without its secrets. A pipe cannot seek, so `Incoming.check` refuses an MP4 whose index comes after its
+pictures.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import errno
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import av
 
@@ -74,25 +72,19 @@ ANALYSE_US = "1000000"
 # HLS delivers whole segments, and the first ones are minutes old.
 HLS_SLACK_S = 60.0
 
-# Seconds between two looks at a growing file.
-LOOK_S = 0.2
-
 _HEADER = 16
 _INDEX_FIRST = "remux it: `ffmpeg -i IN.mp4 -c copy -movflags frag_keyframe OUT.mp4`, or as MPEG-TS with `-f mpegts`"
 
 
 @contextmanager
-def connected(
-    source: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, *, follow: bool
-) -> Iterator[tuple[Any, Any]]:
+def connected(source: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int) -> Iterator[tuple[Any, Any]]:
     """Connect; give PyAV's container and its video stream, and close them afterwards.
 
     Args:
-        source: the address; with `follow` the path of a file that grows.
+        source: the address.
         extra: options for FFmpeg.
         timeout_s: how long to wait for the connection, and for every packet.
         max_pixels: the most that a frame may have.
-        follow: read a file on while it grows.
 
     Raises:
         SourceNotFound: there is no such device or file.
@@ -102,7 +94,7 @@ def connected(
     """
     name = address.shown(source)
     with ExitStack() as held:
-        container = _open(source, name, extra, timeout_s, max_pixels, follow, held)
+        container = _open(source, name, extra, timeout_s, max_pixels, held)
         held.enter_context(container)
         stream = next((one for one in container.streams.video if one.codec_context is not None), None)
         if stream is None:
@@ -111,17 +103,12 @@ def connected(
         yield container, stream
 
 
-def _open(
-    source: str, name: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, follow: bool, held: ExitStack
-) -> Any:
+def _open(source: str, name: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, held: ExitStack) -> Any:
     kind = address.kind_of(source)
     options = {"max_pixels": str(max_pixels)}
     try:
-        if follow or kind == address.PIPE:
-            incoming: Incoming = (
-                growing(Path(source), timeout_s) if follow else from_descriptor(address.descriptor(source), name)
-            )
-            held.callback(incoming.close)
+        if kind == address.PIPE:
+            incoming = from_descriptor(address.descriptor(source), name)
             incoming.check()
             # No protocol: the incoming bytes cannot name another file.
             options |= {"protocol_whitelist": "none", "format_whitelist": ",".join(sorted(FORMATS))}
@@ -212,8 +199,8 @@ def _device(source: str, kind: str) -> str:
 class Incoming:
     """A readable file object over incoming bytes."""
 
-    def __init__(self, read: Callable[[int], bytes], name: str, close: Callable[[], None] = lambda: None) -> None:
-        self._read, self._name, self.close = read, name, close
+    def __init__(self, read: Callable[[int], bytes], name: str) -> None:
+        self._read, self._name = read, name
         self._held = b""
 
     def read(self, n: int) -> bytes:
@@ -268,23 +255,3 @@ def from_descriptor(number: int, name: str) -> Incoming:
             raise EOFError from error
 
     return Incoming(read, name)
-
-
-def growing(path: Path, patience_s: float) -> Incoming:
-    """Read a file, and go on while it grows; it ends once nothing was added for `patience_s`."""
-    try:
-        file: BinaryIO = path.open("rb", buffering=0)
-    except FileNotFoundError:
-        raise SourceNotFound(f"no video at {path}", hint="check the spelling of the path") from None
-    except OSError as error:
-        raise SourceUnreadable(f"cannot read {path}: {error.strerror or error}") from error
-
-    def read(n: int) -> bytes:
-        until_s = time.monotonic() + patience_s
-        while not (data := file.read(n)):
-            if time.monotonic() >= until_s:
-                break
-            time.sleep(LOOK_S)
-        return data
-
-    return Incoming(read, path.name, file.close)

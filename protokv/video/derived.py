@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceError, SourceUnreadable
 from protokv.video.bucket import fetch
-from protokv.video.source import Damage, Frame, Heard, Lines, ShouldStop, Sound, Source, Wanted, never
+from protokv.video.source import Damage, Frame, Line, Lines, Source, Wanted
 
 
 class Part(Source):
@@ -69,26 +69,10 @@ class Part(Source):
         """See `Source`; in the part's own time."""
         return self._source.lines(number).since(self._start_s)
 
-    def sound(
-        self, rate: int, longest_s: float, from_s: float = 0.0, should_stop: ShouldStop = never
-    ) -> Iterator[Sound]:
+    def new_lines(self) -> Sequence[tuple[int, Line]]:
         """See `Source`; in the part's own time."""
-        for piece in self._source.sound(rate, longest_s, from_s + self._start_s, should_stop):
-            yield piece.since(self._start_s)
-
-    def heard(self) -> Sequence[Heard]:
-        """See `Source`; in the part's own time."""
-        start_s, found = self._start_s, self._source.heard()
-        return [
-            (number, one.since(start_s) if isinstance(one, Sound) else one.moved(-start_s))
-            for number, one in found
-            if one.end_s > start_s
-        ]
-
-    @property
-    def unheard(self) -> str:  # type: ignore[override]
-        """See `Source`."""
-        return self._source.unheard
+        start_s, found = self._start_s, self._source.new_lines()
+        return [(number, one.moved(-start_s)) for number, one in found if one.end_s > start_s]
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         fps = wanted.fps
@@ -153,7 +137,7 @@ class ObjectSource(Source):
                 ) from error
             on_error.pop_all()
         self.info = replace(self._file.info, kind=address.partition("://")[0], fingerprint=fingerprint)
-        self.texts, self.lines, self.sound = self._file.texts, self._file.lines, self._file.sound  # type: ignore[method-assign]
+        self.texts, self.lines = self._file.texts, self._file.lines  # type: ignore[method-assign]
 
     @property
     def damage(self) -> Damage:

@@ -30,12 +30,10 @@ from protokv.video.address import PIPE, duplicate, kind_of, shown
 from protokv.video.source import (
     Damage,
     Frame,
-    Heard,
     Image,
     Line,
     Lines,
     ShouldStop,
-    Sound,
     Source,
     SourceInfo,
     TextTrack,
@@ -93,8 +91,7 @@ class IsolatedSource(Source):
         self._opening = {"source": inherited, "opener": opener, "kwargs": kwargs}
         self._stall_s = stall_s
         self._damage = Damage()
-        self._heard: deque[Heard] = deque()
-        self._listener: Worker | None = None
+        self._new_lines: deque[tuple[int, Line]] = deque()
         self._worker, self.info = self._start(should_stop)
 
     @property
@@ -106,8 +103,6 @@ class IsolatedSource(Source):
         """End any reading, and the process."""
         super().close()
         self._worker.end()
-        if self._listener is not None:
-            self._listener.end()
         if self._piped is not None:
             with contextlib.suppress(OSError):
                 os.close(self._piped)
@@ -123,7 +118,7 @@ class IsolatedSource(Source):
         try:
             header, _ = worker.take(self._stall_s, should_stop)
             self.texts = tuple(TextTrack(*one) for one in header["texts"])
-            self.texts_come, self.unheard = header["texts_come"], header["unheard"]
+            self.texts_come = header["texts_come"]
             return worker, SourceInfo(**header["info"])
         except Dead as dead:
             raise SourceUnreadable(
@@ -145,30 +140,10 @@ class IsolatedSource(Source):
             self._worker.busy = True  # the next reading starts another process
             raise SourceUnreadable(f"{self.info.name}: its text track {number} cannot be read: {dead}") from None
 
-    def sound(
-        self, rate: int, longest_s: float, from_s: float = 0.0, should_stop: ShouldStop = never
-    ) -> Iterator[Sound]:
-        """See `Source`; in one more process, because this one reads frames meanwhile."""
-        self._listener, _ = self._start()
-        worker = self._listener
-        try:
-            worker.ask({"rate": rate, "longest_s": longest_s, "from_s": from_s})
-            while True:
-                header, data = worker.take(self._stall_s, should_stop)
-                if data is None:
-                    return
-                yield _sound(header, data)
-        except Dead as dead:
-            raise SourceUnreadable(f"the sound cannot be read: {dead}") from None
-        except Stopped:
-            return
-        finally:
-            worker.end()
-
-    def heard(self) -> Sequence[Heard]:
+    def new_lines(self) -> Sequence[tuple[int, Line]]:
         """See `Source`."""
         # Another thread may read on meanwhile.
-        return [self._heard.popleft() for _ in range(len(self._heard))]
+        return [self._new_lines.popleft() for _ in range(len(self._new_lines))]
 
     def _read(self, wanted: Wanted) -> Iterator[Frame]:
         if self._worker.busy:
@@ -176,7 +151,7 @@ class IsolatedSource(Source):
             self._worker, _ = self._start()
         worker = self._worker
         worker.busy, self._damage = True, Damage()
-        self._heard.clear()
+        self._new_lines.clear()
         worker.ask({"start_s": wanted.start_s, "fps": wanted.fps, "from_beginning": wanted.from_beginning})
         at_s: float | None = None
         while True:
@@ -190,11 +165,8 @@ class IsolatedSource(Source):
                     raise SourceUnreadable(f"{self.info.name} cannot be read: {dead}") from None
                 self._damage = _cut_short(self._damage, self.info, at_s or wanted.start_s, str(dead))
                 return
-            if image is not None and "sound" in header:
-                self._heard.append((header["sound"], _sound(header, image)))
-                continue
-            self._damage, self.unheard = Damage(**header["damage"]), header["unheard"]
-            self._heard.extend((number, Line(*line)) for number, line in header["heard"])
+            self._damage = Damage(**header["damage"])
+            self._new_lines.extend((number, Line(*line)) for number, line in header["new_lines"])
             if image is None:
                 worker.busy = False
                 return
@@ -219,10 +191,6 @@ def read_subtitles(path: str | os.PathLike[str]) -> Lines:
 def _lines(message: Message) -> Lines:
     header = message[0]
     return Lines(tuple(Line(*one) for one in header["lines"]), header["lost"])
-
-
-def _sound(header: dict[str, Any], data: Image) -> Sound:
-    return Sound(header["start_s"], header["rate"], data.view(np.int16))
 
 
 def _cut_short(damage: Damage, info: SourceInfo, at_s: float, why: str) -> Damage:

@@ -14,9 +14,8 @@ from protokv.errors import SourceUnreadable
 from protokv.video.container import SHOWING_MEMORY, opened, reason, to_rgb
 from protokv.video.probe import BEGINNING_WITH_KEY, MOST_REORDERED, WITHOUT_INDEX, Probe, packets, skip_to_key
 from protokv.video.report import DecodeReport
-from protokv.video.source import Damage, Frame, Image, Lines, ShouldStop, Sound, Source, Wanted, from_shown_at, never
+from protokv.video.source import Damage, Frame, Image, Lines, ShouldStop, Source, Wanted, from_shown_at, never
 from protokv.video.stamps import FileClock
-from protokv.words.sound import Ear, sound_of
 from protokv.words.tracks import read_track
 
 # Seconds to look back, one after the other, if a seek did not land at or before the wanted time.
@@ -37,14 +36,6 @@ class PyAVSource(Source):
     def lines(self, number: int) -> Lines:
         """See `Source`."""
         return read_track(self.probe.path, number, float(self.probe.origin * self.probe.time_base))
-
-    def sound(
-        self, rate: int, longest_s: float, from_s: float = 0.0, should_stop: ShouldStop = never
-    ) -> Iterator[Sound]:
-        """See `Source`."""
-        with opened(self.probe.path, self.probe.max_pixels) as (container, _):
-            origin_s = float(self.probe.origin * self.probe.time_base)
-            yield from sound_of(container, Ear(rate, longest_s, from_s, origin_s), should_stop)
 
     @property
     def damage(self) -> Damage:

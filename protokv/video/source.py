@@ -8,7 +8,6 @@ says. Knows no models, sampling or memory.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from protokv.errors import SourceUnreadable
 
 Image = NDArray[np.uint8]
-Samples = NDArray[np.int16]
 ShouldStop = Callable[[], bool]
 
 
@@ -148,32 +146,6 @@ class Lines(NamedTuple):
         return Lines(tuple(line.moved(-start_s) for line in self.lines if line.end_s > start_s), self.lost)
 
 
-class Sound(NamedTuple):
-    """A piece of the sound of a source: from when on, samples a second, and one channel, int16 `[n]`."""
-
-    start_s: float
-    rate: int
-    samples: Samples
-
-    @property
-    def end_s(self) -> float:
-        """When it ends."""
-        return self.start_s + len(self.samples) / self.rate
-
-    def moved(self, by_s: float) -> Sound:
-        """Return the sound that much later."""
-        return self._replace(start_s=self.start_s + by_s)
-
-    def since(self, start_s: float) -> Sound:
-        """Return what of it is in the part of the source that begins at `start_s`, in the time of that part."""
-        before = max(0, math.ceil((start_s - self.start_s) * self.rate - 1e-6))
-        return Sound(self.start_s + before / self.rate - start_s, self.rate, self.samples[before:])
-
-
-Heard = tuple[int, Line | Sound]
-"""The number of a track, and a line or a piece of sound of it."""
-
-
 class Closing:
     """Closing it, or leaving its context, ends any reading. `close` may be called more than once."""
 
@@ -207,14 +179,12 @@ class Source(Closing, ABC):
     Attributes:
         info: facts that opening found out; the same for every reading.
         texts: the text tracks of its container.
-        texts_come: their lines come with the frames, by `heard`; else `lines` reads them at once.
-        unheard: what of its sound does not come with the frames, in one sentence; empty: all of it comes.
+        texts_come: their lines come with the frames, by `new_lines`; else `lines` reads them at once.
     """
 
     info: SourceInfo
     texts: tuple[TextTrack, ...] = ()
     texts_come = False
-    unheard = "the sound is not read"
 
     @property
     @abstractmethod
@@ -256,20 +226,8 @@ class Source(Closing, ABC):
         """
         raise SourceUnreadable(f"{self.info.name} has no text track {number}")
 
-    def sound(
-        self, rate: int, longest_s: float, from_s: float = 0.0, should_stop: ShouldStop = never
-    ) -> Iterator[Sound]:
-        """Give its sound beside any frames: pieces of at most `longest_s`, with `rate` samples a second, in order.
-
-        Silent pieces, and those that end before `from_s`, are left out. The others are the same for any `from_s`.
-
-        Raises:
-            SourceUnreadable: the source is none with sound, or some of it cannot be read: all others were given.
-        """
-        raise SourceUnreadable(f"the sound of {self.info.name} is not read: it is no file")
-
-    def heard(self) -> Sequence[Heard]:
-        """Return the lines and the pieces of sound that came with the frames since the last call, in order."""
+    def new_lines(self) -> Sequence[tuple[int, Line]]:
+        """Return the lines that came with the frames since the last call, each with the number of its track."""
         return ()
 
     @abstractmethod

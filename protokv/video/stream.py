@@ -2,11 +2,8 @@
 
 Cameras, network streams and pipes are read once, and `Stamps` gives the times of their frames. With `fps`, only the
 first frame of each `1 / fps` is given, so that none waits for the next one. A video on a web server, which declares an
-end, and a file that is still written are read like files: every reading connects again and begins at the beginning.
-
-Lines of text tracks, and the sound if it is wanted, come with the frames. Sources that wait for their reader hold
-packets of pictures back until the sound of their time is cut, so each piece comes before the frames that it goes with.
-All others give a piece when it is complete.
+end, is read like a file: every reading connects again and begins at the beginning. Lines of text tracks come with the
+frames.
 """
 
 from __future__ import annotations
@@ -14,13 +11,11 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import av
@@ -29,15 +24,12 @@ from protokv.errors import SourceUnreadable
 from protokv.video import address
 from protokv.video.connection import HLS_SLACK_S, KINDS, connected, explain_failure
 from protokv.video.container import MAX_PIXELS, describe, reason, to_rgb, too_large
-from protokv.video.file import fingerprint
 from protokv.video.report import DecodeReport
 from protokv.video.source import (
     Damage,
     Frame,
-    Heard,
     Line,
     ShouldStop,
-    Sound,
     Source,
     SourceInfo,
     Wanted,
@@ -45,7 +37,6 @@ from protokv.video.source import (
     never,
 )
 from protokv.video.stamps import Stamps
-from protokv.words.sound import Ear, track_of_sound
 from protokv.words.tracks import line_of, tracks_of
 
 # Time without a packet, in seconds, after which a connection is lost.
@@ -57,15 +48,8 @@ ANEW_S = 1.0
 # A stream that ends this many seconds before its declared end is not cut short: ends are rounded, and guessed.
 HONEST_S = 2.0
 
-
-# Lines of text and pieces of sound that wait for a frame, or to be taken.
+# Lines of text that wait for a frame, or to be taken.
 MOST_WAITING = 300
-
-# The longest piece of sound of a source that waits for nobody, in seconds: its words come that much late.
-LIVE_S = 10.0
-
-# Bytes of the packets that are held back.
-MOST_HELD = 64 << 20
 
 
 class StreamSource(Source):
@@ -74,14 +58,12 @@ class StreamSource(Source):
     A source that is not seekable goes on where it stands and ignores `start_s`.
 
     Args:
-        source: an address (`protokv.video.address`); with `follow`, the path of a file.
+        source: an address (`protokv.video.address`).
         decoder: ignored: only PyAV reads streams.
         max_pixels: the most that a frame may have; None: 8K.
         options: for FFmpeg.
         timeout_s: how long to wait for the connection, and for every packet.
         size: width and height of the frames to give; None: those of the first frame.
-        follow: read a file on while it grows, until nothing was added for `timeout_s`.
-        sound: samples a second, and the longest piece in seconds, of the sound to give; None: none.
 
     Raises:
         SourceError: as `connected`, or no picture can be had.
@@ -98,22 +80,18 @@ class StreamSource(Source):
         options: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
         size: tuple[int, int] | None = None,
-        follow: bool = False,
-        sound: tuple[int, float] | None = None,
     ) -> None:
         del decoder
-        self._source, self._size, self._follow = os.fspath(source), size, follow
+        self._source, self._size = os.fspath(source), size
         self._options, self._timeout_s, self._max_pixels = options or {}, timeout_s, max_pixels or MAX_PIXELS
-        self._sound, self._from_s, self._ahead_s = sound, 0.0, 0.0
+        self._from_s = 0.0
         self._name = address.shown(self._source)
         self._held = ExitStack()
         self._why = ""
-        # What was heard in the time of the container, and what has its stream time.
-        self._waiting: list[Heard] = []
-        self._heard: list[Heard] = []
+        # Lines with their track, in the time of the container, and those that have their stream time.
+        self._waiting: list[tuple[int, Line]] = []
+        self._new_lines: list[tuple[int, Line]] = []
         self._decoded = self._connect()
-        # A growing file is identified by its content when it was opened.
-        self._size_bytes = Path(self._source).stat().st_size if follow else None
         first = next(self._decoded, None)
         if first is None:
             hint = "check that it is a video, and that its codec is one that FFmpeg reads"
@@ -135,10 +113,10 @@ class StreamSource(Source):
         """See `Source`."""
         return self._report.damage
 
-    def heard(self) -> Sequence[Heard]:
+    def new_lines(self) -> Sequence[tuple[int, Line]]:
         """See `Source`."""
-        heard, self._heard = self._heard, []
-        return heard
+        new, self._new_lines = self._new_lines, []
+        return new
 
     def close(self) -> None:
         """End any reading, and the connection."""
@@ -155,12 +133,7 @@ class StreamSource(Source):
         should_stop = wanted.should_stop
         if self._first is None and self.info.seekable:
             self._decoded = self._connect(should_stop)
-        # Opening waits for no sound.
-        self._ahead_s = 1 / (wanted.fps or 1.0) if self._patient else 0.0
-        firsts = [] if self._first is None else [self._first]
-        if firsts and self._patient:
-            firsts += islice(self._decoded, 1)
-        frames: Iterable[Any] = chain(firsts, self._decoded)
+        frames = chain([] if self._first is None else [self._first], self._decoded)
         self._first = None
         self._should_stop = should_stop
         slack_s = math.inf if self.info.seekable or self.info.kind == address.PIPE else self._slack_s
@@ -193,30 +166,20 @@ class StreamSource(Source):
             report.missing(missing, last_s, "it ends before the end that it declares")
 
     def _place(self, later_s: float) -> None:
-        """Give what was heard and waits for it its stream time."""
-        placed = ((number, one.moved(later_s)) for number, one in self._waiting)
-        self._heard += [one for one in placed if one[1].end_s > self._from_s]
-        del self._heard[:-MOST_WAITING]
+        """Give the lines that wait for it their stream time."""
+        placed = ((number, line.moved(later_s)) for number, line in self._waiting)
+        self._new_lines += [one for one in placed if one[1].end_s > self._from_s]
+        del self._new_lines[:-MOST_WAITING]
         self._waiting.clear()
 
     def _connect(self, should_stop: ShouldStop = never) -> Iterator[Any]:
         self._held.close()
         self._container, self._stream = self._held.enter_context(
-            connected(self._source, self._options, self._timeout_s, self._max_pixels, follow=self._follow)
+            connected(self._source, self._options, self._timeout_s, self._max_pixels)
         )
         # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
         self.texts = () if "hls" in self._container.format.name else tracks_of(self._container)
-        kind, self._patient, self._voice = address.kind_of(self._source), False, None
-        self._ends = kind in ("http", "https") and bool(self._container.duration)
-        if self._sound is not None:
-            rate, longest_s = self._sound
-            self._patient = self._ends or self._follow or (kind == address.PIPE and self._timeout_s > 2 * longest_s)
-            self._longest_s = longest_s if self._patient else min(longest_s, LIVE_S)
-            self._ear = Ear(rate, self._longest_s, anew_s=ANEW_S)
-            try:
-                self._voice, self.unheard = track_of_sound(self._container, self._stream), ""
-            except SourceUnreadable as error:
-                self.unheard, self._patient = error.message, False
+        self._ends = address.kind_of(self._source) in ("http", "https") and bool(self._container.duration)
         self._should_stop, self._report = should_stop, DecodeReport()
         # A stream has no times of packets to hold the frames against.
         self._report.stop_matching()
@@ -224,11 +187,7 @@ class StreamSource(Source):
 
     def _packets(self, container: Any, stream: Any) -> Iterator[Any]:
         streams = [stream, *(container.streams[one.number] for one in self.texts)]
-        if self._voice is not None:
-            streams.append(self._voice)
         packets = container.demux(streams)
-        held: deque[Any] = deque()
-        held_bytes = 0
         while not self._should_stop():
             try:
                 packet = next(packets, None)
@@ -238,38 +197,14 @@ class StreamSource(Source):
             except (av.error.FFmpegError, OSError, EOFError) as error:
                 # The connection is lost; the caller decides what comes next.
                 self._why = self._why or explain_failure(error, self._timeout_s)
-                packet = None
+                return
             if packet is None:
-                break
+                return
             if packet.stream.index == stream.index:
-                held.append(packet)
-                held_bytes += packet.size
-            elif self._voice is not None and packet.stream.index == self._voice.index:
-                self._hear(self._voice, self._ear.add(packet))
-                if self._ear.damaged:
-                    self.unheard = f"the sound is damaged: {self._ear.damaged}"
+                yield packet
             elif (line := line_of(packet, packet.stream)) is not None:
-                self._hear(packet.stream, [line])
-            while held and (held_bytes > MOST_HELD or not self._is_early(held[0], held[-1])):
-                held_bytes -= held[0].size
-                yield held.popleft()
-        if self._voice is not None:
-            self._hear(self._voice, self._ear.end())
-        yield from held
-
-    def _hear(self, track: Any, found: Iterable[Line | Sound]) -> None:
-        self._waiting += [(track.index, one) for one in found]
-        del self._waiting[:-MOST_WAITING]
-
-    def _is_early(self, first: Any, last: Any) -> bool:
-        """Whether the first of the packets that are held is to wait until the sound of its time is cut."""
-        if not self._ahead_s or first.pts is None:
-            return False
-        passed = 0 if last.pts is None else last.pts - first.pts  # the last one of a stream has no time
-        begin_s, passed_s = (float(one * first.time_base) for one in (first.pts, passed))
-        # Sound that is missing is not waited for.
-        awaited = abs(passed_s) <= self._longest_s + self._ahead_s
-        return awaited and self._ear.until_s < begin_s + self._ahead_s
+                self._waiting.append((packet.stream.index, line))
+                del self._waiting[:-MOST_WAITING]
 
     def _decode(self, container: Any, stream: Any) -> Iterator[Any]:
         """Give frames as the decoder gives them, and None where time stamps begin anew.
@@ -314,13 +249,10 @@ class StreamSource(Source):
             height=height,
             rate_fps=float(rate) if rate else None,
             duration_s=duration_s,
-            size_bytes=self._size_bytes,
-            fingerprint=self._fingerprint(duration_s) if self._ends or self._follow else None,
-            seekable=self._ends or self._follow,
+            fingerprint=self._fingerprint(duration_s) if self._ends else None,
+            seekable=self._ends,
         )
 
     def _fingerprint(self, duration_s: float | None) -> str:
-        """Return that of the content so far for a file; for a server's video, one of address, size and length."""
-        if self._size_bytes is not None:
-            return fingerprint(Path(self._source), self._size_bytes)
+        """Return one of the address, size and length of a server's video."""
         return hashlib.sha256(f"{self._name} {self._container.size} {duration_s}".encode()).hexdigest()

@@ -1,8 +1,8 @@
 """The process that decodes: it reads a source and sends the wanted frames to the process that started it.
 
 `protokv.video.isolated` starts it and may kill it at any time; it ends when that process does. Requests come as lines
-of JSON on stdin. Answers go to stdout: the length of a JSON header, the header, and the bytes of one image or of one
-piece of sound. No pickle passes between the two, so a compromised decoder can send only pictures, sound and numbers.
+of JSON on stdin. Answers go to stdout: the length of a JSON header, the header, and the bytes of one image. No
+pickle passes between the two, so a compromised decoder can send only pictures, text and numbers.
 While a frame takes long, the process sends a sign of life every second, between packets, so that a decoder that hangs
 sends none.
 """
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from protokv.errors import ProtoKVError
 from protokv.video.sampling import thin
-from protokv.video.source import Line, Sound, Source
+from protokv.video.source import Source
 
 LENGTH = struct.Struct("<I")
 ALIVE_S = 1.0
@@ -51,41 +51,15 @@ def serve(requests: queue.SimpleQueue[dict[str, Any]], out: BinaryIO) -> None:
         if opening["kwargs"].get("decoder") != "decord":
             _limit_memory(opening["kwargs"].get("max_pixels"))
         source: Source = getattr(import_module(module), name)(opening["source"], **opening["kwargs"])
-        opened = {"info": source.info.to_dict(), "texts": source.texts, "texts_come": source.texts_come}
-        send(out, {**opened, "unheard": source.unheard})
+        send(out, {"info": source.info.to_dict(), "texts": source.texts, "texts_come": source.texts_come})
         while True:
             request = requests.get()
             if "track" in request:
                 send(out, source.lines(request["track"])._asdict())
-            elif "rate" in request:
-                _listen_to(source, request, out)
             else:
                 _read(source, request, out)
     except ProtoKVError as error:
         send(out, {"error": type(error).__name__, "message": error.message, "hint": error.hint})
-
-
-def _listen_to(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
-    alive = _Alive(out)
-    for piece in source.sound(**request, should_stop=alive):
-        _send_sound(out, 0, piece)
-    send(out, {"end": True})
-
-
-def _send_sound(out: BinaryIO, number: int, piece: Sound) -> None:
-    data = piece.samples.tobytes()
-    send(out, {"sound": number, "start_s": piece.start_s, "rate": piece.rate, "shape": [len(data)]}, data)
-
-
-def _send_heard(out: BinaryIO, source: Source) -> list[tuple[int, Line]]:
-    """Send the sound that came; return the lines that came."""
-    lines = []
-    for number, one in source.heard():
-        if isinstance(one, Sound):
-            _send_sound(out, number, one)
-        else:
-            lines.append((number, one))
-    return lines
 
 
 class _Alive:
@@ -117,13 +91,11 @@ def _read(source: Source, request: dict[str, Any], out: BinaryIO) -> None:
             "decoder": frame.decoder,
             "shape": image.shape,
             "damage": asdict(source.damage),
-            "heard": _send_heard(out, source),
-            "unheard": source.unheard,
+            "new_lines": source.new_lines(),
         }
         send(out, header, image.reshape(-1).data)
         alive.sent = time.monotonic()
-    heard = _send_heard(out, source)
-    send(out, {"end": True, "damage": asdict(source.damage), "heard": heard, "unheard": source.unheard})
+    send(out, {"end": True, "damage": asdict(source.damage), "new_lines": source.new_lines()})
 
 
 def send(out: BinaryIO, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:

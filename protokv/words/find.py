@@ -11,21 +11,17 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from protokv.errors import SourceError, SourceNotFound
+from protokv.errors import ConfigError, SourceError, SourceNotFound
 from protokv.ingestion.live.source import LiveSource
 from protokv.video import isolated
 from protokv.video.address import kind_of
 from protokv.video.bucket import fetch, is_object, list_beginning
-from protokv.video.registry import fingerprint_source
-from protokv.video.source import Line, Lines, Sound, Source, TextTrack
+from protokv.video.registry import fingerprint_source, open_source
+from protokv.video.source import Lines, ShouldStop, Source, TextTrack
 from protokv.words.cues import Coming, Cue, Track, Words
-from protokv.words.hearing import LATE_S, cues_of, hear
 from protokv.words.plain import Plain, plain
-
-if TYPE_CHECKING:
-    from protokv.words.speech import Recogniser
 
 AUTO, OFF = "auto", "off"
 SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
@@ -46,7 +42,6 @@ def words_of(
     video: str | os.PathLike[str] | None,
     choice: str,
     start_s: float = 0.0,
-    recogniser: Recogniser | None = None,
 ) -> Words | None:
     """Return the words of a video; None if it has none, or none are wanted.
 
@@ -55,7 +50,6 @@ def words_of(
         video: its path or address; None: it has none.
         choice: `auto`, `off`, a file of subtitles, or a language.
         start_s: where in the video the part begins.
-        recogniser: writes down what is said where there are no such subtitles.
 
     Raises:
         SourceNotFound: the named file is not there, or nothing is in that language.
@@ -64,14 +58,12 @@ def words_of(
     if file is not None:
         return _track(record_of_file(file), lambda: _read(file).since(start_s))
     if isinstance(source, LiveSource):
-        return None if choice == OFF and recogniser is None else _coming(source, choice, recogniser)
+        return None if choice == OFF else _coming(source, choice)
     track = track_of(source, choice)
-    if source.texts_come and (track is not None or recogniser is not None):
-        return _coming(source, choice, recogniser)
+    if track is not None and source.texts_come:
+        return _coming(source, choice)
     if track is not None:
         return _track(_record_of(track), lambda: source.lines(track.number))
-    if recogniser is not None:
-        return hear(source, recogniser)
     if choice in (AUTO, OFF):
         return None
     languages = {two_letters(one.language) for one in source.texts} | {language for language, _ in _beside(video)}
@@ -80,6 +72,25 @@ def words_of(
         f"{source.info.name} has no subtitles in {choice}",
         hint=f"it has: {known}" if known else "leave --subtitles out, or name a file of subtitles",
     )
+
+
+def write_subtitles(source: object, choice: str, model: str, device: str, should_stop: ShouldStop) -> None:
+    """Write subtitles beside a video file that has none of this choice, with a model that recognises speech.
+
+    Raises:
+        ConfigError: the source is no file, or they cannot be written.
+        SourceError: the video cannot be read.
+        ModelError: the model cannot be loaded, or recognises no speech.
+    """
+    if not isinstance(source, str | os.PathLike) or kind_of(os.fspath(source)) != "file":
+        raise ConfigError("what is said can be written down for files alone", hint="leave --transcribe out")
+    with open_source(source) as video:
+        found = file_of(source, choice) is not None or track_of(video, choice) is not None
+    if not found:
+        from protokv.words.speech import transcribe
+
+        suffix = ".srt" if choice == AUTO else f".{choice.lower()}.srt"
+        transcribe(Path(source), Path(source).with_suffix(suffix), model, device, should_stop)
 
 
 def file_of(video: str | os.PathLike[str] | None, choice: str) -> str | None:
@@ -123,17 +134,10 @@ def recorded(source: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return words if isinstance(words, Mapping) else {}
 
 
-def is_heard(record: Mapping[str, Any]) -> bool:
-    """Return whether a model heard the words on record."""
-    return record.get("kind") == "speech"
-
-
 def named(record: Mapping[str, Any] | None) -> str | None:
     """Return subtitles on record in a few words; None for none."""
     if not record:
         return None
-    if is_heard(record):
-        return f"speech, as {record.get('name')} hears it"
     language = record.get("language")
     track = f"text track {record.get('number')}{f' ({language})' if language else ''}"
     return str(record.get("name")) if record.get("kind") == "file" else track
@@ -148,37 +152,18 @@ def _record_of(track: TextTrack) -> dict[str, Any]:
     return {"kind": "track", "number": track.number, "codec": track.codec, "language": track.language}
 
 
-def _coming(source: Source | LiveSource, choice: str, recogniser: Recogniser | None) -> Coming:
-    """Return the words of the track that is meant, else of the sound, of each connection.
+def _coming(source: Source | LiveSource, choice: str) -> Coming:
+    """Return the words of the track that is meant, of each connection. A live source has no track before the first."""
+    become = Plain()
 
-    A live source has no track before the first one.
-    """
-    become, begun = Plain(), False
-
-    def known() -> Mapping[str, Any]:
-        track = track_of(source, choice)
-        return _record_of(track) if track is not None else {} if recogniser is None else recogniser.record
-
-    def take(start_s: float, _: float) -> Iterator[Cue]:
-        nonlocal begun
-        heard, track = source.heard(), track_of(source, choice)
-        words.record = known() or words.record
-        # An earlier run has heard what was before.
-        oldest_s, begun = start_s - LATE_S * begun, True
+    def take(*_: float) -> Iterator[Cue]:
+        new, track = source.new_lines(), track_of(source, choice)
         if track is not None:
-            lines = (one for number, one in heard if number == track.number and isinstance(one, Line))
-            yield from filter(None, map(become, lines))
-            return
-        if recogniser is None:
-            return
-        words.lost = words.lost or source.unheard or None
-        for piece in (one for _, one in heard if isinstance(one, Sound)):
-            if piece.end_s > oldest_s:
-                yield from cues_of(piece, recogniser, words)
-            elif oldest_s < start_s:
-                words.lost = words.lost or f"recognising speech is too slow, sound is left out at {start_s:.0f} s"
+            words.record = _record_of(track)
+            yield from filter(None, (become(line) for number, line in new if number == track.number))
 
-    words = Coming(take, known())
+    track = track_of(source, choice)
+    words = Coming(take, {} if track is None else _record_of(track))
     return words
 
 

@@ -1,156 +1,154 @@
-"""Recognise speech with transformers: Whisper, with the times of words where a model has them, and Moonshine.
+"""Write down what is said in a video file, as `.srt`, with a model of transformers: Whisper or Moonshine.
 
-Each piece of sound is recognised by itself and greedily, so that the words of one do not depend on those before it.
+The sound is cut into pieces where it is quiet, and each piece is recognised by itself, greedily. Whisper tells the
+times of its segments; Moonshine tells none, so its pieces are short.
 """
 
 from __future__ import annotations
 
 import math
-import re
+import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
+import av
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from protokv.backbones.files import check_repeats, digest_weights, read_json
+from protokv.backbones.files import read_json
 from protokv.backbones.hub import fetch, quiet_transformers, translate_errors
-from protokv.backbones.loading import PlacementRequest, load_model
+from protokv.backbones.loading import PlacementRequest
 from protokv.backbones.registry import on_hub
-from protokv.errors import ModelError
-from protokv.video.source import Line, Sound
+from protokv.errors import ConfigError, ModelError
+from protokv.video.container import only, opened
+from protokv.video.source import ShouldStop, never
 
-# By model_type: the class, and the longest piece in seconds. Whisper fills up to 30 s, whatever it hears, and tells
-# times within them. Moonshine tells none, so its pieces are short.
-KINDS: Final = {
-    "whisper": ("WhisperForConditionalGeneration", 30.0),
-    "moonshine": ("MoonshineForConditionalGeneration", 8.0),
-}
+Samples = NDArray[np.float32]
 
-# Tokens of speech in a second. A model that finds more repeats itself.
+# The longest piece in seconds, by the model_type of the models that are known.
+LONGEST_S: Final = {"whisper": 30.0, "moonshine": 8.0}
+
+# More tokens in a second of speech come from a model that repeats itself.
 TOKENS_PER_S: Final = 6.5
 
-LONGEST_WORD_S: Final = 1.0
+# Sound whose root mean square is below this, of 1, is not recognised; speech has 100 times as much.
+SILENT: Final = 0.001
 
-_ENDS: Final = re.compile(r"[.?!…。？！]$")  # noqa: RUF001 - as other languages write them
 
-
-class Recogniser:
-    """A model that writes down what is said.
+def transcribe(video: Path, target: Path, model: str, device: str = "auto", should_stop: ShouldStop = never) -> bool:
+    """Write what is said in a video file to `target`, as SubRip. Return False, without a file, if that is nothing.
 
     Args:
-        name: as the user calls it.
-        path: its folder.
-        pipeline: of transformers, for speech recognition.
+        video: the file.
+        target: where the text goes, once it is whole.
+        model: a local folder, or a hub name such as `openai/whisper-base`. No code of a checkpoint is run.
+        device: as for `load_backbone`.
+        should_stop: asked between pieces; once it returns True, nothing is written.
 
-    Attributes:
-        record: what a state keeps on record of it.
-        rate: samples a second that it takes.
-        longest_s: the longest piece that it takes, in seconds.
+    Raises:
+        SourceError: the video cannot be read.
+        ModelError: there is no such model, it is damaged, or it recognises no speech.
+        ConfigError: the device does not exist here, or the text cannot be written.
     """
-
-    def __init__(self, name: str, path: str, pipeline: Any) -> None:
-        self._pipeline, self._alone = pipeline, Lock()
-        self._times: bool | str | None = None
-        self.record: Mapping[str, Any] = {"kind": "speech", "name": name, "digest": digest_weights(path)}
-        self.rate: int = pipeline.feature_extractor.sampling_rate
-        self.longest_s = KINDS[pipeline.model.config.model_type][1]
-        if pipeline.type == "seq2seq_whisper":
-            published = pipeline.model.generation_config
-            if getattr(published, "no_timestamps_token_id", None) is not None:
-                self._times = "word" if getattr(published, "alignment_heads", None) else True
-
-    @torch.inference_mode()
-    def __call__(self, sound: Sound) -> list[Line]:
-        """Return what is said in a piece of sound: sentences whose words have times, segments, or one line for all."""
-        seconds = sound.end_s - sound.start_s
-        given = {"raw": sound.samples.astype(np.float32) / 32768, "sampling_rate": self.rate}
-        how: dict[str, Any] = {"num_beams": 1, "do_sample": False}
-        how["max_new_tokens"] = min(math.ceil(TOKENS_PER_S * seconds) + 4, 220)
-        with self._alone, quiet_transformers(), warnings.catch_warnings():
-            # In a piece without words the times are means of no numbers, and numpy warns.
-            warnings.simplefilter("ignore")
-            found = self._pipeline(given, generate_kwargs=how, return_timestamps=self._times)
-        if self._times is None:
-            return [Line(sound.start_s, sound.end_s, found["text"].strip())]
-        return list(_lines(found["chunks"], sound, words=self._times == "word"))
+    recogniser, rows = load_recogniser(model, device), []
+    longest_s = LONGEST_S[recogniser.model.config.model_type]
+    for start_s, samples in sound_pieces(video, recogniser.feature_extractor.sampling_rate, longest_s):
+        if should_stop():
+            return False
+        for first_s, last_s, text in recognise(recogniser, samples):
+            span = f"{_stamp(start_s + first_s)} --> {_stamp(start_s + last_s)}"
+            rows.append(f"{len(rows) + 1}\n{span}\n{text}\n\n")
+    if rows:
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            unfinished.write_text("".join(rows), encoding="utf-8")
+            unfinished.replace(target)
+        except OSError as error:
+            raise ConfigError(f"cannot write {target}: {error.strerror}", hint="copy the video elsewhere") from error
+    return bool(rows)
 
 
-def _lines(chunks: Sequence[Mapping[str, Any]], sound: Sound, *, words: bool) -> Iterator[Line]:
-    """Give the lines of Whisper's chunks: segments, or words, which become sentences of WebVTT with their times."""
-    latest_s = sound.end_s - 0.002
-    line_s = begin_s = sound.start_s
-    text = ""
-    for n, chunk in enumerate(chunks):
-        # A time may be missing, lie behind the sound, or run back.
-        first_s, last_s = (
-            begin_s if at is None else min(max(begin_s, sound.start_s + at), latest_s) for at in chunk["timestamp"]
-        )
-        if words:
-            # The pause before a word counts as a part of it.
-            first_s = max(first_s, last_s - LONGEST_WORD_S)
-        begin_s, said = first_s, str(chunk["text"])
-        line_s = line_s if text else begin_s
-        text += f"<{_stamp(begin_s)}>{said}" if words else said
-        if not words or _ENDS.search(said) or n == len(chunks) - 1:
-            yield Line(line_s, max(begin_s, last_s), text)
-            text = ""
+def sound_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[float, Samples]]:
+    """Give the sound of a video but for silence: the start in seconds of its pictures, and float32 `[n]` at `rate`.
+
+    A piece ends at the quietest tenth of a second in its last two thirds. Packets that cannot be decoded are left out.
+    """
+    most, tenth = round(longest_s * rate), rate // 10
+    samples, start_s = np.empty(0, np.float32), 0.0
+
+    def cut(n: int) -> Iterator[tuple[float, Samples]]:
+        nonlocal samples, start_s
+        if n and np.sqrt(np.square(samples[:n]).mean()) > SILENT:
+            yield start_s, samples[:n]
+        samples, start_s = samples[n:], start_s + n / rate
+
+    with opened(video) as (container, pictures):
+        if (track := container.streams.best("audio")) is None or track.codec_context is None:
+            return
+        only(container, track)
+        origin_s = float((pictures.start_time or 0) * pictures.time_base)
+        resampler = av.AudioResampler("flt", "mono", rate)
+        for packet in container.demux(track):
+            try:
+                heard = [(frame.time, resampler.resample(frame)) for frame in packet.decode()]
+            except Exception:  # PyAV raises more than its own errors on a damaged packet
+                continue
+            for time_s, parts in heard:
+                if time_s is not None and abs(time_s - origin_s - start_s - len(samples) / rate) > 0.2:
+                    # The sound has a gap, or begins later than the pictures.
+                    yield from cut(len(samples))
+                    start_s = time_s - origin_s
+                samples = np.concatenate((samples, *(part.to_ndarray()[0] for part in parts)))
+                while len(samples) >= most:
+                    loudness = np.square(samples[most // 3 : most])
+                    quietest = loudness[: len(loudness) // tenth * tenth].reshape(-1, tenth).mean(1).argmin()
+                    yield from cut(most // 3 + int(quietest) * tenth + tenth // 2)
+        yield from cut(len(samples))
 
 
-def _stamp(time_s: float) -> str:
-    whole, milliseconds = divmod(int(time_s * 1000), 1000)
-    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}.{milliseconds:03}"
+@torch.inference_mode()
+def recognise(recogniser: Any, samples: Samples) -> Iterator[tuple[float, float, str]]:
+    """Give what is said in a piece of sound: start and end in seconds of the piece, and the text."""
+    rate = recogniser.feature_extractor.sampling_rate
+    seconds = len(samples) / rate
+    how = {"num_beams": 1, "do_sample": False, "max_new_tokens": min(math.ceil(TOKENS_PER_S * seconds) + 4, 220)}
+    times = True if recogniser.type == "seq2seq_whisper" else None
+    with quiet_transformers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy takes the mean of no numbers in a piece without words
+        found = recogniser({"raw": samples, "sampling_rate": rate}, generate_kwargs=how, return_timestamps=times)
+    for chunk in found.get("chunks") or [{"timestamp": (0.0, seconds), "text": found["text"]}]:
+        # A time may be missing, or lie behind the sound.
+        first_s, last_s = (seconds if at is None else min(at, seconds) for at in chunk["timestamp"])
+        text = " ".join(chunk["text"].split())
+        if any(map(str.isalnum, text)):  # models write full stops where they hear noise
+            yield min(first_s, last_s), last_s, text
 
 
 @lru_cache(maxsize=1)
-def load_recogniser(name: str, device: str = "auto") -> Recogniser:
-    """Load a model that recognises speech; the last one stays loaded. On a CPU it is in float32.
+def load_recogniser(name: str, device: str = "auto") -> Any:
+    """Return the pipeline of transformers for a model; the last one stays loaded. Raises as `transcribe`."""
+    place = PlacementRequest.of(device=device, dtype="auto", device_map=None, quantization=None).device
+    with translate_errors(name), quiet_transformers():
+        path = str(fetch(name, _check_kind)) if on_hub(name, None) else name
+        _check_kind(Path(path))
+        import transformers
 
-    Args:
-        name: a local folder, or a hub name such as `openai/whisper-base`. No code of a checkpoint is run.
-        device: as for `load_backbone`.
-
-    Raises:
-        ModelError: there is no such model, it is damaged, or it recognises no speech.
-        ConfigError: the device does not exist here.
-    """
-    placed = PlacementRequest.of(device=device, dtype="auto", device_map=None, quantization=None)
-    with translate_errors(name):
-        if on_hub(name, None):
-            path = str(fetch(name, _check_kind))
-        else:
-            path = name
-            _check_kind(Path(path))
-        check_repeats(path)
-        with quiet_transformers():
-            import transformers
-            from transformers.pipelines import AutomaticSpeechRecognitionPipeline
-
-            config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-            placement = placed.placement(config.dtype)
-            if placement.device.type == "cpu":
-                placement = replace(placement, dtype=torch.float32)
-            kind = getattr(transformers, KINDS[config.model_type][0])
-            pipeline = AutomaticSpeechRecognitionPipeline(
-                # Times of words come from weights of attention.
-                model=load_model(kind, path, placement, "eager"),
-                tokenizer=transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False),
-                feature_extractor=transformers.AutoFeatureExtractor.from_pretrained(path, trust_remote_code=False),
-                device=placement.device,
-            )
-            return Recogniser(name, path, pipeline)
+        options = {"dtype": torch.float32 if place.type == "cpu" else "auto", "trust_remote_code": False}
+        safely = {"use_safetensors": True}
+        return transformers.pipeline("automatic-speech-recognition", path, device=place, model_kwargs=safely, **options)
 
 
 def _check_kind(folder: Path) -> None:
-    """Refuse a folder that holds no model of speech recognition that is known here. ModelError."""
     kind = read_json(str(folder), "config.json").get("model_type")
-    if kind not in KINDS:
-        what = "there is no config.json in it that names its kind" if kind is None else f"it is a {kind} model"
-        raise ModelError(
-            f"{what}, which recognises no speech", hint="use one of Whisper or Moonshine, such as openai/whisper-base"
-        )
+    if kind not in LONGEST_S:
+        what = f"it is a {kind} model" if kind else "there is no config.json in it that names its kind"
+        raise ModelError(f"{what}, which recognises no speech", hint=f"use one of {', '.join(LONGEST_S)}")
+
+
+def _stamp(time_s: float) -> str:
+    whole, milliseconds = divmod(round(max(0.0, time_s) * 1000), 1000)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02},{milliseconds:03}"

@@ -185,7 +185,7 @@ def check_words(backbone: Any, config: Any) -> None:
     if config.positions == "compact" and len(backbone.moving) < backbone.position_components:
         raise ConfigError(
             f"positions: {backbone.identity.name} cannot show words at compact positions",
-            hint="use --set positions=stream, or leave the words out with --subtitles off and without --transcribe",
+            hint="use --set positions=stream, or leave the words out with --subtitles off",
         )
 
 

@@ -138,7 +138,7 @@ NOT_RUN = {
     r"^[a-z]+$|^-": "the name of a command, or options of all commands",
     r"^ingest (- |--from - |udp:|tcp:|/dev/)": "pipes and cameras: test_live.py",
     r"s3://|gs://": "an object store: tests/state/test_objects.py",
-    r"--follow|--watch": "goes on until it is stopped: test_live.py",
+    r"--watch": "goes on until it is stopped: test_live.py",
     r"--study language": "a model that is not embedded: tests/replay/test_language.py",
     r"--dataset|--data-root": "videos that are not shipped: test_replay.py",
     r"--report|--world|samples/studies|\$@": "streams of hours, and their results: test_replay.py",

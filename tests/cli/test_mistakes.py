@@ -59,7 +59,7 @@ MISTAKES = [
     ("ingest a.mp4 b.mp4 -o s.safetensors", Exit.USAGE, "s.safetensors is the name of one"),
     ("ingest a.mp4 x/a.mkv", Exit.USAGE, "a.mp4 and x/a.mkv would both have the state a"),
     ("ingest a.mp4 b.mp4 --append -o s", Exit.USAGE, "--append: for one video only"),
-    ("ingest a.mp4 b.mp4 --chunk 8 --follow", Exit.USAGE, "--chunk and --follow: for one video only"),
+    ("ingest a.mp4 b.mp4 --chunk 8 --for 1h", Exit.USAGE, "--chunk and --for: for one video only"),
     ("ingest a.mp4 b.mp4 --timings", Exit.USAGE, "--timings: for one video only"),
     ("ingest a.mp4 --batch 2 --ray auto", Exit.USAGE, "--batch and --ray: for several videos only"),
     ("ingest a.mp4 b.mp4 --ray auto --devices 0", Exit.USAGE, "--devices are those of one machine"),

@@ -72,30 +72,6 @@ def test_a_video_whose_subtitles_came_changed_or_went_is_started_over(job: Job, 
         Worker(recipe, "cpu").watch(job, Verdict("changed"))
 
 
-def test_a_video_that_another_model_is_to_hear_is_started_over(job: Job, recipe: Recipe) -> None:
-    watch(job, recipe)
-    path = target_of(recipe.place, job.key)
-    assert look(job, changed(recipe, transcribe="one")) == Verdict("changed")
-    state = storage.load_state(path)
-    words = {"kind": "speech", "name": "one", "digest": "a"}
-    storage.save_state(replace(state, source={**(state.source or {}), "words": words}), path)
-    for model, standing in (("one", "done"), ("two", "changed"), (None, "changed")):
-        assert look(job, changed(recipe, transcribe=model)).standing == standing
-
-
-def test_a_video_that_has_grown_is_watched_on(recipe: Recipe, tmp_path: Path) -> None:
-    whole = write_video(tmp_path / "whole.mkv", [10, 60, 110, 160, 210]).read_bytes()
-    job = Job(str(tmp_path / "v.mkv"), "v")
-    Path(job.source).write_bytes(whole[: len(whole) * 3 // 5])
-    Worker(recipe, "cpu").watch(job, Verdict("new"))
-    before = look(job, recipe)
-    Path(job.source).write_bytes(whole)
-    after = look(job, recipe)
-    assert (after.standing, after.steps) == ("unfinished", before.steps)
-    Worker(recipe, "cpu").watch(job, after)
-    assert look(job, recipe).steps == 5
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -20,7 +20,7 @@ class Double:
     """Ten frames a second for ten seconds; at frame `at` it does something else."""
 
     info = INFO
-    texts, texts_come, unheard = (), False, ""
+    texts, texts_come = (), False
     damage = Damage()
 
     def __init__(self, source: str, *, at: int, deed: str, pid_file: str | None = None) -> None:
@@ -30,7 +30,7 @@ class Double:
         if at < 0:
             self._misbehave()
 
-    def heard(self) -> tuple[()]:
+    def new_lines(self) -> tuple[()]:
         return ()
 
     def frames(self, start_s: float = 0.0, *, should_stop: Any = None, **_: object) -> Any:

@@ -1,4 +1,4 @@
-"""One connection to a stream: pipes, growing files and web servers, their damage, and refused sources."""
+"""One connection to a stream: pipes and web servers, their damage, and refused sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.video import open_source, read_steps
+from protokv.video import open_source
 from protokv.video.stream import StreamSource
 from tests.video.conftest import STEADY, Clip, number_in, write
 
@@ -107,24 +107,6 @@ def test_damaged_packets_are_counted_and_the_rest_is_given(make_clip):
     assert 60 in numbers
     assert not damage.ok
     assert damage.message
-
-
-def test_a_file_is_followed_while_it_grows_and_gives_the_steps_of_the_whole(tmp_path):
-    whole = write(Clip(STEADY, suffix="ts"), tmp_path / "whole.ts")
-    data, path = whole.read_bytes(), tmp_path / "grows.ts"
-    path.write_bytes(data[: len(data) // 2])
-    with StreamSource(str(path), follow=True, timeout_s=0.5) as source:
-        steps = []
-        for step in read_steps(source, 5.0, 2):
-            steps.append(step)
-            if len(steps) == 1:
-                path.write_bytes(data)
-        assert source.info.seekable
-    with open_source(whole) as file:
-        expected = list(read_steps(file, 5.0, 2))
-    assert len(expected) == 7
-    assert [step.mark for step in steps] == [step.mark for step in expected]
-    assert [step.time_s for step in steps] == [step.time_s for step in expected]
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

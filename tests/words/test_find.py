@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from protokv.ingestion import Event, LiveOptions, Started, Summary, WordsLost, i
 from protokv.ingestion.live.source import LiveSource, open_input
 from protokv.state import api as storage
 from protokv.state.watched import Segment
-from protokv.video import Source, Step, open_source, read_steps
+from protokv.video import Step, open_source
 from protokv.video.source import never
 from protokv.words.find import words_of
 from tests.mock_backbone import MockBackbone
@@ -103,27 +102,19 @@ def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(video: Pat
     assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
 
 
-def test_lines_of_a_pipe_and_of_a_growing_file_come_with_the_frames(video: Path) -> None:
-    def said(source: Source | LiveSource, steps: Iterable[object]) -> list[list[str]]:
-        words = words_of(source, None, "en")
-        assert words is not None
-        found = [words.between(step.time_s, step.time_s + 1) for step in steps if isinstance(step, Step)]
-        assert words.record["language"] == "eng"
-        return found
-
+def test_lines_of_a_pipe_come_with_the_frames(video: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, video.read_bytes())
     os.close(writing)
-    for source in (f"pipe:{reading}", str(video)):
-        follow = source == str(video)
-        opened = open_input(source, LiveOptions(follow=follow, stall_s=0.3 if follow else None), None)
-        assert opened is not None
-        with opened:
-            if isinstance(opened, LiveSource):
-                steps: Iterable[object] = opened.steps(2.0, 2, Segment(), 0.0, never)
-            else:
-                steps = read_steps(opened, 2.0, 2)
-            assert said(opened, steps) == [[], ["a track"], []]
+    opened = open_input(f"pipe:{reading}", LiveOptions(), None)
+    assert isinstance(opened, LiveSource)
+    with opened:
+        words = words_of(opened, None, "en")
+        assert words is not None
+        steps = [step for step in opened.steps(2.0, 2, Segment(), 0.0, never) if isinstance(step, Step)]
+        said = [words.between(step.time_s, step.time_s + 1) for step in steps]
+        assert words.record["language"] == "eng"
+    assert said == [[], ["a track"], []]
     os.close(reading)
 
 

@@ -1,24 +1,27 @@
-"""Speech recognition by tiny random models: what comes out is noise, and its form and times are those of the real."""
+"""Subtitles written by tiny random models of speech: their text is noise, and its form and times are real."""
 
 from __future__ import annotations
 
-import re
-from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from protokv.errors import ModelError
-from protokv.video.source import Sound
-from protokv.words.plain import plain
-from protokv.words.speech import LONGEST_WORD_S, _lines, load_recogniser
+from protokv.errors import ConfigError, ModelError
+from protokv.ingestion import Started, ingest
+from protokv.video.source import Line
+from protokv.words.speech import load_recogniser, recognise, sound_pieces, transcribe
+from protokv.words.tracks import read_file
 from tests.backbones.tiny import save_random, write_tokenizer
+from tests.mock_backbone import MockBackbone
+from tests.state.test_checkpoint import CONFIGS
+from tests.video.sounding import write_sounding
+from tests.video.subtitled import write_subtitled
 
 RATE = 16_000
-SECOND = Sound(10.0, RATE, (8000 * np.random.default_rng(0).standard_normal(RATE)).clip(-32768, 32767).astype(np.int16))
 SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
 
 
@@ -78,39 +81,71 @@ def write_moonshine(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "kind", ["whisper with words", pytest.param("whisper with segments", marks=pytest.mark.slow), "moonshine"]
-)
-def test_a_model_writes_down_a_piece_within_its_time_and_always_the_same(kind: str, tmp_path: Path) -> None:
-    written = write_moonshine(tmp_path) if kind == "moonshine" else write_whisper(tmp_path, aligned="words" in kind)
-    recogniser = load_recogniser(str(written), "cpu")
-    assert recogniser.rate == RATE
-    assert recogniser.record["name"] == str(written)
-    lines = recogniser(SECOND)
-    assert lines == recogniser(SECOND)
+@pytest.mark.parametrize("kind", ["whisper", "moonshine"])
+def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitles(kind: str, tmp_path: Path) -> None:
+    model = write_moonshine(tmp_path / "model") if kind == "moonshine" else write_whisper(tmp_path / "model")
+    video, state = write_sounding(tmp_path / "talk.mkv", [(1.0, 1.5), (3.0, 3.5)], 5), tmp_path / "state.safetensors"
+
+    def watch(**options: Any) -> Started:
+        options = {"transcribe": str(model), "device": "cpu", "overwrite": True, **options}
+        (event, *_) = ingest(video, state, CONFIGS["durable"], backbone=MockBackbone(), **options)
+        assert isinstance(event, Started)
+        return event
+
+    assert watch().words == "talk.srt"
+    lines, lost = read_file(tmp_path / "talk.srt")
     assert lines
-    assert all(10.0 <= line.start_s <= line.end_s <= 11.0 for line in lines)
-    cues = list(plain(lines))
-    assert "".join(cue.text for cue in cues).strip()
-    assert any(cue.words for cue in cues) == ("words" in kind)
-    assert all(10.0 <= time_s < 11.0 for cue in cues for time_s, _ in cue.words)
+    assert not lost
+    assert all(0 <= line.start_s <= 5 for line in lines)
+    (tmp_path / "talk.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nmine\n")
+    assert watch().words == "talk.srt"
+    assert read_file(tmp_path / "talk.srt").lines == (Line(1.0, 2.0, "mine"),)
+    assert watch(subtitles="de").words == "talk.de.srt"
 
 
-def test_words_become_sentences_whose_words_stand_in_order_within_the_piece() -> None:
-    sound = Sound(3600.0, RATE, np.zeros(20 * RATE, np.int16))
-    heard: Any = [
-        (" Good", (0.0, 7.0)), (" morning.", (7.0, 7.5)), (" It", (7.4, None)), (" is", (6.0, 8.0)),
-        (" late.", (8.0, 29.9)), (" Bye", (None, 30.0)),
-    ]  # fmt: skip
-    lines = list(_lines([{"text": text, "timestamp": times} for text, times in heard], sound, words=True))
-    cues = list(plain(lines))
-    assert [cue.text for cue in cues] == ["Good morning.", "It is late.", "Bye"]
-    starts = [time_s for cue in cues for time_s, _ in cue.words]
-    assert starts[:3] == [3606.0, 3607.0, 3607.4]
-    assert all(later - earlier >= 0 for earlier, later in pairwise(starts))
-    assert starts[-1] < sound.end_s
-    assert LONGEST_WORD_S == 1.0
-    assert all(re.match(r"<\d\d:\d\d:\d\d\.\d{3}> ", line.text) for line in lines)
+def test_sound_is_cut_where_it_is_quiet_and_stands_at_the_time_of_its_pictures(tmp_path: Path) -> None:
+    bursts = [(1.0, 1.9), (2.3, 4.0), (9.0, 9.5)]
+    video = write_sounding(tmp_path / "a.mkv", bursts, 10)
+    pieces = list(sound_pieces(video, RATE, 3.0))
+    assert [len(samples) <= 3 * RATE for _, samples in pieces] == [True] * len(pieces)
+    loud = [(start_s + np.flatnonzero(np.abs(samples) > 0.1) / RATE).round(2) for start_s, samples in pieces]
+    seconds = sorted(set(np.concatenate(loud).tolist()))
+    wanted = [n / 100 for from_s, to_s in bursts for n in range(round(from_s * 100) + 1, round(to_s * 100))]
+    assert set(wanted) <= set(seconds)
+    assert min(seconds) >= 0.99
+    assert max(seconds) <= 9.51
+    # No burst of less than 3 s is cut in two.
+    assert sum(samples[0] ** 2 > 0.01 for _, samples in pieces) == 0
+    late = write_sounding(tmp_path / "late.mkv", bursts, 10, late_s=2.0)
+    assert next(sound_pieces(late, RATE, 3.0))[0] == pytest.approx(2.0, abs=0.1)
+
+
+def test_a_video_without_speech_gets_no_file_and_a_stream_is_refused(tmp_path: Path) -> None:
+    model = str(write_moonshine(tmp_path / "model"))
+    for name, video in (
+        ("mute", write_subtitled(tmp_path / "mute.mkv", {}, seconds=2)),
+        ("still", write_sounding(tmp_path / "still.mkv", [], 2)),
+    ):
+        assert not transcribe(video, tmp_path / f"{name}.srt", model, "cpu")
+        assert not (tmp_path / f"{name}.srt").exists()
+    said = write_sounding(tmp_path / "said.mkv", [(0.5, 1.5)], 2)
+    assert not transcribe(said, tmp_path / "said.srt", model, "cpu", should_stop=lambda: True)
+    with pytest.raises(ConfigError, match="cannot write"):
+        transcribe(said, tmp_path / "no" / "said.srt", model, "cpu")
+    with pytest.raises(ConfigError, match="for files alone"):
+        next(ingest("rtsp://camera/1", tmp_path / "a.safetensors", transcribe=model))
+
+
+def test_times_that_a_model_leaves_out_or_puts_behind_the_sound_end_with_the_piece() -> None:
+    class Whisper:
+        type, feature_extractor = "seq2seq_whisper", SimpleNamespace(sampling_rate=RATE)
+
+        def __call__(self, *_: object, **how: object) -> dict[str, object]:
+            times = [(" Good  morning.", (0.0, 1.0)), (" It", (1.5, None)), (" is.", (9.0, 7.0)), (" ...", (1.0, 2.0))]
+            return {"text": "", "chunks": [{"text": text, "timestamp": at} for text, at in times]}
+
+    found = list(recognise(Whisper(), np.zeros(2 * RATE, np.float32)))
+    assert found == [(0.0, 1.0, "Good morning."), (1.5, 2.0, "It"), (2.0, 2.0, "is.")]
 
 
 def test_what_recognises_no_speech_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -123,8 +158,8 @@ def test_what_recognises_no_speech_is_refused_in_one_line(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
     with pytest.raises(ModelError, match="it is a qwen2_vl model, which recognises no speech") as caught:
         load_recogniser(str(tmp_path))
-    assert "Whisper or Moonshine" in caught.value.hint
+    assert "whisper, moonshine" in caught.value.hint
     whisper = write_whisper(tmp_path / "whisper")
     (whisper / "model.safetensors").write_bytes(b"0" * 99)
-    with pytest.raises(ModelError, match="truncated or damaged"):
+    with pytest.raises(ModelError, match="cannot load the model"):
         load_recogniser(str(whisper))

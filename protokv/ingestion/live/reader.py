@@ -19,13 +19,13 @@ from typing import Generic, NamedTuple, TypeVar
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound
 from protokv.ingestion.options import LiveOptions
 from protokv.video.address import PIPE
-from protokv.video.source import Heard, Image, Source, SourceInfo, TextTrack
+from protokv.video.source import Image, Line, Source, SourceInfo, TextTrack
 
 # After a connection that held this long, the next pause is a short one again.
 GOOD_S = 10.0
 
-# Sampled frames that wait for the model; lines of text and pieces of sound, of which the oldest go.
-ROOM, ROOM_OF_HEARD = 16, 100
+# Sampled frames that wait for the model; lines of text, of which the oldest go.
+ROOM, ROOM_OF_LINES = 16, 100
 
 # Listening that ends sooner failed, for instance because the port is taken; it needs a pause before the next attempt.
 LISTENED_S = 1.0
@@ -73,8 +73,7 @@ class Feed:
 
     Attributes:
         mailbox: the thread's frames and news.
-        heard: the lines and the sound that came, in stream time.
-        unheard: as in `Source`, of all connections.
+        lines: of its text tracks that came, each with the number of its track, in stream time.
     """
 
     def __init__(
@@ -104,8 +103,7 @@ class Feed:
             now: seconds since 1970.
         """
         self.mailbox: Mailbox[News] = Mailbox(ROOM, wait=options.waits(kind))
-        self.heard: deque[Heard] = deque(maxlen=ROOM_OF_HEARD)
-        self.unheard = ""
+        self.lines: deque[tuple[int, Line]] = deque(maxlen=ROOM_OF_LINES)
         self._connect, self._fps = connect, fps
         self._next_slot = math.ceil(from_s * fps - 1e-6)
         # Whether the source gave frames, to this run or to an earlier one.
@@ -190,7 +188,7 @@ class Feed:
                         slot = max(self._next_slot, math.ceil(elapsed_s * self._fps - 1e-6))
                         offset_s = slot / self._fps
                         self.mailbox.tell(Connected(source.info, offset_s, self._now(), source.texts))
-                    self._keep_heard(source, offset_s)
+                    self._keep_lines(source, offset_s)
                     slot = math.floor((offset_s + frame.time_s) * self._fps + 1e-6)
                     if slot < self._next_slot:
                         continue
@@ -202,7 +200,7 @@ class Feed:
                         break
                     # `put` may have waited for the model: that is no silence of the source.
                     heard_s = self._clock()
-                self._keep_heard(source, offset_s)
+                self._keep_lines(source, offset_s)
                 why = source.damage.message
         except ProtoKVError as error:
             if stalled() and not self._stop.is_set():
@@ -210,9 +208,8 @@ class Feed:
             return frames, error.message, error
         return frames, silence if stalled() else why or "the source ended", None
 
-    def _keep_heard(self, source: Source, offset_s: float) -> None:
-        self.heard.extend((number, one.moved(offset_s)) for number, one in source.heard())
-        self.unheard = self.unheard or source.unheard
+    def _keep_lines(self, source: Source, offset_s: float) -> None:
+        self.lines.extend((number, line.moved(offset_s)) for number, line in source.new_lines())
 
 
 def backoff(first_s: float, longest_s: float, draw: Callable[[], float] = random.random) -> Iterator[float]:

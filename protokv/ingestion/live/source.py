@@ -23,7 +23,7 @@ from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.isolated import IsolatedSource
 from protokv.video.registry import SOURCES
 from protokv.video.sampling import Sample, Step, make_step
-from protokv.video.source import Closing, Heard, TextTrack, never
+from protokv.video.source import Closing, Line, TextTrack, never
 
 # A silence of more than this is a gap, even if the source was never lost.
 GAP_S = 5.0
@@ -81,15 +81,10 @@ class LiveSource(Closing):
         self.log = WallClockLog()
         self.texts: tuple[TextTrack, ...] = ()
 
-    def heard(self) -> Sequence[Heard]:
-        """Return what came since the last call, as `Source.heard`, in time counted from the start of the segment."""
-        heard = self._feed.heard if self._feed is not None else deque()
-        return [heard.popleft() for _ in range(len(heard))]
-
-    @property
-    def unheard(self) -> str:
-        """As in `Source`."""
-        return self._feed.unheard if self._feed is not None else ""
+    def new_lines(self) -> Sequence[tuple[int, Line]]:
+        """Return what came since the last call, as a `Source`, in time counted from the start of the segment."""
+        lines = self._feed.lines if self._feed is not None else deque()
+        return [lines.popleft() for _ in range(len(lines))]
 
     def close(self) -> None:
         """End the thread and the connection. May be called more than once."""
@@ -256,25 +251,21 @@ class Rates:
 
 
 def open_input(
-    source: str | os.PathLike[str],
-    options: LiveOptions,
-    max_pixels: int | None,
-    sound: tuple[int, float] | None = None,
+    source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None
 ) -> Source | LiveSource | None:
     """Open a source that is read as a stream; return None for a file.
 
-    A video with an end (on a server) and a file that grows are read like files; every other source is a `LiveSource`.
-    `sound` is that of `StreamSource`.
+    A video on a server, which has an end, is read like a file; every other source is a `LiveSource`.
 
     Raises:
         SourceError: it is not there, or not one frame of it can be read.
     """
     text = os.fspath(source)
     kind = address.kind_of(text)
-    if kind not in SOURCES or (kind == "file" and not options.follow):
+    if kind not in SOURCES or kind == "file":
         return None
-    connect, opened = partial(_connect, text, options, max_pixels, sound), None
-    if kind in ("file", "http", "https"):
+    connect, opened = partial(_connect, text, options, max_pixels), None
+    if kind in ("http", "https"):
         try:
             opened = connect()
         except SourceError:
@@ -290,7 +281,6 @@ def _connect(
     text: str,
     options: LiveOptions,
     max_pixels: int | None,
-    sound: tuple[int, float] | None,
     should_stop: Callable[[], bool] = never,
     size: tuple[int, int] | None = None,
 ) -> Source:
@@ -304,6 +294,4 @@ def _connect(
         options=dict(options.input),
         timeout_s=min(stall_s, 1e6),
         size=size,
-        follow=options.follow,
-        sound=sound,
     )
