@@ -125,4 +125,6 @@ def _asking(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
     except SourceNotFound:
         raise not_found(address) from None
     except SourceError as error:
-        raise StateError(f"cannot {doing} the state {address}: {error.message.partition(': ')[2]}", hint=error.hint) from error
+        raise StateError(
+            f"cannot {doing} the state {address}: {error.message.partition(': ')[2]}", hint=error.hint
+        ) from error
