@@ -16,6 +16,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from protokv.state import checkpoint
+from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.fake_cuda import FakeCuda, data_of, fake_cuda
@@ -64,7 +65,7 @@ def held(session: Session) -> dict[str, torch.Tensor]:
 
 def use(backbone: Backbone, config: MemoryConfig, path: Path) -> tuple[list[dict[str, torch.Tensor]], list[object]]:
     """Return the states and the answers of a session that is saved, loaded and goes on with a chunk of two steps."""
-    session = Session.start(backbone, config)
+    session = Session.start(backbone, config, attachments=[Transcript()])
     for step in range(6):
         # Not every family shows words at compact positions.
         words = ["two three"] if step % 2 and config.positions == "stream" else []
@@ -112,7 +113,7 @@ def test_a_steady_step_behind_the_vision_tower_does_not_wait(models: Models, con
     # transformers adds DeepStack's features by a mask, which waits.
     backbone = models("qwen2_5_vl")[1]
     with fake_cuda() as waits:
-        session = Session.start(backbone, config)
+        session = Session.start(backbone, config, attachments=[Transcript()])
         shown = [session.embed(random_frames(step, backbone.frames_per_step), float(step)) for step in range(16)]
         steps = [backbone.add_words(one, ["two three"] if step % 2 else []) for step, one in enumerate(shown)]
         for step in range(12):

@@ -147,7 +147,6 @@ def list_tensors() -> str:
 
     from protokv.core.tensors import MemoryShape
     from protokv.memories import CONFIGS, DurableConfig
-    from protokv.memories.assembly import MEMORIES
     from protokv.state.thumbnails import Thumbnails
 
     shape = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
@@ -156,7 +155,7 @@ def list_tensors() -> str:
     for name, config in CONFIGS.items():
         # The default memory holds its centres in 8 bits or in 32; its state has the tensors of one of the two.
         forms = [DurableConfig(center_bits=8), DurableConfig(center_bits=32)] if name == "durable" else [config()]
-        declared[name] = [spec for form in forms for spec in MEMORIES[name].declare(form, shape)]
+        declared[name] = [spec for form in forms for spec in CONFIGS[name].memory.declare(form, shape)]
     declared["Thumbnails, of any memory"] = Thumbnails.declare()
     for name, specs in declared.items():
         entries = [

@@ -11,21 +11,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from protokv.core.backbone import Backbone
 from protokv.core.context import Context, Segment, SlotContext
-from protokv.core.parts import Placement, PositionedStep, SessionListener
+from protokv.core.parts import Placement, PositionedStep, SessionListener, SessionView
 from protokv.core.precise_rotary import PreciseRotary, direction, rotate_by_moves_
 from protokv.core.rotary import rotate
 from protokv.core.step import StreamClock
 from protokv.errors import PositionWarning
-
-if TYPE_CHECKING:
-    from protokv.core.backbone import Backbone
-    from protokv.core.parts import SessionView
 
 
 class CompactPlacement(Placement):

@@ -11,18 +11,16 @@ layers that read memory (`Backbone.reading_layers`); without them all layers are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.core.context import EMPTY, Context, Segment
-from protokv.core.parts import Evidence, Moment, Reading, Said, SessionView
+from protokv.core.parts import Evidence, Moment, Reading, Said, SessionView, SpokenWords
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
-from protokv.memories.probes import RecordedContext
-from protokv.words.transcript import Transcript
 
 NOTICED: Final = 0.02
 """Share of attention from which a step is named."""
@@ -31,63 +29,80 @@ MOST_SAID: Final = 8
 """Steps of a moment whose words are told."""
 
 
-class AttentionEvidence:
-    """Finds evidence by the attention of a question's last token; an `EvidenceFinder` of sessions."""
+@dataclass(frozen=True, slots=True)
+class RecordedContext(Context):
+    """Another context that keeps the queries that read it.
 
-    def record(self, context: Context) -> RecordedContext:
-        """Return a context that keeps the queries that read it."""
-        return RecordedContext(context)
+    Attributes:
+        inner: the other context.
+        queries: `[Hq, T, D]` of each layer of the forward, in order.
+    """
 
-    @torch.inference_mode()
-    def find(self, session: SessionView, reading: Reading) -> Evidence:
-        """Return the moments that the last token of a question read.
+    inner: Context
+    queries: list[Tensor] = field(default_factory=list)
 
-        Raises:
-            ConfigError: the context does not know where its slots stand in the stream.
-        """
-        backbone, clock, context = session.backbone, session.clock, reading.context
-        assert isinstance(context, RecordedContext)
-        layers = range(backbone.layers) if backbone.reading_layers is None else backbone.reading_layers
-        prefix, prelude = len(backbone.prefix_ids), reading.prelude
-        transcript = session.parts.transcript
-        breaks = None if transcript is None else transcript.breaks()
-        steps, shares_of_steps = [], []
-        for layer in layers:
-            query, positions = context.queries[layer], context.inner.positions_at(layer)
-            if positions is None:
-                raise ConfigError(
-                    f"{session.config.name} does not tell what an answer stood on", hint="ask without evidence"
-                )
-            segments = context.inner.at(layer, query)
-            to_slots, to_local = shares(
-                query[:, -1], segments, reading.local_kv.read(layer)[0], backbone.head_size**-0.5
+    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+        """Keep the query; return the segments of the inner context."""
+        self.queries.append(query)
+        return self.inner.at(layer, query)
+
+    def positions_at(self, layer: int) -> Tensor | None:
+        """Return those of the inner context."""
+        return self.inner.positions_at(layer)
+
+    def visible_tokens(self) -> int:
+        """Return those of the inner context."""
+        return self.inner.visible_tokens()
+
+
+@torch.inference_mode()
+def find_evidence(session: SessionView, reading: Reading) -> Evidence:
+    """Return the moments that the last token of a question read; its context is a `RecordedContext`.
+
+    Raises:
+        ConfigError: the context does not know where its slots stand in the stream.
+    """
+    backbone, clock, context = session.backbone, session.clock, reading.context
+    assert isinstance(context, RecordedContext)
+    layers = range(backbone.layers) if backbone.reading_layers is None else backbone.reading_layers
+    prefix, prelude = len(backbone.prefix_ids), reading.prelude
+    transcript = session.transcript
+    breaks = None if transcript is None else transcript.breaks()
+    steps, shares_of_steps = [], []
+    for layer in layers:
+        query, positions = context.queries[layer], context.inner.positions_at(layer)
+        if positions is None:
+            raise ConfigError(
+                f"{session.config.name} does not tell what an answer stood on", hint="ask without evidence"
             )
-            bias = torch.cat([segment.bias for segment in segments], 1)
-            to_slots = torch.where(bias > EMPTY, to_slots / bias.clamp(min=0.0).exp(), 0.0)
-            # The prompt prefix stands before the stream.
-            found = [(positions[:, prefix:], to_slots[:, prefix:])]
-            if len(prelude):
-                found.append((prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)]))
-            for where, share in found:
-                times = backbone.times_of(where, clock, breaks)
-                steps.append((times / clock.step_seconds + 1e-6).floor().long().cpu().flatten())
-                shares_of_steps.append(share.double().cpu().flatten() / (len(to_slots) * len(layers)))
-        by_step: dict[int, float] = {}
-        for step, share in zip(torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True):
-            by_step[step] = by_step.get(step, 0.0) + share
-        moments = find_moments(by_step, clock.step_seconds)
-        if transcript is not None:
-            moments = tuple(replace(one, words=_words(transcript, one, by_step, clock.step_seconds)) for one in moments)
-        return Evidence(moments, backbone.reading_layers is not None)
+        segments = context.inner.at(layer, query)
+        to_slots, to_local = shares(query[:, -1], segments, reading.local_kv.read(layer)[0], backbone.head_size**-0.5)
+        bias = torch.cat([segment.bias for segment in segments], 1)
+        to_slots = torch.where(bias > EMPTY, to_slots / bias.clamp(min=0.0).exp(), 0.0)
+        # The prompt prefix stands before the stream.
+        found = [(positions[:, prefix:], to_slots[:, prefix:])]
+        if len(prelude):
+            found.append((prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)]))
+        for where, share in found:
+            times = backbone.times_of(where, clock, breaks)
+            steps.append((times / clock.step_seconds + 1e-6).floor().long().cpu().flatten())
+            shares_of_steps.append(share.double().cpu().flatten() / (len(to_slots) * len(layers)))
+    by_step: dict[int, float] = {}
+    for step, share in zip(torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True):
+        by_step[step] = by_step.get(step, 0.0) + share
+    moments = find_moments(by_step, clock.step_seconds)
+    if transcript is not None:
+        moments = tuple(replace(one, words=_words(transcript, one, by_step, clock.step_seconds)) for one in moments)
+    return Evidence(moments, backbone.reading_layers is not None)
 
 
 def _words(
-    transcript: Transcript, moment: Moment, by_step: Mapping[int, float], step_seconds: float
+    transcript: SpokenWords, moment: Moment, by_step: Mapping[int, float], step_seconds: float
 ) -> tuple[Said, ...]:
     # A step next to the moment touches it, give or take a rounding.
     lines = transcript.between(moment.start_s + 1e-6, moment.end_s - 1e-6)
     most = sorted(lines, key=lambda line: -by_step.get(int(line.start_s / step_seconds + 1e-6), 0.0))[:MOST_SAID]
-    return tuple(Said(line.start_s, line.end_s, line.text) for line in sorted(most))
+    return tuple(sorted(most, key=lambda line: line.start_s))
 
 
 def find_moments(by_step: Mapping[int, float], step_seconds: float) -> tuple[Moment, ...]:

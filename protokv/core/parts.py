@@ -1,23 +1,25 @@
-"""The records that a session passes on, and the interfaces of the parts that a configuration adds to it.
+"""What a session passes on and to whom: its records, where its tokens stand, who listens, what its state has besides.
 
 The records are a step with its positions, a batch of steps on its way through the model, a forwarded question, and the
-evidence of an answer. The parts decide the positions at which tokens are forwarded, listen to the session, and find
-evidence; `protokv.extras` implements them. Without parts, tokens are forwarded at their stream positions.
+evidence of an answer.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from protokv.core.attention import LocalKV
+from protokv.core.backbone import Backbone
 from protokv.core.context import Context
 from protokv.core.memory import Memory
 from protokv.core.step import StepTokens, StreamClock
+from protokv.core.tensors import StatePart, TensorSpec
 
 FAINT: Final = 0.05
 """Share of the strongest moment below which the evidence may no longer be in memory. Fitted on development worlds,
@@ -92,7 +94,7 @@ class Reading:
 
 
 class Placement:
-    """Where tokens stand while they are forwarded: at their stream positions. `extras.compact` has another one."""
+    """Where tokens stand while they are forwarded: at their stream positions. `core.compact` has another one."""
 
     def place(self, context: Context, clock: StreamClock) -> Context:
         """Return the context with its tokens where they are shown."""
@@ -112,18 +114,17 @@ class Placement:
 
 
 class SessionView(Protocol):
-    """The attributes of a session that its parts read.
+    """The attributes of a session that its listeners and its evidence read; all as the session has them."""
 
-    Attributes:
-        backbone, config, memory, clock: as the session has them.
-        parts: of the session.
-    """
-
-    backbone: Any
+    backbone: Backbone
     config: Any
     memory: Memory
     clock: StreamClock
-    parts: SessionParts
+    placement: Placement
+
+    @property
+    def transcript(self) -> SpokenWords | None:
+        """What was said so far; None: nobody keeps it."""
 
     def new_local_kv(self, capacity: int) -> LocalKV:
         """Return room for tokens to forward."""
@@ -140,6 +141,15 @@ class SessionListener:
 
     def before_read(self, session: SessionView) -> None:
         """Called before a question is forwarded and before the state is read."""
+
+
+class Attachment(SessionListener, StatePart):
+    """A part of a session's state beside the memory, such as thumbnails; it listens to the session."""
+
+    @staticmethod
+    @abstractmethod
+    def declare() -> tuple[TensorSpec, ...]:
+        """Declare its tensors, each optional: a state may have none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,31 +197,20 @@ class Evidence:
         return not self.moments or self.moments[0].share < FAINT
 
 
-class EvidenceFinder(Protocol):
-    """Finds the stream times that an answer stands on."""
+class SpokenWords(Attachment):
+    """An attachment that keeps what was said (`protokv.words.transcript`)."""
 
-    def record(self, context: Context) -> Context:
-        """Return a context that keeps what `find` needs of the forward that reads it."""
+    @abstractmethod
+    def between(self, start_s: float, end_s: float) -> Sequence[Said]:
+        """Return what was said in the steps that touch a span of stream time, in order."""
 
-    def find(self, session: SessionView, reading: Reading) -> Evidence:
-        """Return the evidence of a question that was forwarded with a recorded context."""
+    @abstractmethod
+    def breaks(self) -> Tensor | None:
+        """Return position and time behind each step with words, `[n, 2]` float64, for `Backbone.times_of`; or None."""
 
-
-@dataclass(frozen=True, slots=True)
-class SessionParts:
-    """The parts that a configuration adds to a session.
-
-    Attributes:
-        placement, listeners, evidence: as their classes say.
-        transcript: what was said so far (`extras.transcript.Transcript`).
-        spoken: where the stream that a session continues stood behind the last step with words; None: there was none.
-    """
-
-    placement: Placement = field(default_factory=Placement)
-    listeners: Sequence[SessionListener] = ()
-    evidence: EvidenceFinder | None = None
-    transcript: Any = None
-    spoken: StreamClock | None = None
+    @abstractmethod
+    def spoken(self, clock: StreamClock) -> StreamClock | None:
+        """Return where the stream of this clock stood behind the last step with words; None: there was none."""
 
 
 def concatenate(parts: list[Tensor]) -> Tensor:

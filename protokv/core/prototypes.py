@@ -30,7 +30,7 @@ from protokv.memories.paper.residuals import Residuals
 from protokv.memories.paper.rule import PaperRule
 
 if TYPE_CHECKING:
-    from protokv.memories import PrototypeConfig
+    from protokv.memories.paper.settings import PrototypeConfig
 
 # Pseudo-tokens that are written at once: in float32 they take several times their bytes.
 _TOKENS_AT_ONCE = 2**18

@@ -1,8 +1,7 @@
-"""A session: a backbone, a memory and a clock. The only place that joins a model and a memory.
+"""A session: a backbone, a memory and a clock.
 
 Watching: a step attends to the memory and to itself; then the memory takes its keys and values. Asking: the question
 is forwarded behind everything seen, attends to the memory and to itself, and is dropped, so asking changes nothing.
-What a configuration adds (where tokens stand while they are forwarded, listeners, evidence) is `SessionParts`.
 """
 
 from __future__ import annotations
@@ -10,32 +9,37 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from protokv.core.attention import LocalKV
+from protokv.core.backbone import Backbone, PreparedStep, Turn
+from protokv.core.build import build_memory, restore_memory, rotary_of, shape_of
+from protokv.core.compact import CompactPlacement, PositionLimit
 from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, is_repeating, log_probability, read_token
+from protokv.core.evidence import RecordedContext, find_evidence
 from protokv.core.memory import Memory
-from protokv.core.parts import Evidence, EvidenceFinder, PositionedStep, Reading, SessionParts, StepBatch, concatenate
-from protokv.core.rotary import Rotary
+from protokv.core.parts import (
+    Attachment,
+    Evidence,
+    Placement,
+    PositionedStep,
+    Reading,
+    SessionListener,
+    SpokenWords,
+    StepBatch,
+    concatenate,
+)  # fmt: skip
+from protokv.core.settings import MemoryConfig, check_fps
 from protokv.core.step import StepKV, StepTokens, StreamClock
-from protokv.core.tensors import StatePart
-from protokv.core.turns import Turn, read_ids
-from protokv.errors import StateCorrupt
+from protokv.core.turns import read_ids
+from protokv.errors import ConfigError, StateCorrupt
 from protokv.timings import Timings, stage
 
-if TYPE_CHECKING:
-    from protokv.core.backbone import Backbone, PreparedStep
-    from protokv.memories import MemoryConfig
-    from protokv.state.snapshot import State
-
-# The core imports no memory: this module, found by name, checks settings and builds a config's memory and parts.
-_ASSEMBLY = "protokv.memories.assembly"
 Images = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -69,21 +73,32 @@ class Answer:
     turns: int = 0
 
 
+class SavedSession(Protocol):
+    """What `Session.resume` needs of a saved state."""
+
+    @property
+    def clock(self) -> StreamClock:
+        """Where its stream stands."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The tensors of its memory and of its attachments, by name."""
+
+
 class Session:
     """Watch a stream step by step, ask at any time.
 
     Attributes:
         backbone, config, memory, clock: what it joins.
-        parts: what the config adds.
+        attachments: what its state has beside the memory, such as thumbnails. They listen to it.
+        placement: where tokens stand while they are forwarded.
         intact: whether memory and clock agree about the steps seen. False after an error within a step: such a
             session must not be saved.
         timings: where to add up seconds by stage; None: nowhere.
-        beside: what its state holds beside the memory; None: nothing.
         spoken: where the stream stood behind the last step with words; None: there was none.
     """
 
     timings: Timings | None = None
-    beside: StatePart | None = None
 
     def __init__(
         self,
@@ -91,32 +106,44 @@ class Session:
         config: MemoryConfig,
         memory: Memory,
         clock: StreamClock,
-        parts: SessionParts | None = None,
+        attachments: Sequence[Attachment] = (),
     ) -> None:
         """Join a backbone and a memory that has its prompt prefix; `start` and `resume` make them from a config."""
         self.backbone, self.config, self.memory, self.clock = backbone, config, memory, clock
-        self.parts = parts or SessionParts()
-        self.spoken = self.parts.spoken
+        self.attachments = list(attachments)
+        compact = config.positions == "compact"
+        self.placement = CompactPlacement(backbone) if compact else Placement()
+        advice = "" if compact else "; positions=compact would stay inside"
+        self._limit = PositionLimit(backbone.max_position, backbone.moving, advice)
+        self._memory_listeners = config.listeners()
+        self.spoken = None if self.transcript is None else self.transcript.spoken(clock)
         self.intact = True
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
 
     @classmethod
-    def start(cls, backbone: Backbone, config: MemoryConfig, *, fps: float | None = None) -> Session:
+    def start(
+        cls,
+        backbone: Backbone,
+        config: MemoryConfig,
+        *,
+        fps: float | None = None,
+        attachments: Sequence[Attachment] = (),
+    ) -> Session:
         """Start an empty stream: the prompt prefix is forwarded and becomes the sink of the memory.
 
         Args:
             backbone: the model.
             config: which memory, and its budget.
             fps: sampled frames per second; None: the rate that the backbone was trained at.
+            attachments: what its state has beside the memory. A stream with words needs a
+                `protokv.words.transcript.Transcript` among them.
 
         Raises:
             ConfigError: fps is not a positive number up to 240, or the memory does not fit the model.
         """
         rate = backbone.default_fps if fps is None else fps
-        memories: Any = import_module(_ASSEMBLY)
-        memories.check_fps(rate)
-        shape, rotary = memories.shape_of(backbone), memories.rotary_of(backbone, config)
-        memory: Memory = memories.build_memory(config, shape, rotary)
+        check_fps(rate)
+        memory = build_memory(config, shape_of(backbone), rotary_of(backbone, config))
         prefix = len(backbone.prefix_ids)
         local_kv = backbone.new_local_kv(prefix, memory.fork())
         with torch.inference_mode():
@@ -125,11 +152,19 @@ class Session:
             memory.start(*local_kv.read_all())
             memory.carry(local_kv.carried)
         clock = StreamClock(0, 0.0, prefix, 0, fps=rate, frames_per_step=backbone.frames_per_step)
-        return cls(backbone, config, memory, clock, memories.session_parts(backbone, config))
+        return cls(backbone, config, memory, clock, attachments)
 
     @classmethod
-    def resume(cls, backbone: Backbone, config: MemoryConfig, state: State) -> Session:
+    def resume(
+        cls, backbone: Backbone, config: MemoryConfig, state: SavedSession, attachments: Sequence[Attachment] = ()
+    ) -> Session:
         """Continue a saved session of the same backbone and config; nothing is forwarded.
+
+        Args:
+            backbone: the model.
+            config: as the state has it.
+            state: its clock and tensors.
+            attachments: made from the tensors that are theirs (`protokv.state.attachments`); the memory takes the rest.
 
         Raises:
             StateCorrupt: its tensors are none that a stream leaves, or its clock contradicts itself or the model.
@@ -138,12 +173,20 @@ class Session:
         if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
         clock.check()
-        memories: Any = import_module(_ASSEMBLY)
-        rotary: Rotary = memories.rotary_of(backbone, config)
-        memory: Memory = memories.restore_memory(config, memories.shape_of(backbone), rotary, state.tensors, clock)
-        session = cls(backbone, config, memory, clock, memories.session_parts(backbone, config, state.tensors, clock))
-        session.beside = memories.restore_beside(state.tensors, clock)
-        return session
+        attached = {spec.name for one in attachments for spec in one.declare()}
+        own = {name: tensor for name, tensor in state.tensors.items() if name not in attached}
+        memory = restore_memory(config, shape_of(backbone), rotary_of(backbone, config), own, clock)
+        return cls(backbone, config, memory, clock, attachments)
+
+    @property
+    def transcript(self) -> SpokenWords | None:
+        """The attachment that keeps what was said; None: there is none."""
+        return next((one for one in self.attachments if isinstance(one, SpokenWords)), None)
+
+    @property
+    def listeners(self) -> list[SessionListener]:
+        """All who listen, in the order in which they are told."""
+        return [self._limit, *self.attachments, *self._memory_listeners]
 
     @torch.inference_mode()
     def watch(self, images: Images, time_s: float | None = None, words: Sequence[str] = ()) -> None:
@@ -208,8 +251,8 @@ class Session:
             positioned.append(self._position(one, start_s, clock, spoken))
             clock, spoken = positioned[-1].clock, positioned[-1].spoken
         positions = concatenate([step.positions for step in positioned])
-        context = self.parts.placement.place(self.memory.context(), self.clock)
-        shown = self.parts.placement.forward_positions(positions, context)
+        context = self.placement.place(self.memory.context(), self.clock)
+        shown = self.placement.forward_positions(positions, context)
         return StepBatch(positioned, shown, context, self.new_local_kv(len(positions)))
 
     def new_local_kv(self, capacity: int) -> LocalKV:
@@ -220,17 +263,19 @@ class Session:
     def append(self, batch: StepBatch) -> None:
         """Put forwarded steps into the memory: the part of `take` after the forward."""
         keys, values = batch.local_kv.read_all()
-        keys = self.parts.placement.stream_keys(keys, batch.context)
+        keys = self.placement.stream_keys(keys, batch.context)
         counts = [len(step.positions) for step in batch.steps]
         split = (torch.split(keys, counts, 2), torch.split(values, counts, 2))
+        if self.transcript is None and any(step.tokens.words for step in batch.steps):
+            raise ConfigError("words: this session has no transcript", hint="start it with attachments=[Transcript()]")
         self.intact = False
         for step, own_keys, own_values in zip(batch.steps, *split, strict=True):
-            for listener in self.parts.listeners:
+            for listener in self.listeners:
                 listener.before_append(self, step)
             index, words = self.clock.steps, step.tokens.words
             self.memory.append(StepKV(own_keys, own_values, step.positions, step.coordinates, index, None, words))
             self.memory.observe(step.tokens, step.positions, index)
-            for listener in self.parts.listeners:
+            for listener in self.listeners:
                 listener.after_append(self, step, batch.context)
             self.clock, self.spoken = step.clock, step.spoken
         self.memory.carry(batch.local_kv.carried)
@@ -317,10 +362,9 @@ class Session:
         """
         decoding = decoding or self.backbone.decoding
         began = time.perf_counter()
-        finder = self.parts.evidence if evidence else None
         asked, kept = read_ids(self.backbone, question, turns, system)
-        reading = self.read_question(asked, decoding.max_new_tokens, finder)
-        found = finder.find(self, reading) if finder else None
+        reading = self.read_question(asked, decoding.max_new_tokens, record=evidence)
+        found = find_evidence(self, reading) if evidence else None
         # Penalties are for text: what stands between the two is no token.
         choose = Chooser(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
         text = TextStream(self.backbone.decode)
@@ -369,12 +413,13 @@ class Session:
         )
 
     @torch.inference_mode()
-    def read_question(self, question: str | list[int], room: int, finder: EvidenceFinder | None = None) -> Reading:
+    def read_question(self, question: str | list[int], room: int, *, record: bool = False) -> Reading:
         """Forward a question, or token ids as they are, behind the memory, with room for an answer of `room` tokens.
 
-        With room, the logits are those of the last token alone: all of a long question would take gigabytes.
+        With room, the logits are those of the last token alone: all of a long question would take gigabytes. With
+        `record`, the context keeps the queries that read it, for `find_evidence`.
         """
-        backbone, placement = self.backbone, self.parts.placement
+        backbone, placement = self.backbone, self.placement
         ids = read_ids(backbone, question)[0] if isinstance(question, str) else question
         self._tell_listeners()
         prelude = self.memory.prelude()
@@ -390,8 +435,8 @@ class Session:
             shown = placement.forward_positions(torch.cat(positions), context)
             backbone.forward(torch.cat([one.embeddings for one in steps]), shown, context, local_kv, steps=steps)
             start = max(start, int(shown.max()) + 1)
-        if finder is not None:
-            context = finder.record(context)
+        if record:
+            context = RecordedContext(context)
         where = backbone.text_positions(start, len(ids))
         hidden = backbone.forward(backbone.embed_text(ids), where, context, local_kv)
         logits = backbone.logits(hidden[-1:] if room else hidden)
@@ -403,5 +448,5 @@ class Session:
         return self.memory.tensors()
 
     def _tell_listeners(self) -> None:
-        for listener in self.parts.listeners:
+        for listener in self.listeners:
             listener.before_read(self)

@@ -1,18 +1,23 @@
-"""`MemoryConfig`: settings that every memory shares, and how settings are checked.
+"""`MemoryConfig`: settings that every memory shares, how settings are checked, and `CONFIGS`, which finds them by name.
 
-A setting is a field of a frozen dataclass. Each memory has its own dataclass with its defaults
-(`protokv.memories.CONFIGS`). Owns the messages about refused settings. Sizes that depend on the model are checked when
-the memory is built.
+A setting is a field of a frozen dataclass. Each memory has its own dataclass with its defaults, which names the class
+of the memory. Sizes that depend on the model are checked when the memory is built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 from protokv.errors import ConfigError, did_you_mean, use_one_of
+
+if TYPE_CHECKING:
+    # The command line checks settings before anything heavy is imported.
+    from protokv.core.memory import LocalMemory
+    from protokv.core.parts import SessionListener
 
 NonFinite = Literal["drop", "refuse"]
 Positions = Literal["stream", "compact"]
@@ -24,6 +29,10 @@ MOST_FRAMES: Final = 4096
 MOST_WEIGHT: Final = 1e6
 """The largest weight or distance: its square times any key of a real model is a finite float32."""
 
+DEFAULT: Final = "durable"
+"""The memory that is used where none is named."""
+GROUP: Final = "protokv.memories"
+
 MOST_FPS: Final = 240
 """The most sampled frames a second: no camera is faster, and a step stays longer than the rounding of time stamps."""
 
@@ -33,7 +42,8 @@ class MemoryConfig:
     """Settings that every memory has. Use `MemoryConfig.of` or the memory's own dataclass to make one.
 
     Attributes:
-        name: the memory's one name.
+        name: the memory's one name: on the command line, in states, in tables and in JSON.
+        memory: the class of the memory.
         ranges: least and greatest value of each numeric setting that a class declares, both included.
         budget: |M|, visual tokens that attention may read at query time, without the prompt prefix.
         positions: "stream" shows every token at its position in the stream, as the paper does. "compact" shows the
@@ -47,6 +57,7 @@ class MemoryConfig:
     """
 
     name: ClassVar[str]
+    memory: ClassVar[type[LocalMemory]]
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
         "budget": (1, MOST_TOKENS),
         "seed": (0, 2**63 - 1),
@@ -91,6 +102,10 @@ class MemoryConfig:
         """Return the number of last steps that a question depends on; None: all."""
         return None
 
+    def listeners(self) -> Sequence[SessionListener]:
+        """Return what listens to a session for this memory."""
+        return ()
+
     def changes(self) -> dict[str, Any]:
         """Return the settings that differ from this memory's defaults, as plain JSON values, for tables.
 
@@ -132,8 +147,6 @@ class MemoryConfig:
         Raises:
             ConfigError: the name or a field is unknown, of a wrong type or out of range; the message names it.
         """
-        from protokv.memories import CONFIGS, DEFAULT
-
         settings = dict(data)
         name = settings.pop("kind", DEFAULT)
         if not isinstance(name, str) or name not in CONFIGS:
@@ -142,9 +155,37 @@ class MemoryConfig:
         return cls(**known_fields(cls, settings))
 
 
+class Configs(Mapping[str, type[MemoryConfig]]):
+    """The settings of each memory by its name. A class is imported when it is asked for first.
+
+    `protokv.memories` adds its own, and a package that is installed adds others by an entry point of the group
+    `protokv.memories`: `NAME = "MODULE:CLASS"`, a subclass of `MemoryConfig`.
+    """
+
+    def __init__(self) -> None:
+        self._entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+
+    def add(self, name: str, where: str) -> None:
+        """Add settings under a name, `where` as in an entry point."""
+        self._entries[name] = EntryPoint(name, where, GROUP)
+
+    def __getitem__(self, name: str) -> type[MemoryConfig]:
+        found: type[MemoryConfig] = self._entries[name].load()
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+CONFIGS: Final = Configs()
+
+
 @cache
 def _hints_of(cls: Any) -> dict[str, Any]:
-    return get_type_hints(cls)
+    return get_type_hints(cls, localns={"LocalMemory": object})
 
 
 def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:

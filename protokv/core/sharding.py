@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +21,11 @@ from protokv.core.memory import LocalMemory, Memory
 from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import find_usable
+from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec, add_up, tensor_shapes
 from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError
-
-if TYPE_CHECKING:
-    from protokv.memories import MemoryConfig
 
 CPU = torch.device("cpu")
 

@@ -90,7 +90,7 @@ class StepKV:
         step: index of the step; it increases.
         usable: `[T]` bool, False for tokens that hold a number that is not finite; None: not examined yet.
         words: how many of the last tokens are what was said in the step.
-        repeats: `[T]` bool, tokens that repeat the step before (`protokv.memories.durable.repeats`); None: not looked up.
+        repeats: `[T]` bool, tokens that repeat the step before (`durable` asks); None: not looked up.
     """
 
     keys: Tensor

@@ -46,6 +46,7 @@ from protokv.video.derived import Part
 from protokv.video.source import never
 from protokv.words import Words
 from protokv.words.find import words_of, write_subtitles
+from protokv.words.transcript import Transcript
 
 AnySource = str | os.PathLike[str] | Source | LiveSource
 
@@ -116,9 +117,10 @@ def _events(
         writer = held.enter_context(Writer(path, keep=options.keep))
         words = find_words(source, video, options)
         start = _start(path, video, words, options, timings)
-        kept, most = start.session.beside, options.thumbnails
-        before = kept if isinstance(kept, Thumbnails) else Thumbnails()
-        start.session.beside = before.limited(most) if most else None
+        kept = [one for one in start.session.attachments if isinstance(one, Thumbnails)] or [Thumbnails()]
+        others = [one for one in start.session.attachments if not isinstance(one, Thumbnails)]
+        pictures = [kept[0].limited(options.thumbnails)] if options.thumbnails else []
+        start.session.attachments = [*others, *pictures]
         clock = start.session.clock
         ending = Ending(live.for_s, live.until, clock.stream_time_s, live=isinstance(video, LiveSource))
 
@@ -173,7 +175,8 @@ def _start(
         with stage(timings, "model"):
             model = options.prompted(_load(None, options))
         with stage(timings, "state"):
-            return Start(Session.start(model, options.config_with(words), fps=options.fps), Segment(), {}, words)
+            session = Session.start(model, options.config_with(words), fps=options.fps, attachments=[Transcript()])
+            return Start(session, Segment(), {}, words)
     segment = find_segment(path, state, video, append=options.append)
     if isinstance(video, LiveSource):
         record = (state.source or {}) if segment.first_step < state.clock.steps else {}

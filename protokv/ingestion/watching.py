@@ -63,7 +63,7 @@ class Run:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
         self._chunk, self._timings, session.timings = chunk, timings, timings
-        self._thumbnails = session.beside if isinstance(session.beside, Thumbnails) else None
+        self._thumbnails = next((one for one in session.attachments if isinstance(one, Thumbnails)), None)
         self._words, self._told_words = start.words, False
         if speak(self._words):
             check_words(session.backbone, session.config)

@@ -1,24 +1,27 @@
-"""Settings of memories: one frozen dataclass a memory, and `CONFIGS`, which finds it by the memory's name.
+"""Memories: what a stream is kept in. One file each, its settings beside its rule; `CONFIGS` finds them by name.
 
-The name is the only one that a memory has: on the command line, in states, in tables and in JSON. Adding a memory adds
-its dataclass here. Nothing in this package imports torch, so that settings can be checked before anything is loaded.
+A memory that is added here adds a line to `_MEMORIES`; one that lives elsewhere, an entry point of the group
+`protokv.memories`. Nothing is imported before it is used, so that the command line knows all names at no cost.
 """
 
 from __future__ import annotations
 
-from protokv.core.settings import MemoryConfig
-from protokv.memories.durable.settings import DurableConfig
-from protokv.memories.paper.settings import ContinuityConfig, PaperConfig, PrototypeConfig
-from protokv.memories.settings import (
-    DyCokeConfig,
-    DyCokeDecodeConfig,
-    FullConfig,
-    HermesConfig,
-    InfiniPotVConfig,
-    LastFramesConfig,
-    ReKVConfig,
-    SlidingWindowConfig,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from protokv.core.settings import CONFIGS, DEFAULT, MemoryConfig
+
+if TYPE_CHECKING:
+    from protokv.memories.durable.memory import DurableConfig
+    from protokv.memories.dycoke import DyCokeConfig, DyCokeDecodeConfig
+    from protokv.memories.full import FullConfig
+    from protokv.memories.hermes import HermesConfig
+    from protokv.memories.infinipot_v import InfiniPotVConfig
+    from protokv.memories.last_frames import LastFramesConfig
+    from protokv.memories.paper.memory import ContinuityConfig, PaperConfig
+    from protokv.memories.paper.settings import PrototypeConfig
+    from protokv.memories.rekv import ReKVConfig
+    from protokv.memories.window import SlidingWindowConfig
 
 __all__ = [
     "CONFIGS",
@@ -38,23 +41,28 @@ __all__ = [
     "SlidingWindowConfig",
 ]
 
-CONFIGS: dict[str, type[MemoryConfig]] = {
-    config.name: config
-    for config in (
-        DurableConfig,
-        PaperConfig,
-        ContinuityConfig,
-        InfiniPotVConfig,
-        HermesConfig,
-        ReKVConfig,
-        DyCokeConfig,
-        DyCokeDecodeConfig,
-        LastFramesConfig,
-        SlidingWindowConfig,
-        FullConfig,
-    )
+_MEMORIES = {
+    "durable": ("durable.memory", "DurableConfig"),
+    "paper": ("paper.memory", "PaperConfig"),
+    "continuity": ("paper.memory", "ContinuityConfig"),
+    "infinipot-v": ("infinipot_v", "InfiniPotVConfig"),
+    "hermes": ("hermes", "HermesConfig"),
+    "rekv": ("rekv", "ReKVConfig"),
+    "dycoke": ("dycoke", "DyCokeConfig"),
+    "dycoke-decode": ("dycoke", "DyCokeDecodeConfig"),
+    "last-frames": ("last_frames", "LastFramesConfig"),
+    "sliding-window": ("window", "SlidingWindowConfig"),
+    "full": ("full", "FullConfig"),
 }
-"""The settings of each memory by its name; the defaults of the class are those of the name."""
+for _name, (_file, _class) in _MEMORIES.items():
+    CONFIGS.add(_name, f"{__name__}.{_file}:{_class}")
 
-DEFAULT = DurableConfig.name
-"""The memory that is used where none is named."""
+_HOMES = {name: f"{__name__}.{file}" for file, name in _MEMORIES.values()} | {
+    "PrototypeConfig": "protokv.memories.paper.settings"
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

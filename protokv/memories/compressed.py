@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +25,25 @@ from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories.packed import declare_packed, entering, slots_of
+from protokv.memories.exact import TokensConfig, declare_packed, entering, slots_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedConfig(TokensConfig):
+    """Exact tokens, compressed whenever the next step would exceed the budget.
+
+    Attributes:
+        kept_share: fraction of the budget that a compression keeps; the rest is room for new steps.
+    """
+
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"kept_share": (0, 1)}
+
+    kept_share: float = 0.75
+
+    @property
+    def compressed_tokens(self) -> int:
+        """|C|, tokens that a compression keeps in each layer and KV head; fewer if a step needs more room."""
+        return int(Fraction(repr(self.kept_share)) * self.budget)
 
 
 class CompressedMemory(LocalMemory):

@@ -41,15 +41,31 @@ from torch.nn import functional
 from protokv.core.compact import Anchoring, compacted, far_span, next_position_of, shift_of
 from protokv.core.context import Context, Segment
 from protokv.core.rotary import Rotary, rotate
+from protokv.core.settings import MemoryConfig
 from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories import DyCokeConfig
-from protokv.memories.exact import FullCache, SlidingWindow
+from protokv.memories.exact import TokensConfig
+from protokv.memories.full import FullCache
+from protokv.memories.window import SlidingWindow
 
 GROUP = 4  # frames
 
 # Tokens are chosen again if the cosine between the attention of two decode steps is lower.
 SIMILARITY = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DyCokeConfig(TokensConfig):
+    """DyCoke's temporal token merging in front of a sliding window of `budget` tokens.
+
+    Attributes:
+        merge_share: k, fraction of the visual tokens that is dropped from a step compared with an earlier one.
+    """
+
+    name: ClassVar[str] = "dycoke"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_share": (0, 1)}
+
+    merge_share: float = 0.7
 
 
 class DyCoke(SlidingWindow):
@@ -134,6 +150,23 @@ class FrameGroup(StatePart):
         self._reference = tensors["merge.reference"].to(self._device, copy=True)
         self._index, *grid = tensors["merge.group"].tolist()
         self._grid = (grid[0], grid[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DyCokeDecodeConfig(MemoryConfig):
+    """DyCoke's pruning while an answer is decoded, over a full cache. The budget is the room allocated at first.
+
+    Attributes:
+        prune_share: p, fraction of the visual tokens that pruned layers leave out. 0.7 is the released README's; its
+            code has 0.8.
+        first_pruned_layer: l, index of the first layer that is pruned; the layer before it chooses the tokens.
+    """
+
+    name: ClassVar[str] = "dycoke-decode"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"prune_share": (0, 1), "first_pruned_layer": (1, 10_000)}
+
+    prune_share: float = 0.7
+    first_pruned_layer: int = 3
 
 
 class DyCokeDecode(FullCache):
@@ -227,3 +260,7 @@ class DecodePruning(Context):
         before, self._attention = self._attention, attention
         if before is None or float(functional.cosine_similarity(attention, before, dim=0)) < SIMILARITY:
             self._chosen = attention.argsort(descending=True, stable=True)[: self.kept].sort().values
+
+
+DyCokeConfig.memory = DyCoke
+DyCokeDecodeConfig.memory = DyCokeDecode

@@ -1,29 +1,52 @@
-"""Memories of exact tokens: `SlidingWindow` (bounded) and `FullCache` (unbounded), over the common `ExactMemory`.
+"""`ExactMemory`: memories of exact tokens, in the model's dtype or in 8 bits (`kv_bits=8`): a byte a number.
 
-`SlidingWindow` keeps the last `budget` visual tokens behind the prompt prefix: the baseline "SWA" of the ProtoKV paper,
-arXiv 2606.26762. `FullCache` keeps every token: the upper bound that bounded memories are compared with. Its bytes, the
-shape of its context and the cost of attention grow with the stream.
+So that a comparison at equal bytes is one of memories, not of number formats. A token is rounded once, when it enters,
+to the nearest (`quantize_centers` at mass 1), and stays as it was rounded. The prompt prefix stays exact, as in
+`durable`. Slots hold D codes and behind them the exponents of each group, as one row of bytes, so that windows and
+kept tokens move them as they move numbers. A context decodes all of them: it takes as many bytes as tokens in the
+model's dtype while it is in use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
+import torch
 from torch import Tensor
 
-from protokv.core.context import Context
+from protokv.core.context import Context, SlotContext
 from protokv.core.memory import LocalMemory
 from protokv.core.near import NearWindow, Slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
+from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
-from protokv.errors import StateCorrupt
-from protokv.memories.packed import declare_packed, entering, slots_of
+from protokv.memories.durable.quantized import GROUP, check_codes, dequantize_centers, quantize_centers
 
-# A state may have any budget, so a full cache makes room for this many tokens at first, or for its budget if smaller.
-FIRST_TOKENS: Final = 1 << 14
+_ROWS: Final = ("near.keys", "near.values", "kept.keys", "kept.values")
+
+KVBits = Literal["model", 8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensConfig(MemoryConfig):
+    """A bounded memory of exact tokens.
+
+    Attributes:
+        kv_bits: bits of each number of a key or value. "model" is the model's dtype. 8 rounds each token once, when it
+            enters, as `durable` rounds its centres, so that memories can be compared at equal bytes.
+    """
+
+    kv_bits: KVBits = "model"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; `kv_bits` only where it is 8, as states and rows from before it have it."""
+        values = super(TokensConfig, self).to_dict()
+        return {name: value for name, value in values.items() if name != "kv_bits" or value == 8}
 
 
 class ExactMemory(LocalMemory):
@@ -64,45 +87,105 @@ class ExactMemory(LocalMemory):
         return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._sanitizer.dropped), "layers": []}
 
 
-class SlidingWindow(ExactMemory):
-    """W = budget exact tokens; whole steps leave, oldest first."""
+def pack(vectors: Tensor) -> Tensor:
+    """Return rows of bytes `[..., D + D / g]` int8 of vectors `[..., D]`."""
+    flat = vectors.float().reshape(-1, vectors.shape[-1])
+    mass = torch.ones(len(flat), dtype=torch.int64, device=flat.device)
+    return torch.cat(quantize_centers(flat, mass), 1).view(*vectors.shape[:-1], -1)
 
 
-class FullCache(ExactMemory):
-    """All tokens of the stream, in a window that doubles when it is full and never evicts."""
+def unpack(held: Tensor, size: int) -> Tensor:
+    """Return what is held of vectors of `size`, `[..., D]` float32: of rows of bytes, or of the vectors themselves."""
+    return dequantize_centers(held[..., :size], held[..., size:]) if held.dtype == torch.int8 else held.float()
 
-    bounded = False
 
-    @classmethod
-    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the prompt prefix and a window of any number of tokens."""
-        return (*Slots.declare(shape), *Sanitizer.declare(), *NearWindow.declare(shape, None))
+def held_like(vectors: Tensor, held: Tensor) -> Tensor:
+    """Return vectors `[..., D]` float32 in the form of what is `held`."""
+    return pack(vectors) if held.dtype == torch.int8 else vectors.to(held.dtype)
 
-    def _first_capacity(self) -> int:
-        return min(int(self._config.budget), FIRST_TOKENS)
 
-    def append(self, step: StepKV) -> None:
-        """Take one step; double the window first if the step does not fit."""
-        step = self._admit(step, self._near.last_step)
-        capacity = self._near.step.shape[0]
-        needed = len(self._near) + step.positions.shape[0]
-        if needed > capacity:
-            while capacity < needed:
-                capacity *= 2
-            self._reallocate(self.held(), capacity)
-        self._near.append(step)
+def _is_packed(config: Any) -> bool:
+    # Unbounded memories have no such setting.
+    return getattr(config, "kv_bits", "model") == 8
 
-    def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        super()._check(tensors, clock)
-        if not tensors["near.step"].numel() or int(tensors["near.ring"][0]):
-            raise StateCorrupt("state: tensor near.ring does not start at 0, or there is no room at all")
 
-    def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        self._sanitizer.take(tensors)
-        self._reallocate(tensors, tensors["near.step"].numel())
+def declare_packed(config: Any, specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return the declaration of exact tokens under these settings, given the one in the model's dtype."""
+    if not _is_packed(config):
+        return tuple(specs)
+    return tuple(_packed(spec) if spec.name in _ROWS else spec for spec in specs)
 
-    def _reallocate(self, state: Mapping[str, Tensor], capacity: int) -> None:
-        slots, near = self._allocate(capacity)
-        near.take(state)
-        slots.take(state)
-        self._slots, self._near = slots, near
+
+def _packed(spec: TensorSpec) -> TensorSpec:
+    *rest, size = spec.shape
+    assert size is not None
+    meaning = f"{spec.meaning}, in 8 bits: codes, then the powers of two that they count"
+    shape = (*rest, size + size // math.gcd(size, GROUP))
+    return replace(spec, dims=(*spec.dims[:-1], "packed_feature"), shape=shape, dtype=torch.int8, meaning=meaning)
+
+
+def slots_of(config: Any, shape: MemoryShape, *, far: int, near: int) -> Slots:
+    """Return the slots of exact tokens under these settings."""
+    return (PackedSlots if _is_packed(config) else Slots)(shape, far=far, near=near)
+
+
+def entering(slots: Slots, step: StepKV) -> StepKV:
+    """Return a step as these slots hold it."""
+    if not isinstance(slots, PackedSlots):
+        return step
+    return replace(step, keys=pack(step.keys), values=pack(step.values))
+
+
+class PackedSlots(Slots):
+    """Far and near slots in rows of bytes, and the prompt prefix beside them."""
+
+    def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
+        size = shape.head_size + shape.head_size // math.gcd(shape.head_size, GROUP)
+        super().__init__(replace(shape, head_size=size, sink_tokens=0, dtype=torch.int8), far=far, near=near)
+        self._prefix, self._shape = Slots(shape, far=0, near=0), shape
+
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """Take the prompt prefix."""
+        self._prefix.start(keys, values)
+        self.started = True
+
+    def context(self, near: Tensor, far: Callable[[], Tensor] | None = None) -> SlotContext:
+        """Return all slots, decoded."""
+        prefix = self._prefix.context(near[:0])
+        held = super().context(near, far)
+        P0 = self._shape.sink_tokens
+
+        def join(one: Tensor, other: Tensor) -> Tensor:
+            return torch.cat((one, unpack(other, self._shape.head_size).to(one.dtype)), 2)
+
+        def positions() -> Tensor:
+            assert prefix.positions is not None
+            assert held.positions is not None
+            return torch.cat((prefix.positions(), held.positions()), 2)
+
+        return SlotContext(
+            join(prefix.keys, held.keys),
+            join(prefix.values, held.values),
+            torch.cat((prefix.bias, held.bias), 2),
+            slice(held.far.start + P0, held.far.stop + P0),
+            positions,
+        )
+
+    def held(self) -> dict[str, Tensor]:
+        """Return the prompt prefix."""
+        return self._prefix.held()
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the prompt prefix of a checked state."""
+        self._prefix.take(tensors)
+        self.started = True
+
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """Return the bias of the prompt prefix."""
+        return self._prefix.buffers()
+
+    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+        """Check that all bytes are those of finite numbers."""
+        size = self._shape.head_size
+        for name in tensors.keys() & set(_ROWS):
+            check_codes(name, codes=tensors[name][..., :size], exponents=tensors[name][..., size:])

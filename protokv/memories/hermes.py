@@ -20,16 +20,46 @@ Without probes, when no session serves the memory, all layers rank by recency.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
 
+from protokv.core.evidence import RecordedContext
+from protokv.core.memory import Accompanied
+from protokv.core.parts import PositionedStep, SessionListener, SessionView
 from protokv.core.rotary import rerotate
-from protokv.memories import HermesConfig
-from protokv.memories.compressed import CompressedMemory
-from protokv.memories.packed import held_like, unpack
+from protokv.errors import ConfigError
+from protokv.memories.compressed import CompressedConfig, CompressedMemory
+from protokv.memories.exact import held_like, unpack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HermesConfig(CompressedConfig):
+    """HERMES. The released code compresses to the whole budget after chunks of 16 frames, and holds more in between.
+
+    Attributes:
+        shallow_share: fraction of the layers, from the first on, that rank by recency alone.
+        deep_share: fraction of the layers, up to the last, that rank by attention alone and keep a summary token.
+    """
+
+    name: ClassVar[str] = "hermes"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"shallow_share": (0, 1), "deep_share": (0, 1)}
+
+    shallow_share: float = 0.1
+    deep_share: float = 0.3
+
+    def check(self) -> None:
+        """Refuse bands that overlap."""
+        if self.shallow_share + self.deep_share > 1:
+            shares = f"{self.shallow_share} and {self.deep_share}"
+            raise ConfigError(f"shallow_share and deep_share: expected at most 1 together, got {shares}")
+
+    def listeners(self) -> Sequence[SessionListener]:
+        """Return the one that forwards the pseudo queries."""
+        return (ProbeListener(),)
 
 
 class Hermes(CompressedMemory):
@@ -162,3 +192,33 @@ def _spread(values: Tensor) -> Tensor:
         return values
     low, high = values.aminmax()
     return (values - low) / (high - low + 1e-6)
+
+
+class ProbeListener(SessionListener):
+    """Forwards the pseudo queries before a step that calls for a compression, as questions without an answer."""
+
+    def before_append(self, session: SessionView, step: PositionedStep) -> None:
+        """Let the memory make room for the step."""
+        memory = session.memory.inner if isinstance(session.memory, Accompanied) else session.memory
+        assert isinstance(memory, Hermes)
+        tokens = len(step.positions)
+        if probes := memory.probes_for(tokens):
+            memory.compact([find_queries(session, text) for text in probes], tokens)
+
+
+def find_queries(session: SessionView, text: str) -> Tensor:
+    """Return the queries `[L, Hq, t, D]` of a text behind the video, at stream positions."""
+    backbone, placement = session.backbone, session.placement
+    ids = backbone.suffix_ids(text)
+    placed = placement.place(session.memory.context(), session.clock)
+    start = placement.text_start(placed, session.clock)
+    context, positions = RecordedContext(placed), backbone.text_positions(start, len(ids))
+    backbone.forward(backbone.embed_text(ids), positions, context, session.new_local_kv(len(ids)))
+    queries = torch.stack([query.to(backbone.device) for query in context.queries])
+    if start == session.clock.next_position:
+        return queries
+    stream = backbone.text_positions(session.clock.next_position, len(ids))
+    return rerotate(queries, positions, stream, backbone.precise_rotary)
+
+
+HermesConfig.memory = Hermes

@@ -20,14 +20,37 @@ stay and everything else is dropped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from protokv.memories.compressed import CompressedMemory
-from protokv.memories.packed import unpack
+from protokv.memories.compressed import CompressedConfig, CompressedMemory
+from protokv.memories.exact import unpack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfiniPotVConfig(CompressedConfig):
+    """InfiniPot-V.
+
+    Attributes:
+        redundancy_share: alpha, fraction of the kept tokens that temporal redundancy chooses, the recent steps
+            included; the value norm chooses the others.
+        recent_share: largest fraction of the tokens at a compression that counts as recent steps. Recent steps are kept
+            whole, and older tokens are compared with them. The newest step is always recent. 0.25 is the released
+            code's default; with kept_share = 0.75 it means exactly the steps since the last compression. The ProtoKV
+            paper says gamma = 0.125 "as in the original work"; the released code does not have that figure, so the
+            code decides.
+    """
+
+    name: ClassVar[str] = "infinipot-v"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"redundancy_share": (0, 1), "recent_share": (0, 1)}
+
+    redundancy_share: float = 0.5
+    recent_share: float = 0.25
 
 
 class InfiniPotV(CompressedMemory):
@@ -146,3 +169,6 @@ def _codes(coordinates: Tensor) -> Tensor:
     """Encode each pair of coordinates `[..., 2]` float32 as one int64; equal pairs have equal codes."""
     bits = coordinates.view(torch.int32).long()
     return bits[..., 0] << 32 | bits[..., 1] & 0xFFFFFFFF
+
+
+InfiniPotVConfig.memory = InfiniPotV

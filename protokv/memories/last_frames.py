@@ -18,17 +18,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
 from protokv.core.compact import Anchoring
 from protokv.core.context import Context, SlotContext
 from protokv.core.near import NearWindow, Slots, Tokens
+from protokv.core.settings import MOST_TOKENS
 from protokv.core.step import StepKV
 from protokv.core.tensors import Clock
 from protokv.errors import StateCorrupt
-from protokv.memories.exact import ExactMemory
-from protokv.memories.packed import slots_of
+from protokv.memories.exact import ExactMemory, TokensConfig, slots_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastFramesConfig(TokensConfig):
+    """The last steps and nothing else.
+
+    Attributes:
+        last_steps: N, the steps that a question sees; fewer if N steps exceed the budget. A step is one sampled frame
+            or one temporal patch of two frames. SimpleStream's default is 4 frames.
+    """
+
+    name: ClassVar[str] = "last-frames"
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"last_steps": (1, MOST_TOKENS)}
+
+    last_steps: int = 4
+
+    @property
+    def horizon(self) -> int:
+        """Return N + 1: with compact positions, the first of the N steps is placed behind the one before it."""
+        return max(self.last_steps + 1, self.recent_frames)
 
 
 class LastFrames(ExactMemory):
@@ -97,3 +118,6 @@ class PrefixContext(SlotContext):
     def compacted(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:
         """Return the same slots, shifted so that the token behind the newest one comes first."""
         return replace(self, shift=max(0, self.newest() + 1 - anchoring.origin))
+
+
+LastFramesConfig.memory = LastFrames

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -33,11 +33,32 @@ from torch import Tensor
 from protokv.core.compact import Anchoring
 from protokv.core.context import EMPTY, Context, Segment
 from protokv.core.rotary import Rotary, rerotate, unrotate
+from protokv.core.settings import MemoryConfig, Positions
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec, size_of
 from protokv.errors import StateCorrupt
-from protokv.memories import ReKVConfig
 from protokv.memories.exact import ExactMemory
+
+LOCAL_TOKENS: Final = 15_000
+"""The local window of ReKV's released code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReKVConfig(MemoryConfig):
+    """ReKV: every token is kept outside the device, and each layer retrieves blocks for a question.
+
+    Attributes:
+        positions: as for every memory. "compact", as published, packs the retrieved tokens behind the prompt prefix.
+    """
+
+    name: ClassVar[str] = "rekv"
+
+    positions: Positions = "compact"
+
+    @property
+    def near_tokens(self) -> int:
+        """W, tokens of the window that new steps attend to."""
+        return min(LOCAL_TOKENS, self.budget)
 
 
 class ReKV(ExactMemory):
@@ -389,3 +410,6 @@ class Retrieval(Context):
             fitting += room >= 0
         most = (self.budget * span // length for span, length in zip(spans, lengths, strict=True))
         return min(sum(sorted(spans, reverse=True)[:fitting]), max(most, default=0))
+
+
+ReKVConfig.memory = ReKV

@@ -15,6 +15,7 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
+from protokv.core.build import declare_memory
 from protokv.core.hybrid import CarriedShape
 from protokv.core.packing import pack
 from protokv.core.records import BackboneIdentity
@@ -23,8 +24,8 @@ from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
 from protokv.memories import MemoryConfig
-from protokv.memories.assembly import BESIDE, declare_state
 from protokv.mini import is_embedded
+from protokv.state import attachments
 from protokv.state.api import load_state
 from protokv.state.form import StatePath
 from protokv.state.snapshot import Found, Header, State, TensorInfo
@@ -98,8 +99,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
     tensors, specs = session.tensors(), session.memory.specs()
     session.clock.check()
     session.memory.check(session.clock, tensors)
-    beside = session.parts.transcript.held() if session.parts.transcript is not None else {}
-    beside |= {} if session.beside is None else session.beside.held()
+    attached = {name: tensor for one in session.attachments for name, tensor in one.held().items()}
     return State(
         backbone=session.backbone.identity,
         memory=session.config.to_dict(),
@@ -107,8 +107,8 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         settings=session.backbone.settings,
         source=source,
         complete=complete,
-        tensors=pack(tensors, specs) | beside,
-        tensor_info=tensor_info_of((*specs, *BESIDE)),
+        tensors=pack(tensors, specs) | attached,
+        tensor_info=tensor_info_of((*specs, *attachments.SPECS)),
     )
 
 
@@ -126,7 +126,8 @@ def from_state(state: State, backbone: Backbone) -> Session:
             backbone = backbone.with_system(system if system is None else str(system))
         except ProtoKVError as error:
             raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
-    return Session.resume(backbone, config_of(state), state)
+    beside = attachments.restore_attachments(state.tensors, state.clock)
+    return Session.resume(backbone, config_of(state), state, beside)
 
 
 def tensor_info_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:
@@ -180,7 +181,7 @@ def admit(header: Header, found: Found) -> None:
     """
     config = config_of(header)
     try:
-        check_shapes(found, declare_state(config, shape_of(header, found)))
+        check_shapes(found, (*declare_memory(config, shape_of(header, found)), *attachments.SPECS))
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protokv.core.build import declare_memory, restore_memory
 from protokv.core.memory import Memory
 from protokv.core.tensors import tensor_shapes
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MemoryConfig
-from protokv.memories.assembly import declare_state, restore_memory
+from protokv.state import attachments
 from protokv.state.api import check_not_read, check_replaceable, load_state, moments, stored_bytes
 from protokv.state.checkpoint import admit, config_of, shape_of, tensor_info_of
 from protokv.state.form import StatePath
@@ -165,7 +166,9 @@ def _restore(state: State) -> tuple[MemoryConfig, Memory]:
         size = (*positions.shape[:-1], shape.head_size)
         return torch.ones(size), torch.zeros(size)
 
-    return config, restore_memory(config, shape, no_rotation, state.tensors, state.clock)
+    attached = {spec.name for spec in attachments.SPECS}
+    own = {name: tensor for name, tensor in state.tensors.items() if name not in attached}
+    return config, restore_memory(config, shape, no_rotation, own, state.clock)
 
 
 # Compare this many elements at a time, because they are converted to float64.
@@ -265,6 +268,7 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
 def _tensor_info(state: State) -> dict[str, TensorInfo]:
     """Describe the tensors of a state. Return nothing if it makes no sense: `digests=False` copies it all the same."""
     try:
-        return tensor_info_of(declare_state(config_of(state), shape_of(state, tensor_shapes(state.tensors))))
+        specs = declare_memory(config_of(state), shape_of(state, tensor_shapes(state.tensors)))
+        return tensor_info_of((*specs, *attachments.SPECS))
     except (StateCorrupt, ConfigError):
         return {}

@@ -9,10 +9,10 @@ import torch
 
 from protokv.backbones.hub import cached_models
 from protokv.backbones.sizes import DTYPES_OF_WEIGHTS, KNOWN_MODELS, KnownModel
+from protokv.core.build import declare_memory
 from protokv.core.hybrid import CarriedShape
 from protokv.core.tensors import MemoryShape
 from protokv.memories import MemoryConfig
-from protokv.memories.assembly import declare_state
 from protokv.state.setup import list_devices
 
 # About what the chat templates have in front of a video.
@@ -62,5 +62,4 @@ def state_bytes(model: KnownModel, config: MemoryConfig, dtype: torch.dtype = to
         # A few bytes a layer say which is of which kind.
         carried=CarriedShape(model.layers, *held) if any(held) else None,
     )
-    # Optional are thumbnails.
-    return sum(spec.nbytes for spec in declare_state(config, shape) if not spec.optional)
+    return sum(spec.nbytes for spec in declare_memory(config, shape) if not spec.optional)

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.core.tensors import Clock, StatePart, TensorSpec, tensor_shapes
+from protokv.core.parts import Attachment
+from protokv.core.tensors import Clock, TensorSpec, tensor_shapes
 from protokv.core.validation import check_shapes, check_values
 from protokv.errors import StateCorrupt
 
@@ -48,7 +49,7 @@ class Thumbnail(NamedTuple):
     jpeg: bytes
 
 
-class Thumbnails(StatePart):
+class Thumbnails(Attachment):
     """The small pictures of a stream; `most` of them and the last one."""
 
     promise: ClassVar[str] = "thumbnails: small JPEG files, in the order of the stream"

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.parts import PositionedStep, SessionListener, SessionView
+from protokv.core.parts import PositionedStep, Said, SessionView, SpokenWords
 from protokv.core.step import StreamClock
-from protokv.core.tensors import Clock, StatePart, TensorSpec, tensor_shapes
+from protokv.core.tensors import Clock, TensorSpec, tensor_shapes
 from protokv.core.validation import check_shapes, check_values
 from protokv.errors import ConfigError, StateCorrupt
 
@@ -43,7 +43,7 @@ class Line(NamedTuple):
     text: str
 
 
-class Transcript(SessionListener, StatePart):
+class Transcript(SpokenWords):
     """The lines of a stream; at first none.
 
     Attributes:
@@ -112,9 +112,10 @@ class Transcript(SessionListener, StatePart):
         while len(self.lines) > MOST_LINES or self._bytes > MOST_BYTES:
             self._bytes -= len(self.lines.pop(0).text.encode())
 
-    def between(self, start_s: float, end_s: float) -> list[Line]:
-        """Return the lines of the steps that touch a span of stream time."""
-        return [line for line in self.lines if line.start_s < end_s and line.end_s > start_s]
+    def between(self, start_s: float, end_s: float) -> list[Said]:
+        """Return what was said in the steps that touch a span of stream time."""
+        found = (line for line in self.lines if line.start_s < end_s and line.end_s > start_s)
+        return [Said(line.start_s, line.end_s, line.text) for line in found]
 
     def spoken(self, clock: StreamClock) -> StreamClock | None:
         """Return where the stream of this clock stood behind its last line; None: it has no line."""

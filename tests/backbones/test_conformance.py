@@ -21,6 +21,7 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.state import checkpoint
+from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
@@ -102,7 +103,7 @@ def test_the_model_has_the_sizes_of_its_config(backbone: Backbone, family: str, 
 
 def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backbone, upstream: Upstream) -> None:
     steps = video(backbone, 5)
-    session = Session.start(backbone, everything())
+    session = Session.start(backbone, everything(), attachments=[Transcript()])
     for part in (steps[:2], steps[2:]):
         starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(part))]
         session.watch_prepared([backbone.prepare(images) for images in part], starts_s)
@@ -114,7 +115,7 @@ def test_words_between_steps_give_the_logits_of_the_interleaved_prompt(
     backbone: Backbone, upstream: Upstream, last: str
 ) -> None:
     steps, words = video(backbone, 6), ["", "two three", "", "what is red ?", "", last]
-    session = Session.start(backbone, everything())
+    session = Session.start(backbone, everything(), attachments=[Transcript()])
     for part in (slice(0, 1), slice(1, 6)):
         starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(steps[part]))]
         prepared = [backbone.prepare(images) for images in steps[part]]

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from protokv.core.build import build_memory
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import DurableConfig
-from protokv.memories.assembly import build_memory
 from tests.benchmarks.results import paired, resident_mib, write_table
 from tests.core.streams import PlainRotary, shape_of
 

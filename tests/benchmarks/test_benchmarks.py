@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.memories import DurableConfig, MemoryConfig
-from protokv.memories.assembly import MEMORIES
+from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from tests.backbones.tiny import write_smolvlm
 from tests.benchmarks import flat, soak
 from tests.benchmarks.attention import compare
@@ -71,7 +70,7 @@ def request(name: str, memories: list[str]) -> Request:
 
 
 def test_a_run_measures_every_stage_of_every_memory(tmp_path: Path) -> None:
-    memories = list(MEMORIES)
+    memories = list(CONFIGS)
     document = run(request("qwen2.5-vl-7b", memories), dict.fromkeys(memories, True), tmp_path)
     stages: dict[str, set[str]] = {}
     for row in document["stages"]:
@@ -118,7 +117,7 @@ def test_the_parts_of_a_step_at_real_size_are_told_once_the_budget_is_full(tmp_p
 
 
 def test_every_memory_names_tests_that_exist() -> None:
-    assert set(ORACLES) == set(MEMORIES)
+    assert set(ORACLES) == set(CONFIGS)
     for node in {node for nodes in ORACLES.values() for node in nodes}:
         path, _, test = node.partition("::")
         tree = ast.parse((ROOT / "tests" / path).read_text())

@@ -22,7 +22,6 @@ from protokv import errors
 from protokv.core.tensors import MemoryShape
 from protokv.ingestion import Event
 from protokv.memories import CONFIGS, DurableConfig
-from protokv.memories.assembly import MEMORIES
 from protokv.replay.rows import Row
 from protokv_cli.exits import Exit
 from protokv_cli.main import app
@@ -80,7 +79,7 @@ def test_the_page_of_tensors_has_every_tensor_of_every_memory(site: Path) -> Non
     text = text_of(site / "reference" / "tensors.html")
     shape = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
     for config in (*(config() for config in CONFIGS.values()), DurableConfig(center_bits=8)):
-        for spec in MEMORIES[config.name].declare(config, shape):
+        for spec in CONFIGS[config.name].memory.declare(config, shape):
             assert re.search(rf"{re.escape(spec.name)} \w+\[{', '.join(spec.dims)}\]\s+{re.escape(spec.meaning)}", text)
 
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core import precise_rotary
+from protokv.core.build import build_memory
 from protokv.core.compact import Anchoring, CompactContext, compacted, far_span, next_position_of, shift_of
 from protokv.core.context import Context, SlotContext
 from protokv.core.precise_rotary import PreciseRotary, direction, rotate_by_moves_
 from protokv.core.rotary import rerotate, rotate, unrotate
 from protokv.memories import DurableConfig, MemoryConfig
-from protokv.memories.assembly import build_memory
 from tests.core.streams import PlainRotary, World, anchored, feed, shape_of, shown_to, small_config
 from tests.oracles import attention as plain
 from tests.tolerance import near, tolerance

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protokv.memories import ContinuityConfig, DurableConfig, MemoryConfig
-from protokv.memories.assembly import MEMORIES
+from protokv.memories import CONFIGS, ContinuityConfig, DurableConfig, MemoryConfig
 from protokv.memories.durable.memory import Durable
 from tests.core.streams import World, shape_of
 
@@ -22,7 +21,7 @@ CASES: dict[str, MemoryConfig] = {
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
 def test_a_token_more_is_a_token_more_after_ten_to_the_nine(config: MemoryConfig) -> None:
     world = World(shape_of(layers=1, heads=2, size=4, sink=0), 0, things=1, noise=0.01)
-    memory = MEMORIES[config.name](config, world.shape, world.rotary)
+    memory = CONFIGS[config.name].memory(config, world.shape, world.rotary)
     memory.start(*world.sink())
     memory.append(world.step(0, 8))
     bank = memory._bank

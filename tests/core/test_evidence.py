@@ -14,13 +14,12 @@ from protokv.backbones import EMBEDDED, load_backbone
 from protokv.backbones.pixels import TimedGrid
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.evidence import NOTICED, Evidence, Moment, find_moments
+from protokv.core.evidence import NOTICED, Evidence, Moment, RecordedContext, find_moments
 from protokv.core.parts import FAINT
 from protokv.core.session import Session
 from protokv.core.step import StreamClock
 from protokv.errors import ConfigError
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
-from protokv.memories.probes import RecordedContext
 from protokv.replay.worlds import Worlds, WorldStream
 from samples.seeds import DEMONSTRATION
 from tests.conftest import random_frames
@@ -39,7 +38,7 @@ def watched(backbone: Backbone, config: MemoryConfig, n_steps: int = 12) -> Sess
 def literal(session: Session) -> dict[int, float]:
     """Return the share of each step, slot by slot, from the weights of one softmax over everything."""
     backbone = session.backbone
-    placement = session.parts.placement
+    placement = session.placement
     recorded = RecordedContext(placement.place(session.memory.recall(), session.clock))
     ids = backbone.suffix_ids(QUESTION)
     tail = backbone.new_local_kv(len(ids))

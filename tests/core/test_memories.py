@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protokv.core.build import build_memory
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-from protokv.memories.assembly import MEMORIES, build_memory
+from protokv.memories import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from tests.core.streams import World, copy_of, feed, same, shape_of, shown_to, small_config, small_durable
 
 BUDGET = 29
@@ -46,7 +46,7 @@ def configs() -> list[object]:
         "protokv-variance": small_config(BUDGET, allocation="variance"),
         "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),
     }
-    others = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in MEMORIES}
+    others = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in CONFIGS}
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
 
 
@@ -117,7 +117,7 @@ def visible(memory: Memory) -> list[Tensor]:
 
 
 def bounded(config: MemoryConfig) -> bool:
-    return MEMORIES[config.name].bounded
+    return CONFIGS[config.name].memory.bounded
 
 
 def reads_within_budget(config: MemoryConfig) -> bool:
@@ -126,7 +126,7 @@ def reads_within_budget(config: MemoryConfig) -> bool:
 
 
 def test_it_is_registered_under_its_own_name(config: MemoryConfig, shape: MemoryShape) -> None:
-    assert type(built(config, shape)[0]) is MEMORIES[config.name]
+    assert type(built(config, shape)[0]) is CONFIGS[config.name].memory
 
 
 def test_at_every_step_the_budget_holds_the_prefix_is_shown_and_the_footprint_stays(
@@ -287,7 +287,7 @@ def test_the_report_is_plain_json(config: MemoryConfig, shape: MemoryShape) -> N
 
 @settings(max_examples=30)
 @given(
-    st.sampled_from(sorted(MEMORIES)),
+    st.sampled_from(sorted(CONFIGS)),
     st.lists(st.integers(1, 12), min_size=1, max_size=12),
     st.integers(9, 40),
     st.integers(0, 99),

@@ -15,11 +15,11 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protokv.core.build import build_memory
 from protokv.core.prototypes import ProtoKV
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import PaperConfig
-from protokv.memories.assembly import build_memory
 from protokv.memories.paper import rule as paper_rule
 from tests.core.streams import World, feed, shape_of, small_config
 from tests.oracles.paper import Head, NaiveProtoKV, Prototype

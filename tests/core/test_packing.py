@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protokv.core.build import build_memory, restore_memory
 from protokv.core.packing import pack, unpack
 from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec, size_of, tensor_shapes
 from protokv.core.validation import check_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import CONFIGS, MemoryConfig
-from protokv.memories.assembly import build_memory, restore_memory
 from tests.core.streams import World, feed, shape_of
 
 SPECS = (

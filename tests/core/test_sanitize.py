@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protokv.core.build import build_memory
 from protokv.core.memory import Memory
 from protokv.core.sanitize import find_usable
 from protokv.core.step import StepKV
 from protokv.errors import ModelError, StateCorrupt
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
-from protokv.memories.assembly import build_memory
 from tests.core.streams import World, copy_of, same, shape_of, small_config, small_durable
 
 BUDGET = 29

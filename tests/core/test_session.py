@@ -19,7 +19,6 @@ from protokv.core.session import Session
 from protokv.core.step import StepPositions, StepTokens, cell_centres
 from protokv.errors import ConfigError, ModelError, PositionWarning, StateMismatch
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
-from protokv.memories.assembly import MEMORIES
 from protokv.state.checkpoint import to_state
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
@@ -303,7 +302,7 @@ def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) ->
 def test_a_memory_that_no_device_holds_is_refused_before_it_is_allocated(
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protokv.core.capacity.device_bytes", lambda _: 10 * 2**20)
+    monkeypatch.setattr("protokv.core.build.device_bytes", lambda _: 10 * 2**20)
     with pytest.raises(
         ConfigError, match=r"budget: 16000000 tokens of this model take .* GiB, and the device has 0\.0"
     ):
@@ -324,7 +323,7 @@ def test_a_memory_for_which_nothing_is_free_is_told_by_its_budget(
     def full(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(MEMORIES["sliding-window"], "__init__", full)
+    monkeypatch.setattr(CONFIGS["sliding-window"].memory, "__init__", full)
     with pytest.raises(ConfigError, match="budget: 16 tokens of this model take more memory than is free"):
         Session.start(tiny, config)
     with pytest.raises(StateMismatch, match="budget: 16 tokens"):

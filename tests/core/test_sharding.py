@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protokv.core.build import build_memory
 from protokv.core.compact import compacted, far_span, next_position_of, shift_of
 from protokv.core.context import Context, SlotContext
 from protokv.core.memory import Memory
 from protokv.core.sharding import LayerShards, ShardedContext, runs_of
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memories import DurableConfig, MemoryConfig
-from protokv.memories.assembly import MEMORIES, build_memory
+from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from protokv.memories.durable import repeats
 from tests.core.streams import World, anchored, copy_of, same, shape_of, shown_to, small_config, small_durable
 
@@ -41,7 +41,7 @@ def configs() -> list[object]:
         "durable, words apart": DurableConfig(budget=BUDGET, words=True),
         "durable, plans in turns": DurableConfig(budget=40, split=(0, 1), rule="blocked", center_bits=32),
     }
-    others = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED}
+    others = {name: MemoryConfig.of(name, budget=BUDGET) for name in CONFIGS if name not in REFUSED}
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
 
 
@@ -107,7 +107,7 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
             continue
         assert same(copy_of(whole), copy_of(parts))
         pairs = [(whole.context(), parts.context()), (whole.recall(), parts.recall())]
-        if MEMORIES[config.name].hides_recent:
+        if CONFIGS[config.name].memory.hides_recent:
             time = int(step.positions[:, 0].min())
             pairs.append((whole.context().before(time), parts.context().before(time)))
         for ours, theirs in pairs:
@@ -176,7 +176,7 @@ def test_a_memory_whose_layers_look_at_each_other_is_refused_with_advice(name: s
 
 def test_layers_on_one_device_are_one_memory(config: MemoryConfig) -> None:
     shape = replace(whole_shape(), layer_devices=(SECOND,) * LAYERS)
-    assert type(build_memory(config, shape, World(shape, 0).rotary)) is MEMORIES[config.name]
+    assert type(build_memory(config, shape, World(shape, 0).rotary)) is CONFIGS[config.name].memory
 
 
 def test_runs_are_the_longest_of_one_device_in_order() -> None:

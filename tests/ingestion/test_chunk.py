@@ -13,14 +13,13 @@ from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.errors import SourceUnreadable, StateMismatch
 from protokv.ingestion import Commit, Every, Progress, ingest
-from protokv.memories import MemoryConfig
-from protokv.memories.assembly import MEMORIES
+from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state import api as storage
 from tests.conftest import random_frames
 from tests.ingestion.test_run import Breaking
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
-from tests.state.test_checkpoint import CONFIGS
+from tests.state.test_checkpoint import CONFIGS as SAVED
 from tests.tolerance import near_logits
 
 SOURCE = Prepared(1, 21)  # eleven steps, the last one short
@@ -41,7 +40,7 @@ def watched(backbone: Backbone, config: MemoryConfig, n: int, chunk: int) -> Ses
 
 
 @pytest.mark.parametrize(
-    ("name", "positions"), [*((name, "stream") for name in MEMORIES), ("durable", "compact"), ("rekv", "compact")]
+    ("name", "positions"), [*((name, "stream") for name in CONFIGS), ("durable", "compact"), ("rekv", "compact")]
 )
 def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(name: str, positions: str, tiny: Backbone) -> None:
     config = MemoryConfig.of(name, budget=400, positions=positions)
@@ -51,7 +50,7 @@ def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(name: str, po
     torch.testing.assert_close(chunked.prefill(QUESTION), expected, **near_logits(single, expected))
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_memory_that_overflows_within_a_chunk_keeps_its_promises(name: str, tiny: Backbone) -> None:
     session = watched(tiny, MemoryConfig.of(name, budget=40), 9, 5)
     assert session.clock.steps == 9
@@ -64,7 +63,7 @@ def test_each_step_attends_to_the_memory_before_the_chunk_and_to_the_chunk_so_fa
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oracle forwards the steps in turn, with one local cache, over the context before the chunk."""
-    session = watched(tiny, CONFIGS["durable"], 9, 1)
+    session = watched(tiny, SAVED["durable"], 9, 1)
     prepared = [tiny.prepare(random_frames(seed)) for seed in range(20, 23)]
     expected = []
     with torch.inference_mode():

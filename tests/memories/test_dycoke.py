@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core.backbone import Backbone
+from protokv.core.build import build_memory
 from protokv.core.compact import compacted
 from protokv.core.decoding import Decoding
 from protokv.core.memory import Memory
@@ -18,7 +19,6 @@ from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
 from protokv.errors import StateCorrupt
 from protokv.memories import DyCokeConfig, DyCokeDecodeConfig, MemoryConfig
-from protokv.memories.assembly import build_memory
 from tests.conftest import random_frames
 from tests.core.streams import World, anchored, copy_of, feed, same, shape_of, shown_to
 from tests.memories.conftest import watched

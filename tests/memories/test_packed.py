@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protokv.core.build import build_memory
 from protokv.core.memory import Memory
 from protokv.core.tensors import MemoryShape
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
-from protokv.memories.assembly import build_memory
 from tests.core.streams import World, copy_of, feed, shape_of
 from tests.oracles.quantized import round_center
 

@@ -14,17 +14,16 @@ from protokv.backbones import load_backbone
 from protokv.core.attention import LocalKV
 from protokv.core.backbone import Backbone
 from protokv.core.context import EmptyContext
+from protokv.core.recent import WithRecent
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memories import MemoryConfig
-from protokv.memories.assembly import MEMORIES
-from protokv.memories.recent import WithRecent
+from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state import checkpoint
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.tolerance import near_logits
 
-SUPPORTED = [name for name, cls in MEMORIES.items() if cls.hides_recent]
+SUPPORTED = [name for name, cls in CONFIGS.items() if cls.memory.hides_recent]
 QUESTION = "what is it?"
 
 
@@ -159,7 +158,7 @@ def test_a_state_whose_recent_steps_make_no_sense_is_refused(
 
 
 def test_memories_that_cannot_read_afresh_refuse_recent_frames(tiny: Backbone) -> None:
-    for name in MEMORIES.keys() - set(SUPPORTED):
+    for name in CONFIGS.keys() - set(SUPPORTED):
         with pytest.raises(ConfigError, match="recent_frames"):
             watched(tiny, 1, name, recent_frames=4)
     with pytest.raises(ConfigError, match="recent_frames"):

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core.backbone import Backbone
+from protokv.core.build import build_memory
 from protokv.core.rotary import rotate, unrotate
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig, ReKVConfig
-from protokv.memories.assembly import build_memory
 from protokv.memories.rekv import ReKV, Retrieval
 from protokv.state.checkpoint import to_state
 from tests.core.streams import World, anchored, copy_of, feed, same, shape_of, shown_to
@@ -197,7 +197,7 @@ def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
 
 
 def test_new_steps_read_the_local_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protokv.memories.settings.LOCAL_TOKENS", 9)
+    monkeypatch.setattr("protokv.memories.rekv.LOCAL_TOKENS", 9)
     shape = shape_of(sink=SINK)
     memory, world = built(shape, budget=20)
     feed(memory, world, [4] * 5)

@@ -43,6 +43,7 @@ from protokv.state.snapshot import State
 from protokv.state.thumbnails import Thumbnails, shrink
 from protokv.state.watched import Gap, WallClockLog, next_segment
 from protokv.video import Damage
+from protokv.words.transcript import Transcript
 from tests.conftest import random_frames
 from tests.state.conftest import limited_memory, same
 from tests.state.mutations import change_document, joined, resealed, split, unzipped, zipped
@@ -177,10 +178,11 @@ def good_states(backbone: Any) -> list[State]:
     source |= {"live": live, "damage": asdict(Damage(frames_lost=3, message="lost")), "decoders": {"pyav": 8}}
     for name, settings in SETTINGS.items():
         config = MemoryConfig.of(re.split(" |,", name)[0], budget=24).with_fields(settings)
-        session = Session.start(backbone, config, fps=2.0)
+        session = Session.start(backbone, config, fps=2.0, attachments=[Transcript()])
         if name in ("paper", "full"):
             found.append(_detached(to_state(session)))
-        session.beside = thumbnails = Thumbnails(4)
+        thumbnails = Thumbnails(4)
+        session.attachments.append(thumbnails)
         for index in range(8):
             frames = random_frames(index)
             thumbnails.add(index, session.clock.stream_time_s, shrink(frames[0]))

@@ -135,7 +135,7 @@ def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny
     piped = watch(f"pipe:{reading}", "piped.safetensors")
     os.close(reading)
     sessions = [protokv.load(path, tiny) for path in (whole, piped)]
-    assert [line.text for line in sessions[0].parts.transcript.lines] == ["a track"]
+    assert [line.text for line in sessions[0].transcript.lines] == ["a track"]
     states = [session.tensors() for session in sessions]
     assert int((states[0]["words.near.step"] >= 0).sum()) == sessions[0].memory.report()["words_tokens_in_use"] > 0
     assert states[0].keys() == states[1].keys()
@@ -162,4 +162,4 @@ def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: B
     events = watch(f"pipe:{reading}", append=True)
     os.close(reading)
     assert "began without words" in events[Summary].words_lost
-    assert protokv.load(path, tiny).parts.transcript.lines == []
+    assert protokv.load(path, tiny).transcript.lines == []

@@ -23,6 +23,10 @@ from tests.conftest import random_frames
 SAID = {1: ["two three"], 2: ["red star ?", "blue"], 5: ["ring\x1b[31m"], 7: ["last one"]}
 
 
+def start(backbone: Backbone, config: MemoryConfig) -> Session:
+    return Session.start(backbone, config, attachments=[transcript.Transcript()])
+
+
 def watch(session: Session, first: int, last: int) -> Session:
     for step in range(first, last):
         session.watch(random_frames(step), words=SAID.get(step, ()))
@@ -32,31 +36,34 @@ def watch(session: Session, first: int, last: int) -> Session:
 @pytest.fixture(scope="module")
 def state(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("states") / "a.safetensors"
-    protokv.save(watch(Session.start(tiny, DurableConfig(budget=30, words=True)), 0, 9), path)
+    protokv.save(
+        watch(start(tiny, DurableConfig(budget=30, words=True)), 0, 9),
+        path,
+    )
     return path
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_every_memory_takes_words_and_goes_on_byte_for_byte(name: str, tiny: Backbone, tmp_path: Path) -> None:
     config = MemoryConfig.of(name, budget=30, positions="stream").with_words(True)
-    whole = watch(Session.start(tiny, config), 0, 9)
-    protokv.save(watch(Session.start(tiny, config), 0, 4), tmp_path / "a.safetensors")
+    whole = watch(start(tiny, config), 0, 9)
+    protokv.save(watch(start(tiny, config), 0, 4), tmp_path / "a.safetensors")
     resumed = watch(protokv.load(tmp_path / "a.safetensors", tiny), 4, 9)
     assert resumed.clock == whole.clock
     ours, theirs = resumed.tensors(), whole.tensors()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert resumed.parts.transcript.lines == whole.parts.transcript.lines
+    assert resumed.transcript.lines == whole.transcript.lines
     assert torch.isfinite(whole.prefill("what is the first star ?")).all()
 
 
 def test_a_durable_stream_that_began_without_words_takes_none(tiny: Backbone) -> None:
-    session = watch(Session.start(tiny, DurableConfig(budget=30)), 0, 1)
+    session = watch(start(tiny, DurableConfig(budget=30)), 0, 1)
     with pytest.raises(ConfigError, match="began without words"):
         watch(session, 1, 2)
 
 
 def test_evidence_stands_in_steps_of_a_stream_with_words(tiny: Backbone) -> None:
-    session = watch(Session.start(tiny, DurableConfig(budget=30, words=True)), 0, 9)
+    session = watch(start(tiny, DurableConfig(budget=30, words=True)), 0, 9)
     evidence = session.ask("what is the first star ?", evidence=True).evidence
     assert evidence is not None
     assert evidence.moments
@@ -64,30 +71,30 @@ def test_evidence_stands_in_steps_of_a_stream_with_words(tiny: Backbone) -> None
 
 
 def test_lines_have_the_times_of_their_steps_and_plain_text(state: Path, tiny: Backbone) -> None:
-    lines = protokv.load(state, tiny).parts.transcript.lines
+    lines = protokv.load(state, tiny).transcript.lines
     assert [(line.step, line.start_s, line.end_s) for line in lines] == [(n, n, n + 1) for n in SAID]
     assert [line.text for line in lines] == ["two three", "red star ? blue", "ring [31m", "last one"]
 
 
 def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:
-    session = Session.start(tiny, MemoryConfig.of("full", budget=64))
+    session = start(tiny, MemoryConfig.of("full", budget=64))
     places: list[Tensor] = []
     for step in range(9):
         tokens = tiny.add_words(session.embed(random_frames(step), float(step)), SAID.get(step, ()))
         places.append(session.position_steps([tokens], [float(step)]).steps[0].positions)
         session.take([tokens], [float(step)])
     for step, where in enumerate(places):
-        found = tiny.times_of(where, session.clock, session.parts.transcript.breaks())
+        found = tiny.times_of(where, session.clock, session.transcript.breaks())
         assert (found.floor() == step).all(), step
 
 
 def test_a_transcript_of_any_length_is_bounded(monkeypatch: pytest.MonkeyPatch, tiny: Backbone) -> None:
     monkeypatch.setattr(transcript, "MOST_BYTES", 40)
-    session = watch(Session.start(tiny, MemoryConfig.of("last-frames", budget=30)), 0, 8)
-    assert [line.step for line in session.parts.transcript.lines] == [2, 5, 7]
+    session = watch(start(tiny, MemoryConfig.of("last-frames", budget=30)), 0, 8)
+    assert [line.step for line in session.transcript.lines] == [2, 5, 7]
     monkeypatch.setattr(transcript, "MOST_BYTES", transcript.MOST_OF_LINE)
     session.watch(random_frames(8), words=["two " * 9999])
-    (line,) = session.parts.transcript.lines
+    (line,) = session.transcript.lines
     assert (line.step, len(line.text)) == (8, transcript.MOST_OF_LINE)
 
 
@@ -120,6 +127,8 @@ def test_hostile_transcripts_are_refused_in_one_line(name: str, state: Path, tin
 
 
 def test_words_at_compact_positions_are_refused_where_they_would_leave_them(tiny: Backbone) -> None:
-    session = Session.start(tiny, DurableConfig(budget=30, positions="compact", words=True))
+    session = Session.start(
+        tiny, DurableConfig(budget=30, positions="compact", words=True), attachments=[transcript.Transcript()]
+    )
     with pytest.raises(ConfigError, match="compact positions"):
         watch(session, 0, 2)

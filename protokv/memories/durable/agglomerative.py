@@ -5,7 +5,7 @@ away. Here distinct tokens stay and redundant ones merge, with no threshold and 
 added to the K prototypes; then the pair of least cost w v / (w + v) * ||f_i - f_j||^2 merges until K are left
 (`tests/oracles/ward.py` has it written out). f = [key; value], the key without rotation. w is n ** merge_mass_power for
 a point of mass n, and adds up where points merge: Ward's linkage (1963). A token has mass 1, or 4 if the next step
-repeats it, and repeats do not enter (`protokv.memories.durable.repeats`). Age plays no part, and nothing is deleted.
+repeats it, and repeats do not enter (`durable.repeats`). Age plays no part, and nothing is deleted.
 `samples/studies/delay/` measures what it keeps.
 
 The result is exact, although most of the bank is not compared. By reducibility (`ward`) a point takes part in no merge
@@ -27,8 +27,8 @@ from torch import Tensor
 
 from protokv.core.bank import Assigned, BankListener, FarTokens, PrototypeBank
 from protokv.core.tensors import MemoryShape
-from protokv.memories import DurableConfig
 from protokv.memories.durable.novelty import REPEATS, NoveltyRule
+from protokv.memories.durable.settings import DurableConfig
 from protokv.memories.durable.ward import Merged, costs_between, merge_cheapest
 
 # Costs of one block of the search for near prototypes; more are done in turn. Small, so that a CPU keeps it in cache.

@@ -29,7 +29,6 @@ from protokv.core.arrays import add_rows_, draw_rows_, write_rows_
 from protokv.core.bank import Assigned, BankListener, FarTokens, PrototypeBank
 from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories import DurableConfig
 from protokv.memories.durable.nearest import (
     BlockTables,
     OrderTables,
@@ -44,6 +43,7 @@ from protokv.memories.durable.nearest import (
     usual_norm,
 )
 from protokv.memories.durable.novelty import REPEATS, NoveltyRule
+from protokv.memories.durable.settings import DurableConfig
 
 
 class BlockedRule(NoveltyRule):

@@ -1,4 +1,4 @@
-"""`Durable`: the agglomerative memory, the default. Near window and a bank under a merging rule (`protokv.memories.durable`).
+"""`Durable`: the default memory. A near window, and a bank under a merging rule.
 
 Chooses the rule by the size of the bank, and shows a bank of 8-bit centres decoded where it is read. In a stream with
 words these have a window and a bank of their own (`durable.words`).
@@ -20,12 +20,12 @@ from protokv.core.prototypes import Layout, ProtoKV
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
-from protokv.memories import DurableConfig
 from protokv.memories.durable.agglomerative import Agglomerative
 from protokv.memories.durable.blocked import BlockedRule
 from protokv.memories.durable.decoded import DecodedContext
 from protokv.memories.durable.quantized import QuantizedBank
 from protokv.memories.durable.repeats import Repeats, find_repeats
+from protokv.memories.durable.settings import DurableConfig
 from protokv.memories.durable.words import Words
 
 # Numbers of quantized keys, or values, of all layers that are decoded together: 16 MB of each in bfloat16.
@@ -165,3 +165,6 @@ class Durable(ProtoKV):
 def _insert(held: Tensor, at: int, more: Tensor) -> Tensor:
     """Return `held` `[L, H, N, ...]` with `more` inserted at slot `at`."""
     return torch.cat((held[:, :, :at], more, held[:, :, at:]), 2)
+
+
+DurableConfig.memory = Durable

@@ -33,8 +33,8 @@ from protokv.core.near import Tokens
 from protokv.core.step import MOST_COUNT, StepKV
 from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories import DurableConfig
 from protokv.memories.durable.repeats import Repeats
+from protokv.memories.durable.settings import DurableConfig
 
 # Merging with a repeat costs less than so much of what merging two tokens of a step usually costs.
 REPEATS: Final = 0.25

@@ -27,7 +27,7 @@ from protokv.core.near import Tokens
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories import DurableConfig
+from protokv.memories.durable.settings import DurableConfig
 
 DEEP: Final = 12
 """The rule acts in models of so many layers, or more. Values of a second sight differ from those of the first by up to

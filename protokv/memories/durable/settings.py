@@ -13,36 +13,36 @@ Rule = Literal["auto", "exact", "blocked"]
 CenterBits = Literal["auto", 8, 32]
 
 BLOCKED_FROM: Final = 512
-"""Prototypes of a head from which on "auto" chooses the blocked rule; `protokv.memories.durable` has the measurements."""
+"""Prototypes of a head from which on "auto" chooses the blocked rule; `durable` has the measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableConfig(PrototypeConfig):
     """The default memory: an agglomerative bank with one pseudo-token a prototype (S = 1).
 
-    Distinct tokens stay and redundant ones merge (`protokv.memories.durable.agglomerative`), so a brief cue that never returns
+    Distinct tokens stay and redundant ones merge (`durable.agglomerative`), so a brief cue that never returns
     stays longest (`samples/studies/delay/`). Residual statistics are off: at no budget are they worth their bytes
     (`samples/studies/harder/`).
 
     Attributes:
         rule: how merges are found. "exact" makes the cheapest merge, again and again; its work grows with the bank and
-            with changes in the video. "blocked" plans many merges at once with fixed work (`protokv.memories.durable`). "auto"
+            with changes in the video. "blocked" plans many merges at once with fixed work (`durable`). "auto"
             is exact below `BLOCKED_FROM` prototypes a head and blocked from there on.
         merge_mass_power: a prototype of mass n weighs n to this power in the cost of a merge. 1 is Ward's cost; 0
             ignores the mass.
         center_bits: bits of each number of a centre. 32 stores float32 and a copy for attention. 8 stores a byte and
             decodes it when it is read: less than a quarter of the memory, slower steps
-            (`protokv.memories.durable.quantized`); it needs S = 1 and no residuals. "auto" is 8 below `BLOCKED_FROM` prototypes
+            (`durable.quantized`); it needs S = 1 and no residuals. "auto" is 8 below `BLOCKED_FROM` prototypes
             a head, where answers are as good in a third of the bytes (`samples/studies/harder/`), else 32.
         words: whether the stream may have words; `ingest` sets it where there are subtitles. They merge with words
-            alone (`protokv.memories.durable.words`).
+            alone (`durable.words`).
         words_share: share of the budget that is for words; at 0 they are tokens like any other, as they are where it
             has no room for a prototype and a token beside it.
     """
 
     name: ClassVar[str] = "durable"
     keeps: ClassVar[Literal["newest", "spread"]] = "newest"
-    """What is kept from merging where tokens are new (`protokv.memories.durable.novelty`)."""
+    """What is kept from merging where tokens are new (`durable.novelty`)."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_mass_power": (0, 1), "words_share": (0, 0.9)}
 
     pseudo_tokens: int = 1

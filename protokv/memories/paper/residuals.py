@@ -22,7 +22,7 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories.paper import quantizer
 
 if TYPE_CHECKING:
-    from protokv.memories import PrototypeConfig
+    from protokv.memories.paper.settings import PrototypeConfig
 
 _COUNTS = ("residual.key_counts", "residual.value_counts", "residual.joint_counts")
 _WARMUP = ("warmup.keys", "warmup.values", "warmup.owner", "warmup.count")

@@ -26,7 +26,7 @@ from protokv.core.bank import Assigned, BankListener, FarTokens, Policy, Prototy
 from protokv.core.tensors import MemoryShape
 
 if TYPE_CHECKING:
-    from protokv.memories import PaperConfig
+    from protokv.memories.paper.settings import PaperConfig
 
 SIGMA_FLOOR = 1e-4
 """Added to the diagonal of Sigma, which shrinks towards 0 while all tokens come from one place."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from protokv.memories.assembly import MEMORIES
+from protokv.memories import CONFIGS
 from tests.benchmarks.results import RESULTS, table
 from tests.benchmarks.shapes.models import MODELS
 from tests.benchmarks.shapes.oracles import proven
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(MODELS), nargs="+", default=sorted(MODELS, reverse=True))
     parser.add_argument("--budget", choices=sorted(BUDGETS), nargs="+", default=["4k", "6k", "24k"])
-    parser.add_argument("--memory", choices=sorted(MEMORIES), nargs="+")
+    parser.add_argument("--memory", choices=sorted(CONFIGS), nargs="+")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", type=int, help="of the language model; all on CUDA and one on a CPU by default")
     parser.add_argument("--rounds", type=int, help="of every stage; 50 on CUDA and 2 on a CPU by default")
@@ -47,14 +47,14 @@ def main() -> None:
     began = time.monotonic()
     tell = lambda what: print(f"{time.monotonic() - began:4.0f} s  {what}", file=sys.stderr)  # noqa: E731
     tell("correctness")
-    good, withheld = proven(given.memory or list(MEMORIES)), []
+    good, withheld = proven(given.memory or list(CONFIGS)), []
     for model in given.model:
         request = Request(
             shape=MODELS[model],
             device=torch.device(given.device),
             dtype=torch.bfloat16,
             budgets=[BUDGETS[name] for name in given.budget],
-            memories=given.memory or (list(MEMORIES) if model == given.model[0] else SOME),
+            memories=given.memory or (list(CONFIGS) if model == given.model[0] else SOME),
             rounds=given.rounds or (2 if on_cpu else 50),
             positions=given.positions,
             layers=given.layers or (1 if on_cpu else None),

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from protokv.core.tensors import TensorSpec
-from protokv.memories import DurableConfig, MemoryConfig
-from protokv.memories.assembly import MEMORIES
+from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from protokv.memories.durable.blocked import Schedule
 from protokv.memories.durable.nearest import PIVOTS, SketchTables, rows_of, width_of
 from tests.benchmarks.shapes.models import QUESTION, Shape
@@ -150,7 +149,8 @@ def state_bytes(shape: Shape, budgets: Iterable[int], dtype: torch.dtype = torch
     """Return a row for each memory and budget: MB of a full state, and kB of one more token where nothing bounds it."""
     rows = []
     for budget in budgets:
-        for name, cls in MEMORIES.items():
+        for name, settings in CONFIGS.items():
+            cls = settings.memory
             specs = cls.declare(MemoryConfig.of(name, budget=budget), shape.memory(dtype))
             growing = [spec for spec in specs if None in spec.shape]
             more = 0.0 if cls.bounded else _token_bytes(growing, shape.tokens) / 1e3

@@ -21,6 +21,7 @@ from protokv.errors import ModelError, StateCorrupt
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.memories.durable import repeats
 from protokv.memories.durable.memory import Durable
+from protokv.words.transcript import Transcript
 from tests.conftest import random_frames
 from tests.core.streams import World, copy_of, same, shape_of
 from tests.tolerance import near_logits
@@ -120,7 +121,8 @@ def test_compact_positions_take_words_for_what_they_are_old(bits: Any) -> None:
 
 def test_until_the_first_eviction_words_apart_give_the_logits_of_the_whole_stream(tiny: Backbone) -> None:
     sessions = [
-        Session.start(tiny, config) for config in (DurableConfig(budget=400, words=True), MemoryConfig.of("full"))
+        Session.start(tiny, config, attachments=[Transcript()])
+        for config in (DurableConfig(budget=400, words=True), MemoryConfig.of("full"))
     ]
     for step in range(6):
         for session in sessions:

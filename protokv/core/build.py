@@ -1,61 +1,29 @@
-"""Which memory, and which parts of a session, a configuration means.
+"""Build the memory that settings mean for a model, and take a saved one up again.
 
-`MEMORIES` names the class of each memory. A new memory is a file with a `LocalMemory` and a line here. `core.session`
-finds this module by its name, so that the core imports no memory.
+A state of a few bytes can claim any budget, so sizes are checked before anything is allocated: a memory larger than the
+whole device is refused at once, one larger than its free part when an allocation fails. A full state takes the bytes of
+its declaration, and in use about as much again for attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from protokv.core.backbone import Backbone
-from protokv.core.capacity import DoesNotFit, allocating, check_capacity
-from protokv.core.compact import CompactPlacement, PositionLimit
-from protokv.core.evidence import AttentionEvidence
 from protokv.core.hybrid import Carried, WithCarried
-from protokv.core.memory import LocalMemory, Memory
-from protokv.core.parts import Placement, SessionListener, SessionParts
-from protokv.core.prototypes import ProtoKV
+from protokv.core.memory import Memory
+from protokv.core.recent import RecentSteps, WithRecent
 from protokv.core.rotary import Rotary
-from protokv.core.settings import check_fps as check_fps
+from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
-from protokv.core.step import StreamClock
-from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec, tensor_shapes
+from protokv.core.tensors import Clock, MemoryShape, TensorSpec, tensor_shapes
 from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
-from protokv.memories import MemoryConfig
-from protokv.memories.durable.memory import Durable
-from protokv.memories.dycoke import DyCoke, DyCokeDecode
-from protokv.memories.exact import FullCache, SlidingWindow
-from protokv.memories.hermes import Hermes
-from protokv.memories.infinipot_v import InfiniPotV
-from protokv.memories.last_frames import LastFrames
-from protokv.memories.paper import allocation as _allocation  # noqa: F401, adds a layout
-from protokv.memories.probes import ProbeListener, Probing
-from protokv.memories.recent import RecentSteps, WithRecent
-from protokv.memories.rekv import ReKV
-from protokv.state.thumbnails import Thumbnails
-from protokv.words.transcript import Transcript
-
-MEMORIES: dict[str, type[LocalMemory]] = {
-    "durable": Durable,
-    "paper": ProtoKV,
-    "continuity": ProtoKV,
-    "infinipot-v": InfiniPotV,
-    "hermes": Hermes,
-    "rekv": ReKV,
-    "dycoke": DyCoke,
-    "dycoke-decode": DyCokeDecode,
-    "last-frames": LastFrames,
-    "sliding-window": SlidingWindow,
-    "full": FullCache,
-}
-"""The class of each memory by its name, the names of `protokv.memories.CONFIGS`."""
-
-BESIDE = (*Thumbnails.declare(), *Transcript.declare())
-"""The tensors that any state may have beside its memory."""
+from protokv.machine import is_out_of_memory, memory_bytes
 
 
 def shape_of(backbone: Backbone) -> MemoryShape:
@@ -75,13 +43,22 @@ def shape_of(backbone: Backbone) -> MemoryShape:
     )
 
 
+def rotary_of(backbone: Backbone, config: MemoryConfig) -> Rotary:
+    """Return the angles by which a memory removes rotations and restores them.
+
+    At stream positions these are the model's own. At compact positions the model makes keys at small positions and they
+    are rotated to the stream's, by angles that add up, so that rotating them back leaves no error.
+    """
+    return backbone.rotary if config.positions == "stream" else backbone.precise_rotary
+
+
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
     """Return the empty memory that the config names, split by layers if these are on several devices.
 
     Raises:
         ConfigError: the config does not fit the model, or the memory does not fit the device.
     """
-    cls = MEMORIES[config.name]
+    cls = config.memory
     check_parts(config, shape)
     check_capacity(
         (*cls.declare(config, shape), *_carried_specs(shape)), shape.layer_devices or (shape.device,), config.budget
@@ -101,14 +78,14 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     return WithRecent(memory, -(-config.recent_frames // shape.frames_per_step), shape)
 
 
-def declare_state(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a state under these settings. Allocates nothing.
+def declare_memory(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+    """Return the tensors of a memory under these settings, as a state has them. Allocates nothing.
 
     Raises:
         ConfigError: the config does not fit the model.
     """
     recent = RecentSteps.declare(shape) if config.recent_frames else ()
-    return (*MEMORIES[config.name].declare(config, shape), *recent, *_carried_specs(shape), *BESIDE)
+    return (*config.memory.declare(config, shape), *recent, *_carried_specs(shape))
 
 
 def _carried_specs(shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -138,7 +115,7 @@ def check_parts(config: MemoryConfig, shape: MemoryShape) -> None:
 def restore_memory(
     config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor], clock: Clock
 ) -> Memory:
-    """Return the memory that a state holds.
+    """Return the memory of these tensors.
 
     The state is not trusted: shapes are checked before the settings allocate anything, and numbers against the clock.
 
@@ -147,7 +124,7 @@ def restore_memory(
         StateMismatch: the device has no room for it.
     """
     try:
-        check_shapes(tensor_shapes(tensors), declare_state(config, shape))
+        check_shapes(tensor_shapes(tensors), declare_memory(config, shape))
         memory = build_memory(config, shape, rotary)
         own = {spec.name for spec in memory.specs()}
         with allocating(config.budget):
@@ -159,37 +136,47 @@ def restore_memory(
     return memory
 
 
-def restore_beside(tensors: Mapping[str, Tensor], clock: Clock) -> StatePart | None:
-    """Return what a state holds beside its memory, its thumbnails. StateCorrupt if they are none of this stream."""
-    return Thumbnails.of(tensors, clock)
+class DoesNotFit(ConfigError):
+    """A memory of this budget is larger than the device or its free part."""
 
 
-def session_parts(
-    backbone: Backbone,
-    config: MemoryConfig,
-    tensors: Mapping[str, Tensor] | None = None,
-    clock: StreamClock | None = None,
-) -> SessionParts:
-    """Return what the config adds to a session of this backbone, which continues a state with these tensors.
+def check_capacity(specs: Iterable[TensorSpec], devices: Iterable[torch.device], budget: int) -> None:
+    """Refuse a memory that is larger than its devices together.
 
     Raises:
-        StateCorrupt: the transcript of the state is none of this stream.
+        DoesNotFit: naming both sizes.
     """
-    transcript = Transcript.of(tensors or {}, clock)
-    compact = config.positions == "compact"
-    advice = "" if compact else "; positions=compact would stay inside"
-    listeners: list[SessionListener] = [PositionLimit(backbone.max_position, backbone.moving, advice), transcript]
-    if issubclass(MEMORIES[config.name], Probing):
-        listeners.append(ProbeListener())
-    placement = CompactPlacement(backbone) if compact else Placement()
-    spoken = None if clock is None else transcript.spoken(clock)
-    return SessionParts(placement, listeners, AttentionEvidence(), transcript, spoken)
+    sizes = [device_bytes(device) for device in dict.fromkeys(devices)]
+    there = sum(size for size in sizes if size is not None)
+    wanted = sum(spec.nbytes for spec in specs)
+    if None not in sizes and wanted > there:
+        raise DoesNotFit(
+            f"budget: {budget} tokens of this model take {wanted / 2**30:.1f} GiB, "
+            f"and the device has {there / 2**30:.1f} GiB",
+            hint="choose a smaller budget",
+        )
 
 
-def rotary_of(backbone: Backbone, config: MemoryConfig) -> Rotary:
-    """Return the angles by which a memory removes rotations and restores them.
+@contextmanager
+def allocating(budget: int) -> Iterator[None]:
+    """Turn an allocation failure into DoesNotFit; other errors pass.
 
-    At stream positions these are the model's own. At compact positions the model makes keys at small positions and they
-    are rotated to the stream's, by angles that add up, so that rotating them back leaves no error.
+    Raises:
+        DoesNotFit: a tensor could not be allocated.
     """
-    return backbone.rotary if config.positions == "stream" else backbone.precise_rotary
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DoesNotFit(
+            f"budget: {budget} tokens of this model take more memory than is free",
+            hint="choose a smaller budget, or free memory",
+        ) from error
+
+
+def device_bytes(device: torch.device) -> int | None:
+    """Return the memory of a device, used and free; None if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return memory_bytes()

@@ -1,0 +1,24 @@
+"""`SlidingWindow`: the last `budget` visual tokens behind the prompt prefix, the baseline "SWA" of the ProtoKV paper,
+arXiv 2606.26762.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from protokv.memories.exact import ExactMemory, TokensConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindowConfig(TokensConfig):
+    """The last `budget` tokens. No constants."""
+
+    name: ClassVar[str] = "sliding-window"
+
+
+class SlidingWindow(ExactMemory):
+    """W = budget exact tokens; whole steps leave, oldest first."""
+
+
+SlidingWindowConfig.memory = SlidingWindow

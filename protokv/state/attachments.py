@@ -1,0 +1,25 @@
+"""What a state has beside its memory: thumbnails, and what was said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from protokv.core.parts import Attachment
+from protokv.core.tensors import Clock
+from protokv.state.thumbnails import Thumbnails
+from protokv.words.transcript import Transcript
+
+SPECS = (*Thumbnails.declare(), *Transcript.declare())
+"""The tensors that any state may have beside its memory."""
+
+
+def restore_attachments(tensors: Mapping[str, Tensor], clock: Clock | None) -> list[Attachment]:
+    """Return the attachments of a state: the transcript, empty if it has none, and its thumbnails if it has any.
+
+    Raises:
+        StateCorrupt: they are damaged, or not of this stream.
+    """
+    thumbnails = Thumbnails.of(tensors, clock)
+    return [Transcript.of(tensors, clock), *([] if thumbnails is None else [thumbnails])]
