@@ -19,10 +19,11 @@ from protokv.texts import count_text
 from protokv_cli.exits import Exit, exit_code
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import LOG_EVERY_S, Bar
-from protokv_cli.tables import bytes_text, grid, pairs, printable, time_text
+from protokv_cli.tables import bytes_text, grid, pairs, time_text
 
 if TYPE_CHECKING:
-    from protokv.fleet import Failure, Forecast, InWork, Job, Looked, Outcome
+    from protokv.fleet import Failure, Job, Outcome, Preview
+    from protokv.fleet.run import Pool
 
 # More videos, and more failures, are counted and not listed on a terminal; the files have them all.
 LISTED: Final = 50
@@ -41,14 +42,7 @@ class Account:
     watched_s: float = 0.0
     file_bytes: int = 0
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Weigh the videos."""
-        from protokv.fleet import Remaining
-
-        self.remaining = Remaining.of(self.jobs)
-        self.in_work: list[InWork] = []
-        self.began_s: float | None = None
+    began_s: float = field(default_factory=time.monotonic)
 
     @property
     def total(self) -> int:
@@ -61,28 +55,17 @@ class Account:
         self.failures += outcome.failure is not None
         self.watched_s += outcome.watched_s
         self.file_bytes += outcome.file_bytes
-        self.remaining.add(outcome)
-        self.in_work = [one for one in self.in_work if one.job != outcome.job]
         self.outcomes[outcome.job.key] = outcome
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row per video with an outcome, with the columns of `COLUMNS`, in the order of the videos."""
         return [_row(self.outcomes[job.key]) for job in self.jobs if job.key in self.outcomes]
 
-    def follow(self, in_work: list[InWork]) -> None:
-        """Take the videos in work. Speed counts from the first step, without the loading of the model."""
-        self.in_work = in_work
-        if in_work and self.began_s is None:
-            self.began_s = time.monotonic()
-
-    def speed(self) -> tuple[float, float | None, float | None]:
-        """Return seconds watched until now, seconds of stream a second, and seconds left for all; None: unknown."""
-        watched_s = self.watched_s + sum(one.watched_s for one in self.in_work)
-        elapsed_s = 0.0 if self.began_s is None else time.monotonic() - self.began_s
-        if elapsed_s < 1 or not watched_s:
-            return watched_s, None, None
-        left_s = self.remaining.left_s(self.in_work)
-        return watched_s, watched_s / elapsed_s, None if left_s is None else left_s * elapsed_s / watched_s
+    def speed(self, watched_s: float) -> tuple[float | None, float | None]:
+        """Return seconds of stream a second, and seconds left by the share of videos that ended; None: unknown."""
+        elapsed_s = time.monotonic() - self.began_s
+        left_s = elapsed_s * (self.total - self.ended) / self.ended if self.ended else None
+        return (watched_s / elapsed_s if watched_s and elapsed_s >= 1 else None), left_s
 
     @property
     def ended(self) -> int:
@@ -145,94 +128,58 @@ class FleetProgress:
     out: Output
     account: Account
     bar: Bar
+    pool: Pool
     shown_s: float = field(default_factory=time.monotonic)
 
-    def follow(self, in_work: list[InWork]) -> None:
-        """Take the videos in work, and show where the fleet stands if it is time."""
-        self.account.follow(in_work)
-        if self.bar.due():
-            self.draw()
-        if self.out.format is Format.JSON and in_work and time.monotonic() - self.shown_s > LOG_EVERY_S:
-            self.shown_s = time.monotonic()
-            self.out.json({"type": "progress", **self.to_dict()})
+    @property
+    def watched_s(self) -> float:
+        """Seconds of stream that this run added."""
+        return max(self.account.watched_s, self.pool.watched_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON: `seconds_left` for all videos, and `times_real_time`, seconds of stream a second."""
-        watched_s, speed, left_s = self.account.speed()
+        speed, left_s = self.account.speed(self.watched_s)
         counts = {"videos": self.account.total, "ended": self.account.ended, "failures": self.account.failures}
-        speeds = {"times_real_time": speed, "seconds_left": left_s}
-        rounded = {name: None if value is None else round(value, 2) for name, value in speeds.items()}
-        return counts | {"in_work": len(self.account.in_work), "watched_s": round(watched_s, 2)} | rounded
+        numbers = {"watched_s": self.watched_s, "times_real_time": speed, "seconds_left": left_s}
+        return counts | {name: None if value is None else round(value, 2) for name, value in numbers.items()}
 
     def draw(self) -> None:
-        """Draw the bar: of the stream if its length is known, else of the videos."""
+        """Show how far the fleet is, if it is time."""
         account = self.account
-        watched_s, speed, left_s = account.speed()
-        failed = [f"{account.failures} failed"] if account.failures else []
-        left = [] if left_s is None else [f"about {time_text(round(left_s))} left"]
-        rate = [] if speed is None else [f"{speed:.1f}x real time"]
-        parts = [
-            f"{account.ended} of {account.total} videos",
-            *left,
-            *failed,
-            *rate,
-            f"{time_text(int(watched_s))} watched",
-        ]
-        stream_left_s = account.remaining.left_s(account.in_work)
-        if stream_left_s is None or not watched_s:
-            self.bar.show(parts, account.ended, account.total)
-        else:
-            self.bar.show(parts, watched_s, watched_s + stream_left_s)
+        if self.bar.due():
+            speed, left_s = account.speed(self.watched_s)
+            failed = [f"{account.failures} failed"] if account.failures else []
+            left = [] if left_s is None else [f"about {time_text(round(left_s))} left"]
+            rate = [] if speed is None else [f"{speed:.1f}x real time"]
+            watched = f"{time_text(int(self.watched_s))} watched"
+            ended = f"{account.ended} of {account.total} videos"
+            self.bar.show([ended, *left, *failed, *rate, watched], account.ended, account.total)
+        if self.out.format is Format.JSON and self.watched_s and time.monotonic() - self.shown_s > LOG_EVERY_S:
+            self.shown_s = time.monotonic()
+            self.out.json({"type": "progress", **self.to_dict()})
 
 
-def show_plan(out: Output, found: Iterable[Looked]) -> list[Looked]:
-    """Show the plan of each video as it is found; return all."""
+def show_plan(out: Output, found: Iterable[Preview]) -> None:
+    """Show what a run would do with each video as it is found, and in all."""
     from protokv.video.address import told
 
-    plans = []
-    for looked in found:
-        plans.append(looked)
+    counts, left_s, unmeasured = Counter[str](), 0.0, 0
+    for one in found:
+        counts[one.status] += 1
+        left_s += one.left_s or 0.0
+        unmeasured += one.left_s is None and one.status != "failed"
         if out.format is Format.JSON:
-            out.json({"type": "plan", **looked.to_dict()})
+            out.json({"type": "plan", **one.to_dict()})
         else:
-            why = f"\t{looked.failure.message}" if looked.failure else ""
-            out.plain(f"{looked.status}\t{told(looked.job.source)}\t{looked.state}{why}")
-    return plans
-
-
-def show_forecast(out: Output, plans: Sequence[Looked], found: Forecast, workers: int) -> None:
-    """Show what the run would take in all, and name the videos that cannot be opened."""
-    counts = Counter(looked.status for looked in plans)
+            why = f"\t{one.failure.message}" if one.failure else ""
+            out.plain(f"{one.status}\t{told(one.job.source)}\t{one.state}{why}")
+    videos = counts.total() - counts["done"] - counts["failed"]
     if out.format is Format.JSON:
-        out.json({"type": "forecast", "all": len(plans), **counts, **found.to_dict(), "workers": workers})
-    else:
-        by = "" if not found.tried else f", estimated from the first steps of {count_text(found.tried, 'video')}"
-        unknown = f", and {count_text(found.unmeasured, 'video')} of unknown length" if found.unmeasured else ""
-        rows = {
-            "videos": f"{len(plans)}: {_count_statuses(counts)}",
-            "left to watch": f"{time_text(round(found.left_s))} ({found.left_s / 3600:.2f} hours){unknown}",
-            "steps": "unknown" if found.steps is None else f"{found.steps:,}",
-            "takes": "unknown" if found.work_s is None else _format_work(found.work_s, workers) + by,
-            "disk": "unknown: states grow with their streams, or none was tried"
-            if found.most_bytes is None
-            else f"at most {bytes_text(found.most_bytes)}",
-        }
-        if not found.videos:
-            rows = {"videos": rows["videos"]}
-        failed = [printable(looked.job.key) for looked in plans if looked.status == "failed"]
-        if failed:
-            more = [f"{len(failed) - LISTED} more"] if len(failed) > LISTED else []
-            rows["cannot be read"] = ", ".join(failed[:LISTED] + more)
-        out.table("", pairs(rows, title="nothing was written; it would be"))
-    out.note(f"{len(plans)} videos: {_count_statuses(counts)}; nothing was written")
-
-
-def _format_work(work_s: float, workers: int) -> str:
-    whole = time_text(round(work_s))
-    if workers == 1:
-        return f"about {whole}"
-    shared = time_text(round(work_s / workers))
-    return f"about {shared} with {workers} workers that do not slow each other, {whole} with one"
+        total = {"all": counts.total(), **counts, "videos": videos, "unmeasured": unmeasured, "left_s": left_s}
+        out.json({"type": "forecast", **total})
+    unknown = f" and {count_text(unmeasured, 'video')} of unknown length" if unmeasured else ""
+    left = f", {time_text(round(left_s))} to watch{unknown}" if videos else ""
+    out.note(f"{count_text(counts.total(), 'video')}: {_count_statuses(counts)}{left}; nothing was written")
 
 
 def _count_statuses(counts: Counter[str]) -> str:
@@ -289,7 +236,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _sum_up(account: Account) -> dict[str, str]:
-    counts, (watched_s, speed, _) = account.by_status, account.speed()
+    counts, watched_s = account.by_status, account.watched_s
+    speed, _ = account.speed(watched_s)
     fast = "" if speed is None else f", {speed:.1f}x as fast as it plays"
     return {
         "videos": f"{account.total}: {counts['watched']} watched, {counts['done']} done before, "

@@ -145,9 +145,6 @@ def ingest(
     devices: Annotated[
         str | None, option("--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu.", Panel.MANY)
     ] = None,
-    batch: Annotated[
-        int, option("--batch COUNT", "Streams per worker at a time, in shared forwards.", Panel.MANY, min=1)
-    ] = 1,
     ray: Annotated[
         str | None,
         option(
@@ -274,7 +271,7 @@ def ingest(
                 input=dict(parse_input(one) for one in inputs or ()),
             ),
         )
-        fleet = FleetOptions(workers, devices, batch, ray, max_failures, failures, csv)
+        fleet = FleetOptions(workers, devices, ray, max_failures, failures, csv)
         sources = sources or []
         if keep is not None and keep > 1 and every is None and not _is_stream(sources):
             out.warn(

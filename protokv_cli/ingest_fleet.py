@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import typer
 
 from protokv.backbones import EMBEDDED, require_model
 from protokv.errors import ConfigError, SourceNotFound
-from protokv_cli.fleet_report import Account, FleetProgress, Ledger, check_file, show_end, show_forecast, show_plan
+from protokv_cli.fleet_report import Account, FleetProgress, Ledger, check_file, show_end, show_plan
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import stopping
@@ -28,7 +29,6 @@ class FleetOptions:
 
     workers: int | None = None
     devices: str | None = None
-    batch: int = 1
     ray: str | None = None
     max_failures: int | None = None
     failures: Path | None = None
@@ -51,32 +51,30 @@ def ingest_fleet(
     dry_run: bool,
 ) -> None:
     """Ingest every video that is not done yet into the folder `output`; end with exit code 3 if one of them failed."""
-    from protokv.fleet import Recipe, forecast, look_fleet, run_fleet
+    from protokv.fleet import Recipe, preview, run_fleet
 
     _refuse_single(chosen)
     check_file(fleet.csv)
     require_model(str(chosen.backbone or EMBEDDED), chosen.revision)
     recipe = Recipe(place=_place(output), options=chosen)
     jobs = _plan_jobs(out, sources, listing)
+    if dry_run:
+        with stopping(out.warn) as stop:
+            show_plan(out, takewhile(lambda _: not stop, preview(jobs, recipe)))
+            if stop.exit is not None:
+                raise typer.Exit(stop.exit)
+        return
     with _open_pool(fleet, recipe) as pool:
-        if dry_run:
-            with stopping(out.warn) as stop:
-                plans = show_plan(out, look_fleet(jobs, pool, recipe.place, should_stop=lambda: bool(stop)))
-                if stop.exit is not None:
-                    raise typer.Exit(stop.exit)
-            show_forecast(out, plans, forecast(plans, pool), pool.size)
-            return
         ledger, account = Ledger(_failures_file(fleet, recipe.place)), Account(jobs)
         with stopping(out.warn) as stop, Bar(out, f"0 of {len(jobs)} videos") as bar:
-            progress = FleetProgress(out, account, bar)
+            progress = FleetProgress(out, account, bar, pool)
+
+            def should_stop() -> bool:
+                progress.draw()
+                return bool(stop)
+
             for outcome in run_fleet(
-                jobs,
-                pool,
-                recipe.place,
-                batch=fleet.batch,
-                max_failures=fleet.max_failures,
-                should_stop=lambda: bool(stop),
-                follow=progress.follow,
+                jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=should_stop
             ):
                 account.add(outcome)
                 ledger.add(outcome)
@@ -84,7 +82,6 @@ def ingest_fleet(
                     out.json({"type": "video", **outcome.to_dict(), "fleet": progress.to_dict()})
                 elif out.format is Format.PLAIN and outcome.status in ("watched", "done"):
                     out.plain(outcome.state)
-        account.follow([])
         show_end(out, account, ledger, stop.exit, fleet.csv)
 
 
@@ -164,7 +161,7 @@ def _open_pool(fleet: FleetOptions, recipe: Any) -> Any:
         return RayPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
     named = parse_list(fleet.devices or recipe.options.device)
     devices = [f"cuda:{one}" if one.isdecimal() else one for one in named]
-    return LocalPool(recipe, fleet.workers or len(devices), devices, fleet.batch)
+    return LocalPool(recipe, fleet.workers or len(devices), devices)
 
 
 def _failures_file(fleet: FleetOptions, place: str) -> Path:

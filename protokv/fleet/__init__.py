@@ -1,31 +1,26 @@
 """Fleets: many videos into as many states, by workers that each load the model once.
 
-`plan` lists the videos, `worker` looks at and watches one, a `Pool` has workers on this machine or in a Ray cluster,
-and `run_fleet` hands the videos out. Knows no command line.
+`plan` lists the videos, a `Worker` says what is left of one and watches it, a `LocalPool` has workers on this machine
+and `RayPool` (`protokv.fleet.cluster`) in a Ray cluster, and `run_fleet` hands the videos out. Knows no command line.
 """
 
 from __future__ import annotations
 
-from protokv.fleet.forecast import Forecast, Remaining, forecast
 from protokv.fleet.local import LocalPool
 from protokv.fleet.plan import Job, find_states, plan, read_manifest, target_of
-from protokv.fleet.records import Failure, InWork, Looked, Outcome, Recipe
-from protokv.fleet.run import look_fleet, run_fleet
+from protokv.fleet.run import run_fleet
+from protokv.fleet.worker import Failure, Outcome, Preview, Recipe, preview
 
 __all__ = [
     "Failure",
-    "Forecast",
-    "InWork",
     "Job",
     "LocalPool",
-    "Looked",
     "Outcome",
+    "Preview",
     "Recipe",
-    "Remaining",
     "find_states",
-    "forecast",
-    "look_fleet",
     "plan",
+    "preview",
     "read_manifest",
     "run_fleet",
     "target_of",

@@ -1,8 +1,8 @@
 """Workers on this machine, each a process in an executor of its own, so that one that dies is replaced.
 
-The death of one process breaks a whole `ProcessPoolExecutor`, so each has one process: only its task is lost, workers
-share nothing that a killed one could hold, and a worker keeps its device. A worker whose coordinator dies commits and
-ends. https://docs.python.org/3/library/concurrent.futures.html
+The death of one process breaks a whole `ProcessPoolExecutor`, so each has one process: only its task is lost, and a
+worker keeps its device. A worker whose coordinator dies commits and ends.
+https://docs.python.org/3/library/concurrent.futures.html
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from concurrent.futures.process import BrokenProcessPool
 from ctypes import c_bool, c_double
 from typing import Any
 
-from protokv.fleet.records import Recipe
 from protokv.fleet.run import WorkerDied
+from protokv.fleet.worker import Recipe, Worker
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -28,20 +28,23 @@ _SPAWN = multiprocessing.get_context("spawn")
 class LocalPool:
     """Workers on this machine, on the devices in turn; a context manager that ends them."""
 
-    def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",), batch: int = 1) -> None:
-        """Start nothing yet; `n` processes of `batch` videos each will use the devices, named as in `load_backbone`."""
-        self.size, self._batch = n, batch
+    def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
+        """Start nothing yet; `n` processes will use the devices, named as in `load_backbone`."""
+        self.size = n
         self._recipe, self._devices = recipe, devices
-        # Shared memory without a lock: a worker may be killed at any instant.
-        self._stopped = _SPAWN.RawValue(c_bool, False)
+        # Shared memory without a lock, because a worker may be killed at any instant; each writes its own place.
+        self._stopped, self._watched_s = _SPAWN.RawValue(c_bool, False), _SPAWN.RawArray(c_double, n)
         self._scratch = tempfile.TemporaryDirectory(prefix="protokv-fleet-", ignore_cleanup_errors=True)
+
+    @property
+    def watched_s(self) -> float:
+        """Seconds of stream that the workers have watched until now."""
+        return sum(self._watched_s)
 
     def open(self, index: int) -> LocalSlot:
         """Return the slot of a worker; its process starts with the first call."""
         device = self._devices[index % len(self._devices)]
-        # Seconds watched and left of each video that the worker has at a time; a lost update is a little old.
-        standing = _SPAWN.RawArray(c_double, 2 * self._batch)
-        return LocalSlot((self._recipe, device, self._stopped, standing, self._scratch.name), standing)
+        return LocalSlot((self._recipe, device, self._stopped, self._watched_s, index, self._scratch.name))
 
     def stop(self) -> None:
         """Let every worker commit and return after its step."""
@@ -58,14 +61,13 @@ class LocalPool:
 class LocalSlot:
     """One process, started anew after it died."""
 
-    def __init__(self, settings: tuple[Any, ...], standing: Any) -> None:
-        """Keep the arguments of `_begin`, and its array."""
-        self._settings, self._standing = settings, standing
+    def __init__(self, settings: tuple[Any, ...]) -> None:
+        """Keep the arguments of `_begin`."""
+        self._settings = settings
         self._executor: ProcessPoolExecutor | None = None
 
     def call(self, verb: str, *args: Any) -> Any:
         """Call a method of the worker. WorkerDied."""
-        self._standing[:] = [0.0] * len(self._standing)
         if self._executor is None:
             self._executor = ProcessPoolExecutor(1, _SPAWN, _begin, self._settings)
         try:
@@ -75,10 +77,6 @@ class LocalSlot:
         except BrokenProcessPool as error:
             self.close()
             raise WorkerDied("its process was killed or crashed (out of memory, or a fault in a library)") from error
-
-    def standing(self) -> list[tuple[float, float]]:
-        """Return seconds watched and left of each video of the call that runs."""
-        return list(zip(self._standing[::2], self._standing[1::2], strict=True))
 
     def close(self) -> None:
         """End the process once it is idle."""
@@ -103,21 +101,20 @@ def _signals_blocked() -> Iterator[None]:
 class _Process:
     """The worker of this process, and a lock that is held while it works."""
 
-    worker: Any
+    worker: Worker
     busy = threading.Lock()
 
 
-def _begin(recipe: Recipe, device: str, stopped: Any, standing: Any, scratch: str) -> None:
+def _begin(recipe: Recipe, device: str, stopped: Any, watched_s: Any, index: int, scratch: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Videos from an object store are copied here; the coordinator removes the files of a killed process.
     tempfile.tempdir = scratch
     orphaned = threading.Event()
-    from protokv.fleet.worker import Worker
 
-    def report(place: int, watched_s: float, left_s: float) -> None:
-        standing[2 * place : 2 * place + 2] = watched_s, left_s
+    def add_watched(seconds: float) -> None:
+        watched_s[index] += seconds
 
-    _Process.worker = Worker(recipe, device, lambda: bool(stopped.value) or orphaned.is_set(), report)
+    _Process.worker = Worker(recipe, device, lambda: bool(stopped.value) or orphaned.is_set(), add_watched)
     threading.Thread(target=_end_with_parent, args=(orphaned,), daemon=True).start()
 
 

@@ -16,8 +16,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
 from protokv.errors import StateError
 from protokv.fleet.plan import find_states
-from protokv.fleet.records import Failure
-from protokv.fleet.worker import damage_of
+from protokv.fleet.worker import Failure, damage_of
 from protokv.state.api import load_state, read_header, stored_bytes
 from protokv.state.checkpoint import admit, config_of, from_state, load_backbone_of, recorded_dtype
 from protokv.state.form import is_url

@@ -1,40 +1,35 @@
-"""A worker: it checks the work left for a video, watches it, and loads the model once.
+"""A worker: it says what is left to do for a video, watches it, and loads the model once.
 
 Results are values, not exceptions, unless the model is missing, which concerns all videos. A worker knows nothing of
 processes, clusters and other workers.
 
 A video is done if its state is committed and complete and its header names the same content, model and memory. To look,
-only the header and the fingerprint of the video are read; nothing is decoded and no model is loaded. For a
-forecast, the header of the video is read too, and a few steps of some videos are tried.
+only the header and the fingerprint of the video are read; nothing is decoded and no model is loaded.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from protokv.backbones import identify_backbone, load_backbone
 from protokv.core.records import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job, target_of
-from protokv.fleet.records import Failure, Footage, Outcome, Recipe, Verdict
-from protokv.fleet.shared_forwards import SharedForwards
 from protokv.ingestion.continuation import (
     check_equal,
     check_memory,
     check_system,
 )
-from protokv.ingestion.estimate import Estimate, estimate
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.options import IngestOptions
-from protokv.ingestion.run import find_words, ingest
+from protokv.ingestion.run import ingest
 from protokv.state.api import read_header, stored_bytes
 from protokv.state.checkpoint import check_fits
 from protokv.state.commit import writing
@@ -50,16 +45,138 @@ from protokv.words.find import AUTO, OFF, file_of, identity, record_of_file, rec
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
 
+Standing = Literal["new", "unfinished", "changed", "done"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How every video of a fleet becomes a state.
+
+    Attributes:
+        place: folder, or prefix in an object store, of the states.
+        options: of each ingest; `backbone` is a name, which each worker loads once. `overwrite` starts over a state of
+            other settings or of another video; without it such a video fails.
+    """
+
+    place: str
+    options: IngestOptions = field(default_factory=IngestOptions)
+
+    def load(self, device: str) -> Backbone:
+        """Load the model, with its system prompt. Raises as `load_backbone` and `Backbone.with_system`."""
+        return self.options.prompted(load_backbone(**self._arguments(device), **self.options.frames))
+
+    def identify(self, device: str) -> BackboneIdentity:
+        """Return the identity of the model that `load` would give, from its small files. Raises as `load_backbone`."""
+        return identify_backbone(**self._arguments(device))
+
+    def _arguments(self, device: str) -> dict[str, Any]:
+        return self.options.new_model | {"device": device}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a video has no complete, undamaged state.
+
+    Attributes:
+        kind: the class of the error that a single `ingest` would have raised, `Damaged` if the state holds the readable
+            part of the video, or `WorkerDied` if the worker died on every attempt.
+        message, hint: what is wrong, and what to do.
+    """
+
+    kind: str
+    message: str
+    hint: str = ""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Return an error on one line."""
+        message = error.message if isinstance(error, ProtoKVError) else f"{type(error).__name__}: {error}"
+        hint = error.hint if isinstance(error, ProtoKVError) else ""
+        return cls(type(error).__name__, " ".join(message.split()), " ".join(hint.split()))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The work left for a video.
+
+    Attributes:
+        standing: "new" if there is no state, "unfinished" to continue it, "changed" to start over, "done" if nothing
+            is left.
+        steps, stream_time_s: of the state.
+        file_bytes, damage: of a finished state; `damage` says which part of the video was unreadable.
+    """
+
+    standing: Standing
+    steps: int = 0
+    stream_time_s: float = 0.0
+    file_bytes: int = 0
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a video.
+
+    Attributes:
+        job, state: the video, and the path of its state.
+        status: "watched" to its end by this run, "done" before it, "stopped" on request after a commit, or "failed".
+        standing: of the state before the run.
+        steps, stream_time_s, file_bytes: of the state now.
+        watched_s: seconds of stream that this run added.
+        elapsed_s: seconds that the worker was busy with it.
+        attempts: how often it was begun.
+        failure: why it failed; of a watched or finished video, its damage.
+    """
+
+    job: Job
+    state: str
+    status: Literal["watched", "done", "stopped", "failed"]
+    standing: Standing = "new"
+    steps: int = 0
+    stream_time_s: float = 0.0
+    watched_s: float = 0.0
+    file_bytes: int = 0
+    elapsed_s: float = 0.0
+    attempts: int = 1
+    failure: Failure | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON; `failure` only if there is one."""
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a run would do with a video; `left_s` and `duration_s` are seconds of stream, None where unknown."""
+
+    job: Job
+    state: str
+    status: Literal["new", "unfinished", "changed", "done", "failed"]
+    duration_s: float | None = None
+    left_s: float | None = None
+    failure: Failure | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON; `failure` only if there is one."""
+        return _plain(self)
+
+
+def _plain(record: Outcome | Preview) -> dict[str, Any]:
+    row = asdict(record)
+    del row["job"]
+    failure = row.pop("failure")
+    return {**record.job.to_dict(), **row} | ({} if failure is None else {"failure": failure})
+
 
 class Worker:
-    """One model on one device, and one video at a time, or a few that share its forwards."""
+    """One model on one device, and one video at a time."""
 
     def __init__(
         self,
         recipe: Recipe,
         device: str,
-        should_stop: Callable[[], bool] | None = None,
-        report: Callable[[int, float, float], None] = lambda place, watched_s, left_s: None,
+        should_stop: Callable[[], bool] = lambda: False,
+        add_watched: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """Load nothing yet.
 
@@ -67,120 +184,121 @@ class Worker:
             recipe: of all videos.
             device: of the model.
             should_stop: called after every step; `stop` has the same effect.
-            report: called after every step with the place of the video among those that are watched together, the
-                seconds of stream that this run added, and those that are left (NaN: unknown).
+            add_watched: called with the seconds of stream that were watched since the last call.
         """
-        self._recipe, self._device, self._report = recipe, device, report
-        self._asked = should_stop or (lambda: False)
+        self._recipe, self._device, self._asked, self._add_watched = recipe, device, should_stop, add_watched
         self._stopped = False
 
     @cached_property
     def _identity(self) -> BackboneIdentity:
         return self._recipe.identify(self._device)
 
-    def stop(self) -> None:
-        """Let `watch` commit and return after its step. May be called from another thread."""
-        self._stopped = True
-
     @cached_property
     def _backbone(self) -> Backbone:
         return self._recipe.load(self._device)
+
+    def stop(self) -> None:
+        """Let `watch` commit and return after its step. May be called from another thread."""
+        self._stopped = True
 
     def load(self) -> None:
         """Load the model, the first time. Raises as `load_backbone`."""
         _ = self._backbone
 
-    def look(self, job: Job) -> Verdict | Failure:
-        """Return the work left for a video. Raises if the model cannot be identified."""
+    def look(self, job: Job) -> Verdict | Outcome:
+        """Return the work left for a video, or its outcome if it is done or failed. Raises if there is no model."""
         # An error of the model concerns all videos.
-        identity = self._identity
+        identity, target = self._identity, target_of(self._recipe.place, job.key)
         try:
-            return look_at(job.source, target_of(self._recipe.place, job.key), self._recipe, identity)
+            found = look_at(job.source, target, self._recipe, identity)
         except Exception as error:
-            return Failure.of(error)
-
-    def probe(self, job: Job) -> Footage | Failure | None:
-        """Return facts of a video from its header and first frame; None of one that is no file."""
-        if is_object(job.source) or kind_of(job.source) != "file":
-            return None
-        options = self._recipe.options
-        try:
-            # This process is a worker's own: a file that crashes it is a failure of that file.
-            with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
-                info = opened.info
-        except Exception as error:
-            return Failure.of(error)
-        return Footage(info.duration_s, info.width, info.height, info.rate_fps)
-
-    def estimate(self, job: Job) -> tuple[Estimate, float] | Failure:
-        """Watch the first steps of a video and forget them; also return the seconds before the first step.
-
-        Raises as `load_backbone`.
-        """
-        options, backbone, began = self._recipe.options, self._backbone, time.perf_counter()
-        try:
-            with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels, isolate=True) as opened:
-                opening_s = time.perf_counter() - began
-                words = find_words(job.source, opened, replace(options, device=self._device))
-                return estimate(opened, backbone, options, words), opening_s
-        except Exception as error:
-            return Failure.of(error)
+            return Outcome(job, target, "failed", failure=Failure.of(error))
+        if found.standing != "done":
+            return found
+        damage = Failure("Damaged", found.damage) if found.damage else None
+        return Outcome(
+            job,
+            target,
+            "done",
+            "done",
+            steps=found.steps,
+            stream_time_s=found.stream_time_s,
+            file_bytes=found.file_bytes,
+            failure=damage,
+        )
 
     def watch(self, job: Job, verdict: Verdict) -> Outcome:
         """Ingest the rest of a video."""
-        return self._watch(job, verdict, self._backbone)
-
-    def watch_together(self, pairs: Sequence[tuple[Job, Verdict]]) -> list[Outcome]:
-        """Ingest the rest of some videos, a thread each; their steps share forwards of the model."""
-        shared = SharedForwards(self._backbone, len(pairs))
-
-        def watch(pair: tuple[Job, Verdict], place: int) -> Outcome:
-            with shared.member() as backbone:
-                return self._watch(*pair, backbone, place)
-
-        with ThreadPoolExecutor(len(pairs), "stream") as threads:
-            return list(threads.map(watch, pairs, range(len(pairs))))
-
-    def _watch(self, job: Job, verdict: Verdict, backbone: Backbone, place: int = 0) -> Outcome:
         target, began = target_of(self._recipe.place, job.key), time.perf_counter()
         anew = verdict.standing == "changed"
-        options = replace(self._recipe.options, backbone=backbone, device=self._device, overwrite=anew)
-        from_s, summary = 0.0, None
+        options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
+        from_s = until_s = 0.0
         try:
             if not is_url(target):
                 with writing(target):
                     Path(target).parent.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
-                # It would come for every video, without a reader.
+                # The position warning would repeat for every video, and nobody reads stderr here.
                 warnings.simplefilter("ignore", PositionWarning)
-                for event in ingest(job.source, target, options=options, should_stop=self._should_stop):
+                run = ingest(
+                    job.source, target, options=options, should_stop=lambda: self._stopped or self._should_stop()
+                )
+                for event in run:
                     if isinstance(event, Started):
-                        from_s = event.stream_time_s
+                        from_s = until_s = event.stream_time_s
                     elif isinstance(event, Progress):
-                        left_s = math.nan if event.duration_s is None else event.duration_s - event.stream_time_s
-                        self._report(place, event.stream_time_s - from_s, left_s)
+                        self._add_watched(event.stream_time_s - until_s)
+                        until_s = event.stream_time_s
                     elif isinstance(event, Summary):
                         summary = event
         except Exception as error:
             elapsed_s = time.perf_counter() - began
             return Outcome(job, target, "failed", verdict.standing, elapsed_s=elapsed_s, failure=Failure.of(error))
-        assert summary is not None
-        stopped = not summary.complete and not summary.damaged
+        self._add_watched(summary.stream_time_s - until_s)
+        lost = summary.damage or summary.words_lost
         return Outcome(
             job,
             target,
-            "stopped" if stopped else "watched",
+            "watched" if summary.complete or summary.damaged else "stopped",
             verdict.standing,
             steps=summary.steps,
             stream_time_s=summary.stream_time_s,
             watched_s=summary.stream_time_s - from_s,
             file_bytes=summary.file_bytes,
             elapsed_s=time.perf_counter() - began,
-            failure=Failure("Damaged", lost) if (lost := summary.damage or summary.words_lost) else None,
+            failure=Failure("Damaged", lost) if lost else None,
         )
 
     def _should_stop(self) -> bool:
         return self._stopped or self._asked()
+
+
+def preview(jobs: Iterable[Job], recipe: Recipe) -> Iterator[Preview]:
+    """Yield what `run_fleet` would do with each video; opens those that are left and writes nothing.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    identity = recipe.identify(recipe.options.device)
+    for job in jobs:
+        state = target_of(recipe.place, job.key)
+        try:
+            found = look_at(job.source, state, recipe, identity)
+            duration_s = _read_duration(job, recipe.options) if found.standing != "done" else found.stream_time_s
+        except Exception as error:
+            yield Preview(job, state, "failed", failure=Failure.of(error))
+            continue
+        watched_s = 0.0 if found.standing == "changed" else found.stream_time_s
+        left_s = None if duration_s is None else max(0.0, duration_s - watched_s)
+        yield Preview(job, state, found.standing, duration_s, left_s)
+
+
+def _read_duration(job: Job, options: IngestOptions) -> float | None:
+    """Return the seconds of a video by its header; None if it does not say, or is no file."""
+    if is_object(job.source) or kind_of(job.source) != "file":
+        return None
+    with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels, isolate=True) as opened:
+        return opened.info.duration_s
 
 
 def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity) -> Verdict:

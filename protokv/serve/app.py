@@ -78,7 +78,7 @@ def build_app(
             Route("/page/state", server.guard(page.state)),
             Route("/v1/models", server.guard(server.models)),
             Route("/v1/models/{name:path}", server.guard(server.model)),
-            Route("/v1/chat/completions", server.guard(server.chat), methods=["POST"]),
+            Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
         ],
         exception_handlers={ProtoKVError: _refuse, HTTPException: _refuse_http, Exception: _fail},
         lifespan=server.lifespan,
@@ -141,7 +141,7 @@ class _Server:
 
         return guarded
 
-    async def chat(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         """Answer a question, whole or in pieces."""
         asked = chat.parse(await self._body(request), self._states.decoding)
         path = self._states.find(asked.model)

@@ -1,8 +1,7 @@
-"""Measure the cost of a fleet: `python -m samples.fleet.measure [simulate] [processes] [batch]`; default: all.
+"""Measure the cost of a fleet: `python -m samples.fleet.measure [simulate] [processes]`; default: all.
 
 simulate: `--videos` videos through the coordinator's own code with workers that do nothing: its memory and its time per
-video. processes: the same through processes of this machine. batch: the embedded model over several streams
-at a time, in CPU time. Results go to `measured-cpu.json`.
+video. processes: the same through processes of this machine. Results go to `measured-cpu.json`.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from protokv.fleet import Job, LocalPool, Outcome, Recipe, plan, run_fleet
-from protokv.fleet.records import Failure, Verdict
 from protokv.fleet.run import WorkerDied
-from protokv.ingestion import IngestOptions
+from protokv.fleet.worker import Failure, Verdict
 from tests.benchmarks.results import machine
 
 SAMPLE = Path(__file__).parents[1] / "minute" / "video.mp4"
@@ -33,7 +31,7 @@ class StubPool:
     """Workers that answer at once; one call in a thousand dies, and one video in a thousand fails."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.calls = size, 0
+        self.size, self.calls, self.watched_s = size, 0, 0.0
 
     def open(self, index: int) -> StubPool:
         """Return a worker."""
@@ -123,34 +121,10 @@ def processes(n: int, workers: int) -> dict[str, Any]:
     return {"videos": rest, "workers": workers, "us_per_video": round(seconds / rest * 1e6, 1)}
 
 
-def batch(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Watch eight copies of the sample with one worker, `size` at a time; return CPU seconds, the best of two runs."""
-    from protokv.fleet.worker import Worker
-    from protokv.memories import DurableConfig
-
-    rows: list[dict[str, Any]] = []
-    for size in sizes:
-        seconds = []
-        for _ in range(2):
-            with TemporaryDirectory() as place:
-                worker = Worker(Recipe(place=place, options=IngestOptions(config=DurableConfig(budget=512))), "cpu")
-                worker.load()
-                pairs = [(Job(str(SAMPLE), f"{i}"), Verdict("new")) for i in range(8)]
-                began = time.process_time()
-                for i in range(0, 8, size):
-                    part = pairs[i : i + size]
-                    found = worker.watch_together(part) if size > 1 else [worker.watch(*part[0])]
-                    assert all(one.status == "watched" for one in found)
-                seconds.append(time.process_time() - began)
-                states = {path.read_bytes() for path in Path(place).iterdir()}
-        rows.append({"batch": size, "cpu_s_per_video": round(min(seconds) / 8, 3), "different_states": len(states)})
-    return rows
-
-
 def main() -> None:
     """Measure the parts that are named, and write their figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["simulate", "processes", "batch"])
+    parser.add_argument("parts", nargs="*", default=["simulate", "processes"])
     parser.add_argument("--videos", type=int, nargs="+", default=[10_000, 100_000])
     options = parser.parse_args()
     target = Path(__file__).with_name("measured-cpu.json")
@@ -160,8 +134,6 @@ def main() -> None:
         found["simulate"] = [simulate(n, workers) for n in options.videos for workers in (8, 64)]
     if "processes" in options.parts:
         found["processes"] = [processes(2000, workers) for workers in (1, 2)]
-    if "batch" in options.parts:
-        found["batch"] = batch((1, 2, 4, 8))
     target.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

@@ -20,7 +20,7 @@ from protokv_cli.exits import Exit
 from protokv_cli.fleet_report import Ledger
 from tests.cli.conftest import Program, read_to_the_end, write_video
 from tests.fleet.conftest import InlinePool
-from tests.fleet.recipes import MockRecipe, remade
+from tests.fleet.recipes import MockRecipe
 
 SMALL = ("--budget", "24")
 LONG = Path(__file__).parents[2] / "samples" / "long" / "video.mp4"
@@ -41,11 +41,12 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """Put workers of this process, with the mock, in the place of `LocalPool`; list their numbers and devices."""
     made: list[tuple[int, list[str]]] = []
 
-    def make(recipe: Recipe, n: int, devices: list[str], batch: int) -> Any:
+    def make(recipe: Recipe, n: int, devices: list[str]) -> Any:
         made.append((n, devices))
-        return nullcontext(InlinePool(remade(recipe, MockRecipe), n))
+        return nullcontext(InlinePool(recipe, n))
 
     monkeypatch.setattr("protokv.fleet.LocalPool", make)
+    monkeypatch.setattr("protokv.fleet.Recipe", MockRecipe)
     return made
 
 
@@ -58,14 +59,9 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
         *((key, "new") for key in ("more/three", "one", "two")),
     ]
     assert "bad.mp4" in plans[0]["failure"]["message"]
-    assert planned.err.splitlines()[-1] == "4 videos: 1 failed, 3 new; nothing was written"
+    assert planned.err.splitlines()[-1] == "4 videos: 1 failed, 3 new, 0:06 to watch; nothing was written"
     assert total.items() >= {"type": "forecast", "all": 4, "failed": 1, "videos": 3, "unmeasured": 0}.items()
     assert total["left_s"] == pytest.approx(sum(row["left_s"] for row in plans[1:]))
-    assert total["steps"] > 0
-    assert total["work_s"] > 0
-    told = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run", "--workers", "2", "--format", "table").out
-    for said in ("left to watch", "with 2 workers", "first steps of 1 video", "at most", "cannot be read bad"):
-        assert said in " ".join(told.split()), said
     assert not Path("states").exists()
 
     result = protokv("ingest", folder, "-o", "states/", *SMALL)
@@ -91,7 +87,7 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
 
     # What is done is not counted again.
     rest = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run").rows()[-1]
-    assert rest.items() >= {"done": 3, "failed": 1, "videos": 0, "left_s": 0.0, "tried": 0}.items()
+    assert rest.items() >= {"done": 3, "failed": 1, "videos": 0, "left_s": 0.0}.items()
 
     again = protokv("ingest", folder / "one.mp4", folder / "two.mp4", "-o", "states", *SMALL, "--format", "table")
     assert again.code == 0
@@ -158,7 +154,7 @@ def test_the_password_of_an_address_is_in_no_report_of_a_fleet(protokv: Program)
 def test_a_worker_per_device_unless_told_otherwise(
     options: tuple[str, ...], made: tuple[int, list[str]], protokv: Program, folder: Path, pools: list[object]
 ) -> None:
-    assert protokv("ingest", folder / "more", "-o", "states", *SMALL, *options, "--dry-run").code == 0
+    assert protokv("ingest", folder / "more", "gone.mp4", "-o", "states", *SMALL, *options).code == Exit.PARTIAL
     assert pools == [made]
 
 

@@ -85,15 +85,11 @@ class InlinePool:
     def __init__(
         self, recipe: Recipe, size: int = 1, between: Callable[[int, str, tuple[Any, ...]], None] | None = None
     ) -> None:
-        self.size, self.between, self.closed = size, between, 0
-        self.standings: list[list[tuple[float, float]]] = [[] for _ in range(size)]
-        self._workers = [
-            Worker(recipe, "cpu", report=lambda _, watched_s, left_s, i=i: self._set(i, watched_s, left_s))
-            for i in range(size)
-        ]
+        self.size, self.between, self.closed, self.watched_s = size, between, 0, 0.0
+        self._workers = [Worker(recipe, "cpu", add_watched=self._add_watched) for _ in range(size)]
 
-    def _set(self, index: int, watched_s: float, left_s: float) -> None:
-        self.standings[index] = [(watched_s, left_s)]
+    def _add_watched(self, seconds: float) -> None:
+        self.watched_s += seconds
 
     def open(self, index: int) -> Any:
         pool = self
@@ -103,9 +99,6 @@ class InlinePool:
                 if pool.between is not None:
                     pool.between(index, verb, args)
                 return getattr(pool._workers[index], verb)(*args)
-
-            def standing(self) -> list[tuple[float, float]]:
-                return pool.standings[index]
 
             def close(self) -> None:
                 pool.closed += 1

@@ -10,8 +10,7 @@ import pytest
 
 from protokv.errors import SourceNotFound, StateCorrupt, StateMismatch
 from protokv.fleet import Job, Recipe, target_of
-from protokv.fleet.records import Verdict
-from protokv.fleet.worker import Worker, look_at
+from protokv.fleet.worker import Verdict, Worker, look_at
 from protokv.ingestion import Progress, ingest
 from protokv.state import api as storage
 from tests.fleet.conftest import CONFIG, write_video

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
 from protokv.fleet.states import survey
 from protokv.ingestion import Every
 from protokv.state import api as storage
-from protokv.state.commit import Lock
 from protokv.video import open_source
 from protokv.video.bucket import fingerprint, list_objects
 from protokv.video.registry import fingerprint_source
@@ -186,17 +184,3 @@ def test_two_fleets_at_one_place_never_lose_or_double_a_state(
     for job in jobs:
         check_same_memory(target_of(recipe.place, job.key), singly[job.key], tmp_path)
     assert find_states(f"{recipe.place}/") == [target_of(recipe.place, job.key) for job in jobs]
-
-
-def test_a_video_that_another_fleet_has_locked_comes_last(jobs: list[Job], recipe: Recipe) -> None:
-    Path(recipe.place).mkdir()
-    order: list[str] = []
-
-    def between(index: int, verb: str, args: tuple[Any, ...]) -> None:
-        if verb == "watch":
-            order.append(args[0].key)
-
-    with Lock(target_of(recipe.place, "a")):
-        found = outcomes(jobs, InlinePool(recipe, 1, between), recipe)
-    assert order == ["a", "b", "sub/c", "a"]
-    assert (found["a"].status, found["a"].failure and found["a"].failure.kind) == ("failed", "StateLocked")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from protokv.errors import ModelError
-from protokv.fleet import Job, Recipe, look_fleet
-from protokv.fleet.run import WorkerDied
+from protokv.fleet import Job, Recipe, preview, target_of
+from protokv.fleet.run import ATTEMPTS, WorkerDied
+from protokv.state.commit import Lock
 from tests.fleet.conftest import InlinePool, ends, outcomes, written
 from tests.fleet.recipes import MissingRecipe, remade
 
@@ -42,7 +43,7 @@ def test_the_same_again_does_nothing_and_loads_nothing(jobs: list[Job], recipe: 
 
 def test_only_what_is_missing_is_done(jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
-    looked = [(one.job.key, one.status) for one in look_fleet(jobs, InlinePool(recipe), recipe.place)]
+    looked = [(one.job.key, one.status) for one in preview(jobs, recipe)]
     assert looked == [("a", "done"), ("b", "new"), ("sub/c", "new")]
     assert written(recipe).keys() == {"a"}
     found = outcomes(jobs, InlinePool(recipe), recipe)
@@ -69,13 +70,22 @@ def test_an_error_of_the_program_is_a_failure_of_the_video(
     assert (found.status, found.failure and found.failure.message) == ("failed", "ZeroDivisionError: a slip")
 
 
-def dying(times: int, verb: str, *, innocent: bool = False) -> Any:
+def test_a_video_that_another_run_watches_is_a_failure_and_the_others_are_done(jobs: list[Job], recipe: Recipe) -> None:
+    Path(recipe.place).mkdir()
+    with Lock(target_of(recipe.place, "a")):
+        found = outcomes(jobs, InlinePool(recipe), recipe)
+    assert [found[key].status for key in ("a", "b", "sub/c")] == ["failed", "watched", "watched"]
+    assert found["a"].failure is not None
+    assert found["a"].failure.kind == "StateLocked"
+
+
+def dying(times: int, verb: str) -> Any:
     left = [times]
 
     def between(index: int, called: str, args: tuple[Any, ...]) -> None:
         if called == verb and (verb == "load" or args[0].key == "b") and left[0]:
             left[0] -= 1
-            raise WorkerDied("it was killed", innocent=innocent)
+            raise WorkerDied("it was killed")
 
     return between
 
@@ -91,18 +101,10 @@ def test_a_video_whose_worker_died_is_tried_once_more(
 
 def test_a_video_that_kills_every_worker_is_reported_and_the_others_are_done(jobs: list[Job], recipe: Recipe) -> None:
     found = outcomes(jobs, InlinePool(recipe, 1, dying(99, "watch")), recipe)
-    assert (found["b"].status, found["b"].attempts) == ("failed", 2)
+    assert (found["b"].status, found["b"].attempts) == ("failed", ATTEMPTS)
     assert found["b"].failure is not None
     assert found["b"].failure.kind == "WorkerDied"
     assert written(recipe).keys() == {"a", "sub/c"}
-
-
-def test_a_machine_that_is_taken_away_is_no_fault_of_the_video(
-    jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
-) -> None:
-    found = outcomes(jobs, InlinePool(recipe, 2, dying(7, "watch", innocent=True)), recipe)
-    assert (found["b"].status, found["b"].attempts) == ("watched", 1)
-    assert written(recipe) == singly
 
 
 @pytest.mark.parametrize("n_workers", [1, 3])
