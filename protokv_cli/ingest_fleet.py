@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from protokv.backbones import EMBEDDED, require_model
+from protokv.backbones import require_model
 from protokv.errors import ConfigError, SourceNotFound
+from protokv.ingestion.options import DEFAULT_MODEL
 from protokv_cli.fleet_report import Account, FleetProgress, Ledger, check_file, show_end, show_plan
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_list
@@ -55,7 +56,7 @@ def ingest_fleet(
 
     _refuse_single(chosen)
     check_file(fleet.csv)
-    require_model(str(chosen.backbone or EMBEDDED), chosen.revision)
+    require_model(str(chosen.backbone or DEFAULT_MODEL), chosen.revision)
     recipe = Recipe(place=_place(output), options=chosen)
     jobs = _plan_jobs(out, sources, listing)
     if dry_run:

@@ -65,14 +65,15 @@ def serve(
             from protokv import serve as server
         except ImportError as error:
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'protokv[serve]'") from None
-        from protokv.backbones import EMBEDDED, load_backbone
+        from protokv.backbones import load_backbone
         from protokv.fleet.states import load_backbone_for
+        from protokv.ingestion.options import DEFAULT_MODEL
 
         placement: dict[str, Any] = {"revision": revision, "device": device, "device_map": device_map}
         if found := _find_states(states):
             backbone = load_backbone_for(found, model, **placement)
         else:
-            backbone = load_backbone(model or EMBEDDED, **placement)
+            backbone = load_backbone(model or DEFAULT_MODEL, **placement)
         limits = server.Limits(waiting=waiting, answer_s=parse_duration(answer_time))
         app = server.build_app(server.States(states, backbone), token=token, limits=limits, name=host)
         out.note(f"states of {states} on http://{host}:{port}/ and, for clients of OpenAI, http://{host}:{port}/v1")

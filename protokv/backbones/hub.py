@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from protokv.backbones.files import weight_files
+from protokv.backbones.packaged import packaged_models
 from protokv.backbones.sizes import KNOWN_MODELS
 from protokv.errors import ModelError, ModelNotFound, did_you_mean
 from protokv.machine import is_out_of_memory
-from protokv.mini import EMBEDDED, EMBEDDED_ORDER, EMBEDDED_WORDS
 
 # The files of a model besides its weights. No code, and no weights in other formats.
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -237,7 +237,7 @@ def translate_errors(name: str) -> Iterator[None]:
         message, hint = _explain(error)
         kind = ModelNotFound if message == _ABSENT else ModelError
         if message in (_ABSENT, _UNREACHED, _NO_NAME):
-            known = [EMBEDDED, EMBEDDED_ORDER, EMBEDDED_WORDS, *(model.name for model in KNOWN_MODELS)]
+            known = [*packaged_models(), *(model.name for model in KNOWN_MODELS)]
             hint = " ".join(filter(None, (did_you_mean(name, known), hint)))
         raise kind(f"cannot load the model {name}: {message}", hint=hint) from error
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protokv.backbones.files import check_repeats, read_json
+from protokv.backbones.packaged import find_packaged, packaged_models
 from protokv.errors import ConfigError, ModelError, ModelNotFound
-from protokv.mini import EMBEDDED, is_embedded, weights_folder
 
 if TYPE_CHECKING:
     from protokv.backbones.loading import Placement
@@ -40,7 +39,7 @@ SMOLLM2: Final = "smollm2"
 
 
 def load_backbone(
-    name: str = EMBEDDED,
+    name: str,
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -51,7 +50,7 @@ def load_backbone(
     frame_tokens: int | None = None,
     max_pixels: int | None = None,
 ) -> Backbone:
-    """Load a model. An embedded one on a CPU sets torch to one thread for this process.
+    """Load a model. `protokv/mini` on a CPU sets torch to one thread for this process.
 
     Args:
         name: `protokv/mini`, `protokv/mini-order` or `protokv/mini-words` (embedded), `smollm2` (of the package
@@ -60,7 +59,7 @@ def load_backbone(
         device: `auto` (CUDA if available, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
         dtype: `float32`, `bfloat16` or `float16`. `auto` is the checkpoint's own dtype on an accelerator. On a CPU it
             is bfloat16 for a checkpoint of 16 bits if the processor multiplies bfloat16, and float32 otherwise and for
-            embedded models. A state's dtype such as `bfloat16+4bit` includes the quantisation.
+            `protokv/mini`. A state's dtype such as `bfloat16+4bit` includes the quantisation.
         device_map: `auto` or `balanced` spreads the layers over all devices (accelerate); None: `device` has them all.
         quantization: `4bit` or `8bit` quantises the weights while they are loaded (bitsandbytes); None: not at all.
         revision: branch, tag or commit of a hub model; None: its main branch.
@@ -96,7 +95,7 @@ def _check_positive(frame_tokens: int | None, max_pixels: int | None) -> None:
 
 
 def identify_backbone(
-    name: str = EMBEDDED, *, revision: str | None = None, folder: Path | None = None, **options: str | None
+    name: str, *, revision: str | None = None, folder: Path | None = None, **options: str | None
 ) -> BackboneIdentity:
     """Return the identity of the model that `load_backbone` gives, from its small files and a sample of its weights.
 
@@ -133,25 +132,22 @@ def _resolved(
 
     defaults: dict[str, Any] = {"device": "auto", "dtype": "auto", "device_map": None, "quantization": None}
     request = PlacementRequest.of(**defaults | options)
-    embedded = is_embedded(name)
-    if embedded and request.device.type == "cpu":
-        # The matrices are too small for a second thread to pay off, and with one thread the same input gives the same
-        # bytes on any number of cores, and with one dtype on any processor.
-        torch.set_num_threads(1)
-        if request.dtype == "auto":
-            request = replace(request, dtype="float32")
+    packaged = find_packaged(name)
+    if packaged is not None:
+        request, folder = packaged.adjust(request), folder or packaged.folder(name)
     downloaded = on_hub(name, revision)
     if name == SMOLLM2 and folder is None:
         from protokv.backbones.llama import unpack_smollm2
 
         folder = unpack_smollm2()
-    path = str(folder or (weights_folder(name) if embedded else name))
-    if embedded and request.device_map is None and request.quantization is None:
-        # Without transformers, which takes longer to import than an answer takes.
-        from protokv.mini.backbone import Embedded
+    path = str(folder or name)
+    if packaged is not None and request.device_map is None and request.quantization is None:
+        # Without transformers, which takes longer to import than an answer of a small model takes.
+        from protokv.core.backbone import Backbone
 
+        assert issubclass(packaged, Backbone)
         config = read_json(path, "config.json")
-        yield Embedded, path, config, request.placement(getattr(torch, config["dtype"]))
+        yield packaged, path, config, request.placement(getattr(torch, config["dtype"]))
         return
     from protokv.backbones.hub import fetch, quiet_transformers, translate_errors
 
@@ -176,7 +172,7 @@ def on_hub(name: str, revision: str | None) -> bool:
         ModelError: it can be neither a folder nor a name of the hub.
         ConfigError: `revision` is given for a model that is not on a hub.
     """
-    packaged = is_embedded(name) or name == SMOLLM2
+    packaged = name in packaged_models() or name == SMOLLM2
     if packaged or Path(name).is_dir():
         if revision is not None:
             what = "a model of a package" if packaged else f"{name}, a folder,"

@@ -15,12 +15,14 @@ from protokv.core.backbone import Backbone
 from protokv.core.settings import check_fps
 from protokv.errors import ConfigError, use_one_of
 from protokv.memories import DurableConfig, MemoryConfig
-from protokv.mini import EMBEDDED
 from protokv.state.thumbnails import DEFAULT as THUMBNAILS
 from protokv.state.thumbnails import MOST as MOST_THUMBNAILS
 from protokv.video import Decoder
 from protokv.video.address import PIPE
 from protokv.words import Words, speak
+
+DEFAULT_MODEL = "protokv/mini"
+"""The model where none is named."""
 
 # A live source without a frame for this time is lost.
 STALL_S = 20.0
@@ -243,7 +245,7 @@ class IngestOptions:
     @property
     def new_model(self) -> dict[str, Any]:
         """Keywords of `identify_backbone` for the model of a new state."""
-        return self.placement | {"name": self.backbone or EMBEDDED, "dtype": self.dtype or "auto"}
+        return self.placement | {"name": self.backbone or DEFAULT_MODEL, "dtype": self.dtype or "auto"}
 
     @property
     def frames(self) -> dict[str, Any]:

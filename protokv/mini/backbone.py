@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from safetensors.torch import load_file
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from protokv.backbones.adapter import check_text
 from protokv.backbones.files import digest_weights, read_json
-from protokv.backbones.loading import Placement
+from protokv.backbones.loading import Placement, PlacementRequest
+from protokv.backbones.packaged import Packaged
 from protokv.backbones.pixels import PixelConfig, TimedGrid
 from protokv.core.attention import LocalKV
 from protokv.core.backbone import MOST_WORDS, PreparedStep, Turn
@@ -28,10 +30,16 @@ from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
 from protokv.mini.network import LanguageModel, VisionTower, select_prefix
 
-IDENTITY = "identity.json"
+IDENTITY: Final = "identity.json"
+FOLDERS: Final = {
+    "protokv/mini": "weights",
+    "protokv/mini-order": "weights-order",
+    "protokv/mini-words": "weights-words",
+}
+"""`-order` has four more layers and also reads order and counts appearances; `-words` two more, and reads words too."""
 
 
-class Embedded(TimedGrid):
+class Embedded(TimedGrid, Packaged):
     """`protokv/mini`, `protokv/mini-order` and `protokv/mini-words`."""
 
     position_components = 3
@@ -75,6 +83,23 @@ class Embedded(TimedGrid):
         self._control, self._control_ids = sorted(token.content for token in control.values()), frozenset(control)
         # The chat template's text in front of the video.
         self._prefix = self._encode("<|im_start|>user\n<|vision_start|>")
+
+    @classmethod
+    def folder(cls, name: str) -> Path:
+        """Return the folder of an embedded model."""
+        return Path(__file__).with_name(FOLDERS[name])
+
+    @classmethod
+    def adjust(cls, request: PlacementRequest) -> PlacementRequest:
+        """Use one thread and float32 on a CPU.
+
+        The matrices are too small for a second thread to pay off, and the same input then gives the same bytes on any
+        number of cores and any processor.
+        """
+        if request.device.type != "cpu":
+            return request
+        torch.set_num_threads(1)
+        return replace(request, dtype="float32") if request.dtype == "auto" else request
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> Self:

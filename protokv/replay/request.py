@@ -17,7 +17,6 @@ from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError, use_one_of
 from protokv.memories import DEFAULT, MemoryConfig
-from protokv.mini import is_embedded
 from protokv.replay.benchmarks import find_benchmark
 from protokv.replay.benchmarks.base import Benchmark
 from protokv.replay.dataset import Opened, open_dataset, with_baselines
@@ -148,7 +147,7 @@ class ReplayRequest:
         benchmark = self.benchmark
         if benchmark is None:
             return Setup.of(backbone, fps=fps, decoding=SHORT)
-        bare = is_embedded(backbone.identity.name) if self.prompt is None else self.prompt == "bare"
+        bare = not backbone.converses if self.prompt is None else self.prompt == "bare"
         decoding = Decoding(max_new_tokens=benchmark.max_new_tokens)
         return Setup.of(backbone, fps=fps or benchmark.fps, decoding=decoding, bare=bare)
 

@@ -16,7 +16,6 @@ import msgspec
 
 from protokv.errors import ConfigError, use_one_of
 from protokv.memories import DEFAULT, MemoryConfig
-from protokv.mini import EMBEDDED, is_embedded
 from protokv.replay.language import Language
 from protokv.replay.memories import Variant, drop_repeated
 from protokv.replay.worlds import Worlds
@@ -78,7 +77,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     title: str
     memories: tuple[Entry | str, ...]
-    model: str = EMBEDDED
+    model: str = "protokv/mini"
     worlds: Worlds | None = None
     budgets: tuple[int, ...] = (72,)
     delays_s: tuple[float, ...] = (0, 30, 120, 160)
@@ -105,7 +104,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def default_budgets(self, model: str) -> Sequence[int]:
         """Return the study's budgets for an embedded model, whose steps have nine tokens, and else the usual one."""
-        return self.budgets if is_embedded(model) else [MemoryConfig.of(DEFAULT).budget]
+        return self.budgets if model.startswith("protokv/mini") else [MemoryConfig.of(DEFAULT).budget]
 
     def dataset(self, name: str) -> Dataset | None:
         """Return the part about a data set; None if the study has no data sets.

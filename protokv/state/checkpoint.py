@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from protokv.backbones import load_backbone
+from protokv.backbones.packaged import packaged_models
 from protokv.core.backbone import Backbone
 from protokv.core.build import declare_memory
 from protokv.core.hybrid import CarriedShape
@@ -24,7 +25,6 @@ from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
 from protokv.memories import MemoryConfig
-from protokv.mini import is_embedded
 from protokv.state import attachments
 from protokv.state.api import load_state
 from protokv.state.form import StatePath
@@ -206,7 +206,7 @@ def load_backbone_of(
 ) -> Backbone:
     """Load the model that the caller names, or else the one that a state names.
 
-    A state may come from anywhere, so a name in it opens no folder and no connection. Only the embedded model and hub
+    A state may come from anywhere, so a name in it opens no folder and no connection. Only a packaged model and hub
     models in the local cache are loaded by such a name, the latter at the commit that the state names.
 
     Args:
@@ -244,8 +244,8 @@ def _restore_cost(header: Header, backbone: Backbone) -> None:
 
 def _load(header: Header, name: str | None, revision: str | None, placement: dict[str, Any]) -> Backbone:
     named = header.backbone.name
-    if is_embedded(name or named):
-        return load_backbone(name or named, revision=revision, **placement)
+    if (own := name or named) in packaged_models():
+        return load_backbone(own, revision=revision, **placement)
     from protokv.backbones.hub import cached_folder
 
     commit = header.backbone.revision if revision is None else revision

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from protokv import __version__
 from protokv.backbones.hub import cached_models
+from protokv.backbones.packaged import packaged_models
 from protokv.machine import free_memory_bytes, memory_bytes
-from protokv.mini import weights_folder
 
 # fmt: off
 _PACKAGES: Final = (
@@ -136,7 +136,7 @@ def _extras() -> Iterator[tuple[str, list[str]]]:
 
 
 def _cache(problems: list[str]) -> dict[str, Any]:
-    if not (weights_folder() / "config.json").is_file():
+    if not packaged_models():
         problems.append("the embedded model is not in this installation; install protokv again")
     if find_spec("huggingface_hub") is None:
         return {"folder": None, "models": 0, "bytes": 0, "free_bytes": None}

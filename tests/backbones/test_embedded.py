@@ -14,7 +14,6 @@ from protokv.core.context import EmptyContext
 from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
-from protokv.mini import EMBEDDED, EMBEDDED_ORDER, weights_folder
 from protokv.mini.backbone import Embedded
 from protokv.state import checkpoint
 from tests.conftest import random_frames
@@ -25,13 +24,13 @@ TEXTS = ["what colour was the star?", "How many objects, and WHERE?", "zebra  st
 
 @pytest.fixture(scope="module")
 def ours() -> Backbone:
-    return load_backbone(EMBEDDED, device="cpu")
+    return load_backbone("protokv/mini", device="cpu")
 
 
 @pytest.fixture(scope="module")
 def theirs() -> Backbone:
     # `auto` is bfloat16 where the processor multiplies it.
-    return load_backbone(str(weights_folder(EMBEDDED)), device="cpu", dtype="float32")
+    return load_backbone(str(Embedded.folder("protokv/mini")), device="cpu", dtype="float32")
 
 
 def seen_alike(backbone: Backbone, embeddings: torch.Tensor) -> dict[str, float]:
@@ -39,10 +38,10 @@ def seen_alike(backbone: Backbone, embeddings: torch.Tensor) -> dict[str, float]
     return near(embeddings, forward_terms(backbone.layers, embeddings.shape[1], len(embeddings)))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [(EMBEDDED, "bfloat16"), (EMBEDDED_ORDER, "float32")])
+@pytest.mark.parametrize(("name", "dtype"), [("protokv/mini", "bfloat16"), ("protokv/mini-order", "float32")])
 def test_states_of_the_one_fit_the_other(name: str, dtype: str) -> None:
     ours = load_backbone(name, device="cpu", dtype=dtype)
-    theirs = load_backbone(str(weights_folder(name)), device="cpu", dtype=dtype)
+    theirs = load_backbone(str(Embedded.folder(name)), device="cpu", dtype=dtype)
     assert (type(ours), type(theirs)) == (Embedded, QwenVL)
     for field in ("family", "config_hash", "weights_digest", "dtype"):
         assert getattr(ours.identity, field) == getattr(theirs.identity, field)
@@ -130,4 +129,4 @@ def test_steps_seen_together_are_those_seen_one_by_one(ours: Backbone) -> None:
 
 def test_quantised_or_spread_it_goes_through_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QwenVL, "load", lambda path, name, config, placement: (name, placement.quantization))
-    assert load_backbone(device="cpu", quantization="8bit") == ("protokv/mini", "8bit")
+    assert load_backbone("protokv/mini", device="cpu", quantization="8bit") == ("protokv/mini", "8bit")

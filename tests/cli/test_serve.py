@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from protokv.backbones import EMBEDDED
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
 from tests.mock_backbone import MockBackbone
@@ -32,7 +31,7 @@ def test_the_model_is_that_of_the_first_readable_state(
     monkeypatch.setattr("uvicorn.Server.run", lambda server: None)
     (tmp_path / "a.safetensors").write_bytes(b"no state")
     assert protokv("serve", tmp_path).code == 13
-    for name, model in (("b", EMBEDDED), ("c", "a model that is not here")):
+    for name, model in (("b", "protokv/mini"), ("c", "a model that is not here")):
         path = tmp_path / f"{name}.safetensors"
         list(ingest(Prepared(1, 6), path, DurableConfig(budget=40), backbone=MockBackbone(model)))
     result = protokv("serve", tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from protokv.backbones import EMBEDDED, load_backbone
+from protokv.backbones import load_backbone
 from protokv.backbones.pixels import TimedGrid
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
@@ -144,7 +144,7 @@ def test_positions_in_proportion_tell_the_step_where_all_are_of_one_size(tiny: B
 
 
 def test_the_embedded_model_finds_a_colour_where_it_was_shown() -> None:
-    backbone = load_backbone(EMBEDDED, device="cpu")
+    backbone = load_backbone("protokv/mini", device="cpu")
     stream = WorldStream(DEMONSTRATION[3], Worlds(length_s=60, distractor_rate=12.0, before=20, per_type=3))
     session = Session.start(backbone, DurableConfig(budget=90))
     for step in stream.steps(2.0, 2):

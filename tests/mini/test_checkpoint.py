@@ -11,7 +11,7 @@ from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.memories import MemoryConfig
-from protokv.mini import EMBEDDED, weights_folder
+from protokv.mini.backbone import Embedded
 from samples.questions import make_questions
 from samples.training.evaluate import make_held_out_world
 from samples.training.model import make_config
@@ -20,11 +20,11 @@ from samples.training.vocabulary import CHAT_TEMPLATE, token_ids
 
 @pytest.fixture(scope="module")
 def mini() -> Backbone:
-    return load_backbone(EMBEDDED, device="cpu")
+    return load_backbone("protokv/mini", device="cpu")
 
 
 def test_the_folder_is_small_complete_and_holds_no_pickle():
-    files = {f.name: f.stat().st_size for f in weights_folder().iterdir()}
+    files = {f.name: f.stat().st_size for f in Embedded.folder("protokv/mini").iterdir()}
     assert set(files) == {
         "chat_template.jinja",
         "config.json",
@@ -39,12 +39,15 @@ def test_the_folder_is_small_complete_and_holds_no_pickle():
 
 
 def test_the_folder_belongs_to_this_vocabulary_and_shape():
-    tokenizer, config = AutoTokenizer.from_pretrained(weights_folder()), AutoConfig.from_pretrained(weights_folder())
+    tokenizer, config = (
+        AutoTokenizer.from_pretrained(Embedded.folder("protokv/mini")),
+        AutoConfig.from_pretrained(Embedded.folder("protokv/mini")),
+    )
     assert {w: i for w, i in tokenizer.get_vocab().items() if i < len(token_ids())} == token_ids()
     assert tokenizer.chat_template == CHAT_TEMPLATE
     assert config.text_config.to_dict() | {"dtype": None} == make_config().text_config.to_dict() | {"dtype": None}
     assert config.vision_config.tokens_per_second == 1
-    assert json.loads((weights_folder() / "config.json").read_text())["protokv_fps"] == 2.0
+    assert json.loads((Embedded.folder("protokv/mini") / "config.json").read_text())["protokv_fps"] == 2.0
 
 
 @pytest.mark.parametrize(("load", "length"), [("few", 17), ("many", 33)])

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from protokv.backbones import EMBEDDED
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig, PaperConfig
 from protokv.replay.benchmarks import BENCHMARKS
@@ -97,7 +96,7 @@ def test_a_row_with_budgets_of_its_own_is_run_at_these_and_at_any_budget_that_is
 
 
 def test_only_an_embedded_model_has_the_small_budgets_of_a_study() -> None:
-    assert load_study("quick").default_budgets(EMBEDDED) == (72,)
+    assert load_study("quick").default_budgets("protokv/mini") == (72,)
     assert load_study("quick").default_budgets("Qwen/Qwen2.5-VL-7B-Instruct") == [6000]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini import EMBEDDED_ORDER, weights_folder
+from protokv.mini.backbone import Embedded
 from protokv.mini.phrases import ORDER_TYPES, TIME_TYPES, TYPES
 from protokv.mini.pictures import NUMBERS
 from protokv.mini.pictures import PLACES as MINI_PLACES
@@ -68,12 +68,19 @@ def test_pairs_are_of_events_between_the_first_and_the_last_and_every_type_is_as
 
 
 def test_the_shipped_models_are_asked_what_they_have_words_for():
-    assert set(find_known_types(weights_folder())) == set(ASKED) - {"third", "tenth", "middle_before", "middle_after"}
-    assert set(find_known_types(weights_folder(EMBEDDED_ORDER))) == {*ASKED, *TIME_TYPES}
+    assert set(find_known_types(Embedded.folder("protokv/mini"))) == set(ASKED) - {
+        "third",
+        "tenth",
+        "middle_before",
+        "middle_after",
+    }
+    assert set(find_known_types(Embedded.folder("protokv/mini-order"))) == {*ASKED, *TIME_TYPES}
 
 
 def test_the_larger_model_reads_order_and_what_the_smaller_one_reads():
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(weights_folder(EMBEDDED_ORDER), dtype=torch.float32)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        Embedded.folder("protokv/mini-order"), dtype=torch.float32
+    )
     world = make_held_out_world("crowd", 64, 1)
     asked = ask_order(world, ("middle_first", "middle_before", "third", "colour", "at"), 3)
     right = answer_all(model.eval(), world, asked)
@@ -83,7 +90,9 @@ def test_the_larger_model_reads_order_and_what_the_smaller_one_reads():
 
 @pytest.mark.slow
 def test_the_larger_model_reads_what_happens_over_time():
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(weights_folder(EMBEDDED_ORDER), dtype=torch.float32)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        Embedded.folder("protokv/mini-order"), dtype=torch.float32
+    )
     found = {kind: [] for kind in TIME_TYPES}
     for index in range(6):
         world = make_time_world(PLACES[index % 3], index)

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.backbones import EMBEDDED, load_backbone
+from protokv.backbones import load_backbone
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import FullConfig
-from protokv.mini import EMBEDDED_WORDS, weights_folder
+from protokv.mini.backbone import Embedded
 from protokv.mini.phrases import SPEECH_TYPES
 from protokv.mini.pictures import SHAPES
 from protokv.mini.speech import NAMES, SMALL_TALK, Caption, say_owner
@@ -32,7 +32,7 @@ from samples.training.vocabulary import encode, token_ids
 
 @pytest.fixture(scope="module")
 def backbone():
-    return load_backbone(EMBEDDED_WORDS, device="cpu")
+    return load_backbone("protokv/mini-words", device="cpu")
 
 
 @given(st.lists(st.sampled_from([None, *SMALL_TALK]), min_size=1, max_size=9))
@@ -55,7 +55,7 @@ def test_words_of_a_training_video_stand_where_a_session_puts_them(backbone, lin
 
 
 def test_the_new_layers_bind_names_to_shapes_and_shapes_to_names_before_any_training():
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(weights_folder(EMBEDDED), dtype=torch.float32)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(Embedded.folder("protokv/mini"), dtype=torch.float32)
     model = insert_layers(model.state_dict(), 1, inserted=(BINDING_LAYER, NAMING_LAYER))
     embedding = model.model.language_model.embed_tokens.weight.detach()
     tell_words_apart(embedding, 1, "content", "words")
@@ -114,4 +114,4 @@ def test_a_tiny_run_ends_in_a_checkpoint_that_knows_the_words(bank, tmp_path, mo
     made = train_words(tmp_path, 1, [replace(stage, steps=2, tokens=300) for stage in make_words_curriculum()])
     trained = load_backbone(str(made), device="cpu")
     assert trained.unknown_words("Who owns the star, Mara?") == []
-    assert trained.layers == load_backbone(EMBEDDED_WORDS, device="cpu").layers
+    assert trained.layers == load_backbone("protokv/mini-words", device="cpu").layers

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from protokv.backbones import EMBEDDED, load_backbone
+from protokv.backbones import load_backbone
 from protokv.core.parts import FAINT
 from protokv.core.session import Session
 from protokv.memories import DurableConfig
@@ -37,7 +37,7 @@ LENGTH_S = 240
 def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
     """Append the rows of every world that is missing in the file; the rows of a world are written together."""
     done = {row["seed"] for row in read(path)} if path.exists() else set()
-    backbone = load_backbone(EMBEDDED, device="cpu")
+    backbone = load_backbone("protokv/mini", device="cpu")
     for seed in (seed for seed in seeds if seed not in done):
         stream = WorldStream(seed, Worlds(length_s=LENGTH_S, distractor_rate=20.0))
         world = stream.world

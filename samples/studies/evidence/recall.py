@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from measure import LENGTH_S, SEEDS, hit, interval, read, spans_of
 
-from protokv.backbones import EMBEDDED, load_backbone
+from protokv.backbones import load_backbone
 from protokv.core.context import EMPTY
 from protokv.core.session import Session
 from protokv.memories import MemoryConfig
@@ -36,7 +36,7 @@ BUDGETS = (86, 43, 22, 11)
 def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
     """Append the rows of every world that is missing in the file."""
     done = {(row["seed"], row["budget"]) for row in read(path)} if path.exists() else set()
-    backbone = load_backbone(EMBEDDED, device="cpu")
+    backbone = load_backbone("protokv/mini", device="cpu")
     for budget, seed in itertools.product(BUDGETS, seeds):
         if (seed, budget) in done:
             continue

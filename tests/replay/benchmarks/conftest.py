@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protokv.backbones import EMBEDDED, load_backbone
+from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from tests.replay.benchmarks.miniature import WRITERS, Clip, render_clips
 
@@ -27,4 +27,4 @@ def data_root(tmp_path_factory: pytest.TempPathFactory, clips: list[Clip]) -> Pa
 
 @pytest.fixture(scope="session")
 def embedded() -> Backbone:
-    return load_backbone(EMBEDDED, device="cpu")
+    return load_backbone("protokv/mini", device="cpu")
