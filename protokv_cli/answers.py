@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from protokv.errors import ConfigError
 from protokv.texts import cut
+from protokv_cli.options import MOST_USED, System, Timings, option
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import timings_key
 from protokv_cli.questions import Question, Refusals, surviving_errors
@@ -19,53 +20,85 @@ if TYPE_CHECKING:
     from protokv.core.decoding import Decoding
     from protokv.core.parts import Evidence
     from protokv.core.session import Answer, Session
-    from protokv.timings import Timings
+    from protokv.timings import Timings as StageTimings
     from protokv_cli.frames import FrameWriter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryOptions:
-    """The options of a query: `placement` has keywords of `load_backbone`, `sampling` has fields of `Decoding`.
+@dataclass(frozen=True, kw_only=True)
+class AnswerFlags:
+    """How an answer is written."""
 
-    `at` is the text of the user. With `at_prompt`, questions are typed. A question that is `alone` is not
-    repeated before its answer.
+    PANEL: ClassVar[str] = "Answers"
+    max_new_tokens: Annotated[
+        int | None,
+        option("--max-new-tokens COUNT", "The most tokens of an answer. Default: the model's, or 64.", MOST_USED),
+    ] = None
+    evidence: Annotated[
+        bool, option("--evidence", "Show the times of the stream that each answer stood on.", MOST_USED)
+    ] = False
+    frames: Annotated[Path | None, option("--frames DIR", "Write the frames at these times as PNG, named by time.")] = (
+        None
+    )
+    video: Annotated[
+        Path | None,
+        option("--video PATH", "The video of --frames, or its folder. Default: beside the state, or in this folder."),
+    ] = None
+    system: System = None
+    temperature: Annotated[
+        float | None,
+        option("--temperature NUMBER", "0 is greedy; above 0 draws. Default: as the model was published."),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        option("--top-p SHARE", "Draw from this share of the probability. Default: as the model was published."),
+    ] = None
+    seed: Annotated[int, option("--seed NUMBER", "Seed of the draws.")] = 0
+    timings: Timings = False
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The fields of `Decoding` that are given."""
+        names = ("max_new_tokens", "temperature", "top_p", "seed")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def with_evidence(self) -> bool:
+        """Whether evidence is wanted."""
+        return self.evidence or self.frames is not None
+
+    def decoding(self, backbone: Backbone) -> Decoding:
+        """Return how a model draws. ConfigError, also for a system prompt that the model does not take."""
+        if self.system is not None and not backbone.converses:
+            raise ConfigError(f"{backbone.identity.name} takes no system prompt", hint="leave out --system")
+        return replace(backbone.decoding, **self.sampling)
+
+
+@dataclass(kw_only=True)
+class Answers:
+    """Asks and shows each answer: as it is generated in table and plain form, as one row in JSON.
+
+    Attributes:
+        state: the name of the state, for rows.
+        decoding: how the model draws.
+        how: how an answer is written.
+        clock: adds up the seconds of each stage.
+        refusals: the questions that cannot be asked.
+        at_prompt: questions are typed.
+        alone: a question is not repeated before its answer.
+        frames: writes the frames of an answer.
     """
 
-    model: str | None
-    placement: dict[str, Any]
-    sampling: dict[str, Any]
-    system: str | None
-    at: str | None
-    watch_s: float | None
-    verify: bool
-    top: int | None
-    evidence: bool
-    frames: Path | None
-    video: Path | None
-    timings: bool
+    out: Output
+    state: str
+    decoding: Decoding
+    how: AnswerFlags
+    clock: StageTimings
+    refusals: Refusals
     at_prompt: bool
     alone: bool
-
-
-class Answers:
-    """Asks and shows each answer: as it is generated in table and plain form, as one row in JSON."""
-
-    def __init__(
-        self,
-        out: Output,
-        state: str,
-        asking: QueryOptions,
-        decoding: Decoding,
-        clock: Timings,
-        refusals: Refusals,
-        *,
-        frames: FrameWriter | None = None,
-    ) -> None:
-        """Ask nothing yet."""
-        self._frames = frames
-        self._out, self._state, self._asking, self._decoding, self._clock = out, state, asking, decoding, clock
-        self._refusals, self._warned_of_words = refusals, False
-        self._turns, self._warned_of_turns = list[tuple[str, str]](), False
+    frames: FrameWriter | None = None
+    _turns: list[tuple[str, str]] = field(default_factory=list)
+    _warned: set[str] = field(default_factory=set)
 
     def ask_all(self, session: Session, questions: Iterable[Question], age_s: float | None) -> None:
         """Ask every question, and note how many answers were as expected.
@@ -74,16 +107,16 @@ class Answers:
         """
         asked = right = 0
         for question in questions:
-            with surviving_errors(self._out, self._asking.at_prompt), self._refusals.at(question.where):
+            with surviving_errors(self.out, self.at_prompt), self.refusals.at(question.where):
                 row = self._ask(session, question, age_s)
                 if "correct" in row:
                     asked, right = asked + 1, right + row["correct"]
-                if self._out.format is Format.JSON:
-                    self._out.json(row)
-                elif self._out.format is Format.TABLE and row.get("correct") is False:
-                    self._out.table(f"  expected: {cut(question.expected or '')}", style="yellow")
+                if self.out.format is Format.JSON:
+                    self.out.json(row)
+                elif self.out.format is Format.TABLE and row.get("correct") is False:
+                    self.out.table(f"  expected: {cut(question.expected or '')}", style="yellow")
         if asked:
-            self._out.note(f"{right} of {asked} answers as expected ({right / asked:.1%})")
+            self.out.note(f"{right} of {asked} answers as expected ({right / asked:.1%})")
 
     def _ask(self, session: Session, question: Question, age_s: float | None) -> dict[str, Any]:
         self._warn_of_words(session, question.text)
@@ -92,24 +125,24 @@ class Answers:
         answer = self._stream(session, question.text)
         self._warn_of_turns(session, answer)
         self._turns.append((question.text, answer.text))
-        row = row_of(answer, self._state)
+        row = row_of(answer, self.state)
         if answer.evidence is not None:
             moments = [asdict(moment) | {"share": round(moment.share, 4)} for moment in answer.evidence.moments]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": moments, "faint": answer.evidence.faint}
-            if self._out.format is not Format.JSON:
-                self._out.plain(f"  {evidence_text(answer.evidence)}")
+            if self.out.format is not Format.JSON:
+                self.out.plain(f"  {evidence_text(answer.evidence)}")
                 for said in heard(answer.evidence):
-                    self._out.plain(f"    {said}")
-            if self._frames is not None:
-                row["frames"] = self._frames.write(answer, session)
-                self._out.note(f"{len(row['frames'])} frames are in {self._asking.frames}")
+                    self.out.plain(f"    {said}")
+            if self.frames is not None:
+                row["frames"] = self.frames.write(answer, session)
+                self.out.note(f"{len(row['frames'])} frames are in {self.how.frames}")
         if age_s is not None:
             row["commit_age_s"] = round(age_s, 3)
-        if self._asking.timings:
-            self._clock.add("first token", answer.ttft_ms / 1e3)
-            self._clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
-            row |= {"timings": timings_key(self._clock.seconds), "decoding": asdict(self._decoding)}
+        if self.how.timings:
+            self.clock.add("first token", answer.ttft_ms / 1e3)
+            self.clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
+            row |= {"timings": timings_key(self.clock.seconds), "decoding": asdict(self.decoding)}
         if question.expected is not None:
             from protokv.replay.questions import is_expected
 
@@ -117,52 +150,51 @@ class Answers:
         return row
 
     def _stream(self, session: Session, question: str) -> Answer:
-        if self._out.format is Format.TABLE and not self._asking.alone:
-            self._out.table(cut(question), style="cyan", end=" ")
-        told: dict[str, Any] = {"evidence": self._asking.evidence, "turns": self._turns, "system": self._asking.system}
-        pieces = session.stream(question, self._decoding, **told)
+        if self.out.format is Format.TABLE and not self.alone:
+            self.out.table(cut(question), style="cyan", end=" ")
+        pieces = session.stream(
+            question, self.decoding, evidence=self.how.with_evidence, turns=self._turns, system=self.how.system
+        )
+        streams = self.out.format is not Format.JSON
         while True:
             try:
                 piece = next(pieces)
             except StopIteration as end:
-                if self._out.format is not Format.JSON:
-                    self._out.plain("")
                 answer: Answer = end.value
-                if answer.finish_reason == "repetition" and self._out.format is not Format.JSON:
-                    self._out.warn("Note: the answer is cut, because it repeats itself")
-                return answer
-            if self._out.format is not Format.JSON:
-                self._out.plain(piece, end="")
+                break
+            if streams:
+                self.out.plain(piece, end="")
+        if streams:
+            self.out.plain("")
+            if answer.finish_reason == "repetition":
+                self.out.warn("Note: the answer is cut, because it repeats itself")
+        return answer
 
     def _warn_of_turns(self, session: Session, answer: Answer) -> None:
         """Say, once, that the model has not read all of the conversation."""
-        if self._warned_of_turns or answer.turns == len(self._turns):
+        if answer.turns == len(self._turns):
             return
-        self._warned_of_turns = True
+        name = session.backbone.identity.name
         if session.backbone.converses:
-            self._out.warn("Note: the oldest turns have no room left in the conversation; new begins another")
+            self._warn("Note: the oldest turns have no room left in the conversation; new begins another")
         else:
-            self._out.warn(
-                f"Note: {session.backbone.identity.name} keeps no conversation: it reads each question alone"
-            )
+            self._warn(f"Note: {name} keeps no conversation: it reads each question alone")
 
     def _warn_of_words(self, session: Session, question: str) -> None:
-        """Name, once, the words of a question that the model cannot represent."""
-        words = [] if self._warned_of_words else session.backbone.unknown_words(question)
-        if not words:
-            return
-        self._warned_of_words = True
-        name = session.backbone.identity.name
-        self._out.warn(
-            f"Note: {name} does not know the word{'s' * (len(words) > 1)} {cut(', '.join(words), 200)}. "
-            "For other videos name a real model when ingesting: --model NAME (see: protokv models)"
-        )
+        """Name the words of a question that the model cannot represent."""
+        if words := session.backbone.unknown_words(question):
+            name = session.backbone.identity.name
+            self._warn(
+                f"Note: {name} does not know the word{'s' * (len(words) > 1)} {cut(', '.join(words), 200)}. "
+                "For other videos name a real model when ingesting: --model NAME (see: protokv models)"
+            )
 
-
-def check_system(backbone: Backbone, system: str | None) -> None:
-    """Refuse a system prompt for a model that takes none. ConfigError."""
-    if system is not None and not backbone.converses:
-        raise ConfigError(f"{backbone.identity.name} takes no system prompt", hint="leave out --system")
+    def _warn(self, text: str) -> None:
+        """Warn once of each kind, which the first words name."""
+        kind = text[:20]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self.out.warn(text)
 
 
 def decoding_text(decoding: Decoding) -> str:

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from protokv.errors import ConfigError, StateNotFound
 from protokv_cli.output import Output
@@ -18,7 +18,7 @@ from protokv_cli.parsing import is_time_of_day, parse_duration, parse_instant
 from protokv_cli.tables import time_text
 
 if TYPE_CHECKING:
-    from protokv.state.snapshot import Header
+    from protokv.state.reader import Reader
 
 # Seconds between two looks at a state.
 LOOK_S = 2.0
@@ -28,8 +28,8 @@ _DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*", re.ASCII)
 pause = time.sleep
 
 
-def stream_time_of(text: str, state: str, header: Header, now: float) -> float:
-    """Return the stream time that `--at` names; `header` is that of the last commit, `now` in seconds since 1970.
+def stream_time_of(text: str, reader: Reader, now: float) -> float:
+    """Return the stream time that `--at` names; `reader` is at the last commit, `now` in seconds since 1970.
 
     Raises:
         ConfigError: the text is no time, or it is a date and the state is of a file.
@@ -37,11 +37,13 @@ def stream_time_of(text: str, state: str, header: Header, now: float) -> float:
     """
     given = text.strip()
     if given.startswith("-"):
-        return max(0.0, header.clock.stream_time_s - parse_duration(given[1:]))
+        return max(0.0, reader.header.clock.stream_time_s - parse_duration(given[1:]))
     is_date = bool(_DATE.fullmatch(given))
-    clocks = _wall_clocks(header) if is_date or is_time_of_day(given) else []
+    clocks = reader.wall_clocks if is_date or is_time_of_day(given) else []
     if is_date and not clocks:
-        raise ConfigError(f"{state} is of a video, which has no date", hint="use a time of the video, such as 12m")
+        raise ConfigError(
+            f"{reader.path} is of a video, which has no date", hint="use a time of the video, such as 12m"
+        )
     if not clocks:
         return parse_duration(given)
     wanted = parse_instant(given, now)
@@ -49,23 +51,16 @@ def stream_time_of(text: str, state: str, header: Header, now: float) -> float:
         if (found := clock.stream_time(wanted)) > float("-inf"):
             return float(found)
     began = _date_text(clocks[0].anchors[0][1])
-    raise StateNotFound(f"{state} knows nothing of {_date_text(wanted)}: its stream began at {began}")
-
-
-def _wall_clocks(header: Header) -> list[Any]:
-    """Return the `WallClockLog` of each live source of a state, in order."""
-    from protokv.state.watched import WallClockLog, records_of
-
-    return [found for one in records_of(header) if (found := WallClockLog.of(one)) is not None]
+    raise StateNotFound(f"{reader.path} knows nothing of {_date_text(wanted)}: its stream began at {began}")
 
 
 def _date_text(real_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", datetime.fromtimestamp(real_s).timetuple())
 
 
-def commit_age_s(header: Header, now: float) -> float | None:
+def commit_age_s(reader: Reader, now: float) -> float | None:
     """Return the age of a live stream's last commit; None for a file, whose states do not record it."""
-    clocks = _wall_clocks(header)
+    clocks = reader.wall_clocks
     return max(0.0, now - clocks[-1].committed_at) if clocks else None
 
 
@@ -87,11 +82,11 @@ def rounds(every_s: float) -> Iterator[None]:
 
 def await_first_commit(out: Output, state: str) -> None:
     """Return once a state exists; note once that it does not yet."""
-    from protokv.state.api import read_header
+    from protokv.state.reader import Reader
 
     for n, _ in enumerate(rounds(LOOK_S)):
         try:
-            read_header(state)
+            Reader.open(state)
         except StateNotFound as error:
             if not n:
                 out.note(f"{error.message} yet; waiting for its first commit")

@@ -1,73 +1,101 @@
-"""`protokv doctor`: what this machine and this installation have, for a bug report."""
+"""`protokv doctor`: what this machine and this installation have, for a bug report.
+
+Holds no secrets: no value of a variable of the environment, no name of a user's model, and the home folder as `~`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import os
+import platform
+import re
+import shutil
+import sys
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, Final
 
 import typer
 
-from protokv_cli import options
+from protokv import __version__
+from protokv.machine import free_memory_bytes, memory_bytes
 from protokv_cli.exits import Exit
-from protokv_cli.output import Format, Output
-from protokv_cli.tables import bytes_text, flat_lines, grid, pairs
+from protokv_cli.options import OutputFlags
+from protokv_cli.tables import flat_lines, pairs
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+# fmt: off
+_PACKAGES: Final = (
+    "torch", "transformers", "tokenizers", "safetensors", "av", "decord", "zarr", "numpy", "typer", "rich",
+)
+# fmt: on
+_CODECS: Final = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
+_VARIABLES: Final = re.compile(r"PROTOKV_|HF_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|.*_PROXY$", re.IGNORECASE)
 
 
-def doctor(
-    fmt: options.OutputFormat = Format.AUTO,
-    as_json: options.Json = False,
-    debug: options.Debug = False,
-) -> None:
+def doctor(*, output: OutputFlags) -> None:
     """Show what this machine has and what is installed; `protokv models` shows which models fit.
 
     Paste it into a bug report. It holds no values of variables, no names of your models, and the home folder as ~. The
     exit code is 1 if something is broken.
 
-    \b
-    Examples:
-      protokv doctor
-      protokv doctor --format json
+    ```sh
+    protokv doctor
+    protokv doctor --format json
+    ```
     """
-    out = Output(fmt, as_json=as_json, quiet=False, debug=debug)
+    out = output.open()
     with out.errors():
-        from protokv.state.setup import describe_setup
-
         found = describe_setup()
-        out.show([found], flat_lines, lambda _: _tables(found), apart=True)
+        out.show([found], flat_lines, lambda _: [pairs(dict(line.split("\t", 1) for line in flat_lines(found)))])
         if found["problems"]:
             raise typer.Exit(Exit.FAILURE)
 
 
-def _tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    packages = [f"{name} {version or 'not installed'}" for name, version in found["packages"].items()]
-    yield pairs(
-        {
-            "protokv": found["protokv"],
-            "Python": f"{found['python']} in {found['program']}",
-            "system": found["system"],
-            "packages": ", ".join(packages),
-            "variables set": ", ".join(found["variables"]) or "none",
-        }
-    )
-    devices = found["devices"]
-    rows = ((one["name"], _size(one["free_bytes"]), _size(one["memory_bytes"]), one["what"]) for one in devices)
-    yield grid(("device", "free", "of", "what"), rows, left=("what",))
-    video, cache, disk = found["video"], found["cache"], found["disk"]
-    lacking = {name: one["missing"] for name, one in found["extras"].items()}
-    space = {
-        "video": video["ffmpeg"] or "cannot be read",
-        "decodes": ", ".join(name for name, there in video["codecs"].items() if there) or "nothing",
-        "extras": ", ".join(name for name, missing in lacking.items() if not missing) or "none",
-        "not installed": "; ".join(f"{name}: {', '.join(missing)}" for name, missing in lacking.items() if missing),
-        "cache": f"{cache['models']} models, {_size(cache['bytes'])} in {cache['folder']}",
-        "disk": f"{_size(cache['free_bytes'])} free there, {_size(disk['free_bytes'])} in {disk['folder']}",
+def describe_setup() -> dict[str, Any]:
+    """Return a document of this machine. `problems` are sentences, none if a video can be watched here."""
+    problems: list[str] = []
+    av = _imported("av", problems)
+    return {
+        "protokv": __version__,
+        "python": f"{platform.python_version()} in {_hide_home(sys.prefix)}",
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} processors",
+        "packages": {name: find_version(name) for name in _PACKAGES},
+        "devices": list_devices(problems),
+        "video": {"codecs": [name for name in _CODECS if av is not None and name in av.codecs_available]},
+        "variables": sorted(name for name in os.environ if _VARIABLES.match(name)),
+        "disk": {"folder": _hide_home(Path.cwd()), "free_bytes": shutil.disk_usage(Path.cwd()).free},
+        "problems": problems,
     }
-    yield pairs({name: text for name, text in space.items() if text})
-    yield pairs({f"problem {n}": text for n, text in enumerate(found["problems"], start=1)} or {"problems": "none"})
 
 
-def _size(n: int | None) -> str:
-    return "unknown" if n is None else bytes_text(n)
+def list_devices(problems: list[str]) -> list[dict[str, Any]]:
+    """Return a row per device: its name, its memory and what is free of it; tell of problems."""
+    found = [{"name": "cpu", "memory_bytes": memory_bytes(), "free_bytes": free_memory_bytes()}]
+    torch = _imported("torch", problems)
+    for number in range(torch.cuda.device_count() if torch is not None else 0):
+        try:
+            free, size = torch.cuda.mem_get_info(number)
+            found.append({"name": f"cuda:{number}", "memory_bytes": size, "free_bytes": free})
+        except RuntimeError as error:
+            problems.append(f"cuda:{number} cannot be used: {str(error).splitlines()[0]}")
+    return found
+
+
+def find_version(package: str) -> str:
+    """Return the version of an installed package, or that it is not installed. Nothing is imported."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _imported(name: str, problems: list[str]) -> Any:
+    try:
+        return import_module(name)
+    except Exception as error:  # a library that lacks another one raises what it likes
+        problems.append(f"{name} cannot be imported: {_hide_home(' '.join(str(error).split()))}")
+        return None
+
+
+def _hide_home(text: object) -> str:
+    home = str(Path.home())
+    return str(text) if home == os.sep else str(text).replace(home, "~")

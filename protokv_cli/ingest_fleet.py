@@ -6,14 +6,14 @@ import sys
 from dataclasses import dataclass, fields
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from protokv.backbones import require_model
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.ingestion.options import DEFAULT_MODEL
 from protokv_cli.fleet_report import Account, FleetProgress, Ledger, check_file, show_end, show_plan
+from protokv_cli.options import option
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import stopping
@@ -24,16 +24,35 @@ if TYPE_CHECKING:
     from protokv.ingestion import IngestOptions
 
 
-@dataclass(frozen=True, slots=True)
-class FleetOptions:
-    """The options of `ingest` that are for several videos only, as they were written."""
+@dataclass(frozen=True, kw_only=True)
+class FleetFlags:
+    """How several videos are watched."""
 
-    workers: int | None = None
-    devices: str | None = None
-    ray: str | None = None
-    max_failures: int | None = None
-    failures: Path | None = None
-    csv: Path | None = None
+    PANEL: ClassVar[str] = "Many videos"
+    listing: Annotated[
+        str | None,
+        option("--from LIST", 'Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.'),
+    ] = None
+    workers: Annotated[
+        int | None, option("--workers COUNT", "Processes, each with the model. Default: one a device.", min=1)
+    ] = None
+    devices: Annotated[str | None, option("--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu.")] = (
+        None
+    )
+    ray: Annotated[
+        str | None,
+        option(
+            "--ray ADDRESS",
+            "Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
+        ),
+    ] = None
+    max_failures: Annotated[
+        int | None, option("--max-failures COUNT", "Begin no other video after COUNT failures.", min=1)
+    ] = None
+    failures: Annotated[
+        Path | None, option("--failures FILE", "Where failures go. Default: failures.jsonl beside the states.")
+    ] = None
+    csv: Annotated[Path | None, option("--csv FILE", "Table to write: each video, its state, time, result.")] = None
 
     def given(self) -> list[str]:
         """Return the names of the options that differ from their defaults."""
@@ -44,21 +63,21 @@ class FleetOptions:
 def ingest_fleet(
     out: Output,
     sources: list[str],
-    listing: str | None,
     output: str | None,
     chosen: IngestOptions,
-    fleet: FleetOptions,
+    fleet: FleetFlags,
     *,
     dry_run: bool,
 ) -> None:
     """Ingest every video that is not done yet into the folder `output`; end with exit code 3 if one of them failed."""
     from protokv.fleet import Recipe, preview, run_fleet
+    from protokv.ingestion.options import DEFAULT_MODEL
 
     _refuse_single(chosen)
     check_file(fleet.csv)
     require_model(str(chosen.backbone or DEFAULT_MODEL), chosen.revision)
     recipe = Recipe(place=_place(output), options=chosen)
-    jobs = _plan_jobs(out, sources, listing)
+    jobs = _plan_jobs(out, sources, fleet.listing)
     if dry_run:
         with stopping(out.warn) as stop:
             show_plan(out, takewhile(lambda _: not stop, preview(jobs, recipe)))
@@ -147,7 +166,7 @@ def _plan_jobs(out: Output, sources: list[str], listing: str | None) -> list[Job
     return jobs
 
 
-def _open_pool(fleet: FleetOptions, recipe: Any) -> Any:
+def _open_pool(fleet: FleetFlags, recipe: Any) -> Any:
     from protokv.fleet import LocalPool
 
     if fleet.ray is not None:
@@ -165,7 +184,7 @@ def _open_pool(fleet: FleetOptions, recipe: Any) -> Any:
     return LocalPool(recipe, fleet.workers or len(devices), devices)
 
 
-def _failures_file(fleet: FleetOptions, place: str) -> Path:
+def _failures_file(fleet: FleetFlags, place: str) -> Path:
     from protokv.fleet.states import FAILURES
     from protokv.state.form import is_url
 

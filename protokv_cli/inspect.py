@@ -3,134 +3,154 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from protokv.errors import ConfigError
-from protokv_cli import options
 from protokv_cli.commits import LOOK_S, await_first_commit, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
-from protokv_cli.options import option
+from protokv_cli.options import OutputFlags, complete_states, option
 from protokv_cli.output import Format, Output
 from protokv_cli.process import interruptible
 from protokv_cli.tables import flat_lines, grid, time_text
 
+if TYPE_CHECKING:
+    from protokv.state.reader import Reader
 
-def inspect(
-    state: Annotated[
-        str,
-        typer.Argument(
-            metavar="STATE", help="State that ingest wrote; or a folder of them.", autocompletion=options.states
-        ),
-    ],
-    other: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="STATE2",
-            help="A second state: show how they differ. Exit 0 if equal, 1 if not.",
-            autocompletion=options.states,
-        ),
-    ] = None,
-    output: Annotated[
+State = Annotated[
+    str,
+    typer.Argument(
+        metavar="STATE", help="State that ingest wrote; or a folder of them.", autocompletion=complete_states
+    ),
+]
+Other = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="STATE2",
+        help="A second state: show how they differ. Exit 0 if equal, 1 if not.",
+        autocompletion=complete_states,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectFlags:
+    """What of a state is shown."""
+
+    PANEL: ClassVar[str] = "What to show"
+    target: Annotated[
         str | None, option("--output -o PATH", "Write the state again, in the form that the suffix names.")
-    ] = None,
+    ] = None
+    force: Annotated[bool, option("--force", "Let --output replace any file.")] = False
     verify: Annotated[
         bool | None,
         option(
             "--verify/--no-verify",
-            "Check all that must hold in a state and list the checks; or do not even check its bytes.",
-            show_default="check its bytes",
+            "Check all that must hold in a state and list the checks; or do not even check its bytes. Default: check "
+            "its bytes.",
         ),
-    ] = None,
-    force: Annotated[bool, option("--force", "Let --output replace any file.")] = False,
+    ] = None
     layers: Annotated[
         bool, option("--layers", "Add the inner tables: constants, bytes, bank and codebooks of every layer.")
-    ] = False,
-    words: Annotated[bool, option("--words", "Show what was said, as the state knows it, with times.")] = False,
-    at: Annotated[str | None, option("--at TIME", "Show the newest kept commit not after this stream time.")] = None,
-    watch: Annotated[bool, option("--watch", "Show the state again after every commit.")] = False,
-    fmt: options.OutputFormat = Format.AUTO,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> None:
+    ] = False
+    words: Annotated[bool, option("--words", "Show what was said, as the state knows it, with times.")] = False
+    at: Annotated[str | None, option("--at TIME", "Show the newest kept commit not after this stream time.")] = None
+    watch: Annotated[bool, option("--watch", "Show the state again after every commit.")] = False
+
+    @property
+    def digests(self) -> bool:
+        """Whether every byte is checked."""
+        return self.verify is not False
+
+    def refuse_contradictions(self, state: str, other: str | None, many: bool) -> None:
+        """Refuse options that do not go together. ConfigError."""
+        alone = "leave the other options out"
+        writes = other is not None or self.target is not None
+        if self.at is not None and writes:
+            raise ConfigError("--at shows one state", hint="leave out the second state and --output")
+        if self.watch and (writes or self.at is not None):
+            raise ConfigError("--watch shows the last commit of one state", hint=alone)
+        if sum((other is not None, self.target is not None, self.verify is True, self.words)) > 1:
+            raise ConfigError(
+                "a second state, --output, --verify and --words do not go together", hint="one after the other"
+            )
+        if self.words and (self.watch or self.layers):
+            raise ConfigError("--words shows the words alone", hint="leave --watch and --layers out")
+        if many and (writes or self.at is not None or self.watch or self.words or self.verify):
+            raise ConfigError(
+                f"{state} holds many states, and these options are for one", hint="name one of the states"
+            )
+
+
+def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: OutputFlags) -> None:
     """Show what a state has watched, how much of it is kept, how big it is and whether it is whole.
 
     With a second state: show how the two differ, header and tensors bit for bit; the exit code is 0 if they are equal
     and 1 if they differ. With -o: write the state in another form (.safetensors, .pt, .zarr) or place (s3://...).
 
-    \b
-    Examples:
-      protokv inspect video.safetensors
-      protokv inspect video.safetensors --layers
-      protokv inspect video.safetensors --at 7:30
-      protokv inspect talk.safetensors --words
-      protokv inspect video.safetensors -f json | jq .bytes.total
-      protokv inspect camera.safetensors --watch
-      protokv inspect video.safetensors --verify
-      protokv inspect video.safetensors -o video.zarr
-      protokv inspect monday.safetensors tuesday.safetensors
-      protokv inspect states/
+    ```sh
+    protokv inspect video.safetensors
+    protokv inspect video.safetensors --layers
+    protokv inspect video.safetensors --at 7:30
+    protokv inspect talk.safetensors --words
+    protokv inspect video.safetensors -f json | jq .bytes.total
+    protokv inspect camera.safetensors --watch
+    protokv inspect video.safetensors --verify
+    protokv inspect video.safetensors -o video.zarr
+    protokv inspect monday.safetensors tuesday.safetensors
+    protokv inspect states/
+    ```
     """
-    out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
+    out = output.open()
     with out.errors():
-        if at is not None and (other is not None or output is not None):
-            raise ConfigError("--at shows one state", hint="leave out the second state and --output")
-        if watch and (other is not None or output is not None or at is not None):
-            raise ConfigError("--watch shows the last commit of one state", hint="leave the other options out")
-        if sum((other is not None, output is not None, verify is True, words)) > 1:
-            raise ConfigError(
-                "a second state, --output, --verify and --words do not go together", hint="one after the other"
-            )
-        if words and (watch or layers):
-            raise ConfigError("--words shows the words alone", hint="leave --watch and --layers out")
         from protokv.fleet.plan import is_place
 
-        one_state = other is not None or output is not None or at is not None or watch or words
-        if is_place(state):
-            if one_state or verify:
-                raise ConfigError(
-                    f"{state} holds many states, and these options are for one", hint="name one of the states"
-                )
+        many = is_place(state)
+        flags.refuse_contradictions(state, other, many)
+        if many:
             _show_folder(out, state)
-            return
-        from protokv.state.api import load_state, read_header
-        from protokv.state.describe import compare, convert, describe
-
-        digests = verify is not False
-        if other is not None:
-            found = compare(load_state(state, verify=digests), load_state(other, verify=digests))
-            _show(out, {"states": [state, other], **found})
-            raise typer.Exit(Exit.DONE if found["equal"] else Exit.FAILURE)
-        if output is not None:
-            _show(out, convert(state, output, overwrite=force, digests=digests))
-            return
-        if watch:
+        elif flags.watch:
             with interruptible():
-                _watch(out, state, digests=digests, layers=layers)
-            return
-        at_s = None if at is None else stream_time_of(at, state, read_header(state), time.time())
-        if words:
-            _show_words(out, state, at_s, digests=digests)
-            return
-        document = describe(state, at_s=at_s, digests=digests, values=verify is True)
-        note_commit(out, document["stream"]["duration_s"], at_s)
-        _show(out, document, layers=layers)
+                _watch(out, state, flags)
+        else:
+            _show_one(out, state, other, flags)
 
 
-def _watch(out: Output, state: str, *, digests: bool, layers: bool) -> None:
+def _show_one(out: Output, state: str, other: str | None, flags: InspectFlags) -> None:
+    from protokv.state.describe import compare, convert, describe
+    from protokv.state.reader import Reader
+
+    digests = flags.digests
+    if other is not None:
+        found = compare(*(Reader.open(one, verify=digests).state for one in (state, other)))
+        _show(out, {"states": [state, other], **found})
+        raise typer.Exit(Exit.DONE if found["equal"] else Exit.FAILURE)
+    if flags.target is not None:
+        _show(out, convert(state, flags.target, overwrite=flags.force, digests=digests))
+        return
+    at_s = None if flags.at is None else stream_time_of(flags.at, Reader.open(state), time.time())
+    if flags.words:
+        _show_words(out, Reader.open(state, at_s=at_s, verify=digests))
+        return
+    document = describe(state, at_s=at_s, digests=digests, values=flags.verify is True)
+    note_commit(out, document["stream"]["duration_s"], at_s)
+    _show(out, document, layers=flags.layers)
+
+
+def _watch(out: Output, state: str, flags: InspectFlags) -> None:
     """Show a state after every commit; on a terminal in the same place."""
     from protokv.state.describe import describe
 
     shown: dict[str, Any] = {}
     await_first_commit(out, state)
     for _ in rounds(LOOK_S):
-        document = describe(state, digests=digests)
+        document = describe(state, digests=flags.digests)
         if document != shown:
             if out.format is Format.TABLE:
                 out.clear()
-            _show(out, document, layers=layers)
+            _show(out, document, layers=flags.layers)
             shown = document
 
 
@@ -140,13 +160,12 @@ def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> Non
     out.show([document], flat_lines, lambda _: document_tables(document, layers=layers), apart=True)
 
 
-def _show_words(out: Output, path: str, at_s: float | None, *, digests: bool) -> None:
+def _show_words(out: Output, reader: Reader) -> None:
     """Show what was said, a line for each step with words."""
-    from protokv.state.describe import read_words
     from protokv.words.find import named, recorded
 
-    state, transcript = read_words(path, at_s=at_s, digests=digests)
-    note_commit(out, state.clock.stream_time_s, at_s)
+    state, transcript = reader.state, reader.transcript
+    note_commit(out, state.clock.stream_time_s, reader.at_s)
     record = recorded(state.source)
     if lost := record.get("lost"):
         out.warn(f"Warning: not all words are known: {lost}")

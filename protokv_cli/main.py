@@ -1,68 +1,67 @@
-"""The `protokv` program: its subcommands, its version and its settings file.
+"""The `protokv` program: its subcommands and its version.
 
-Settings come from flags, then PROTOKV_* variables, then protokv.toml in the current folder, then the defaults.
+Settings come from flags, then PROTOKV_* variables, then the defaults.
 """
 
 from __future__ import annotations
 
-import os
 import platform
-from importlib import metadata
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from typer.completion import completion_init  # type: ignore[attr-defined]
+from typer.core import TyperGroup
 
 from protokv import __version__
-from protokv_cli import options
-from protokv_cli.doctor import doctor
+from protokv_cli.doctor import doctor, find_version
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.models import models
-from protokv_cli.options import option
-from protokv_cli.panels import Command, Group
+from protokv_cli.options import command, option
 from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
 from protokv_cli.replay import replay
 from protokv_cli.serve import serve
-from protokv_cli.settings import enable_variables, read_settings, unknown_variables
-from protokv_cli.tables import printable
 
-SETTINGS = "protokv.toml"
 # Results depend on these packages.
 DEPENDS_ON = {"torch": "torch", "transformers": "transformers", "PyAV": "av", "decord": "decord"}
 
+
+class HelpfulGroup(TyperGroup):
+    """The program: `help COMMAND` is `COMMAND --help`, and a usage error is a line, not a box."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run it. typer draws a box around errors of a program with markup, and a script looks for `Error:`."""
+        self.rich_markup_mode = None
+        return super().main(*args, **options)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the program."""
+        self.rich_markup_mode = "markdown"
+        super().format_help(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read `help`, `help ingest` as `--help`, `ingest --help`."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
+
 app = typer.Typer(
     name="protokv",
-    cls=Group,
+    cls=HelpfulGroup,
     no_args_is_help=True,
-    # typer's own option guesses the shell and cannot be told one.
-    add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-completion_init()
-COMMANDS = {
-    command.__name__: enable_variables(command) for command in (ingest, query, inspect, replay, serve, models, doctor)
-}
-for name, command in COMMANDS.items():
-    app.command(name, cls=Command)(command)
+COMMANDS = {one.__name__: command(one) for one in (ingest, query, inspect, replay, serve, models, doctor)}
+for name, one in COMMANDS.items():
+    app.command(name)(one)
 
 
 def describe_versions() -> str:
     """Return lines of a name and a version, this program first. Read from metadata; nothing is imported."""
     rows = [("protokv", __version__), ("Python", platform.python_version())]
-    rows += [(name, _version_of(package)) for name, package in DEPENDS_ON.items()]
+    rows += [(name, find_version(package)) for name, package in DEPENDS_ON.items()]
     return "\n".join(f"{name} {version}" for name, version in rows)
-
-
-def _version_of(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _show_version(wanted: bool) -> None:
@@ -73,28 +72,21 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def protokv(
-    ctx: typer.Context,
     version: Annotated[
         bool, option("--version -V", "Print versions and exit.", is_eager=True, callback=_show_version)
     ] = False,
-    install_completion: options.InstallCompletion = None,
-    show_completion: options.ShowCompletion = None,
 ) -> None:
     """Watch a video of any length in constant memory; save the state; ask about it later.
 
-    \b
-    Examples:
-      protokv ingest video.mp4
-      protokv query video.safetensors "What shape appeared first?"
-      protokv inspect video.safetensors
-      protokv replay --study quick
+    ```sh
+    protokv ingest video.mp4
+    protokv query video.safetensors "What shape appeared first?"
+    protokv inspect video.safetensors
+    protokv replay video.mp4 --questions questions.jsonl
+    ```
 
-    Settings: flags, then variables (PROTOKV_MAX_NEW_TOKENS for --max-new-tokens), then protokv.toml in this folder
-    (max-new-tokens = 8 for all commands, or in [ingest], [query], [inspect] or [replay]).
+    Every option has a variable, PROTOKV_MAX_NEW_TOKENS for --max-new-tokens. An option wins over its variable.
     """
-    for sentence in unknown_variables(os.environ, COMMANDS):
-        typer.echo(f"Warning: {printable(sentence)}", err=True)
-    ctx.default_map = {**read_settings(Path(SETTINGS), COMMANDS), **(ctx.default_map or {})}
 
 
 def run() -> None:

@@ -3,62 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from protokv_cli import options
-from protokv_cli.output import Format, Output
+from protokv_cli.options import OutputFlags
 from protokv_cli.tables import grid
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# Less than this share of the files is an interrupted download.
-WHOLE = 0.95
 
-
-def models(
-    fmt: options.OutputFormat = Format.AUTO,
-    as_json: options.Json = False,
-    debug: options.Debug = False,
-) -> None:
+def models(*, output: OutputFlags) -> None:
     """List models of the supported families, what each takes, and which are here and fit this machine.
 
     Any model of these families can be named, also one that is not listed. A machine without network takes a copy: run
     hf download OWNER/NAME --local-dir FOLDER on another one, copy the folder, and name it: --model FOLDER.
 
-    \b
-    Examples:
-      protokv models
-      protokv models --format json
+    ```sh
+    protokv models
+    protokv models --format json
+    ```
     """
-    out = Output(fmt, as_json=as_json, quiet=False, debug=debug)
+    out = output.open()
     with out.errors():
-        from protokv.state.models import describe_models
+        from protokv.backbones.hub import cached_models
+        from protokv_cli.doctor import list_devices
 
-        out.show(describe_models(), lambda row: [row["name"]], _tables)
+        room = {one["name"]: one["free_bytes"] for one in list_devices([]) if one["free_bytes"] is not None}
+        out.show(describe_models(room, cached_models()), lambda row: [row["name"]], _tables)
+
+
+def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield a row per published model, for the free bytes of each device and the bytes in the cache by name."""
+    from protokv.backbones.sizes import DTYPES_OF_WEIGHTS, KNOWN_MODELS
+
+    for model in KNOWN_MODELS:
+        needed = {dtype: model.needed_bytes(dtype) for dtype in DTYPES_OF_WEIGHTS}
+        yield {
+            "name": model.name,
+            "parameters": model.millions * 1_000_000,
+            "visual_tokens": model.tokens,
+            "cached_bytes": cached.get(model.name, 0),
+            "memory_bytes": needed,
+            "fits": {dtype: [one for one, free in room.items() if size <= free] for dtype, size in needed.items()},
+        }
 
 
 def _tables(rows: Iterable[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    cells: list[tuple[str, ...]] = []
-    for family, of_family in groupby(rows, key=lambda row: row["family"]):
-        found = list(of_family)
-        cells.append((f"{family}: {found[0]['name'].partition('/')[0]}/", *[""] * 7))
-        cells += map(_cells, found)
-    yield grid(("family: OWNER/, NAME", "disk", "f32", "bf16", "8bit", "4bit", "step", "6k"), cells)
-    yield "GiB: files, memory by dtype, state at a budget of 6k. *: fits the free memory"
-    yield "step: most visual tokens without --frame-tokens. here: nothing to download"
+    yield grid(("name", "f32", "bf16", "8bit", "4bit", "step", "here"), map(_cells, rows))
+    yield "GiB of memory by dtype; *: fits the free memory. step: most visual tokens without --frame-tokens"
     yield "No network: hf download OWNER/NAME --local-dir DIR, copy it, --model DIR"
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    here = row["cached_bytes"] >= WHOLE * row["download_bytes"]
-    memory = (f"{_gib(n)}{'*' if row['fits'][dtype] else ' '}" for dtype, n in row["memory_bytes"].items())
-    files = "here" if here else _gib(row["download_bytes"])
-    name = row["name"].partition("/")[2]
-    return name, files, *memory, str(row["visual_tokens"]), f"{row['state_bytes'] / 2**30:.2f}"
-
-
-def _gib(n: int) -> str:
-    size = n / 2**30
-    return f"{size:.1f}" if size < 100 else f"{size:.0f}"
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    memory = [f"{n / 2**30:.0f}{'*' if row['fits'][dtype] else ' '}" for dtype, n in row["memory_bytes"].items()]
+    return [row["name"], *memory, str(row["visual_tokens"]), "yes" if row["cached_bytes"] else ""]

@@ -1,41 +1,43 @@
-"""Options that several subcommands share, declared once, and the completion of their values in a shell."""
+"""Options of the commands: declared once, as fields of dataclasses, and shared by the commands that take them.
+
+A command is a function that takes such dataclasses. `command` turns it into one that typer reads: every field is an
+option with a variable of its name, PROTOKV_MAX_NEW_TOKENS for --max-new-tokens, and the function gets filled
+dataclasses. The help shows an option in the panel of its dataclass, or in the one that its declaration names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from enum import StrEnum
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from glob import escape as glob_escape
 from glob import glob
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from protokv.errors import use_one_of
-from protokv.memories import CONFIGS
-from protokv_cli.output import Format
-from protokv_cli.panels import Panel
+from protokv.memories import CONFIGS, DEFAULT, MemoryConfig
+from protokv_cli.output import Format, Output
+from protokv_cli.parsing import parse_budget, parse_setting, parse_thumbnails
 
 # Those of `protokv.state.form.FORMS`, which imports torch.
 STATE_SUFFIXES = (".safetensors", ".zarr", ".pt")
-_COMPLETE = "_PROTOKV_COMPLETE"
+
+MOST_USED = "Most used"
+"""The first panel of the help."""
 
 
-class Shell(StrEnum):
-    """A shell with a completion script."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-    POWERSHELL = "powershell"
-
-
-def option(declared: str, text: str, panel: Panel | None = None, *, known: Iterable[str] = (), **more: Any) -> Any:
+def option(declared: str, text: str, panel: str | None = None, *, known: Iterable[str] = (), **more: Any) -> Any:
     """Return an option.
 
     Args:
         declared: its names and what stands for its value, as the help shows them: `--output -o STATE`.
         text: what the help says about it.
-        panel: the section of the help that shows it.
+        panel: the section of the help that shows it; None: that of its dataclass.
         known: values that a shell completes, also after a comma.
         more: arguments of `typer.Option`.
     """
@@ -46,12 +48,54 @@ def option(declared: str, text: str, panel: Panel | None = None, *, known: Itera
         before, comma, last = incomplete.rpartition(",")
         return [f"{before}{comma}{value}" for value in known if value.startswith(last)]
 
-    metavar = "".join(words[len(names) :]) or None
-    more = ({"autocompletion": complete} if known else {}) | more
+    more = ({"autocompletion": complete} if known else {}) | {"show_envvar": False} | more
+    # A blank is shown for a flag; without it typer names its type.
+    metavar = "".join(words[len(names) :]) or " "
     return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **more)
 
 
-def states(incomplete: str) -> list[str]:
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function for typer whose parameters are the fields of the dataclasses that `function` takes."""
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in groups:
+            parameters += _parameters_of(groups[parameter.name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+
+    @wraps(function)
+    def call(**values: Any) -> None:
+        filled = {
+            name: group(**{one.name: values.pop(one.name) for one in fields(group)}) for name, group in groups.items()
+        }
+        function(**values, **filled)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    return call
+
+
+def _parameters_of(group: Any) -> Iterator[inspect.Parameter]:
+    """Yield the fields of a dataclass as parameters, each with its variable, its panel and its default in the help."""
+    hints = get_type_hints(group, include_extras=True)
+    for one in fields(group):
+        kind, declared = get_args(hints[one.name])
+        # Dataclasses with different panels may share a declaration.
+        info: OptionInfo = copy(declared)
+        # In an annotation typer keeps the first name in `default`.
+        names = [str(info.default), *(info.param_decls or ())]
+        long = next(name for name in names if name.startswith("--")).partition("/")[0]
+        info.envvar = "PROTOKV_" + long.removeprefix("--").replace("-", "_").upper()
+        info.rich_help_panel = info.rich_help_panel or group.PANEL
+        info.show_default = one.default not in (None, False, True)
+        yield inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=Annotated[kind, info]
+        )
+
+
+def complete_states(incomplete: str) -> list[str]:
     """Return the completion of a state: the states in a folder and in the folders below it, and these folders."""
     found = [path for pattern in ("*", "*/*") for path in glob(glob_escape(incomplete) + pattern)]  # noqa: PTH207
     named = {path for path in found if path.endswith(STATE_SUFFIXES)}
@@ -59,116 +103,19 @@ def states(incomplete: str) -> list[str]:
     return sorted(named | folders)
 
 
-def _format(text: str) -> Format:
+def _parse_format(text: str) -> Format:
     try:
         return Format(text)
     except ValueError:
         raise typer.BadParameter(f"there is no format {text!r}; {use_one_of(text, Format)}") from None
 
 
-def _install(shell: Shell | None) -> None:
-    if shell is not None:
-        from typer.completion import install  # type: ignore[attr-defined]
-
-        _, path = install(shell=shell.value, prog_name="protokv", complete_var=_COMPLETE)
-        typer.echo(f"completion for {shell} is in {path}; it takes effect in a new terminal", err=True)
-        raise typer.Exit
-
-
-def _show(shell: Shell | None) -> None:
-    if shell is not None:
-        from typer.completion import get_completion_script  # type: ignore[attr-defined]
-
-        typer.echo(get_completion_script(prog_name="protokv", complete_var=_COMPLETE, shell=shell.value))
-        raise typer.Exit
-
-
-InstallCompletion = Annotated[
-    Shell | None,
-    option(
-        "--install-completion SHELL",
-        "Install completion for bash, zsh, fish or powershell.",
-        is_eager=True,
-        callback=_install,
-    ),
-]
-ShowCompletion = Annotated[
-    Shell | None,
-    option("--show-completion SHELL", "Print the completion script of this shell.", is_eager=True, callback=_show),
-]
-Model = Annotated[
+Debug = Annotated[bool, option("--debug", "Show tracebacks.")]
+System = Annotated[
     str | None,
     option(
-        "--model -m MODEL",
-        "A hub name, a local folder, or protokv/mini (embedded; protokv/mini-order and -words read more).",
-        Panel.MOST,
-    ),
-]
-Revision = Annotated[
-    str | None,
-    option(
-        "--revision REVISION",
-        "Branch, tag or commit of a hub model. Default: that of the state, or the main branch.",
-        Panel.MODEL,
-    ),
-]
-Device = Annotated[
-    str, option("--device NAME", "auto, cpu, cuda, cuda:N or mps.", Panel.MOST, known=("auto", "cpu", "cuda", "mps"))
-]
-Dtype = Annotated[
-    str | None,
-    option(
-        "--dtype NAME",
-        "auto, float32, bfloat16 or float16.",
-        Panel.MODEL,
-        known=("auto", "float32", "bfloat16", "float16"),
-    ),
-]
-DeviceMap = Annotated[
-    str | None,
-    option(
-        "--device-map NAME",
-        "auto or balanced: spread a model over several devices, and its state with its layers.",
-        Panel.MODEL,
-        known=("auto", "balanced"),
-    ),
-]
-Quantization = Annotated[
-    str | None, option("--quantization BITS", "Weights in 4bit or 8bit.", Panel.MODEL, known=("4bit", "8bit"))
-]
-FrameTokens = Annotated[
-    int | None,
-    option(
-        "--frame-tokens COUNT",
-        "The most visual tokens of a frame; of the two frames of a step for Qwen. Default: the model's own.",
-        Panel.WATCH,
-    ),
-]
-MaxPixels = Annotated[
-    int | None, option("--max-pixels COUNT", "The same in pixels of a frame once it is resized, for Qwen.", Panel.WATCH)
-]
-Memory = Annotated[
-    str, option("--memory NAME", "How to remember: " + ", ".join(CONFIGS) + ".", Panel.MOST, known=tuple(CONFIGS))
-]
-Positions = Annotated[
-    str | None,
-    option(
-        "--positions NAME",
-        "stream, or compact: consecutive positions for what is in memory, however long the stream is.",
-        Panel.MEMORY,
-        known=("stream", "compact"),
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.", Panel.MEMORY),
-]
-Thumbnails = Annotated[
-    str,
-    option(
-        "--thumbnails COUNT|off",
-        "Small pictures to keep in the state for people to look at, 3 KiB each at most.",
-        Panel.MEMORY,
+        "--system TEXT",
+        "A system prompt. ingest: the model reads it before the video. query: in front of each question.",
     ),
 ]
 Subtitles = Annotated[
@@ -177,38 +124,166 @@ Subtitles = Annotated[
         "--subtitles FILE|LANG",
         "Words that enter the stream: a FILE, a language such as en, off, or auto: a file beside the video, else a "
         "text track in it.",
-        Panel.WATCH,
         known=("auto", "off"),
     ),
 ]
-Transcribe = Annotated[
-    str | None,
-    option(
-        "--transcribe MODEL",
-        "Write NAME.srt beside a file without such subtitles, with Whisper or Moonshine, by name or folder.",
-        Panel.WATCH,
-    ),
-]
-System = Annotated[
-    str | None,
-    option(
-        "--system TEXT",
-        "A system prompt. ingest: the model reads it before the video. query: in front of each question.",
-        Panel.MODEL,
-    ),
-]
-OutputFormat = Annotated[
-    Format,
-    option(
-        "--format -f FORMAT",
-        "table, json (one object a line), plain, or auto: table on a terminal, json in a pipe.",
-        Panel.OUTPUT,
-        parser=_format,
-        known=Format,
-    ),
-]
-Json = Annotated[bool, option("--json", "The same as --format json.", hidden=True)]
-Quiet = Annotated[bool, option("--quiet -q", "Nothing on stderr but errors.", Panel.OUTPUT)]
-Debug = Annotated[bool, option("--debug", "Show tracebacks.", Panel.OUTPUT)]
-Timings = Annotated[bool, option("--timings", "Show where the time went: on stderr, or as a JSON key.", Panel.SPEED)]
-Seed = Annotated[int, option("--seed NUMBER", "Seed of all random draws.", Panel.MEMORY)]
+Timings = Annotated[bool, option("--timings", "Show where the time went: on stderr, or as a JSON key.", "Output")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """What a command writes."""
+
+    PANEL: ClassVar[str] = "Output"
+    fmt: Annotated[
+        Format,
+        option(
+            "--format -f FORMAT",
+            "table, json (one object a line), plain, or auto: table on a terminal, json in a pipe.",
+            parser=_parse_format,
+            known=Format,
+        ),
+    ] = Format.AUTO
+    as_json: Annotated[bool, option("--json", "The same as --format json.", hidden=True)] = False
+    quiet: Annotated[bool, option("--quiet -q", "Nothing on stderr but errors.")] = False
+    debug: Debug = False
+
+    def open(self, *, outlives_stdout: bool = False) -> Output:
+        """Return the streams of the command."""
+        return Output(
+            self.fmt, as_json=self.as_json, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Which model, and where it runs."""
+
+    PANEL: ClassVar[str] = "Model"
+    model: Annotated[
+        str | None,
+        option(
+            "--model -m MODEL",
+            "A hub name, a local folder, or protokv/mini (embedded; protokv/mini-order and -words read more).",
+            MOST_USED,
+        ),
+    ] = None
+    device: Annotated[
+        str,
+        option("--device NAME", "auto, cpu, cuda, cuda:N or mps.", MOST_USED, known=("auto", "cpu", "cuda", "mps")),
+    ] = "auto"
+    revision: Annotated[
+        str | None,
+        option(
+            "--revision REVISION",
+            "Branch, tag or commit of a hub model. Default: that of the state, or the main branch.",
+        ),
+    ] = None
+    device_map: Annotated[
+        str | None,
+        option(
+            "--device-map NAME",
+            "auto or balanced: spread a model over several devices, and its state with its layers.",
+            known=("auto", "balanced"),
+        ),
+    ] = None
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """Keywords of `load_backbone` that a model of a state takes, too."""
+        return {"revision": self.revision, "device": self.device, "device_map": self.device_map}
+
+    def require(self) -> None:
+        """Raise ModelError for a model that is not there, before anything heavy is imported."""
+        from protokv.backbones import require_model
+
+        if self.model is not None:
+            require_model(self.model, self.revision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchFlags(ModelFlags):
+    """A model that watches: its weights, and what a frame may cost."""
+
+    fps: Annotated[
+        float | None,
+        option(
+            "--fps NUMBER",
+            "Frames a second to sample, at most 240. Default: the rate of the model's training.",
+            MOST_USED,
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        option(
+            "--dtype NAME",
+            "auto, float32, bfloat16 or float16.",
+            known=("auto", "float32", "bfloat16", "float16"),
+        ),
+    ] = None
+    quantization: Annotated[
+        str | None, option("--quantization BITS", "Weights in 4bit or 8bit.", known=("4bit", "8bit"))
+    ] = None
+    frame_tokens: Annotated[
+        int | None,
+        option(
+            "--frame-tokens COUNT",
+            "The most visual tokens of a frame; of the two frames of a step for Qwen. Default: the model's own.",
+        ),
+    ] = None
+    max_pixels: Annotated[
+        int | None, option("--max-pixels COUNT", "The same in pixels of a frame once it is resized, for Qwen.")
+    ] = None
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Keywords of `load_backbone` and fields of `IngestOptions`; None means: as the state says."""
+        more = ("dtype", "quantization", "frame_tokens", "max_pixels")
+        return self.placement | {name: getattr(self, name) for name in more}
+
+    def check(self) -> None:
+        """Refuse a rate or a model that cannot be, before anything heavy is imported. ConfigError, ModelError."""
+        from protokv.core.settings import check_fps
+
+        if self.fps is not None:
+            check_fps(self.fps)
+        self.require()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryFlags:
+    """What a state keeps."""
+
+    PANEL: ClassVar[str] = "Memory"
+    memory: Annotated[
+        str, option("--memory NAME", "How to remember: " + ", ".join(CONFIGS) + ".", MOST_USED, known=tuple(CONFIGS))
+    ] = DEFAULT
+    budget: Annotated[str, option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", MOST_USED)] = "6k"
+    positions: Annotated[
+        str | None,
+        option(
+            "--positions NAME",
+            "stream, or compact: consecutive positions for what is in memory, however long the stream is.",
+            known=("stream", "compact"),
+        ),
+    ] = None
+    settings: Annotated[
+        list[str] | None, option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.")
+    ] = None
+    seed: Annotated[int, option("--seed NUMBER", "Seed of all random draws.")] = 0
+    thumbnails: Annotated[
+        str,
+        option(
+            "--thumbnails COUNT|off", "Small pictures to keep in the state for people to look at, 3 KiB each at most."
+        ),
+    ] = "16"
+
+    def config(self) -> MemoryConfig:
+        """Return the memory; `--set` wins over the others. ConfigError."""
+        fixed = {"seed": self.seed} | ({} if self.positions is None else {"positions": self.positions})
+        base = MemoryConfig.of(self.memory, budget=parse_budget(self.budget))
+        return base.with_fields({**fixed, **dict(map(parse_setting, self.settings or ()))})
+
+    def count_thumbnails(self) -> int:
+        """Return how many pictures to keep. ConfigError."""
+        return parse_thumbnails(self.thumbnails)

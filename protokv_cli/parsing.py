@@ -1,4 +1,4 @@
-"""The grammar of option values: budgets, settings, times, intervals, lists, seeds.
+"""The grammar of option values: budgets, settings, times, intervals, lists.
 
 Every function raises ConfigError, with an example as its hint, for a text that it cannot read.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from datetime import time as daytime
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from protokv.errors import ConfigError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from protokv.ingestion import Every
     from protokv.replay.memories import Variation
 
+T = TypeVar("T")
 _TOKENS = {"": 1, "k": 1_000, "m": 1_000_000}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = r"\d{1,12}(?:\.\d{1,12})?"
@@ -25,6 +27,11 @@ _BARE = re.compile(f"(?P<s>{_NUMBER})", re.ASCII)
 _UNITS = re.compile(f"(?:(?P<h>{_NUMBER})h)?(?:(?P<m>{_NUMBER})m)?(?:(?P<s>{_NUMBER})s)?", re.ASCII)
 _CLOCK = re.compile(r"(?:(?P<h>\d{1,8}):(?=\d\d:))?(?P<m>\d{1,8}):(?P<s>[0-5]\d(?:\.\d{1,12})?)", re.ASCII)
 _DAYTIME = re.compile(r"\d{1,2}:\d\d(:\d\d)?", re.ASCII)
+
+
+def parse_optional(parse: Callable[[str], T], text: str | None) -> T | None:
+    """Return what `parse` reads; None if there is no text."""
+    return None if text is None else parse(text)
 
 
 def parse_budget(text: str) -> int:
@@ -129,24 +136,6 @@ def parse_every(text: str) -> Every:
 def parse_list(text: str) -> list[str]:
     """Return the parts of `a,b,c`, without empty ones."""
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def parse_seeds(text: str) -> range:
-    """Return the seeds of `SEED` or `SEED:COUNT`: SEED, SEED + 1 and so on."""
-    seed, colon, count = text.partition(":")
-    if not seed.isdecimal() or (colon and not count.isdecimal()) or (colon and int(count) == 0):
-        raise ConfigError(f"world: expected SEED or SEED:COUNT, got {text!r}", hint="for example --world 7:20")
-    return range(int(seed), int(seed) + (int(count) if colon else 1))
-
-
-def parse_scene(text: str) -> tuple[int, int] | None:
-    """Return the shortest and longest scene in seconds of `SHORTEST:LONGEST`; None for `none`."""
-    if text == "none":
-        return None
-    shortest, colon, longest = text.partition(":")
-    if not (colon and shortest.isdecimal() and longest.isdecimal()):
-        raise ConfigError(f"cuts: expected SHORTEST:LONGEST in seconds or none, got {text!r}", hint="such as 6:20")
-    return int(shortest), int(longest)
 
 
 def parse_variation(text: str) -> Variation:

@@ -4,123 +4,113 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import typer
 
 from protokv.errors import ConfigError
 from protokv.timings import Timings
-from protokv_cli import options
-from protokv_cli.answers import (
-    Answers,
-    QueryOptions,
-    check_system,
-    decoding_text,
-    note_model,
-    row_of,
-)
+from protokv_cli.answers import AnswerFlags, Answers, decoding_text, note_model, row_of
 from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
-from protokv_cli.options import option
+from protokv_cli.options import MOST_USED, ModelFlags, OutputFlags, complete_states, option
 from protokv_cli.output import Format, Output
-from protokv_cli.panels import Panel
-from protokv_cli.parsing import parse_duration
+from protokv_cli.parsing import parse_duration, parse_optional
 from protokv_cli.process import interruptible, uncollected
 from protokv_cli.progress import loading, show_timings
 from protokv_cli.questions import Question, Refusals, read_questions, typed_questions
 from protokv_cli.tables import grid, time_text
 
 if TYPE_CHECKING:
+    from protokv.core.session import Session
     from protokv.fleet.states import Reply
+    from protokv.state.reader import Reader
+
+_EXAMPLE = 'protokv query STATE "What shape appeared first?"'
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="STATE QUESTION",
+        help="State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without questions: a prompt "
+        "on a terminal, stdin otherwise.",
+        autocompletion=complete_states,
+    ),
+]
 
 
-def query(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="STATE QUESTION...",
-            help="State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without questions: a "
-            "prompt on a terminal, stdin otherwise.",
-            autocompletion=options.states,
-        ),
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class AskFlags:
+    """What is asked of which state."""
+
+    PANEL: ClassVar[str] = "What to ask"
     named: Annotated[
         str | None,
         option(
             "--state -s STATE",
             "The state; then all arguments are questions.",
-            Panel.MOST,
-            autocompletion=options.states,
+            MOST_USED,
+            autocompletion=complete_states,
         ),
-    ] = None,
+    ] = None
     file: Annotated[
-        Path | None, option("--questions FILE", "Questions, one a line or a JSON object a line.", Panel.MOST)
-    ] = None,
+        Path | None, option("--questions FILE", "Questions, one a line or a JSON object a line.", MOST_USED)
+    ] = None
     at: Annotated[
         str | None,
         option(
             "--at TIME",
             "Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a "
             "live stream also 14:05 or 2026-11-21T14:05.",
-            Panel.MOST,
+            MOST_USED,
         ),
-    ] = None,
+    ] = None
     watch: Annotated[
         str | None,
-        option("--watch TIME", "Ask again at this interval, such as 30s; a JSON line each time.", Panel.MOST),
-    ] = None,
-    verify: Annotated[
-        bool, option("--verify/--no-verify", "Check that every byte of the state is as it was saved.", Panel.ANSWERS)
-    ] = True,
-    model: options.Model = None,
-    revision: options.Revision = None,
+        option("--watch TIME", "Ask again at this interval, such as 30s; a JSON line each time.", MOST_USED),
+    ] = None
     top: Annotated[
         int | None,
-        option("--top COUNT", "Of many states, show the COUNT answers that the model is surest of.", Panel.MOST, min=1),
-    ] = None,
-    evidence: Annotated[
-        bool, option("--evidence", "Show the times of the stream that each answer stood on.", Panel.MOST)
-    ] = False,
-    frames: Annotated[
-        Path | None, option("--frames DIR", "Write the frames at these times as PNG, named by time.", Panel.EVIDENCE)
-    ] = None,
-    video: Annotated[
-        Path | None,
-        option(
-            "--video PATH", "The video, or its folder. Default: beside the state, or in this folder.", Panel.EVIDENCE
-        ),
-    ] = None,
-    system: options.System = None,
-    max_new_tokens: Annotated[
-        int | None,
-        option("--max-new-tokens COUNT", "The most tokens of an answer. Default: the model's, or 64.", Panel.MOST),
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        option(
-            "--temperature NUMBER", "0 is greedy; above 0 draws. Default: as the model was published.", Panel.ANSWERS
-        ),
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        option(
-            "--top-p SHARE",
-            "Draw from this share of the probability. Default: as the model was published.",
-            Panel.ANSWERS,
-        ),
-    ] = None,
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    seed: Annotated[int, option("--seed NUMBER", "Seed of the draws.", Panel.ANSWERS)] = 0,
-    timings: options.Timings = False,
-    fmt: options.OutputFormat = Format.AUTO,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
+        option("--top COUNT", "Of many states, show the COUNT answers that the model is surest of.", MOST_USED, min=1),
+    ] = None
+    verify: Annotated[
+        bool, option("--verify/--no-verify", "Check that every byte of the state is as it was saved.")
+    ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Questions to a state, as they were given.
+
+    Attributes:
+        out: the streams of the command.
+        state: path or address of a state, or of a folder of them.
+        questions: in order; the first is read already.
+        at_prompt: they are typed.
+        alone: there is one, so it is not repeated before its answer.
+        refusals: those that cannot be asked.
+        clock: adds up the seconds of each stage.
+        ask, answer, model: the options.
+    """
+
+    out: Output
+    state: str
+    questions: Iterator[Question]
+    at_prompt: bool
+    alone: bool
+    refusals: Refusals
+    clock: Timings
+    ask: AskFlags
+    answer: AnswerFlags
+    model: ModelFlags
+
+
+def query(
+    arguments: Arguments = None, *, ask: AskFlags, answer: AnswerFlags, model: ModelFlags, output: OutputFlags
 ) -> None:
     """Answer questions about a video from its state alone; asking changes nothing.
 
@@ -139,66 +129,49 @@ def query(
     For a folder, all states are asked, and each answer has the mean log probability that the model gave its tokens.
     --top shows the surest answers first, so that a person finds the video among a thousand.
 
-    \b
-    Examples:
-      protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"
-      protokv query video.safetensors
-      protokv query video.safetensors --questions questions.jsonl
-      protokv query video.safetensors - < questions.jsonl | jq -r .answer
-      protokv query video.safetensors --at 12m "What is visible now?"
-      protokv query camera.safetensors --at 14:05 "What is visible now?"
-      protokv query camera.safetensors --watch 30s "What is visible now?"
-      protokv query video.safetensors --evidence "where was the star?"
-      protokv query video.safetensors --video videos/ --frames seen/ "where was the star?"
-      protokv query --state states/ --top 5 "what shape appeared first?"
+    ```sh
+    protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"
+    protokv query video.safetensors
+    protokv query video.safetensors --questions questions.jsonl
+    protokv query video.safetensors - < questions.jsonl | jq -r .answer
+    protokv query video.safetensors --at 12m "What is visible now?"
+    protokv query camera.safetensors --at 14:05 "What is visible now?"
+    protokv query camera.safetensors --watch 30s "What is visible now?"
+    protokv query video.safetensors --evidence "where was the star?"
+    protokv query video.safetensors --video videos/ --frames seen/ "where was the star?"
+    protokv query --state states/ --top 5 "what shape appeared first?"
+    ```
     """
-    out = Output(fmt, as_json=as_json, quiet=quiet, debug=debug)
+    out, clock = output.open(), Timings()
     with out.errors():
-        state, texts = _split(arguments or [], named)
-        if len(texts) > 1 and not any(" " in text for text in texts):
-            together = shlex.quote(" ".join(texts))
-            out.note(f"Hint: these are {len(texts)} questions of one word; for one question use quotes: {together}")
-        at_prompt = not texts and file is None and out.stdin is not None and out.stdin.isatty()
-        refusals = Refusals(out)
-        questions = _open_questions(out, texts, file, at_prompt, refusals)
-        clock = Timings()
         clock.add("start", time.process_time())
+        state, texts = _split(arguments or [], ask.named)
         with uncollected(), clock.stage("imports"):
             from protokv.fleet.plan import is_place
 
         many = is_place(state)
-        if watch is not None and (at is not None or top is not None or many):
-            raise ConfigError("--watch asks the last commit of one state", hint="leave out --at, --top and folders")
-        sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-        asking = QueryOptions(
+        _refuse_contradictions(ask, answer, many)
+        if len(texts) > 1 and not any(" " in text for text in texts):
+            together = shlex.quote(" ".join(texts))
+            out.note(f"Hint: these are {len(texts)} questions of one word; for one question use quotes: {together}")
+        at_prompt = not texts and ask.file is None and out.stdin is not None and out.stdin.isatty()
+        refusals = Refusals(out)
+        asked = Query(
+            out=out,
+            state=state,
+            questions=_open_questions(out, texts, ask.file, at_prompt, refusals),
+            at_prompt=at_prompt and ask.watch is None,
+            alone=ask.watch is None and (at_prompt or (len(texts) == 1 and texts != ["-"] and ask.file is None)),
+            refusals=refusals,
+            clock=clock,
+            ask=ask,
+            answer=answer,
             model=model,
-            placement={"revision": revision, "device": device, "device_map": device_map},
-            sampling={name: value for name, value in sampling.items() if value is not None},
-            system=system,
-            at=at,
-            watch_s=None if watch is None else parse_duration(watch),
-            verify=verify,
-            top=top,
-            evidence=evidence or frames is not None,
-            frames=frames,
-            video=video,
-            timings=timings,
-            at_prompt=at_prompt and watch is None,
-            alone=watch is None and (at_prompt or (len(texts) == 1 and texts != ["-"] and file is None)),
         )
-        if frames is not None and watch is not None:
-            raise ConfigError("--watch looks at what is still coming", hint="leave out --frames")
-        if video is not None and frames is None:
-            raise ConfigError("--video is where --frames looks", hint="add --frames DIR")
-        if many:
-            _query_many(out, state, questions, asking, refusals)
-            return
-        if top is not None:
-            raise ConfigError("--top ranks the answers of many states", hint="name their folder: --state DIR/")
-        if watch is not None and fmt is Format.AUTO:
+        if ask.watch is not None and output.fmt is Format.AUTO:
             out.format = Format.JSON
-        _query_one(out, state, questions, asking, clock, refusals)
-        if not asking.at_prompt:
+        (_query_many if many else _query_one)(asked)
+        if not asked.at_prompt:
             refusals.check()
 
 
@@ -207,8 +180,23 @@ def _split(arguments: list[str], named: str | None) -> tuple[str, list[str]]:
     if named is not None:
         return named, arguments
     if not arguments:
-        raise ConfigError("there is no state to ask", hint='protokv query STATE "What shape appeared first?"')
+        raise ConfigError("there is no state to ask", hint=_EXAMPLE)
     return arguments[0], arguments[1:]
+
+
+def _refuse_contradictions(ask: AskFlags, answer: AnswerFlags, many: bool) -> None:
+    """Refuse options that do not go together. ConfigError."""
+    if ask.watch is not None and (ask.at is not None or ask.top is not None or many):
+        raise ConfigError("--watch asks the last commit of one state", hint="leave out --at, --top and folders")
+    if ask.watch is not None and answer.frames is not None:
+        raise ConfigError("--watch looks at what is still coming", hint="leave out --frames")
+    if answer.video is not None and answer.frames is None:
+        raise ConfigError("--video is where --frames looks", hint="add --frames DIR")
+    if ask.top is not None and not many:
+        raise ConfigError("--top ranks the answers of many states", hint="name their folder: --state DIR/")
+    for name, given in {"--evidence is": answer.with_evidence, "--timings are": answer.timings}.items():
+        if given and many:
+            raise ConfigError(f"{name} told of one state", hint="name the state itself")
 
 
 def _open_questions(
@@ -221,121 +209,120 @@ def _open_questions(
     first = next(questions, None)
     if first is None:
         refusals.check()
-        raise ConfigError("there is no question", hint='protokv query STATE "What shape appeared first?"')
+        raise ConfigError("there is no question", hint=_EXAMPLE)
     return chain((first,), questions)
 
 
-def _query_one(
-    out: Output,
-    state: str,
-    questions: Iterator[Question],
-    asking: QueryOptions,
-    clock: Timings,
-    refusals: Refusals,
-) -> None:
-    """Load a state once, at the commit that is asked for, and print the answers."""
-    if asking.watch_s is not None:
+def _query_one(asked: Query) -> None:
+    """Open a state once, at the commit that is asked for, and print the answers."""
+    out, ask, model, clock = asked.out, asked.ask, asked.model, asked.clock
+    if ask.watch is not None:
         with interruptible():
-            await_first_commit(out, state)
-    with uncollected(), loading(out, asking.model, asking.placement["revision"]):
+            await_first_commit(out, asked.state)
+    with uncollected(), loading(out, model.model, model.revision):
         with clock.stage("imports"):
             from protokv.core.decoding import Decoding
-            from protokv.state.api import read_header
-            from protokv.state.checkpoint import load
+            from protokv.state.reader import Reader
 
         with clock.stage("state"):
-            header = read_header(state)
+            reader = Reader.open(asked.state, verify=ask.verify)
         writer = None
-        if asking.frames is not None:
+        if asked.answer.frames is not None:
             from protokv_cli.frames import FrameWriter
 
-            writer = FrameWriter(header, asking.frames, asking.video, state)
-        at_s = None if asking.at is None else stream_time_of(asking.at, state, header, time.time())
-        Decoding(**asking.sampling)  # raises before a model is loaded
-        session = load(state, asking.model, at_s=at_s, verify=asking.verify, timings=clock, **asking.placement)
-        decoding = replace(session.backbone.decoding, **asking.sampling)
-        check_system(session.backbone, asking.system)
+            writer = FrameWriter(reader.header, asked.answer.frames, asked.answer.video, asked.state)
+        at_s = None if ask.at is None else stream_time_of(ask.at, reader, time.time())
+        Decoding(**asked.answer.sampling)  # raises before a model is loaded
+        session = reader.at(at_s).session(model.model, timings=clock, **model.placement)
+        decoding = asked.answer.decoding(session.backbone)
     note_model(out, session.backbone)
-    answers = Answers(out, state, asking, decoding, clock, refusals, frames=writer)
-    if asking.watch_s is not None:
-        kept = list(questions)
-        with interruptible():
-            for n, _ in enumerate(rounds(asking.watch_s)):
-                if n:
-                    header, session = read_header(state), load(state, session.backbone, verify=asking.verify)
-                answers.ask_all(session, kept, commit_age_s(header, time.time()))
+    answers = Answers(
+        out=out,
+        state=asked.state,
+        decoding=decoding,
+        how=asked.answer,
+        clock=clock,
+        refusals=asked.refusals,
+        at_prompt=asked.at_prompt,
+        alone=asked.alone,
+        frames=writer,
+    )
+    if ask.watch is not None:
+        _ask_again(asked, answers, reader, session)
     # The header is that of the last commit, so it has no age for an earlier one.
-    age_s = None if asking.at else commit_age_s(header, time.time())
+    age_s = None if ask.at else commit_age_s(reader, time.time())
     note_commit(out, session.clock.stream_time_s, at_s, age_s)
-    if asking.at_prompt:
-        out.note(f"{state} at {time_text(session.clock.stream_time_s)}; type a question, or help, or exit")
-    answers.ask_all(session, questions, age_s)
-    if asking.timings and out.format is not Format.JSON:
+    if asked.at_prompt:
+        out.note(f"{asked.state} at {time_text(session.clock.stream_time_s)}; type a question, or help, or exit")
+    answers.ask_all(session, asked.questions, age_s)
+    if asked.answer.timings and out.format is not Format.JSON:
         show_timings(out, clock.seconds)
         out.error(f"decoding: {decoding_text(decoding)}")
 
 
-def _query_many(out: Output, place: str, given: Iterator[Question], asking: QueryOptions, refusals: Refusals) -> None:
+def _ask_again(asked: Query, answers: Answers, reader: Reader, session: Session) -> NoReturn:
+    """Ask the same questions at every interval, until Ctrl-C."""
+    kept = list(asked.questions)
+    with interruptible():
+        for n, _ in enumerate(rounds(parse_duration(asked.ask.watch or ""))):
+            if n:
+                reader = reader.open(asked.state, verify=asked.ask.verify)
+                session = reader.session(session.backbone)
+            answers.ask_all(session, kept, commit_age_s(reader, time.time()))
+    raise AssertionError("rounds have no end")
+
+
+def _query_many(asked: Query) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.core.decoding import Decoding
     from protokv.core.turns import read_ids
     from protokv.fleet.plan import find_states
     from protokv.fleet.states import ask_all, load_backbone_for, surest
 
-    for name, wanted in {"--evidence is": asking.evidence, "--timings are": asking.timings}.items():
-        if wanted:
-            raise ConfigError(f"{name} told of one state", hint="name the state itself")
-    at_s = None if asking.at is None else parse_duration(asking.at)
-    states = find_states(place)
-    Decoding(**asking.sampling)  # raises before a model is loaded
-    backbone = load_backbone_for(states, asking.model, **asking.placement)
-    decoding = replace(backbone.decoding, **asking.sampling)
-    check_system(backbone, asking.system)
+    out, ask, model, system = asked.out, asked.ask, asked.model, asked.answer.system
+    at_s = parse_optional(parse_duration, ask.at)
+    states = find_states(asked.state)
+    Decoding(**asked.answer.sampling)  # raises before a model is loaded
+    backbone = load_backbone_for(states, model.model, **model.placement)
+    decoding = asked.answer.decoding(backbone)
     note_model(out, backbone)
     questions: list[str] = []
-    for one in given:
-        with refusals.at(one.where):
-            read_ids(backbone, one.text, (), asking.system)
+    for one in asked.questions:
+        with asked.refusals.at(one.where):
+            read_ids(backbone, one.text, (), system)
             questions.append(one.text)
     answered: list[Reply] = []
     failed = 0
-    how: dict[str, Any] = {"at_s": at_s, "verify": asking.verify, "system": asking.system}
-    for reply in ask_all(states, backbone, questions, decoding, **how):
+    for reply in ask_all(states, backbone, questions, decoding, at_s=at_s, verify=ask.verify, system=system):
         if reply.failure is not None:
             failed += 1
             out.error(f"Error: {reply.state}: {reply.failure.message}")
-        elif asking.top is None:
-            _show_reply(out, reply, with_question=len(questions) > 1)
+        elif ask.top is None:
+            _show_reply(out, _reply_row(reply), several=len(questions) > 1)
         else:
             answered.append(reply)
-    ranked = surest(answered, asking.top or 0)
-    if asking.top is not None and out.format is Format.TABLE:
-        _show_ranked(out, ranked, with_question=len(questions) > 1)
+    ranked = [{**_reply_row(reply), "rank": rank} for rank, reply in surest(answered, ask.top or 0)]
+    if ask.top is not None and out.format is Format.TABLE:
+        names = ("rank", "state", "answer", "mean_logprob", *(["question"] if len(questions) > 1 else []))
+        cells = [[row[name] for name in names] for row in ranked]
+        out.table(grid([name.replace("mean_logprob", "log prob") for name in names], cells, left=names))
     else:
-        for rank, reply in ranked:
-            _show_reply(out, reply, rank, with_question=len(questions) > 1)
+        for row in ranked:
+            _show_reply(out, row, several=len(questions) > 1)
     if failed:
         out.error(f"{failed} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)
-    refusals.check()
 
 
-def _show_ranked(out: Output, ranked: Iterable[tuple[int, Reply]], *, with_question: bool) -> None:
-    """Show the surest answers as a table; the mean log probability of a token says how sure the model was."""
-    rows = []
-    for rank, reply in ranked:
-        assert reply.answer is not None
-        row = (rank, reply.state, reply.answer.text, f"{reply.answer.mean_logprob:.3f}")
-        rows.append((*row, reply.answer.question) if with_question else row)
-    columns = ("rank", "state", "answer", "log prob")
-    out.table(grid((*columns, "question") if with_question else columns, rows, left=("state", "answer", "question")))
-
-
-def _show_reply(out: Output, reply: Reply, rank: int | None = None, *, with_question: bool) -> None:
+def _reply_row(reply: Reply) -> dict[str, Any]:
     assert reply.answer is not None
-    row = row_of(reply.answer, reply.state) | ({} if rank is None else {"rank": rank})
+    return row_of(reply.answer, reply.state)
+
+
+def _show_reply(out: Output, row: dict[str, Any], *, several: bool) -> None:
+    """Show an answer, with its question if there are several; in JSON, all keys."""
     if out.format is Format.JSON:
         out.json(row)
     else:
-        fields = [reply.state, f"{row['mean_logprob']:.3f}", row["answer"]]
-        out.plain("\t".join([*fields, row["question"]] if with_question else fields))
+        fields = [row["state"], f"{row['mean_logprob']:.3f}", row["answer"]]
+        out.plain("\t".join([*fields, row["question"]] if several else fields))

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from protokv.core.backbone import Backbone
-from protokv.errors import ConfigError, ProtoKVError
+from protokv.errors import ConfigError
 from protokv.replay.dataset import Opened
 from protokv.replay.judges import Judge, judge_rows
 from protokv.replay.plan import Unread
 from protokv.replay.report import summarise
-from protokv.replay.request import ReplayRequest
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
 from protokv.replay.tables import list_facts, tabulate
@@ -70,7 +64,6 @@ def show(
     *,
     dropped: Mapping[str, int] | None = None,
     plot: Path | None = None,
-    html: Path | None = None,
     missing: Mapping[str, str] | None = None,
     notes: Mapping[str, int] | None = None,
 ) -> None:
@@ -98,11 +91,6 @@ def show(
 
         save_figure(report, plot)
         out.note(f"figure: {plot}")
-    if html:
-        from protokv.replay.figure import save_page
-
-        save_page(report, html, made=datetime.now().astimezone(), command=shlex.join(["protokv", *sys.argv[1:]]))
-        out.note(f"page: {html}")
 
 
 def show_cost(out: Output, cost: Mapping[str, Any], opened: Opened) -> None:
@@ -116,41 +104,6 @@ def show_cost(out: Output, cost: Mapping[str, Any], opened: Opened) -> None:
     rows |= {f"left out, video {name}": why for name, why in opened.missing.items()}
     rows |= dict(opened.notes)
     out.table(pairs(rows, title="plan: steps to encode and answers to give, over all memories"))
-
-
-def show_datasets(out: Output, name: str, request: ReplayRequest, backbone: Backbone, fps: float | None) -> None:
-    """Show the cost of each data set of a study; name a missing one."""
-    study, rows = request.study, []
-    for part in study.datasets:
-        own = replace(request, dataset=part.name)
-        variants = study.variants(request.budgets or part.budgets)
-        row: dict[str, Any] = {
-            "dataset": part.name,
-            "budgets": list(request.budgets or part.budgets),
-            "compared": list(dict.fromkeys(variant.label for variant in variants)),
-            "delays_s": list(request.delays_s or part.delays_s),
-        }
-        try:
-            own.check()
-            opened = own.open(backbone.identity.name)
-            plan = own.plan(opened, backbone, fps)
-            row |= own.cost(plan, backbone) | {"fps": plan.setup.fps, "missing": opened.missing}
-        except ProtoKVError as error:
-            row["absent"] = error.message
-        rows.append(row)
-    if out.format is Format.JSON:
-        out.json({"type": "preset", "study": name, "title": study.title, "models": list(study.models), "cells": rows})
-        return
-    cells = []
-    for row in rows:
-        known = ["-"] * 4 if "absent" in row else [row["videos"], row["questions"], row["hours"], _format_time(row)]
-        cells.append([row["dataset"], ", ".join(map(str, row["budgets"])), len(row["compared"]), *known])
-    head = ["data set", "budgets", "memories", "videos", "questions", "hours", "estimate, at least"]
-    out.table(grid(head, cells, title=f"{study.title}, in the paper with {', '.join(study.models)}"))
-    for row in rows:
-        if "absent" in row:
-            out.warn(f"{row['dataset']}: {row['absent']}")
-        out.note(f"{row['dataset']}: {', '.join(row['compared'])}; and the baselines")
 
 
 def _format_time(cost: Mapping[str, Any]) -> str:

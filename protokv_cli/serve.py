@@ -6,40 +6,46 @@ import ipaddress
 import logging
 import traceback
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 import typer
 
 from protokv.errors import ConfigError, StateNotFound
 from protokv.texts import cut
-from protokv_cli import options
 from protokv_cli.exits import Exit
-from protokv_cli.options import option
+from protokv_cli.options import Debug, ModelFlags, option
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags:
+    """Where the server listens, and what it allows."""
+
+    PANEL: ClassVar[str] = "Server"
+    host: Annotated[
+        str, option("--host ADDRESS", "Address to listen on; an address other machines can reach needs a token.")
+    ] = "127.0.0.1"
+    port: Annotated[int, option("--port NUMBER", "Port to listen on; 0: any free port.", min=0, max=65535)] = 8000
+    token: Annotated[
+        str | None, option("--token TOKEN", "Token that clients must send; PROTOKV_TOKEN hides it from other users.")
+    ] = None
+    waiting: Annotated[int, option("--waiting COUNT", "The most questions at once.", min=1)] = 16
+    answer_time: Annotated[str, option("--answer-time TIME", "The longest time for an answer, waiting included.")] = (
+        "2m"
+    )
+    debug: Debug = False
 
 
 def serve(
     states: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder of states; those that are added later count too.")
     ],
-    host: Annotated[
-        str, option("--host ADDRESS", "Address to listen on; an address other machines can reach needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, option("--port NUMBER", "Port to listen on; 0: any free port.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None, option("--token TOKEN", "Token that clients must send; PROTOKV_TOKEN hides it from other users.")
-    ] = None,
-    waiting: Annotated[int, option("--waiting COUNT", "The most questions at once.", min=1)] = 16,
-    answer_time: Annotated[
-        str, option("--answer-time TIME", "The longest time for an answer, waiting included.")
-    ] = "2m",
-    model: options.Model = None,
-    revision: options.Revision = None,
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    debug: options.Debug = False,
+    *,
+    flags: ServerFlags,
+    model: ModelFlags,
 ) -> None:
     """Answer questions over the web from the states of a folder: on a page, and for clients of OpenAI.
 
@@ -48,15 +54,15 @@ def serve(
     The model is loaded once. States are only read; while ingest writes a state, its last commit answers. Needs
     `pip install 'protokv[serve]'`.
 
-    \b
-    Examples:
-      protokv serve states/ --port 8000
-      PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
+    ```sh
+    protokv serve states/ --port 8000
+    PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
+    ```
     """
-    out = Output(Format.AUTO, as_json=False, quiet=False, debug=debug)
+    out = Output(Format.AUTO, as_json=False, quiet=False, debug=flags.debug)
     with out.errors():
-        if token is None and not _is_loopback(host):
-            raise ConfigError(f"{host} can be reached from other machines", hint="set a token in PROTOKV_TOKEN")
+        if flags.token is None and not _is_loopback(flags.host):
+            raise ConfigError(f"{flags.host} can be reached from other machines", hint="set a token in PROTOKV_TOKEN")
         if not states.is_dir():
             raise StateNotFound(f"there is no folder {states}", hint="name the folder that your states are in")
         try:
@@ -69,20 +75,20 @@ def serve(
         from protokv.fleet.states import load_backbone_for
         from protokv.ingestion.options import DEFAULT_MODEL
 
-        placement: dict[str, Any] = {"revision": revision, "device": device, "device_map": device_map}
         if found := _find_states(states):
-            backbone = load_backbone_for(found, model, **placement)
+            backbone = load_backbone_for(found, model.model, **model.placement)
         else:
-            backbone = load_backbone(model or DEFAULT_MODEL, **placement)
-        limits = server.Limits(waiting=waiting, answer_s=parse_duration(answer_time))
-        app = server.build_app(server.States(states, backbone), token=token, limits=limits, name=host)
-        out.note(f"states of {states} on http://{host}:{port}/ and, for clients of OpenAI, http://{host}:{port}/v1")
+            backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
+        limits = server.Limits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
+        app = server.build_app(server.States(states, backbone), token=flags.token, limits=limits, name=flags.host)
+        address = f"http://{flags.host}:{flags.port}/"
+        out.note(f"states of {states} on {address} and, for clients of OpenAI, {address}v1")
         log = _Log(out)
         for name in ("asyncio", "uvicorn", "protokv.serve"):
             logging.getLogger(name).addHandler(log)
             logging.getLogger(name).propagate = False
         try:
-            Server(server.configure(app, limits, host, port)).run()
+            Server(server.configure(app, limits, flags.host, flags.port)).run()
         except SystemExit:
             # uvicorn has said why, and ends with a code of its own.
             raise typer.Exit(Exit.FAILURE) from None
