@@ -22,7 +22,7 @@ from protokv_cli.progress import LOG_EVERY_S, Bar
 from protokv_cli.tables import bytes_text, grid, pairs, time_text
 
 if TYPE_CHECKING:
-    from protokv.fleet import Failure, Job, Outcome, Preview
+    from protokv.fleet import Failure, Job, Outcome
     from protokv.fleet.run import Pool
 
 # More videos, and more failures, are counted and not listed on a terminal; the files have them all.
@@ -159,7 +159,7 @@ class FleetProgress:
             self.out.json({"type": "progress", **self.to_dict()})
 
 
-def show_plan(out: Output, found: Iterable[Preview]) -> None:
+def show_plan(out: Output, found: Iterable[Outcome]) -> None:
     """Show what a run would do with each video as it is found, and in all."""
     from protokv.video.address import told
 

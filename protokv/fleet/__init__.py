@@ -9,14 +9,13 @@ from __future__ import annotations
 from protokv.fleet.local import LocalPool
 from protokv.fleet.plan import Job, find_states, plan, read_manifest, target_of
 from protokv.fleet.run import run_fleet
-from protokv.fleet.worker import Failure, Outcome, Preview, Recipe, preview
+from protokv.fleet.worker import Failure, Outcome, Recipe, preview
 
 __all__ = [
     "Failure",
     "Job",
     "LocalPool",
     "Outcome",
-    "Preview",
     "Recipe",
     "find_states",
     "plan",

@@ -1,7 +1,7 @@
 """Workers on this machine, each a process in an executor of its own, so that one that dies is replaced.
 
 The death of one process breaks a whole `ProcessPoolExecutor`, so each has one process: only its task is lost, and a
-worker keeps its device. A worker whose coordinator dies commits and ends.
+worker keeps its device. A worker ends with its coordinator.
 https://docs.python.org/3/library/concurrent.futures.html
 """
 
@@ -98,36 +98,29 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Process:
-    """The worker of this process, and a lock that is held while it works."""
-
-    worker: Worker
-    busy = threading.Lock()
+_workers: list[Worker] = []
+"""The worker of this process; empty in that of the coordinator."""
 
 
 def _begin(recipe: Recipe, device: str, stopped: Any, watched_s: Any, index: int, scratch: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Videos from an object store are copied here; the coordinator removes the files of a killed process.
     tempfile.tempdir = scratch
-    orphaned = threading.Event()
 
     def add_watched(seconds: float) -> None:
         watched_s[index] += seconds
 
-    _Process.worker = Worker(recipe, device, lambda: bool(stopped.value) or orphaned.is_set(), add_watched)
-    threading.Thread(target=_end_with_parent, args=(orphaned,), daemon=True).start()
+    _workers.append(Worker(recipe, device, lambda: bool(stopped.value), add_watched))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _end_with_parent(orphaned: threading.Event) -> None:
+def _end_with_parent() -> None:
+    """End this process when that of the coordinator ends; the state has its last commit."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    orphaned.set()
-    # The video in work is committed first.
-    with _Process.busy:
-        os._exit(1)
+    os._exit(1)
 
 
 def _serve(verb: str, args: tuple[Any, ...]) -> Any:
-    with _Process.busy:
-        return getattr(_Process.worker, verb)(*args)
+    return getattr(_workers[0], verb)(*args)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from protokv.errors import ModelError
 from protokv.fleet.plan import Job, target_of
-from protokv.fleet.worker import Failure, Outcome, Verdict
+from protokv.fleet.worker import Failure, Outcome
 
 # A video may take its worker with it this often before it fails: it, or a machine that is taken away, may be to blame.
 ATTEMPTS = 3
@@ -137,11 +137,10 @@ class _Run:
         state = target_of(self._place, job.key)
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                found: Outcome | Verdict = slot.call("look", job)
-                if not isinstance(found, Outcome):
+                found: Outcome = slot.call("look", job)
+                if found.status not in ("done", "failed"):
                     self._load(slot)
-                    found = slot.call("watch", job, found)
-                assert isinstance(found, Outcome)
+                    found = slot.call("watch", found)
                 return replace(found, attempts=attempt)
             except WorkerDied as death:
                 if self._over.is_set():

@@ -16,7 +16,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
 from protokv.errors import StateError
 from protokv.fleet.plan import find_states
-from protokv.fleet.worker import Failure, damage_of
+from protokv.fleet.worker import Failure, read_damage
 from protokv.state.api import load_state, read_header, stored_bytes
 from protokv.state.checkpoint import admit, config_of, from_state, load_backbone_of, recorded_dtype
 from protokv.state.form import is_url
@@ -53,7 +53,7 @@ def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
         header, size = read_header(state), stored_bytes(state)
         config = config_of(header)
     except StateError as error:
-        return _empty(state, {"message": Failure.of(error).message})
+        return _empty(state, {"message": Failure.from_error(error).message})
     return {
         "state": state,
         "source": (header.source or {}).get("name"),
@@ -64,7 +64,7 @@ def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
         "file_bytes": size,
         "memory": f"{config.name}, {config.budget} tokens",
         "model": header.backbone.name,
-        "damage": damage_of(header) or None,
+        "damage": read_damage(header) or None,
         "failure": None if failed is None else failed.get("message"),
     }
 
@@ -146,7 +146,7 @@ def ask_all(
             found = load_state(state, verify=verify, at_s=at_s, admit=admit)
             session = from_state(found, backbone)
         except StateError as error:
-            yield Reply(state, 0, None, Failure.of(error))
+            yield Reply(state, 0, None, Failure.from_error(error))
             continue
         for number, question in enumerate(questions):
             yield Reply(state, number, session.ask(question, decoding, system=system))

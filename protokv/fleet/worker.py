@@ -45,7 +45,7 @@ from protokv.words.find import AUTO, OFF, file_of, identity, record_of_file, rec
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
 
-Standing = Literal["new", "unfinished", "changed", "done"]
+Status = Literal["new", "unfinished", "changed", "done", "watched", "stopped", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Failure:
     hint: str = ""
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def from_error(cls, error: Exception) -> Failure:
         """Return an error on one line."""
         message = error.message if isinstance(error, ProtoKVError) else f"{type(error).__name__}: {error}"
         hint = error.hint if isinstance(error, ProtoKVError) else ""
@@ -96,33 +96,17 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The work left for a video.
-
-    Attributes:
-        standing: "new" if there is no state, "unfinished" to continue it, "changed" to start over, "done" if nothing
-            is left.
-        steps, stream_time_s: of the state.
-        file_bytes, damage: of a finished state; `damage` says which part of the video was unreadable.
-    """
-
-    standing: Standing
-    steps: int = 0
-    stream_time_s: float = 0.0
-    file_bytes: int = 0
-    damage: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a video.
+    """What is left to do for a video before a run, or the result of it.
 
     Attributes:
         job, state: the video, and the path of its state.
-        status: "watched" to its end by this run, "done" before it, "stopped" on request after a commit, or "failed".
+        status: before: "new" without a state, "unfinished" to continue it, "changed" to start over. After: "watched"
+            to its end by this run, or "stopped" on request after a commit. Both: "done" before this run, or "failed".
         standing: of the state before the run.
         steps, stream_time_s, file_bytes: of the state now.
         watched_s: seconds of stream that this run added.
+        left_s: seconds of stream that are left to watch; None: not looked up, or the video does not say.
         elapsed_s: seconds that the worker was busy with it.
         attempts: how often it was begun.
         failure: why it failed; of a watched or finished video, its damage.
@@ -130,11 +114,12 @@ class Outcome:
 
     job: Job
     state: str
-    status: Literal["watched", "done", "stopped", "failed"]
-    standing: Standing = "new"
+    status: Status
+    standing: Status = "new"
     steps: int = 0
     stream_time_s: float = 0.0
     watched_s: float = 0.0
+    left_s: float | None = None
     file_bytes: int = 0
     elapsed_s: float = 0.0
     attempts: int = 1
@@ -142,30 +127,10 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON; `failure` only if there is one."""
-        return _plain(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What a run would do with a video; `left_s` and `duration_s` are seconds of stream, None where unknown."""
-
-    job: Job
-    state: str
-    status: Literal["new", "unfinished", "changed", "done", "failed"]
-    duration_s: float | None = None
-    left_s: float | None = None
-    failure: Failure | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON; `failure` only if there is one."""
-        return _plain(self)
-
-
-def _plain(record: Outcome | Preview) -> dict[str, Any]:
-    row = asdict(record)
-    del row["job"]
-    failure = row.pop("failure")
-    return {**record.job.to_dict(), **row} | ({} if failure is None else {"failure": failure})
+        row = asdict(self)
+        del row["job"]
+        failure = row.pop("failure")
+        return {**self.job.to_dict(), **row} | ({} if failure is None else {"failure": failure})
 
 
 class Worker:
@@ -205,32 +170,14 @@ class Worker:
         """Load the model, the first time. Raises as `load_backbone`."""
         _ = self._backbone
 
-    def look(self, job: Job) -> Verdict | Outcome:
-        """Return the work left for a video, or its outcome if it is done or failed. Raises if there is no model."""
-        # An error of the model concerns all videos.
-        identity, target = self._identity, target_of(self._recipe.place, job.key)
-        try:
-            found = look_at(job.source, target, self._recipe, identity)
-        except Exception as error:
-            return Outcome(job, target, "failed", failure=Failure.of(error))
-        if found.standing != "done":
-            return found
-        damage = Failure("Damaged", found.damage) if found.damage else None
-        return Outcome(
-            job,
-            target,
-            "done",
-            "done",
-            steps=found.steps,
-            stream_time_s=found.stream_time_s,
-            file_bytes=found.file_bytes,
-            failure=damage,
-        )
+    def look(self, job: Job) -> Outcome:
+        """Return what is left to do for a video. Raises if there is no model, which concerns all videos."""
+        return look(job, self._recipe, self._identity)
 
-    def watch(self, job: Job, verdict: Verdict) -> Outcome:
-        """Ingest the rest of a video."""
-        target, began = target_of(self._recipe.place, job.key), time.perf_counter()
-        anew = verdict.standing == "changed"
+    def watch(self, found: Outcome) -> Outcome:
+        """Ingest what is left of a video, as `look` found it."""
+        job, target, began = found.job, found.state, time.perf_counter()
+        anew = found.status == "changed"
         options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
         from_s = until_s = 0.0
         try:
@@ -240,10 +187,7 @@ class Worker:
             with warnings.catch_warnings():
                 # The position warning would repeat for every video, and nobody reads stderr here.
                 warnings.simplefilter("ignore", PositionWarning)
-                run = ingest(
-                    job.source, target, options=options, should_stop=lambda: self._stopped or self._should_stop()
-                )
-                for event in run:
+                for event in ingest(job.source, target, options=options, should_stop=self._should_stop):
                     if isinstance(event, Started):
                         from_s = until_s = event.stream_time_s
                     elif isinstance(event, Progress):
@@ -252,15 +196,12 @@ class Worker:
                     elif isinstance(event, Summary):
                         summary = event
         except Exception as error:
-            elapsed_s = time.perf_counter() - began
-            return Outcome(job, target, "failed", verdict.standing, elapsed_s=elapsed_s, failure=Failure.of(error))
-        self._add_watched(summary.stream_time_s - until_s)
+            failure = Failure.from_error(error)
+            return replace(found, status="failed", elapsed_s=time.perf_counter() - began, failure=failure)
         lost = summary.damage or summary.words_lost
-        return Outcome(
-            job,
-            target,
-            "watched" if summary.complete or summary.damaged else "stopped",
-            verdict.standing,
+        return replace(
+            found,
+            status="watched" if summary.complete or summary.damaged else "stopped",
             steps=summary.steps,
             stream_time_s=summary.stream_time_s,
             watched_s=summary.stream_time_s - from_s,
@@ -273,65 +214,70 @@ class Worker:
         return self._stopped or self._asked()
 
 
-def preview(jobs: Iterable[Job], recipe: Recipe) -> Iterator[Preview]:
-    """Yield what `run_fleet` would do with each video; opens those that are left and writes nothing.
-
-    Raises:
-        ModelError: there is no such model.
-    """
-    identity = recipe.identify(recipe.options.device)
+def preview(jobs: Iterable[Job], recipe: Recipe) -> Iterator[Outcome]:
+    """Yield what a run would do with each video, with the seconds left; writes nothing. Raises if there is no model."""
+    identity, options = recipe.identify(recipe.options.device), recipe.options
     for job in jobs:
-        state = target_of(recipe.place, job.key)
-        try:
-            found = look_at(job.source, state, recipe, identity)
-            duration_s = _read_duration(job, recipe.options) if found.standing != "done" else found.stream_time_s
-        except Exception as error:
-            yield Preview(job, state, "failed", failure=Failure.of(error))
-            continue
-        watched_s = 0.0 if found.standing == "changed" else found.stream_time_s
-        left_s = None if duration_s is None else max(0.0, duration_s - watched_s)
-        yield Preview(job, state, found.standing, duration_s, left_s)
+        found = look(job, recipe, identity)
+        if found.status not in ("done", "failed") and kind_of(job.source) == "file" and not is_object(job.source):
+            try:
+                with open_source(
+                    job.source, options.decoder, max_pixels=options.max_frame_pixels, isolate=True
+                ) as opened:
+                    if opened.info.duration_s is not None:
+                        found = replace(found, left_s=max(0.0, opened.info.duration_s - found.stream_time_s))
+            except Exception as error:
+                found = replace(found, status="failed", failure=Failure.from_error(error))
+        yield found
 
 
-def _read_duration(job: Job, options: IngestOptions) -> float | None:
-    """Return the seconds of a video by its header; None if it does not say, or is no file."""
-    if is_object(job.source) or kind_of(job.source) != "file":
-        return None
-    with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels, isolate=True) as opened:
-        return opened.info.duration_s
+def look(job: Job, recipe: Recipe, identity: BackboneIdentity) -> Outcome:
+    """Return what is left to do for a video, by the header of its state.
 
-
-def look_at(source: str, target: str, recipe: Recipe, identity: BackboneIdentity) -> Verdict:
-    """Return the work left for a video.
-
-    Raises:
-        SourceError: the video is not there, or no file.
-        StateError: the state is of another video, model, memory or rate, is corrupt, or cannot be read.
+    It fails if the video is not there, or if the state cannot be read or is of another video, model, memory or rate.
     """
+    target = target_of(recipe.place, job.key)
+    try:
+        header, status = _find_status(job.source, target, recipe, identity)
+        if header is None or status == "changed":
+            return Outcome(job, target, status, status)
+        found = Outcome(job, target, status, status, header.clock.steps, header.clock.stream_time_s)
+        if status != "done":
+            return found
+        damage = read_damage(header)
+        failure = Failure("Damaged", damage) if damage else None
+        return replace(found, left_s=0.0, file_bytes=stored_bytes(target), failure=failure)
+    except Exception as error:
+        return Outcome(job, target, "failed", failure=Failure.from_error(error))
+
+
+def _find_status(source: str, target: str, recipe: Recipe, identity: BackboneIdentity) -> tuple[Header | None, Status]:
+    """Return the header and the status of a state. SourceError or StateError as in `look`."""
     ours, force = fingerprint_source(source), recipe.options.overwrite
     try:
         header = read_header(target)
         _check_settings(target, header, recipe, identity)
     except StateNotFound:
-        return Verdict("new")
+        return None, "new"
     except (StateCorrupt, StateMismatch):
         if force:
-            return Verdict("changed")
+            return None, "changed"
         raise
-    clock = header.clock
-    unfinished = Verdict("unfinished", clock.steps, clock.stream_time_s)
     if ours is None or ours not in fingerprints(header):
-        if not force:
-            _check_name(target, header, source)
-        return Verdict("changed")
+        # A video that changed under its name is watched anew; one of another name needs --force.
+        theirs, name = (header.source or {}).get("name"), PurePosixPath(source.replace(os.sep, "/")).name
+        if theirs != name and not force:
+            raise StateMismatch(
+                f"the state {target} is of {theirs}, not of {name}",
+                hint="ingest into another folder, give the video a key of its own, or start it over with --force",
+            )
+        return header, "changed"
     if _has_other_words(source, header, recipe.options):
-        return Verdict("changed")
-    if not header.complete:
-        return unfinished
-    return Verdict("done", clock.steps, clock.stream_time_s, stored_bytes(target), damage_of(header))
+        return header, "changed"
+    return header, "done" if header.complete else "unfinished"
 
 
-def damage_of(header: Header) -> str:
+def read_damage(header: Header) -> str:
     """Return the damage of the last source of a state, or of its subtitles; empty if all was read."""
     lost = str(recorded(header.source).get("lost") or "")
     return Damage.from_dict((header.source or {}).get("damage")).message or lost
@@ -362,13 +308,3 @@ def _check_settings(target: str, header: Header, recipe: Recipe, identity: Backb
     except ProtoKVError as error:
         hint = "ingest into another folder, or start such states over with --force"
         raise type(error)(error.message, hint=hint) from error
-
-
-def _check_name(target: str, header: Header, source: str) -> None:
-    """Refuse a state of a video of another name. One that changed under its name is watched anew."""
-    theirs, ours = (header.source or {}).get("name"), PurePosixPath(os.fspath(source).replace(os.sep, "/")).name
-    if theirs != ours:
-        raise StateMismatch(
-            f"the state {target} is of {theirs}, not of {ours}",
-            hint="ingest into another folder, give the video a key of its own, or start it over with --force",
-        )

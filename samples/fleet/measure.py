@@ -21,7 +21,7 @@ from typing import Any
 
 from protokv.fleet import Job, LocalPool, Outcome, Recipe, plan, run_fleet
 from protokv.fleet.run import WorkerDied
-from protokv.fleet.worker import Failure, Verdict
+from protokv.fleet.worker import Failure
 from tests.benchmarks.results import machine
 
 SAMPLE = Path(__file__).parents[1] / "minute" / "video.mp4"
@@ -41,10 +41,10 @@ class StubPool:
         """Answer as a worker."""
         self.calls += 1
         if verb == "look":
-            return Verdict("new")
+            return Outcome(args[0], args[0].key, "new")
         if verb == "load":
             return False
-        job = args[0]
+        job = args[0].job
         if self.calls % 1000 == 0:
             raise WorkerDied("it was killed")
         failure = Failure("SourceUnreadable", "no frame of it can be read") if hash(job.key) % 1000 == 0 else None

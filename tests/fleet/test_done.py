@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from protokv.errors import SourceNotFound, StateCorrupt, StateMismatch
 from protokv.fleet import Job, Recipe, target_of
-from protokv.fleet.worker import Verdict, Worker, look_at
+from protokv.fleet.worker import Failure, Worker, look
 from protokv.ingestion import Progress, ingest
 from protokv.state import api as storage
 from tests.fleet.conftest import CONFIG, write_video
@@ -24,8 +24,19 @@ def job(tmp_path: Path) -> Job:
     return Job(str(write_video(tmp_path / "v.mp4", [10, 60, 110])), "v")
 
 
-def look(job: Job, recipe: Recipe) -> Verdict:
-    return look_at(job.source, target_of(recipe.place, job.key), recipe, MOCK)
+def find(job: Job, recipe: Recipe) -> tuple[str, int, float]:
+    """The status of a video, and the steps and the stream time of its state."""
+    found = look(job, recipe, MOCK)
+    assert found.failure is None, found.failure
+    return found.status, found.steps, found.stream_time_s
+
+
+def refuse(job: Job, recipe: Recipe) -> str:
+    """Why a video fails: the error and its message."""
+    found = look(job, recipe, MOCK)
+    assert found.status == "failed"
+    assert found.failure is not None
+    return f"{found.failure.kind}: {found.failure.message}"
 
 
 def changed(recipe: Recipe, **options: Any) -> Recipe:
@@ -33,17 +44,17 @@ def changed(recipe: Recipe, **options: Any) -> Recipe:
 
 
 def watch(job: Job, recipe: Recipe) -> None:
-    outcome = Worker(recipe, "cpu").watch(job, Verdict("new"))
+    worker = Worker(recipe, "cpu")
+    outcome = worker.watch(worker.look(job))
     assert outcome.failure is None, outcome.failure
 
 
 def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: Job, recipe: Recipe) -> None:
-    assert look(job, recipe) == Verdict("new")
+    assert find(job, recipe) == ("new", 0, 0.0)
     watch(job, recipe)
-    size = Path(target_of(recipe.place, "v")).stat().st_size
-    done = Verdict("done", steps=3, stream_time_s=3.0, file_bytes=size)
     # `overwrite` leaves a finished video alone.
-    assert look(job, recipe) == look(job, changed(recipe, overwrite=True)) == done
+    assert find(job, recipe) == find(job, changed(recipe, overwrite=True)) == ("done", 3, 3.0)
+    assert look(job, recipe, MOCK).file_bytes == Path(target_of(recipe.place, "v")).stat().st_size
 
 
 def test_a_state_that_is_not_complete_is_unfinished(job: Job, recipe: Recipe) -> None:
@@ -52,23 +63,23 @@ def test_a_state_that_is_not_complete_is_unfinished(job: Job, recipe: Recipe) ->
     while not isinstance(event := next(run), Progress) or event.steps < 2:
         pass
     run.close()
-    assert look(job, recipe) == Verdict("unfinished", steps=2, stream_time_s=2.0)
+    assert find(job, recipe) == ("unfinished", 2, 2.0)
 
 
 def test_a_video_whose_content_changed_under_its_name_is_started_over(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
     write_video(Path(job.source), [10, 60, 110, 160])
-    assert look(job, recipe) == Verdict("changed")
+    assert find(job, recipe) == ("changed", 0, 0.0)
 
 
 def test_a_video_whose_subtitles_came_changed_or_went_is_started_over(job: Job, recipe: Recipe) -> None:
     beside = Path(job.source).with_suffix(".en.srt")
     watch(job, recipe)
     for text in ("one", "two", None):
-        assert look(job, recipe).standing == "done"
+        assert find(job, recipe)[0] == "done"
         beside.write_text(f"1\n00:00:00,000 --> 00:00:01,000\n{text}\n") if text else beside.unlink()
-        assert look(job, recipe) == Verdict("changed")
-        Worker(recipe, "cpu").watch(job, Verdict("changed"))
+        assert find(job, recipe) == ("changed", 0, 0.0)
+        watch(job, recipe)
 
 
 @pytest.mark.parametrize(
@@ -86,24 +97,23 @@ def test_a_state_of_other_settings_or_another_video_is_refused_and_started_over_
     if not change:
         job = Job(str(write_video(tmp_path / "w.mp4", [40])), "v")
     other = changed(recipe, **change)
-    with pytest.raises(StateMismatch, match=named):
-        look(job, other)
-    assert look(job, changed(other, overwrite=True)) == Verdict("changed")
+    assert re.search(f"StateMismatch: .*{named}", refuse(job, other))
+    assert find(job, changed(other, overwrite=True)) == ("changed", 0, 0.0)
 
 
 def test_a_state_of_another_model_is_refused(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
-    with pytest.raises(StateMismatch, match="weights_digest"):
-        look_at(job.source, target_of(recipe.place, "v"), recipe, replace(MOCK, weights_digest="1"))
+    found = look(job, recipe, replace(MOCK, weights_digest="1"))
+    assert found.failure is not None
+    assert "weights_digest" in found.failure.message
 
 
 def test_another_file_is_corrupt_and_replaced_by_force_alone(job: Job, recipe: Recipe) -> None:
     target = Path(target_of(recipe.place, "v"))
     target.parent.mkdir()
     target.write_bytes(b"mine")
-    with pytest.raises(StateCorrupt):
-        look(job, recipe)
-    assert look(job, changed(recipe, overwrite=True)) == Verdict("changed")
+    assert refuse(job, recipe).startswith("StateCorrupt: ")
+    assert find(job, changed(recipe, overwrite=True)) == ("changed", 0, 0.0)
 
 
 def test_damage_of_a_complete_state_is_reported_again(job: Job, recipe: Recipe) -> None:
@@ -112,11 +122,11 @@ def test_damage_of_a_complete_state_is_reported_again(job: Job, recipe: Recipe) 
     state = storage.load_state(path)
     damaged = {**(state.source or {}), "damage": {"ok": False, "message": "2 frames lost", "frames_lost": 2}}
     storage.save_state(replace(state, source=damaged), path)
-    assert look(job, recipe).damage == "2 frames lost"
+    found = look(job, recipe, MOCK)
+    assert (found.status, found.failure) == ("done", Failure("Damaged", "2 frames lost"))
 
 
 def test_a_missing_video_is_not_found_although_it_has_a_state(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
     Path(job.source).unlink()
-    with pytest.raises(SourceNotFound):
-        look(job, recipe)
+    assert refuse(job, recipe).startswith("SourceNotFound: ")

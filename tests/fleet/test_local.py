@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from protokv.fleet import Job, LocalPool, Recipe
 from protokv.state import api as storage
-from tests.fleet.conftest import CONFIG, FATAL_RED, ends, outcomes, written
+from tests.fleet.conftest import FATAL_RED, ends, outcomes, written
 from tests.fleet.recipes import KillingRecipe, remade
 
 
@@ -35,19 +34,19 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from protokv.fleet import LocalPool, Job, run_fleet
-from protokv.ingestion import NEVER, IngestOptions
+from protokv.ingestion import Every, IngestOptions
 from tests.fleet.conftest import CONFIG
 from tests.fleet.recipes import WaitingRecipe
 
 if __name__ == "__main__":
     source, place, gate = sys.argv[1:]
-    recipe = WaitingRecipe(place=place, gate=Path(gate), options=IngestOptions(config=CONFIG, every=NEVER))
+    recipe = WaitingRecipe(place=place, gate=Path(gate), options=IngestOptions(config=CONFIG, every=Every(n_steps=1)))
     with LocalPool(recipe, 1, ["cpu"]) as pool:
         list(run_fleet([Job(source, "v")], pool, place))
 """
 
 
-def test_a_worker_whose_coordinator_is_killed_commits_and_ends(jobs: list[Job], tmp_path: Path) -> None:
+def test_a_worker_ends_when_its_coordinator_is_killed(jobs: list[Job], tmp_path: Path) -> None:
     script, gate = tmp_path / "coordinator.py", tmp_path / "gate"
     script.write_text(SCRIPT)
     os.mkfifo(gate)
@@ -58,18 +57,12 @@ def test_a_worker_whose_coordinator_is_killed_commits_and_ends(jobs: list[Job], 
     )
     assert process.stdout is not None
     with process.stdout, gate.open("wb", buffering=0) as step:
-        # Two steps are watched, and the third waits at the gate.
+        # Two steps are watched and committed, and the third waits at the gate.
         step.write(b"12")
         assert process.stdout.read(2) == b"..", "the worker writes a dot after every gate"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        step.write(b"3")
-        # The worker shares this pipe, so the end of the pipe is its end. A busy machine may grant it another step.
-        while dot := process.stdout.read(1):
-            assert dot == b"."
-            with suppress(BrokenPipeError):
-                step.write(b"+")
+        # The worker shares this pipe, so the end of the pipe is its end.
+        assert process.stdout.read() == b""
     header = storage.read_header(tmp_path / "v.safetensors")
-    assert 2 <= header.clock.steps < 6
-    assert not header.complete
-    assert header.memory == CONFIG.to_dict()
+    assert (header.clock.steps, header.complete) in [(1, False), (2, False)]

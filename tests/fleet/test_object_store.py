@@ -163,7 +163,7 @@ def test_two_fleets_at_one_place_never_lose_or_double_a_state(
 
     def meet(index: int, verb: str, args: tuple[object, ...]) -> None:
         """Wait for the other fleet before a video is watched for the first time, unless the other has ended."""
-        if verb == "watch" and (key := (threading.get_ident(), args[0])) not in met:
+        if verb == "watch" and (key := (threading.get_ident(), args[0].job)) not in met:
             met.add(key)
             with suppress(threading.BrokenBarrierError):
                 both.wait(20)
