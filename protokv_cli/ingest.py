@@ -315,6 +315,6 @@ def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:
     from protokv_cli.ingest_report import show_estimate
 
     backbone = chosen.prompted(load_backbone(**chosen.new_model, **chosen.frames))
-    with open_source(source, chosen.decoder, max_pixels=chosen.max_frame_pixels, isolate=True) as opened:
+    with open_source(source, chosen.decoder, max_pixels=chosen.max_frame_pixels) as opened:
         part = Part(opened, chosen.start_s, chosen.duration_s) if chosen.is_part else opened
         show_estimate(out, estimate(part, backbone, chosen, find_words(source, part, chosen)))

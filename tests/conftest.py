@@ -19,8 +19,6 @@ from hypothesis import HealthCheck, settings
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.video import open_source
-from protokv.words import tracks as texts
 from tests.backbones.tiny import write_qwen2_5_vl
 
 # It takes a quarter of the time in which tests are imported; on again when all of them are.
@@ -66,13 +64,6 @@ def _one_seed_and_few_threads() -> None:
     """
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("PROTOKV_TEST_THREADS", "1")))
-
-
-@pytest.fixture(autouse=True)
-def decode_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no decoding process for a file; `tests/video` and programs that tests start do."""
-    monkeypatch.setattr("protokv.video.isolated.IsolatedSource", open_source)
-    monkeypatch.setattr("protokv.video.isolated.read_subtitles", texts.read_file)
 
 
 @pytest.fixture(autouse=True)

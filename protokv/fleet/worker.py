@@ -221,9 +221,7 @@ def preview(jobs: Iterable[Job], recipe: Recipe) -> Iterator[Outcome]:
         found = look(job, recipe, identity)
         if found.status not in ("done", "failed") and kind_of(job.source) == "file" and not is_object(job.source):
             try:
-                with open_source(
-                    job.source, options.decoder, max_pixels=options.max_frame_pixels, isolate=True
-                ) as opened:
+                with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
                     if opened.info.duration_s is not None:
                         found = replace(found, left_s=max(0.0, opened.info.duration_s - found.stream_time_s))
             except Exception as error:

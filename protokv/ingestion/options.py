@@ -173,7 +173,7 @@ class IngestOptions:
         overwrite: ignore an existing state; the first commit replaces it.
         start_s: where in the source to begin; stream time begins there.
         duration_s: how much of the source to watch; None: to its end. A part is a different source from the whole.
-        decoder: of a file, which is read in a process of its own; see `open_source`.
+        decoder: of a file; see `open_source`.
         max_frame_pixels: the most that a frame of a file may have; None: 8K.
         chunk: steps that go through the model together (`Session.watch_prepared`). Commits and `Progress` come after
             whole chunks. More than 1 is faster, for files only, and gives another state, which only the same chunk

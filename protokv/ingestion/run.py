@@ -139,9 +139,7 @@ def _open_source(source: AnySource, options: IngestOptions, held: ExitStack) -> 
     video: Source | LiveSource
     if isinstance(source, str | os.PathLike):
         pixels = options.max_frame_pixels
-        video = open_input(source, options.live, pixels) or open_source(
-            source, options.decoder, max_pixels=pixels, isolate=True
-        )
+        video = open_input(source, options.live, pixels) or open_source(source, options.decoder, max_pixels=pixels)
         held.enter_context(video)
     else:
         video = source

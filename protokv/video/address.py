@@ -6,13 +6,11 @@ password and the value of every parameter that is not known to be harmless.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from protokv.errors import SourceUnreadable
 from protokv.video.bucket import is_object
 
 NETWORK = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt", "tcp")
@@ -62,21 +60,6 @@ def listens(source: str, options: Mapping[str, str]) -> bool:
 def descriptor(source: str) -> int:
     """Return the file descriptor that a `pipe` address names; 0, which is stdin, by default."""
     return int(source.partition(":")[2] or 0)
-
-
-def duplicate(source: str) -> int:
-    """Duplicate the descriptor of a pipe, to a number above those of the standard streams.
-
-    Raises:
-        SourceUnreadable: the descriptor is closed.
-    """
-    try:
-        number = os.dup(descriptor(source))
-        while number < 3:
-            number = os.dup(number)
-    except OSError as error:
-        raise SourceUnreadable("stdin is closed", hint="pipe a video into it") from error
-    return number
 
 
 def shown(source: str) -> str:

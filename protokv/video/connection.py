@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ import av
 from protokv.errors import ConfigError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
 from protokv.video.container import FORMATS, limit_decoder, reason
+from protokv.video.source import ShouldStop
 
 _WEB = "http,https,httpproxy,tcp,tls,crypto,data"
 _RTSP = "rtsp,rtp,tcp,udp,tls,srtp,http,https,httpproxy"
@@ -72,12 +74,17 @@ ANALYSE_US = "1000000"
 # HLS delivers whole segments, and the first ones are minutes old.
 HLS_SLACK_S = 60.0
 
+# A reader that waits for a pipe asks again after this many seconds whether to stop.
+ASK_S = 0.1
+
 _HEADER = 16
 _INDEX_FIRST = "remux it: `ffmpeg -i IN.mp4 -c copy -movflags frag_keyframe OUT.mp4`, or as MPEG-TS with `-f mpegts`"
 
 
 @contextmanager
-def connected(source: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int) -> Iterator[tuple[Any, Any]]:
+def connected(
+    source: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, should_stop: ShouldStop
+) -> Iterator[tuple[Any, Any]]:
     """Connect; give PyAV's container and its video stream, and close them afterwards.
 
     Args:
@@ -85,6 +92,7 @@ def connected(source: str, extra: Mapping[str, str], timeout_s: float, max_pixel
         extra: options for FFmpeg.
         timeout_s: how long to wait for the connection, and for every packet.
         max_pixels: the most that a frame may have.
+        should_stop: asked while a pipe is waited for; once it returns True, the pipe ends.
 
     Raises:
         SourceNotFound: there is no such device or file.
@@ -94,7 +102,7 @@ def connected(source: str, extra: Mapping[str, str], timeout_s: float, max_pixel
     """
     name = address.shown(source)
     with ExitStack() as held:
-        container = _open(source, name, extra, timeout_s, max_pixels, held)
+        container = _open(source, name, extra, timeout_s, max_pixels, should_stop)
         held.enter_context(container)
         stream = next((one for one in container.streams.video if one.codec_context is not None), None)
         if stream is None:
@@ -103,12 +111,14 @@ def connected(source: str, extra: Mapping[str, str], timeout_s: float, max_pixel
         yield container, stream
 
 
-def _open(source: str, name: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, held: ExitStack) -> Any:
+def _open(
+    source: str, name: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, should_stop: ShouldStop
+) -> Any:
     kind = address.kind_of(source)
     options = {"max_pixels": str(max_pixels)}
     try:
         if kind == address.PIPE:
-            incoming = from_descriptor(address.descriptor(source), name)
+            incoming = from_descriptor(address.descriptor(source), name, should_stop)
             incoming.check()
             # No protocol: the incoming bytes cannot name another file.
             options |= {"protocol_whitelist": "none", "format_whitelist": ",".join(sorted(FORMATS))}
@@ -241,8 +251,8 @@ class Incoming:
         return self._held[at : at + n]
 
 
-def from_descriptor(number: int, name: str) -> Incoming:
-    """Read from an open file descriptor. SourceUnreadable if it is closed."""
+def from_descriptor(number: int, name: str, should_stop: ShouldStop) -> Incoming:
+    """Read from an open file descriptor, until it ends or `should_stop`. SourceUnreadable if it is closed."""
     try:
         os.fstat(number)
     except OSError as error:
@@ -250,6 +260,10 @@ def from_descriptor(number: int, name: str) -> Incoming:
 
     def read(n: int) -> bytes:
         try:
+            # Windows selects sockets only: there a pipe is waited for without asking.
+            while os.name == "posix" and not select.select([number], [], [], ASK_S)[0]:
+                if should_stop():
+                    return b""
             return os.read(number, n)
         except OSError as error:
             raise EOFError from error

@@ -41,7 +41,6 @@ def open_source(
     decoder: Decoder = "auto",
     *,
     max_pixels: int | None = None,
-    isolate: bool = False,
 ) -> Source:
     """Open a video.
 
@@ -52,8 +51,6 @@ def open_source(
             files, gives the same frames, and leaves doubtful files to PyAV; its wheel carries an FFmpeg of 2021, so
             choose it only for files that you trust.
         max_pixels: the most that a frame may have, checked before it is decoded; None: 8K.
-        isolate: read in a process of its own, which decodes ahead. If it crashes, hangs or takes too much memory, that
-            is damage of the source and nothing worse (`protokv.video.isolated`).
 
     Raises:
         SourceNotFound: nothing is there.
@@ -65,17 +62,13 @@ def open_source(
     if bucket.is_object(source):
         from protokv.video.derived import ObjectSource
 
-        opened = partial(open_source, decoder=decoder, max_pixels=max_pixels, isolate=isolate)
+        opened = partial(open_source, decoder=decoder, max_pixels=max_pixels)
         return ObjectSource(os.fspath(source), opened)
     kind = kind_of(os.fspath(source))
     if kind not in SOURCES:
         raise SourceUnreadable(
             f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {', '.join(SOURCES)}"
         )
-    if isolate:
-        from protokv.video.isolated import IsolatedSource
-
-        return IsolatedSource(source, decoder=decoder, max_pixels=max_pixels)
     module, name = SOURCES[kind]
     found: Source = getattr(import_module(module), name)(source, decoder, max_pixels)
     return found

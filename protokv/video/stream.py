@@ -64,6 +64,7 @@ class StreamSource(Source):
         options: for FFmpeg.
         timeout_s: how long to wait for the connection, and for every packet.
         size: width and height of the frames to give; None: those of the first frame.
+        should_stop: asked while a pipe is waited for; opening fails once it returns True.
 
     Raises:
         SourceError: as `connected`, or no picture can be had.
@@ -80,6 +81,7 @@ class StreamSource(Source):
         options: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
         size: tuple[int, int] | None = None,
+        should_stop: ShouldStop = never,
     ) -> None:
         del decoder
         self._source, self._size = os.fspath(source), size
@@ -91,7 +93,7 @@ class StreamSource(Source):
         # Lines with their track, in the time of the container, and those that have their stream time.
         self._waiting: list[tuple[int, Line]] = []
         self._new_lines: list[tuple[int, Line]] = []
-        self._decoded = self._connect()
+        self._decoded = self._connect(should_stop)
         first = next(self._decoded, None)
         if first is None:
             hint = "check that it is a video, and that its codec is one that FFmpeg reads"
@@ -174,13 +176,14 @@ class StreamSource(Source):
 
     def _connect(self, should_stop: ShouldStop = never) -> Iterator[Any]:
         self._held.close()
+        self._should_stop = should_stop
         self._container, self._stream = self._held.enter_context(
-            connected(self._source, self._options, self._timeout_s, self._max_pixels)
+            connected(self._source, self._options, self._timeout_s, self._max_pixels, lambda: self._should_stop())
         )
         # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
         self.texts = () if "hls" in self._container.format.name else tracks_of(self._container)
         self._ends = address.kind_of(self._source) in ("http", "https") and bool(self._container.duration)
-        self._should_stop, self._report = should_stop, DecodeReport()
+        self._report = DecodeReport()
         # A stream has no times of packets to hold the frames against.
         self._report.stop_matching()
         return self._decode(self._container, self._stream)

@@ -15,13 +15,13 @@ from typing import Any
 
 from protokv.errors import ConfigError, SourceError, SourceNotFound
 from protokv.ingestion.live.source import LiveSource
-from protokv.video import isolated
 from protokv.video.address import kind_of
 from protokv.video.bucket import fetch, is_object, list_beginning
 from protokv.video.registry import fingerprint_source, open_source
 from protokv.video.source import Lines, ShouldStop, Source, TextTrack
 from protokv.words.cues import Coming, Cue, Track, Words
 from protokv.words.plain import Plain, plain
+from protokv.words.tracks import read_file
 
 AUTO, OFF = "auto", "off"
 SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
@@ -195,10 +195,10 @@ def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:
 
 def _read(file: str) -> Lines:
     if not is_object(file):
-        return isolated.read_subtitles(Path(file))
+        return read_file(Path(file))
     with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
         fetch(file, copy := Path(folder, Path(file).name))
-        return isolated.read_subtitles(copy)
+        return read_file(copy)
 
 
 def _speaks(language: str, choice: str) -> bool:

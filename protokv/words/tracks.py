@@ -1,7 +1,7 @@
 """Lines of text with times: the text tracks of a container, and files of subtitles.
 
 FFmpeg reads the formats of both; a file is recoded to UTF-8 before. Packets are taken as they are, since FFmpeg's
-decoders drop the times of words. All of it runs where videos are decoded, in a process of its own. Markup is left in
+decoders drop the times of words. Markup is left in
 the lines, except what only ASS has. Sizes are bounded.
 """
 

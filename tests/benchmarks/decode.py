@@ -22,11 +22,9 @@ from tests.benchmarks.results import write_table
 
 WAYS: dict[str, Callable[[Path], Source]] = {
     "pyav": open_source,
-    "pyav, in a process of its own": lambda path: open_source(path, isolate=True),
 }
 if importlib.util.find_spec("decord"):
     WAYS["decord"] = lambda path: open_source(path, "decord")
-    WAYS["decord, in a process of its own"] = lambda path: open_source(path, "decord", isolate=True)
 
 NOTE = (
     "H.264, 1280 x 720, 30 frames per second, 40 s, a key frame every two or eight seconds; sampled at 2 frames per "

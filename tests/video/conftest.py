@@ -25,11 +25,6 @@ def burn(number: int, width: int, height: int) -> NDArray[np.uint8]:
     return image
 
 
-@pytest.fixture(autouse=True)
-def decode_in_this_process() -> None:
-    """Decode in a process of its own, as for a user."""
-
-
 def number_in(image: NDArray[np.uint8]) -> int:
     """Invert `burn`."""
     h, w = image.shape[0] // ROWS, image.shape[1] // COLUMNS

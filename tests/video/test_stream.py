@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -51,10 +52,22 @@ def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(name, make_clip):
     assert [time_s for time_s, _ in found] == pytest.approx([time_s for time_s, _ in whole], abs=1e-6)
 
 
-def test_a_pipe_reaches_a_process_of_its_own(make_clip):
-    with piped(make_clip("fragmented").read_bytes()) as address, open_source(address, isolate=True) as source:
+def test_only_frames_at_the_wanted_rate_are_given(make_clip):
+    with piped(make_clip("fragmented").read_bytes()) as address, open_source(address) as source:
         numbers = [number_in(frame.image) for frame in source.frames(fps=5.0)]
         assert (numbers, source.damage.message) == (list(range(0, 61, 5)), "")
+
+
+def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip):
+    out, into = os.pipe()
+    data = make_clip("transport stream").read_bytes()
+    threading.Thread(target=os.write, args=(into, data[: len(data) // 2]), daemon=True).start()
+    with StreamSource(f"pipe:{out}", should_stop=lambda: False) as source:
+        until_s = time.monotonic() + 1.0
+        seen = list(source.frames(should_stop=lambda: time.monotonic() > until_s))
+    assert 0 < len(seen) < 61
+    os.close(into)
+    os.close(out)
 
 
 def test_an_mp4_with_its_index_at_the_end_is_refused_with_advice(make_clip):

@@ -9,7 +9,6 @@ import pytest
 from protokv.errors import SourceNotFound, SourceUnreadable
 from protokv.video import open_source
 from protokv.video.derived import Part
-from protokv.video.isolated import read_subtitles
 from protokv.video.source import Line
 from protokv.words import tracks as texts
 from protokv.words.tracks import read_file
@@ -38,11 +37,6 @@ def test_a_track_has_the_same_lines_in_every_container_codec_and_process(
         assert "two\nrows" in lines[-1].text
         assert codec != "ass" or lines[0].text == "x < y"
         assert [line.start_s for line in part.lines(number).lines] == pytest.approx([one[0] - 1 for one in said[:2]])
-    if codec == "ass":
-        with open_source(path, isolate=True) as isolated:
-            assert isolated.texts == source.texts
-            assert isolated.lines(number).lines == lines
-            assert len(list(isolated.frames())) == 30
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
@@ -51,8 +45,6 @@ def test_a_file_is_read_in_its_encoding(encoding: str, tmp_path: Path) -> None:
     path.write_bytes(SRT.encode(encoding))
     lines = (Line(1.0, 2.5, SPOKEN), Line(3.0, 4.0, "The answer\n42"))
     assert read_file(path).lines == lines
-    if encoding == "utf-8":
-        assert read_subtitles(path).lines == lines
 
 
 def test_times_may_have_no_milliseconds(tmp_path: Path) -> None:
@@ -64,7 +56,7 @@ def test_times_may_have_no_milliseconds(tmp_path: Path) -> None:
 def test_bad_files_are_one_error_and_long_ones_are_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.vtt"
     with pytest.raises(SourceNotFound):
-        read_subtitles(path)
+        read_file(path)
     for junk in (b"\0\1\2" * 999, b"#EXTM3U\n#EXTINF:1,\nhttp://there/x.vtt\n", b"<html>no</html>"):
         path.write_bytes(junk)
         with pytest.raises(SourceUnreadable, match=r"x\.vtt holds no subtitles"):

@@ -21,6 +21,9 @@ from protokv.ingestion.options import LiveOptions
 from protokv.video.address import PIPE
 from protokv.video.source import Image, Line, Source, SourceInfo, TextTrack
 
+# A thread that has to end is waited for this long, in seconds.
+LEAVE_S = 2.0
+
 # After a connection that held this long, the next pause is a short one again.
 GOOD_S = 10.0
 
@@ -127,7 +130,8 @@ class Feed:
         self._stop.set()
         self.mailbox.close()
         if self._thread.ident is not None:
-            self._thread.join()
+            # FFmpeg may wait for the network longer than this; the thread then ends by itself.
+            self._thread.join(LEAVE_S)
 
     @property
     def damaged(self) -> int:

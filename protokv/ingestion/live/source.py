@@ -20,7 +20,6 @@ from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
 from protokv.ingestion.options import LiveOptions
 from protokv.state.watched import Segment, WallClockLog
 from protokv.video import Damage, Source, SourceInfo, address
-from protokv.video.isolated import IsolatedSource
 from protokv.video.registry import SOURCES
 from protokv.video.sampling import Sample, Step, make_step
 from protokv.video.source import Closing, Line, TextTrack, never
@@ -30,9 +29,6 @@ GAP_S = 5.0
 
 # A waiting run asks again after this many seconds whether to stop.
 ASK_S = 0.1
-
-# The process that reads a source finds out itself that nothing comes; it has this long to say so.
-GRACE_S = 10.0
 
 # Dropped frames before the two rates are told: fewer may be a hiccup.
 MANY = 8
@@ -284,13 +280,13 @@ def _connect(
     should_stop: Callable[[], bool] = never,
     size: tuple[int, int] | None = None,
 ) -> Source:
+    from protokv.video.stream import StreamSource
+
     stall_s = options.lost_after_s(address.kind_of(text))
-    return IsolatedSource(
+    return StreamSource(
         text,
-        opener="protokv.video.stream:StreamSource",
-        stall_s=stall_s + GRACE_S,
-        should_stop=should_stop,
         max_pixels=max_pixels,
+        should_stop=should_stop,
         options=dict(options.input),
         timeout_s=min(stall_s, 1e6),
         size=size,
