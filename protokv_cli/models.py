@@ -25,7 +25,7 @@ def models(*, output: OutputFlags) -> None:
     """
     out = output.open()
     with out.errors():
-        from protokv.backbones.hub import cached_models
+        from protokv.backbones.files import cached_models
         from protokv_cli.doctor import list_devices
 
         room = {one["name"]: one["free_bytes"] for one in list_devices([]) if one["free_bytes"] is not None}

@@ -151,7 +151,7 @@ def downloads_shown(out: Output) -> Iterator[None]:
     if not out.draws:
         yield
         return
-    from protokv.backbones.hub import showing_downloads
+    from protokv.backbones.files import showing_downloads
 
     with showing_downloads(lambda: out.hide()):
         yield

@@ -1,9 +1,12 @@
-"""The files of a model folder: find, read, check and hash them. Needs no torch and no transformers.
+"""The files of a model: those of a package, a folder, the local cache of the hub, or the hub. Needs no torch.
 
 Only safetensors weights are accepted, and an incomplete checkpoint is refused: transformers would fill in random
-weights and warn. A config is held against the headers of the weight files before anything of its size is built. The
-digest of the weights covers each file's header, its size and evenly spaced samples, because
+weights and warn. The digest of the weights covers each file's header, its size and evenly spaced samples, because
 reading all weights of a large model takes longer than loading a state.
+
+A hub that does not answer soon counts as out of reach, and the cache serves. The small files come first, so that an
+unsupported model is refused before gigabytes are downloaded. `translate_errors` turns every error that transformers,
+the hub or torch can raise while a model is loaded into one clear line.
 """
 
 from __future__ import annotations
@@ -12,14 +15,22 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
-from protokv.errors import ModelError
+from protokv.backbones.sizes import KNOWN_MODELS
+from protokv.errors import ModelError, ModelNotFound, did_you_mean
+from protokv.machine import is_out_of_memory
 
+GROUP: Final = "protokv.backbones"
+"""The entry points by which an installed package registers its models, `NAME = "MODULE:CLASS"` (`loading.Packaged`)."""
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -32,8 +43,6 @@ _DOWNLOAD_AGAIN: Final = "download the model again"
 _JSON_BYTES: Final = 1 << 26
 # The safetensors library reads no longer header.
 _HEADER_BYTES: Final = 100_000_000
-# Settings by which transformers repeats a module, as each family calls them.
-_REPEATED: Final = re.compile(r"^(?!max_).*(layers?|depths?|blocks|experts)$")
 
 
 def read_json(path: str, filename: str) -> dict[str, Any]:
@@ -97,16 +106,8 @@ def weight_files(path: str) -> list[str]:
     return names
 
 
-class Stored(NamedTuple):
-    """What weight files hold: tensors, their elements, and the bytes of these."""
-
-    tensors: int
-    elements: int
-    nbytes: int
-
-
-def check_weights(path: str) -> Stored:
-    """Refuse a folder whose weights are missing, incomplete or pickles; return what they hold, by their headers.
+def check_weights(path: str) -> int:
+    """Refuse a folder whose weights are missing, incomplete or pickles; return their number, by the files' headers.
 
     Raises:
         ModelError: naming the file.
@@ -128,67 +129,19 @@ def check_weights(path: str) -> Stored:
             f"{len(missing)} of {len(names)} weight files are missing in {path}, first of all {missing[0]}",
             hint=_DOWNLOAD_AGAIN,
         )
-    tensors = elements = nbytes = 0
+    weights = 0
     for name in names:
         file = folder / name
         try:
             # This reads the header, and compares it with the length of the file.
             with safe_open(file, framework="numpy") as library:
-                shapes = [library.get_slice(key).get_shape() for key in library.keys()]  # noqa: SIM118
+                weights += sum(math.prod(library.get_slice(key).get_shape()) for key in library.keys())  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"the weights file {file} is truncated or damaged: it has {file.stat().st_size} bytes ({error})",
                 hint=_DOWNLOAD_AGAIN,
             ) from error
-        tensors, elements = tensors + len(shapes), elements + sum(map(math.prod, shapes))
-        nbytes += file.stat().st_size
-    return Stored(tensors, elements, nbytes)
-
-
-def check_repeats(path: str) -> None:
-    """Refuse a config with more layers than the weights have tensors, as reading it takes memory for each layer.
-
-    Raises:
-        ModelError: naming the setting; or as `check_weights`.
-    """
-    most = check_weights(path).tensors
-    for name, number in _repeats(read_json(path, "config.json")):
-        if number > most:
-            raise ModelError(
-                f"its config.json has {name} {number}, and its weight files hold {most} tensors", hint=_DOWNLOAD_AGAIN
-            )
-
-
-def _repeats(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield name and number of each setting, at any depth, by which a module is repeated."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _repeats(inner, key)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _repeats(inner, name)
-    elif isinstance(value, int | float) and _REPEATED.match(name):
-        yield name, value
-
-
-def check_size(path: str, weights: int) -> None:
-    """Refuse a config of a model with far more weights than the weight files hold, before such a model is built.
-
-    Args:
-        path: the folder.
-        weights: elements of the parameters that the config asks for.
-
-    Raises:
-        ModelError: naming both numbers; or as `check_weights`.
-    """
-    stored = check_weights(path)
-    # A file may leave out what is tied to another tensor; and packed weights take one bit at least.
-    most = 8 * stored.nbytes if "quantization_config" in read_json(path, "config.json") else 2 * stored.elements
-    if weights > most:
-        raise ModelError(
-            f"its config.json asks for {weights:,} weights, and its weight files hold {stored.elements:,}",
-            hint=_DOWNLOAD_AGAIN,
-        )
+    return weights
 
 
 def digest_weights(path: str) -> str:
@@ -219,3 +172,260 @@ def _without_volatile(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_volatile(inner) for key, inner in value.items() if key not in _VOLATILE}
     return [_without_volatile(inner) for inner in value] if isinstance(value, list) else value
+
+
+# Packages
+
+
+@cache
+def packaged_models() -> dict[str, EntryPoint]:
+    """Return name -> entry point of every packaged model."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+# The hub
+
+# The files of a model besides its weights. No code, and no weights in other formats.
+SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
+# The hub's own client waits 10 s a request, five times.
+PATIENCE_S = 3.0
+
+_before_bar: ContextVar[Callable[[], None] | None] = ContextVar("before_bar", default=None)
+
+
+@contextmanager
+def showing_downloads(before: Callable[[], None]) -> Iterator[None]:
+    """Draw the hub's progress bars on stderr during downloads, and remove them afterwards.
+
+    Outside this block, nothing is drawn.
+
+    Args:
+        before: called before a bar is drawn.
+    """
+    token = _before_bar.set(before)
+    try:
+        yield
+    finally:
+        _before_bar.reset(token)
+
+
+def fetch(name: str, check: Callable[[Path], None], revision: str | None = None) -> Path:
+    """Return the folder of a hub model in the local cache; download the files that are missing there.
+
+    Args:
+        name: `owner/model`.
+        check: called with the folder of the small files before weights are downloaded; raises to refuse the model.
+        revision: branch, tag or commit; None: the main branch.
+
+    Raises:
+        huggingface_hub.errors.HFValidationError: no hub has such a name.
+        huggingface_hub.errors.RepositoryNotFoundError: there is no such model, or it is private.
+        huggingface_hub.errors.RevisionNotFoundError: it has no such branch, tag or commit.
+        huggingface_hub.errors.LocalEntryNotFoundError: it is not in the cache and the hub cannot be reached.
+        ModelError: raised by `check`.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _quiet_hub(), _progress_bars(_before_bar.get()) as bars:
+        online = _is_reachable(name, revision)
+
+        def download(patterns: list[str]) -> Path:
+            found = snapshot_download(
+                name, revision=revision, allow_patterns=patterns, local_files_only=not online, tqdm_class=bars
+            )
+            return Path(str(found))
+
+        folder = download(list(SMALL))
+        check(folder)
+        return download(weight_files(str(folder)))
+
+
+def require(name: str, revision: str | None = None) -> None:
+    """Refuse a model that is neither in the cache nor on a reachable hub; nothing is downloaded. Raises as `fetch`.
+
+    It imports little: a misspelt name is refused without waiting for torch.
+    """
+    from huggingface_hub import errors
+
+    with _quiet_hub():
+        if cached_folder(name, revision) is None and not _is_reachable(name, revision):
+            raise errors.LocalEntryNotFoundError(f"{name} is not in the cache")
+
+
+def _is_reachable(name: str, revision: str | None) -> bool:
+    """Return True if the hub answers for this model. Raise its refusal, unless the model is in the cache."""
+    from huggingface_hub import HfApi, constants, errors
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    validate_repo_id(name)
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        HfApi().model_info(name, revision=revision, timeout=PATIENCE_S)
+    except errors.HfHubHTTPError:
+        if cached_folder(name, revision) is None:
+            raise
+        return False
+    except Exception:  # the hub client may raise any error of its HTTP library
+        return False
+    return True
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Silence the hub's retry log; the caller reports the failure."""
+    from huggingface_hub.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def _progress_bars(before: Callable[[], None] | None) -> Iterator[Any]:
+    """Yield a class of progress bars that draws nothing if `before` is None, and leaves nothing behind."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    opened: list[Any] = []
+
+    class Bars(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            opened.append(self)
+            if before is None:
+                options["disable"] = True
+            else:
+                before()
+            super().__init__(*arguments, **{**options, "leave": False})  # type: ignore[no-untyped-call]
+
+    try:
+        yield Bars
+    finally:
+        # The hub leaves some bars open.
+        for bar in reversed(opened):
+            bar.close()
+
+
+# One owner and one model. Nothing that could be a path (`.`, `..`, `~`, an absolute path) matches.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def cached_folder(name: str, revision: str | None = None) -> Path | None:
+    """Return the folder of a hub model in the local cache; None if it is not there. Opens no connection.
+
+    Args:
+        name: `owner/model`.
+        revision: branch, tag or commit, not a path; None: the main branch.
+    """
+    if not _HUB_NAME.fullmatch(name) or ".." in name or "--" in name:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        file = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(file).parent if isinstance(file, str) else None
+
+
+def cached_models() -> dict[str, int]:
+    """Return the bytes of each model in the local cache by its name. Opens no connection."""
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+    try:
+        found = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return {}
+    return {one.repo_id: one.size_on_disk for one in found if one.repo_type == "model"}
+
+
+def find_commit(folder: str | Path) -> str | None:
+    """Return the commit that a folder of the cache holds; None for any other folder."""
+    folder = Path(folder)
+    return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
+
+
+# What is wrong with a name. A name that was meant may be close to it.
+_ABSENT = "there is no such model on the hub"
+_UNREACHED = "it is not in the local cache, and the hub cannot be reached"
+_NO_NAME = "it is neither a folder nor a name on the hub"
+
+
+@contextmanager
+def translate_errors(name: str) -> Iterator[None]:
+    """Turn errors of transformers, the hub and torch into one clear line each.
+
+    Raises:
+        ModelError: naming the model and the cause.
+    """
+    from huggingface_hub import errors as hub
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except ModelError as error:
+        raise type(error)(f"cannot load the model {name}: {error.message}", hint=error.hint) from error
+    except (
+        MemoryError,
+        OSError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        AssertionError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        ImportError,
+        SafetensorError,
+        hub.StrictDataclassError,
+    ) as error:
+        message, hint = _explain(error)
+        kind = ModelNotFound if message == _ABSENT else ModelError
+        if message in (_ABSENT, _UNREACHED, _NO_NAME):
+            known = [*packaged_models(), *(model.name for model in KNOWN_MODELS)]
+            hint = " ".join(filter(None, (did_you_mean(name, known), hint)))
+        raise kind(f"cannot load the model {name}: {message}", hint=hint) from error
+
+
+def _explain(error: Exception) -> tuple[str, str]:
+    """Return a message and a hint for an error."""
+    from huggingface_hub import errors as hub
+
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    text = str(error).strip()
+    if is_out_of_memory(error):
+        return (
+            "it does not fit into memory",
+            "use --dtype bfloat16, --device-map auto, --quantization 4bit, or a smaller model",
+        )
+    for kind, message, hint in (
+        (hub.GatedRepoError, "access to it is restricted", "ask for access on its page, then run: hf auth login"),
+        (hub.RevisionNotFoundError, "it has no such revision", "name a branch, a tag or a commit of it"),
+        (
+            hub.RepositoryNotFoundError,
+            _ABSENT,
+            "check the name; a private one needs: hf auth login",
+        ),
+        (
+            hub.LocalEntryNotFoundError,
+            _UNREACHED,
+            "check the name and the connection, or name a local folder",
+        ),
+        (
+            hub.HFValidationError,
+            _NO_NAME,
+            "names look like Qwen/Qwen2.5-VL-7B-Instruct",
+        ),
+    ):
+        if any(isinstance(cause, kind) for cause in causes):
+            return message, hint
+    return (
+        text.splitlines()[0] if text else type(error).__name__,
+        "check the name or folder, and that this machine can reach or has cached the model",
+    )

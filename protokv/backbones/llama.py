@@ -19,8 +19,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from protokv.backbones.adapter import Adapter, ChatPrompt
-from protokv.backbones.hub import quiet_transformers
-from protokv.backbones.loading import ATTENTION, Placement, identify, load_model, load_tokenizer
+from protokv.backbones.loading import ATTENTION, Placement, identify, load_model, load_tokenizer, quiet_transformers
 from protokv.core.backbone import PreparedStep
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.files import read_video_processor
-from protokv.backbones.frames import check_frame_size, read_frames
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
-from protokv.backbones.pixels import check_images
+from protokv.backbones.pixels import check_frame_size, check_images, read_frames
 from protokv.core.backbone import PreparedStep, Turn
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity

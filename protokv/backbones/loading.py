@@ -1,11 +1,11 @@
 """Load a model of transformers: device and dtype (`Placement`), weights, tokenizer, identity. Knows no family.
 
-No code of a checkpoint is run. `files` checks the weights before transformers reads them, and holds the config against
-them.
+No code of a checkpoint is run. `files` checks the weights before transformers reads them.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from protokv.backbones.files import check_size, digest_weights, hash_config, read_template
-from protokv.backbones.hub import commit_of
+from protokv.backbones.files import check_weights, digest_weights, find_commit, hash_config, read_template
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
 from protokv.core.hook import NAME, register
 from protokv.core.records import BackboneIdentity
@@ -104,6 +103,20 @@ class PlacementRequest:
         return Placement(dtype, self.device, self.device_map, self.quantization)
 
 
+class Packaged(ABC):
+    """What a backbone adds whose files lie in an installed package, which registers it by its name (`files.GROUP`)."""
+
+    @classmethod
+    @abstractmethod
+    def folder(cls, name: str) -> Path:
+        """Return the folder with the files of the model of this name."""
+
+    @classmethod
+    def adjust(cls, request: PlacementRequest) -> PlacementRequest:
+        """Return a requested placement with what this model prefers; as it is by default."""
+        return request
+
+
 def multiplies_bfloat16() -> bool:
     """Return whether this processor has instructions that multiply matrices of bfloat16.
 
@@ -137,22 +150,19 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
     `attention` is by part, or of all: by default text has this package's and vision sdpa.
 
     Raises:
-        ModelError: files are missing, damaged or pickles, tensors are missing in them, the config asks for more than
-            they or the machine hold, or a package that the placement needs is not installed.
+        ModelError: files are missing, damaged or pickles, tensors are missing in them, or a package that the placement
+            needs is not installed.
+        MemoryError: this machine holds less.
     """
     register()
-    outline = _outline(kind, path)
-    # A tied parameter comes once.
-    weights = sum(parameter.numel() for parameter in outline.parameters())
-    check_size(path, weights)
-    _check_memory(weights, placement)
+    _check_memory(check_weights(path), placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
-        settings["quantization_config"] = _quantization_config(placement, unquantized(outline))
+        settings["quantization_config"] = _quantization_config(placement, unquantized(_outline(kind, path)))
     if placement.device_map is not None or placement.quantization is not None:
         _require_package("accelerate", 'pip install "protokv[accelerate]"', placement)
         settings["device_map"] = placement.device_map or {"": placement.device}
-    with nullcontext() if outline.config.dtype == placement.dtype else _unmapped():
+    with nullcontext() if kind.config_class.from_pretrained(path).dtype == placement.dtype else _unmapped():
         model, info = kind.from_pretrained(
             path,
             dtype=placement.dtype,
@@ -171,6 +181,22 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
     if not settings and getattr(model, "hf_quantizer", None) is None:
         model.to(placement.device)
     return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence the progress bars and the advice of transformers."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 @contextmanager
@@ -293,7 +319,7 @@ def identify(path: str, name: str, config: Any, placement: Placement) -> Backbon
         weights_digest=digest_weights(path),
         dtype=placement.dtype_name,
         # A folder that the user names has no revision, even if its name looks like a commit.
-        revision=None if path == name else commit_of(path),
+        revision=None if path == name else find_commit(path),
     )
 
 

@@ -1,4 +1,4 @@
-"""Frames to patches for the Qwen vision towers, and where the tokens of a step stand.
+"""Frames for vision towers: patches for those of Qwen with their positions, and frames of one size for the others.
 
 Resizing, normalising and the order of patches do the arithmetic of transformers' PIL image processor (the tests compare
 with it); its video processors need torchvision.
@@ -9,13 +9,17 @@ and the numbers that transformers' video processors have by default. The files o
 those of Qwen2-VL and Qwen2.5-VL the limits of still images, 4 to 16,384 tokens, those of Qwen3-VL and Qwen3.5 limits of
 all frames of a video together, 4 to 24,576 tokens. The utilities also give a frame no more than its share of such a
 total. A stream has no length, so the limits of a frame stand alone: they are what a short video gets.
+
+Frames of one size go through an image processor of transformers that does the same to a frame with PIL: one size
+without regard to the aspect ratio, rescaled and normalised. torch's bicubic kernel does not round to bytes between its
+two passes as PIL does: it differs by a level or two.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,7 +27,7 @@ from torch import Tensor
 
 from protokv.core.backbone import Backbone, PreparedStep, check_cost
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.errors import ConfigError, SourceUnreadable
+from protokv.errors import ConfigError, ModelError, SourceUnreadable
 
 MAX_ASPECT_RATIO = 200
 # Of a frame of a video, in tokens.
@@ -239,3 +243,50 @@ def cells(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:
     rows, columns = grid
     cell = torch.arange(rows * columns, device=device)
     return torch.stack([torch.full_like(cell, t), cell // columns, cell % columns], dim=-1)
+
+
+# Frames of one size
+
+# Settings of the preparation of frames; the defaults are those of transformers' video processors.
+FRAMES: Final[dict[str, Any]] = {
+    "size": {"height": 384, "width": 384},
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+    "rescale_factor": 1 / 255,
+    "resample": 3,
+}
+# A file that asks for other steps is refused.
+_STEPS: Final = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_center_crop": False}
+
+
+def read_frames(raw: dict[str, Any]) -> Any:
+    """Return the processor of frames that a preprocessor file, read as a dictionary, asks for.
+
+    Raises:
+        ModelError: it asks for anything but frames of one size, rescaled and normalised.
+    """
+    # What the video processor does to a frame, without torchvision.
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    settings = FRAMES | {name: raw[name] for name in FRAMES if raw.get(name) not in (None, {})}
+    if not {"height", "width"} <= settings["size"].keys():
+        raise ModelError(f"the video processor asks for frames of {settings['size']}, expected a height and a width")
+    check_steps(raw)
+    return SiglipImageProcessorPil(**settings)
+
+
+def check_steps(raw: dict[str, Any]) -> None:
+    """Refuse a preprocessor file that leaves out or adds a step. ModelError."""
+    for name, value in _STEPS.items():
+        if raw.get(name) not in (None, value):
+            raise ModelError(f"the video processor asks for {name} = {raw[name]}, which is not supported")
+
+
+def check_frame_size(height: int, width: int, side: int) -> None:
+    """Refuse frames of another size than the vision tower takes, a square of `side` pixels. ModelError."""
+    if (height, width) != (side, side):
+        raise ModelError(
+            f"the video processor makes frames of {width} x {height} pixels, "
+            f"and the vision tower takes {side} x {side}",
+            hint="use the preprocessor files that belong to the model",
+        )

@@ -1,4 +1,4 @@
-"""Qwen3-VL as a backbone: a step begins with its time as text, and feeds the first layers of the language model.
+"""Qwen3-VL and Qwen3.5 as backbones: a step begins with its time as text, and may feed the first layers.
 
 A step has the form of transformers' processor for one temporal patch: `<0.2 seconds><|vision_start|>...<|vision_end|>`.
 The time is the mean over the patch's frames. This text belongs to the step: a memory holds it like the rest, and the
@@ -13,6 +13,12 @@ all patches. Here it is kept, too: it ends the prefix and begins the suffix.
 The processor bounds the pixels of all frames of a video together, which a stream cannot (`pixels` says which limits it
 has instead). So a longer video has smaller frames in transformers once all of them exceed the limit together (with the
 published files, from the 33rd full frame on).
+
+Qwen3.5 feeds no layer (no DeepStack), and its language model is a hybrid. Three of four layers are gated delta nets,
+linear attention with a recurrent state of constant size and a short convolution; they run by transformers' own code on
+the states of `core.hybrid`. The others have full attention with gated outputs and serve a memory. They rotate a part of
+each key by interleaved M-RoPE, and so does a memory (`core.rotary`). A linear layer reads all tokens in order and
+cannot read some of them again, so `recent_frames` is refused.
 """
 
 from __future__ import annotations
@@ -38,13 +44,15 @@ TOTAL_PIXELS = {"shortest_edge": 4096, "longest_edge": 25_165_824}
 
 
 class Qwen3VL(QwenVL):
-    """Qwen3-VL of any size, dense or mixture of experts."""
+    """Qwen3-VL or Qwen3.5 of any size, dense or mixture of experts."""
 
     moving = (0, 1, 2)
     words_form: ClassVar[tuple[str, str, str]] = ("", "{}\n", "")
     models: ClassVar[dict[str, str]] = {
         "qwen3_vl": "Qwen3VLForConditionalGeneration",
         "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+        "qwen3_5": "Qwen3_5ForConditionalGeneration",
+        "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     }
 
     @staticmethod

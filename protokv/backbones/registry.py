@@ -1,6 +1,6 @@
 """Load or identify a vision-language model by name or folder: the families, and which one serves a model.
 
-transformers is imported only for a model that needs it. `hub` brings files, `files` checks them, `loading` reads them.
+transformers is imported only for a model that needs it. `files` finds and checks the files, `loading` reads them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from protokv.backbones.files import check_repeats, read_json
-from protokv.backbones.packaged import find_packaged, packaged_models
+from protokv.backbones.files import (
+    check_weights,
+    fetch,
+    packaged_models,
+    read_json,
+    require,
+    translate_errors,
+)
 from protokv.errors import ConfigError, ModelError, ModelNotFound
 
 if TYPE_CHECKING:
@@ -26,8 +32,8 @@ FAMILIES: Final = {
     "qwen2_5_vl": ("protokv.backbones.qwen_vl", "QwenVL"),
     "qwen3_vl": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
     "qwen3_vl_moe": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
-    "qwen3_5": ("protokv.backbones.qwen3_5", "Qwen35"),
-    "qwen3_5_moe": ("protokv.backbones.qwen3_5", "Qwen35"),
+    "qwen3_5": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
+    "qwen3_5_moe": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
     "gemma4": ("protokv.backbones.gemma4", "Gemma4"),
     "llava_onevision": ("protokv.backbones.llava_onevision", "LlavaOnevision"),
     "smolvlm": ("protokv.backbones.smolvlm", "SmolVLM"),
@@ -115,8 +121,6 @@ def require_model(name: str, revision: str | None = None) -> None:
     """
     if not on_hub(name, revision):
         return
-    from protokv.backbones.hub import require, translate_errors
-
     with translate_errors(name):
         require(name, revision)
 
@@ -128,11 +132,11 @@ def _resolved(
     """Yield family, path, config and placement of a model; turn errors inside the block into clear ones."""
     import torch
 
-    from protokv.backbones.loading import PlacementRequest
+    from protokv.backbones.loading import PlacementRequest, quiet_transformers
 
     defaults: dict[str, Any] = {"device": "auto", "dtype": "auto", "device_map": None, "quantization": None}
     request = PlacementRequest.of(**defaults | options)
-    packaged = find_packaged(name)
+    packaged = _find_packaged(name)
     if packaged is not None:
         request, folder = packaged.adjust(request), folder or packaged.folder(name)
     downloaded = on_hub(name, revision)
@@ -143,26 +147,36 @@ def _resolved(
     path = str(folder or name)
     if packaged is not None and request.device_map is None and request.quantization is None:
         # Without transformers, which takes longer to import than an answer of a small model takes.
-        from protokv.core.backbone import Backbone
-
-        assert issubclass(packaged, Backbone)
         config = read_json(path, "config.json")
         yield packaged, path, config, request.placement(getattr(torch, config["dtype"]))
         return
-    from protokv.backbones.hub import fetch, quiet_transformers, translate_errors
-
     with translate_errors(name):
         if downloaded and folder is None:
             path = str(fetch(name, _check_family, revision))
         else:
             _check_family(Path(path))
-        check_repeats(path)
+        check_weights(path)
         with quiet_transformers():
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             module, cls = FAMILIES[config.model_type]
             yield getattr(import_module(module), cls), path, config, request.placement(config.dtype)
+
+
+def _find_packaged(name: str) -> Any:
+    """Return the class of a packaged model; None if no package has one of this name.
+
+    Raises:
+        ModelError: its package is broken.
+    """
+    point = packaged_models().get(name)
+    if point is None:
+        return None
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"the package of the model {name} is broken: {error}", hint="install it again") from error
 
 
 def on_hub(name: str, revision: str | None) -> bool:

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from protokv.backbones.adapter import check_text
 from protokv.backbones.files import digest_weights, read_json
-from protokv.backbones.loading import Placement, PlacementRequest
-from protokv.backbones.packaged import Packaged
+from protokv.backbones.loading import Packaged, Placement, PlacementRequest
 from protokv.backbones.pixels import PixelConfig, TimedGrid
 from protokv.core.attention import LocalKV
 from protokv.core.backbone import MOST_WORDS, PreparedStep, Turn

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.backbones.packaged import packaged_models
+from protokv.backbones.files import cached_folder, packaged_models
 from protokv.core.backbone import Backbone
 from protokv.core.build import declare_memory
 from protokv.core.hybrid import CarriedShape
@@ -246,8 +246,6 @@ def _load(header: Header, name: str | None, revision: str | None, placement: dic
     named = header.backbone.name
     if (own := name or named) in packaged_models():
         return load_backbone(own, revision=revision, **placement)
-    from protokv.backbones.hub import cached_folder
-
     commit = header.backbone.revision if revision is None else revision
     folder = cached_folder(named, commit) if name is None or (name == named and revision is None) else None
     if folder is not None:

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protokv.backbones.files import read_json
-from protokv.backbones.hub import fetch, quiet_transformers, translate_errors
-from protokv.backbones.loading import PlacementRequest
+from protokv.backbones.files import fetch, read_json, translate_errors
+from protokv.backbones.loading import PlacementRequest, quiet_transformers
 from protokv.backbones.registry import on_hub
 from protokv.errors import ConfigError, ModelError
 from protokv.video.container import only, opened

@@ -17,10 +17,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as qwen3_resize
 
 from protokv.backbones import load_backbone
-from protokv.backbones.frames import read_frames
 from protokv.backbones.gemma4 import FRAMES, Gemma4
-from protokv.backbones.pixels import PixelConfig, smart_resize
-from protokv.backbones.qwen3_5 import Qwen35
+from protokv.backbones.pixels import PixelConfig, read_frames, smart_resize
 from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.backbones.smolvlm import SmolVLM
@@ -67,7 +65,7 @@ def qwen3_grid(width: int, height: int) -> tuple[int, int]:
     return rows // 32, columns // 32
 
 
-@pytest.mark.parametrize("family", [QwenVL, Qwen3VL, Qwen35])
+@pytest.mark.parametrize("family", [QwenVL, Qwen3VL])
 @pytest.mark.parametrize("saved", [False, True], ids=["as published", "saved again by transformers"])
 def test_a_frame_for_qwen_has_the_tokens_of_the_familys_own_utilities(
     family: type[QwenVL], saved: bool, tmp_path: Path

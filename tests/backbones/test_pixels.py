@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from protokv.backbones.frames import read_frames
-from protokv.backbones.pixels import PixelConfig, patchify, smart_resize
+from protokv.backbones.pixels import PixelConfig, patchify, read_frames, smart_resize
 from protokv.errors import ModelError, SourceUnreadable
 from tests.tolerance import near
 
