@@ -17,6 +17,7 @@ from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, ModelError
 from protokv.memories import MemoryConfig
+from protokv.words.transcript import Transcript
 from tests.backbones.tiny import write_qwen2_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
@@ -24,7 +25,7 @@ from tests.conftest import random_frames
 
 def test_words_behind_every_step_stand_where_transformers_puts_them(tiny: Backbone, tiny_folder: Path) -> None:
     upstream = Upstream("qwen2_5_vl", tiny_folder)
-    session = Session.start(tiny, MemoryConfig.of("full", budget=64))
+    session = Session.start(tiny, MemoryConfig.of("full", budget=64), attachments=[Transcript()])
     ids, found = list(tiny.prefix_ids), []
     for said in ("two three", "", "red"):
         step = tiny.add_words(session.embed(random_frames(0), float(session.clock.steps)), [said])
