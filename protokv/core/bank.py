@@ -1,6 +1,6 @@
 """`PrototypeBank`: the far memory, K prototypes for every layer and KV head; `Policy`: a rule by which tokens enter it.
 
-The bank owns the tensors of the prototypes, the counters of what happened to them, and what is true of both (`check`).
+The bank owns the tensors of the prototypes, the counters of what happened to them, and how both are declared.
 A policy changes the bank in place, and tells `BankListener`s, which keep statistics by prototype. Prototypes are
 addressed by their row in the flat view `[L * H * K]`. Knows nothing of rotation, contexts or files.
 """
@@ -18,8 +18,7 @@ from torch import Tensor
 from protokv.core.arrays import draw_rows_, write_rows_
 from protokv.core.near import Tokens
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
-from protokv.errors import StateCorrupt
+from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 
 SEEN_AGAIN: Final = (
     4  # what a token weighs in the bank if the next step repeats it (`protokv.memories.durable.repeats`)
@@ -102,7 +101,6 @@ class PrototypeBank(StatePart):
         opened, absorbed, merged, expired, recycled: `[L, H]` int64, see `COUNTERS`.
     """
 
-    promise: ClassVar[str] = "bank: masses and counters agree with the tokens that left the near window"
     center_names: ClassVar[tuple[str, ...]] = ("key_center", "value_center")
     """The tensors that hold the centres. A bank that holds them in another form overrides the methods on centres."""
 
@@ -216,32 +214,6 @@ class PrototypeBank(StatePart):
             return torch.arange(self.mass.numel(), device=self.mass.device)
         return torch.cat(touched) if touched else torch.empty(0, dtype=torch.int64, device=self.mass.device)
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Refuse masses, counters and moments that no stream leaves."""
-        mass, last_step = tensors["bank.mass"], tensors["bank.last_step"]
-        free = mass == 0
-        if ((last_step < 0) & ~free).any():
-            raise StateCorrupt("state: tensor bank.last_step must be at least 0 where a slot is in use")
-        for name in (*self.center_names, "mean", "covariance", "position"):
-            if name in self._names and ((tensors[f"bank.{name}"].flatten(3) != 0).any(3) & free).any():
-                raise StateCorrupt(f"state: tensor bank.{name} must be 0 where a slot is free")
-        if "bank.covariance" in tensors:
-            _check_covariance(tensors["bank.covariance"])
-        came = tensors["bank.opened"] + tensors["bank.absorbed"]
-        most = SEEN_AGAIN if "repeats.weight" in tensors else 1
-        # In float64: an integer that millions of slots add up to could wrap.
-        if (mass.double().sum(-1) > most * came + tensors["bank.recycled"]).any():
-            raise StateCorrupt("state: tensor bank.mass sums to more tokens than ever came into the bank")
-        if clock is None or not mass.shape[2]:
-            return
-        left = clock.tokens_seen - int(tensors["near.ring"][1]) - int(tensors.get("words.seen", 0))
-        # Some of the dropped tokens are still in the window.
-        left -= int(tensors["sanitize.dropped"]) - int((~tensors["near.usable"]).sum())
-        if (came != left).any():
-            raise StateCorrupt(
-                f"state: tensors bank.opened and bank.absorbed do not sum to the {left} tokens that left"
-            )
-
     def report(self, step: int) -> list[dict[str, Any]]:
         """Return for each layer, over its heads: slots in use, quantiles of mass and age, counters."""
         alive = self.mass > 0
@@ -265,13 +237,6 @@ class PrototypeBank(StatePart):
         for name in self._names:
             getattr(self, name).copy_(tensors[f"bank.{name}"])
         self._touched = None
-
-
-def _check_covariance(covariance: Tensor) -> None:
-    (xx, xy), (yx, yy) = (row.unbind(-1) for row in covariance.unbind(-2))
-    # Sigma is a sum of outer products; rounding leaves its determinant below 0 by a few units at most.
-    if (xy != yx).any() or (xx < 0).any() or (yy < 0).any() or (xx * yy - xy * xy < -1e-5 * xx * yy).any():
-        raise StateCorrupt("state: tensor bank.covariance must be symmetric and positive semidefinite")
 
 
 def _quantiles(values: Tensor) -> list[float]:

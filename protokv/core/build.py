@@ -16,12 +16,12 @@ from torch import Tensor
 from protokv.core.backbone import Backbone
 from protokv.core.hybrid import Carried, WithCarried
 from protokv.core.memory import Memory
+from protokv.core.packing import check_shapes
 from protokv.core.recent import RecentSteps, WithRecent
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
-from protokv.core.tensors import Clock, MemoryShape, TensorSpec, tensor_shapes
-from protokv.core.validation import check_shapes
+from protokv.core.tensors import MemoryShape, TensorSpec, tensor_shapes
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.machine import is_out_of_memory, memory_bytes
 
@@ -112,12 +112,10 @@ def check_parts(config: MemoryConfig, shape: MemoryShape) -> None:
         )
 
 
-def restore_memory(
-    config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor], clock: Clock
-) -> Memory:
+def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]) -> Memory:
     """Return the memory of these tensors.
 
-    The state is not trusted: shapes are checked before the settings allocate anything, and numbers against the clock.
+    The state is not trusted: shapes are checked before the settings allocate anything.
 
     Raises:
         StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is named.
@@ -128,7 +126,7 @@ def restore_memory(
         memory = build_memory(config, shape, rotary)
         own = {spec.name for spec in memory.specs()}
         with allocating(config.budget):
-            memory.load({name: tensor for name, tensor in tensors.items() if name in own}, clock)
+            memory.load({name: tensor for name, tensor in tensors.items() if name in own})
     except DoesNotFit as error:
         raise StateMismatch(error.message, hint="open the state on a machine with more memory") from error
     except ConfigError as error:

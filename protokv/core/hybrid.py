@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch import Tensor
 from protokv.core.attention import attend
 from protokv.core.memory import Accompanied, Memory
 from protokv.core.sanitize import LARGEST
-from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
 
@@ -95,8 +95,6 @@ class Carried(StatePart):
     Attributes:
         places: of the M layers; empty if only its state knows them.
     """
-
-    promise: ClassVar[str] = "layers: every one in its place, with a window or a state of its kind"
 
     def __init__(self, shape: MemoryShape) -> None:
         assert shape.carried is not None
@@ -230,8 +228,8 @@ class Carried(StatePart):
             found["linear.convolution"] = torch.stack([one.to(self._device) for one in self._convolution])
         return found
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Check that every layer has a place, and that windows hold tokens without gaps before them."""
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Check that every layer reads one that there is, and as this model says."""
         places = tensors["layers.places"].tolist()
         if self.places and places != [list(place[:2]) for place in self.places]:
             raise StateCorrupt("state: tensor layers.places is not that of this model")

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from protokv.core.context import Context
 from protokv.core.near import Slots
-from protokv.core.packing import unpack
+from protokv.core.packing import check_shapes, unpack
 from protokv.core.rotary import Rotary
-from protokv.core.sanitize import Sanitizer
+from protokv.core.sanitize import Sanitizer, check_step
 from protokv.core.step import StepKV, StepTokens
-from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec, add_up, tensor_shapes
-from protokv.core.validation import check_shapes, check_step, check_values
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, add_up, tensor_shapes
 
 if TYPE_CHECKING:
     from protokv.core.hybrid import Carried
@@ -94,34 +93,12 @@ class Memory(ABC):
         """Return the whole state by name, contiguous. Some tensors are live: copy or write them before `append`."""
 
     @abstractmethod
-    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state that `tensors` gave, packed or whole, on any device. Change nothing if it is refused.
 
-        Args:
-            tensors: the whole state.
-            clock: where the stream stands, for `check`; None if unknown.
-
         Raises:
-            StateCorrupt: a tensor is missing, unknown, of a wrong shape or dtype, or holds what no stream leaves.
+            StateCorrupt: a tensor is missing, unknown, of a wrong shape or dtype, or holds an index out of range.
         """
-
-    @abstractmethod
-    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Check that a stream can leave this state: finite numbers, positions within the stream, counters that agree.
-
-        Runs before each commit: one pass over the state, and a few waits for the device.
-
-        Args:
-            clock: where the stream stands.
-            tensors: what `tensors` just returned, if it is at hand.
-
-        Raises:
-            StateCorrupt: naming the tensor.
-        """
-
-    @abstractmethod
-    def promises(self) -> list[str]:
-        """Return what `check` guarantees, one line each."""
 
     @abstractmethod
     def nbytes(self) -> dict[str, int]:
@@ -206,36 +183,20 @@ class LocalMemory(Memory):
         """Return the whole state by name, contiguous."""
         return {name: tensor.contiguous() for name, tensor in self.held().items()}
 
-    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state that `tensors` gave, packed or whole, on any device. Change nothing if it is refused."""
         check_shapes(tensor_shapes(tensors), self.specs())
         tensors = unpack(tensors, self.specs())
-        self._check(tensors, clock)
+        self._check(tensors)
         self._take(tensors)
 
-    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Check that a stream can leave this state."""
-        self._check(self.held() if tensors is None else tensors, clock)
-
-    def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        check_values(tensors, self.specs(), clock)
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
         for part in self.parts():
-            part.check(tensors, clock)
+            part.check(tensors)
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
         for part in self.parts():
             part.take(tensors)
-
-    def promises(self) -> list[str]:
-        """Return what `check` guarantees, one line each."""
-        held = self.held()
-        floats = sum(tensor.is_floating_point() for tensor in held.values())
-        with_unit = [spec.name for spec in self.specs() if spec.unit and spec.name in held]
-        return [
-            f"values: finite in all {floats} tensors of floating-point numbers",
-            f"places and counts: {', '.join(with_unit)} within the stream",
-            *(part.promise for part in self.parts() if part.promise),
-        ]
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part."""
@@ -281,32 +242,18 @@ class Accompanied(Memory):
         """Return those of both."""
         return self.inner.tensors() | self.part.held()
 
-    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take both. Change nothing if one of them is refused."""
         own, rest = self._split(tensors)
         check_shapes(tensor_shapes(own), self._declared)
-        self._check(own, clock)
-        self.inner.load(rest, clock)
+        self.part.check(own)
+        self.inner.load(rest)
         self.part.take(own)
-
-    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Check both."""
-        own, rest = (self.part.held(), None) if tensors is None else self._split(tensors)
-        self.inner.check(clock, rest)
-        self._check(own, clock)
-
-    def promises(self) -> list[str]:
-        """Return the guarantees of `check`, one line each."""
-        return [*self.inner.promises(), self.part.promise]
 
     def _split(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         names = {spec.name for spec in self._declared}
         own = {name: tensor for name, tensor in tensors.items() if name in names}
         return own, {name: tensor for name, tensor in tensors.items() if name not in own}
-
-    def _check(self, own: Mapping[str, Tensor], clock: Clock | None) -> None:
-        check_values(own, self._declared, clock)
-        self.part.check(own, clock)
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part."""

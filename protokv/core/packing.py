@@ -1,22 +1,57 @@
-"""Leave unused slots out of a saved state, so that a short clip makes a small file.
+"""The form of saved tensors: check it against the declaration, and leave unused slots out.
 
-A memory has the same bytes for the life of a stream, but a clip of ten seconds fills a hundredth of the default budget.
-For every axis in `SLOTS` the entries at its end are left out that hold `TensorSpec.fill` in all tensors with that axis,
-bit for bit: packing loses nothing, and equal states pack to equal bytes.
+A memory has the same bytes for the life of a stream, but a clip of ten seconds fills a hundredth of the default budget
+and should make a small file. For every axis in `SLOTS` the entries at its end are left out that hold `TensorSpec.fill`
+in all tensors with that axis, bit for bit: packing loses nothing, and equal states pack to equal bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.core.tensors import SLOTS, TensorSpec
+from protokv.errors import StateCorrupt
 
 # The integer dtype of each element size: comparing as integers tells -0.0 from 0.0 and one NaN from another.
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def check_shapes(found: Mapping[str, tuple[Sequence[int], torch.dtype]], specs: Iterable[TensorSpec]) -> None:
+    """Check that a state has the declared names, shapes and dtypes, without reading a tensor.
+
+    An axis of `SLOTS` may be shorter than declared if it is so in all tensors that have it.
+
+    Raises:
+        StateCorrupt: naming the first tensor that is missing, unknown or different.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    declared = {spec.name: spec for spec in specs}
+    for name, spec in declared.items():
+        if name not in found:
+            if spec.optional:
+                continue
+            raise StateCorrupt(f"state: tensor {name} is missing")
+        shape, dtype = found[name]
+        fits = len(shape) == len(spec.shape) and dtype == spec.dtype
+        if not fits or not all(map(_may_have, spec.dims, spec.shape, shape)):
+            axes = zip(spec.dims, spec.shape, strict=True)
+            wanted = ", ".join(dim if size is None else str(size) for dim, size in axes)
+            raise StateCorrupt(f"state: tensor {name} must be [{wanted}] {spec.dtype}, got {list(shape)} {dtype}")
+        for dim, want, size in zip(spec.dims, spec.shape, shape, strict=True):
+            if (want is None or dim in SLOTS) and sizes.setdefault(dim, (size, name))[0] != size:
+                first, other = sizes[dim]
+                raise StateCorrupt(f"state: tensor {name} must have {first} {dim} entries as {other} has, got {size}")
+    for name in found:
+        if name not in declared:
+            raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
+
+
+def _may_have(dim: str, want: int | None, size: int) -> bool:
+    return want is None or size == want or (dim in SLOTS and size < want)
 
 
 def pack(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from protokv.core.context import Context
 from protokv.core.memory import Accompanied, Memory
 from protokv.core.step import StepTokens
-from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
 # Tokens, rows, columns, first visual token, the one behind the last, step.
@@ -43,8 +43,6 @@ class RecentStep:
 
 class RecentSteps(StatePart):
     """The last N steps."""
-
-    promise: ClassVar[str] = "recent steps: whole, in the order of the stream, up to its end"
 
     def __init__(self, steps: int, shape: MemoryShape) -> None:
         self._shape, self._most = shape, steps
@@ -88,22 +86,18 @@ class RecentSteps(StatePart):
         deep = [one.tokens.deepstack for one in steps if one.tokens.deepstack is not None]
         return found | ({"recent.deepstack": torch.cat(deep, 1)} if deep else {})
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Check that the rows describe the tokens, and are the last steps of the stream."""
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Check that the rows divide the tokens into steps."""
         rows = tensors["recent.steps"].tolist()
         total, size = tensors["recent.embeddings"].shape
         sound = len(rows) <= self._most and sum(row[0] for row in rows) == total
         sound &= not total or self._shape.embedding_size in (None, size)
-        for tokens, height, width, first, last, step in rows:
-            sound &= 0 <= first < last <= tokens and last - first <= height * width and step >= 0
-        steps = [row[5] for row in rows]
-        sound &= steps == sorted(set(steps))
+        for tokens, height, width, first, last, _ in rows:
+            sound &= 0 <= first < last <= tokens and last - first <= height * width
         if "recent.deepstack" in tensors:
             sound &= tensors["recent.deepstack"].shape[1] == sum(row[4] - row[3] for row in rows)
-        if clock is not None:
-            sound &= steps == list(range(max(0, clock.steps - self._most), clock.steps))
         if not sound:
-            raise StateCorrupt("state: tensor recent.steps does not agree with the recent tokens or the clock")
+            raise StateCorrupt("state: tensor recent.steps does not agree with the recent tokens")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take checked steps."""

@@ -16,11 +16,30 @@ import torch
 from torch import Tensor
 
 from protokv.core.step import StepKV
-from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
-from protokv.errors import ModelError, StateCorrupt
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.errors import ModelError
 
 # A power of two: the same number in every dtype that reaches so far.
 LARGEST: Final = 2.0**40
+
+
+def check_step(step: StepKV, shape: MemoryShape) -> None:
+    """Raise ValueError unless the tensors of a step fit the memory."""
+    T = step.keys.shape[2]
+    kv = (shape.layers, shape.kv_heads, T, shape.head_size)
+    expected = {
+        "keys": (kv, shape.dtype),
+        "values": (kv, shape.dtype),
+        "positions": ((T, shape.position_components), torch.int64),
+        "coordinates": ((T, 2), torch.float32),
+    }
+    for name, (size, dtype) in expected.items():
+        tensor: Tensor = getattr(step, name)
+        if tensor.shape != size or tensor.dtype != dtype or T == 0:
+            raise ValueError(
+                f"step {step.step}: {name} must be {list(size)} {dtype} with T > 0, "
+                f"got {list(tensor.shape)} {tensor.dtype}"
+            )
 
 
 class Sanitizer(StatePart):
@@ -62,11 +81,6 @@ class Sanitizer(StatePart):
     def held(self) -> dict[str, Tensor]:
         """Return the counter."""
         return {"sanitize.dropped": self.dropped}
-
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Check that no more tokens were dropped than seen."""
-        if clock is not None and int(tensors["sanitize.dropped"]) > clock.tokens_seen:
-            raise StateCorrupt(f"state: tensor sanitize.dropped counts more than the {clock.tokens_seen} tokens seen")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the counter of a checked state."""

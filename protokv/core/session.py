@@ -175,7 +175,7 @@ class Session:
         clock.check()
         attached = {spec.name for one in attachments for spec in one.declare()}
         own = {name: tensor for name, tensor in state.tensors.items() if name not in attached}
-        memory = restore_memory(config, shape_of(backbone), rotary_of(backbone, config), own, clock)
+        memory = restore_memory(config, shape_of(backbone), rotary_of(backbone, config), own)
         return cls(backbone, config, memory, clock, attachments)
 
     @property

@@ -18,13 +18,12 @@ from torch import Tensor
 from protokv.core.compact import Anchoring, compacted, far_span, next_position_of, shift_of
 from protokv.core.context import Context, Segment
 from protokv.core.memory import LocalMemory, Memory
-from protokv.core.packing import unpack
+from protokv.core.packing import check_shapes, unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import find_usable
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec, add_up, tensor_shapes
-from protokv.core.validation import check_shapes
+from protokv.core.tensors import LAYER, MemoryShape, TensorSpec, add_up, tensor_shapes
 from protokv.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -112,7 +111,7 @@ class LayerShards(Memory):
             joined[spec.name] = torch.cat(pieces, spec.layer_axis)
         return joined
 
-    def load(self, tensors: Mapping[str, Tensor], clock: Clock | None = None) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state of the memory of all layers, however it was split when it was saved."""
         specs = self.specs()
         check_shapes(tensor_shapes(tensors), specs)
@@ -120,19 +119,8 @@ class LayerShards(Memory):
         # Into new parts, so that nothing has changed if the last of them refuses.
         parts = self._empty_parts()
         for run, part in zip(self._runs, parts, strict=True):
-            part.load(
-                {spec.name: _layers_of(spec, tensors[spec.name], run) for spec in specs if spec.name in tensors}, clock
-            )
+            part.load({spec.name: _layers_of(spec, tensors[spec.name], run) for spec in specs if spec.name in tensors})
         self._parts = parts
-
-    def check(self, clock: Clock, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Check each part on its device."""
-        for part in self._parts:
-            part.check(clock)
-
-    def promises(self) -> list[str]:
-        """Return the guarantees of `check`, one line each."""
-        return self._parts[0].promises()
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part over all devices; tensors that all layers share are held once a device."""

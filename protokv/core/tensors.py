@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class TensorSpec:
         shape: size of each axis; None if it grows with the stream. Axes of one name have one size in all tensors.
         dtype: of its elements.
         meaning: what it holds, in a few words.
-        unit: of its elements. It bounds them: `protokv.core.validation` has the table.
+        unit: of its elements, for readers of a state.
         fill: the value before the stream begins, and in slots that are free again.
         optional: the tensor may be absent; it then holds `fill` throughout.
     """
@@ -76,34 +76,12 @@ class TensorSpec:
         return torch.full([size or 0 for size in self.shape], self.fill, dtype=self.dtype, device=device)
 
 
-class Clock(Protocol):
-    """The part of `StreamClock` that a state is checked against."""
-
-    @property
-    def steps(self) -> int:
-        """Steps watched."""
-
-    @property
-    def tokens_seen(self) -> int:
-        """Tokens in them."""
-
-    @property
-    def next_position(self) -> int:
-        """Stream position of the next token."""
-
-    @property
-    def stream_time_s(self) -> float:
-        """Stream time at the end of the last step."""
-
-
 class StatePart(ABC):
     """Holds some tensors of a memory's state.
 
     Attributes:
         promise: one line for people on what `check` guarantees; empty if it checks nothing.
     """
-
-    promise: ClassVar[str] = ""
 
     @abstractmethod
     def held(self) -> dict[str, Tensor]:
@@ -113,14 +91,10 @@ class StatePart(ABC):
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy its tensors out of a whole state that was checked."""
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Raise StateCorrupt, naming the tensor, if no stream leaves such a state.
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise StateCorrupt, naming the tensor, if a number of a state that serves as an index is out of range.
 
-        Shapes, dtypes and units are checked already. Must be cheap: it runs before each commit.
-
-        Args:
-            tensors: a whole state, of this memory or to be loaded; of `self` only settings are used.
-            clock: where the stream stands; None if unknown.
+        Names, shapes and dtypes are checked already. Of `self` only settings are used.
         """
         return
 

@@ -42,7 +42,7 @@ from protokv.core.compact import Anchoring, compacted, far_span, next_position_o
 from protokv.core.context import Context, Segment
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.settings import MemoryConfig
-from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.memories.exact import TokensConfig
 from protokv.memories.full import FullCache
@@ -100,8 +100,6 @@ class FrameGroup(StatePart):
     The features are empty until the first step.
     """
 
-    promise: ClassVar[str] = "group of frames: its index and its grid fit the features kept"
-
     def __init__(self, shape: MemoryShape) -> None:
         self._device, self._embedding_size = shape.device, shape.embedding_size
         self._reference = torch.zeros((0, 0), dtype=shape.dtype, device=shape.device)
@@ -133,16 +131,11 @@ class FrameGroup(StatePart):
         """Return the features, and (index in the group, rows, columns)."""
         return {"merge.reference": self._reference, "merge.group": torch.tensor([self._index, *self._grid])}
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Check that the index lies in the group and the grid has as many cells as there are features."""
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Check that the features fit the model and the grid."""
         features, size = tensors["merge.reference"].shape
-        if features and self._embedding_size not in (None, size):
-            raise StateCorrupt(
-                f"state: tensor merge.reference has features of {size}, the model {self._embedding_size}"
-            )
         index, rows, columns = tensors["merge.group"].tolist()
-        in_group = 0 <= index < GROUP and (index == 0 or features > 0)
-        if not in_group or min(rows, columns) < 0 or rows * columns != features:
+        if (features and self._embedding_size not in (None, size)) or rows * columns != features:
             raise StateCorrupt(f"state: tensor merge.group holds {index}, {rows}, {columns} for {features} features")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:

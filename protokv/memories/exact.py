@@ -24,8 +24,8 @@ from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import Clock, MemoryShape, StatePart, TensorSpec
-from protokv.memories.durable.quantized import GROUP, check_codes, dequantize_centers, quantize_centers
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.memories.durable.quantized import GROUP, dequantize_centers, quantize_centers
 
 _ROWS: Final = ("near.keys", "near.values", "kept.keys", "kept.values")
 
@@ -183,9 +183,3 @@ class PackedSlots(Slots):
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Return the bias of the prompt prefix."""
         return self._prefix.buffers()
-
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Check that all bytes are those of finite numbers."""
-        size = self._shape.head_size
-        for name in tensors.keys() & set(_ROWS):
-            check_codes(name, codes=tensors[name][..., :size], exponents=tensors[name][..., size:])

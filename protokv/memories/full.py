@@ -15,8 +15,7 @@ from protokv.core.near import NearWindow, Slots
 from protokv.core.sanitize import Sanitizer
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import Clock, MemoryShape, TensorSpec
-from protokv.errors import StateCorrupt
+from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.memories.exact import ExactMemory
 
 # A state may have any budget, so a full cache makes room for this many tokens at first, or for its budget if smaller.
@@ -54,14 +53,9 @@ class FullCache(ExactMemory):
             self._reallocate(self.held(), capacity)
         self._near.append(step)
 
-    def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        super()._check(tensors, clock)
-        if not tensors["near.step"].numel() or int(tensors["near.ring"][0]):
-            raise StateCorrupt("state: tensor near.ring does not start at 0, or there is no room at all")
-
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
         self._sanitizer.take(tensors)
-        self._reallocate(tensors, tensors["near.step"].numel())
+        self._reallocate(tensors, max(1, tensors["near.step"].numel()))
 
     def _reallocate(self, state: Mapping[str, Tensor], capacity: int) -> None:
         slots, near = self._allocate(capacity)

@@ -27,8 +27,6 @@ from protokv.core.context import Context, SlotContext
 from protokv.core.near import NearWindow, Slots, Tokens
 from protokv.core.settings import MOST_TOKENS
 from protokv.core.step import StepKV
-from protokv.core.tensors import Clock
-from protokv.errors import StateCorrupt
 from protokv.memories.exact import ExactMemory, TokensConfig, slots_of
 
 
@@ -78,12 +76,6 @@ class LastFrames(ExactMemory):
     def recall(self) -> Context:
         """Return the prompt prefix and the last steps."""
         return super().context()
-
-    def _check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        super()._check(tensors, clock)
-        steps = len(set(tensors["near.step"].tolist()) - {-1})
-        if steps > self._config.last_steps:
-            raise StateCorrupt(f"state: tensor near.step holds {steps} steps of {self._config.last_steps}")
 
 
 class StepWindow(NearWindow):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from protokv.core.validation import check_shapes
+from protokv.core.packing import check_shapes
 from protokv.errors import ConfigError, StateCorrupt, StateError, StateMismatch, StateNotFound
 from protokv.state.form import Form, StatePath, Stored, form_of, is_url, read_unchanged
 from protokv.state.snapshot import Admit, Header, State
@@ -80,7 +80,7 @@ def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
         names = {spec.name for spec in specs} & stored.found.keys()
         check_shapes({name: stored.found[name] for name in names}, specs)
         stored.header.clock.check()
-        found = Thumbnails.of(stored.tensors(True, names), stored.header.clock)
+        found = Thumbnails.of(stored.tensors(True, names))
         return stored.header, found.all() if found else []
 
     return form_of(path, to_read=True).look(None, read)

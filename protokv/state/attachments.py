@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from protokv.core.parts import Attachment
-from protokv.core.tensors import Clock
 from protokv.state.thumbnails import Thumbnails
 from protokv.words.transcript import Transcript
 
@@ -15,11 +14,11 @@ SPECS = (*Thumbnails.declare(), *Transcript.declare())
 """The tensors that any state may have beside its memory."""
 
 
-def restore_attachments(tensors: Mapping[str, Tensor], clock: Clock | None) -> list[Attachment]:
+def restore_attachments(tensors: Mapping[str, Tensor]) -> list[Attachment]:
     """Return the attachments of a state: the transcript, empty if it has none, and its thumbnails if it has any.
 
     Raises:
-        StateCorrupt: they are damaged, or not of this stream.
+        StateCorrupt: they are damaged.
     """
-    thumbnails = Thumbnails.of(tensors, clock)
-    return [Transcript.of(tensors, clock), *([] if thumbnails is None else [thumbnails])]
+    thumbnails = Thumbnails.of(tensors)
+    return [Transcript.of(tensors), *([] if thumbnails is None else [thumbnails])]

@@ -18,11 +18,10 @@ from protokv.backbones.files import cached_folder, packaged_models
 from protokv.core.backbone import Backbone
 from protokv.core.build import declare_memory
 from protokv.core.hybrid import CarriedShape
-from protokv.core.packing import pack
+from protokv.core.packing import check_shapes, pack
 from protokv.core.records import BackboneIdentity
 from protokv.core.session import Session
 from protokv.core.tensors import MemoryShape, TensorSpec
-from protokv.core.validation import check_shapes
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
 from protokv.memories import MemoryConfig
 from protokv.state import attachments
@@ -90,15 +89,13 @@ def load(
 def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
     """Return the state of a session, without unused slots; arguments as `save`.
 
-    The tensors may be the live ones, so save the state before the next step. The memory is checked against the clock
-    first, so that every saved state loads.
+    The tensors may be the live ones, so save the state before the next step.
 
     Raises:
-        StateCorrupt: no stream leaves such a memory: a fault of this program or of the machine.
+        StateCorrupt: the clock contradicts itself: a fault of this program or of the machine.
     """
     tensors, specs = session.tensors(), session.memory.specs()
     session.clock.check()
-    session.memory.check(session.clock, tensors)
     attached = {name: tensor for one in session.attachments for name, tensor in one.held().items()}
     return State(
         backbone=session.backbone.identity,
@@ -126,7 +123,7 @@ def from_state(state: State, backbone: Backbone) -> Session:
             backbone = backbone.with_system(system if system is None else str(system))
         except ProtoKVError as error:
             raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
-    beside = attachments.restore_attachments(state.tensors, state.clock)
+    beside = attachments.restore_attachments(state.tensors)
     return Session.resume(backbone, config_of(state), state, beside)
 
 

@@ -108,7 +108,7 @@ class Reader:
     def transcript(self) -> Transcript:
         """What was said, as the commit at `at_s` knows it."""
         self.state.clock.check()
-        return Transcript.of(self.state.tensors, self.state.clock)
+        return Transcript.of(self.state.tensors)
 
     def load_backbone(self, name: str | None = None, revision: str | None = None, **placement: Any) -> Backbone:
         """Load the model that the caller names, or else the one that the state names: see `load_backbone_of`."""

@@ -12,16 +12,16 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protokv.core.packing import check_shapes
 from protokv.core.parts import Attachment
-from protokv.core.tensors import Clock, TensorSpec, tensor_shapes
-from protokv.core.validation import check_shapes, check_values
+from protokv.core.tensors import TensorSpec, tensor_shapes
 from protokv.errors import StateCorrupt
 
 Picture = NDArray[np.uint8]
@@ -52,8 +52,6 @@ class Thumbnail(NamedTuple):
 class Thumbnails(Attachment):
     """The small pictures of a stream; `most` of them and the last one."""
 
-    promise: ClassVar[str] = "thumbnails: small JPEG files, in the order of the stream"
-
     def __init__(self, most: int = DEFAULT) -> None:
         self.most = most
         self._kept: list[Thumbnail] = []
@@ -75,7 +73,7 @@ class Thumbnails(Attachment):
         )
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], clock: Clock | None) -> Thumbnails | None:
+    def of(cls, tensors: Mapping[str, Tensor]) -> Thumbnails | None:
         """Return those of a state; None if it has none.
 
         Raises:
@@ -85,7 +83,7 @@ class Thumbnails(Attachment):
         if not own:
             return None
         found = cls(MOST)
-        found.check(own, clock)
+        found.check(own)
         found.take(own)
         return found
 
@@ -144,13 +142,12 @@ class Thumbnails(Attachment):
             _TIME: torch.tensor([one.time_s for one in found], dtype=torch.float64),
         }
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Check that they are small pictures, and in the order of the stream."""
         specs = Thumbnails.declare()
         if missing := {spec.name for spec in specs} - tensors.keys():
             raise StateCorrupt(f"state: tensor {min(missing)} is missing")
         check_shapes(tensor_shapes(tensors), specs)
-        check_values(tensors, specs, clock)
         ends, steps, times_s = (tensors[name].tolist() for name in (_ENDS, _STEP, _TIME))
         sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         if not ends or ends[-1] != len(tensors[_JPEG]) or min(sizes) <= 0 or max(sizes) > MOST_BYTES:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from protokv.core.context import Context
+from protokv.core.packing import check_shapes
 from protokv.core.parts import PositionedStep, Said, SessionView, SpokenWords
 from protokv.core.step import StreamClock
-from protokv.core.tensors import Clock, TensorSpec, tensor_shapes
-from protokv.core.validation import check_shapes, check_values
+from protokv.core.tensors import TensorSpec, tensor_shapes
 from protokv.errors import ConfigError, StateCorrupt
 
 MOST_LINES: Final = 4096
@@ -50,8 +50,6 @@ class Transcript(SpokenWords):
         lines: in the order of the stream. The last one of the stream is always there.
     """
 
-    promise: ClassVar[str] = "transcript: plain text, in the order of the stream"
-
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self._bytes = 0
@@ -73,7 +71,7 @@ class Transcript(SpokenWords):
         )
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], clock: Clock | None) -> Transcript:
+    def of(cls, tensors: Mapping[str, Tensor]) -> Transcript:
         """Return that of a state, without lines if it has none.
 
         Raises:
@@ -81,7 +79,7 @@ class Transcript(SpokenWords):
         """
         found, names = cls(), {spec.name for spec in cls.declare()}
         if own := {name: tensor for name, tensor in tensors.items() if name in names}:
-            found.check(own, clock)
+            found.check(own)
             found.take(own)
         return found
 
@@ -143,13 +141,12 @@ class Transcript(SpokenWords):
             _TIME: torch.tensor([line[1:3] for line in self.lines], dtype=torch.float64),
         }
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Check that it is plain text, and in the order of the stream."""
         specs = Transcript.declare()
         if missing := {spec.name for spec in specs} - tensors.keys():
             raise StateCorrupt(f"state: tensor {min(missing)} is missing")
         check_shapes(tensor_shapes(tensors), specs)
-        check_values(tensors, specs, clock)
         ends = tensors[_ENDS].tolist()
         sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         if not ends or ends[-1] != len(tensors[_TEXT]) or min(sizes) <= 0 or max(sizes) > MOST_OF_LINE:

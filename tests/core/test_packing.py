@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core.build import build_memory, restore_memory
-from protokv.core.packing import pack, unpack
-from protokv.core.step import StreamClock
+from protokv.core.packing import check_shapes, pack, unpack
 from protokv.core.tensors import TensorSpec, size_of, tensor_shapes
-from protokv.core.validation import check_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import CONFIGS, MemoryConfig
 from tests.core.streams import World, feed, shape_of
@@ -52,14 +50,12 @@ def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int
     shape, config = shape_of(heads=2, components=3), MemoryConfig.of(name, budget=29)
     world = World(shape, 0)
     memory = build_memory(config, shape, world.rotary)
-    steps = feed(memory, world, lengths)
+    feed(memory, world, lengths)
     whole = memory.tensors()
     packed = pack(whole, memory.specs())
     assert size_of(*packed.values()) <= size_of(*whole.values())
     assert pack(packed, memory.specs()).keys() == packed.keys()
-    end = int(steps[-1].positions.max()) + 1 if steps else 2
-    clock = StreamClock(len(lengths), float(len(lengths)), end, sum(lengths), 2.0, 2)
-    again = restore_memory(config, shape, world.rotary, packed, clock).tensors()
+    again = restore_memory(config, shape, world.rotary, packed).tensors()
     assert again.keys() == whole.keys()
     assert all(torch.equal(again[n], whole[n]) for n in whole)
 

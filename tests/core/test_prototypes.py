@@ -12,6 +12,7 @@ from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import rotate, unrotate
 from protokv.errors import StateCorrupt
 from tests.core.streams import PlainRotary, World, copy_of, feed, shape_of, small_config
+from tests.oracles.invariants import check_bank
 from tests.tolerance import near
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)
@@ -44,11 +45,10 @@ def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], s
         seen |= {tuple(position) for position in step.positions.float().tolist()}
         memory.append(step)
         state = memory.tensors()
-        memory._bank.check(memory.tensors(), None)
+        check_bank(state)
         alive = state["bank.mass"] > 0
         assert {tuple(position) for position in state["bank.position"][alive].tolist()} <= seen
         assert (state["bank.last_step"][alive] <= index).all()
-        assert (torch.linalg.eigvalsh(state["bank.covariance"]) >= -1e-6).all()
         fitted = state["codebook.fitted"][:, :, None]
         counted = torch.where(fitted, state["residual.updates"], 0)[..., None].expand(*alive.shape, 2)
         for name in ("residual.key_counts", "residual.value_counts"):
@@ -89,31 +89,6 @@ def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alon
     one, other = memory.context(), alone.context()
     for name in ("keys", "values", "bias"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("bank.mass", -1000.0),
-        ("bank.key_center", float("nan")),
-        ("bank.covariance", -1.0),
-        ("bank.last_step", -1000),
-        ("residual.updates", -1),
-        ("residual.key_counts", 1),
-        ("codebook.values", float("inf")),
-    ],
-)
-def test_a_state_that_no_stream_can_leave_is_refused_by_name(name: str, change: float) -> None:
-    shape = shape_of(heads=2)
-    world = World(shape, 4)
-    memory = ProtoKV(small_config(), shape, world.rotary)
-    feed(memory, world, [5] * 20)
-    good = copy_of(memory)
-    bad = copy_of(memory)
-    bad[name].view(-1)[0] = bad[name].view(-1)[0] + change
-    with pytest.raises(StateCorrupt, match=name.replace(".", r"\.")):
-        memory.load(bad)
-    assert torch.equal(memory.tensors()[name], good[name])
 
 
 def test_joint_histograms_count_the_pairs_whose_sides_are_the_independent_ones() -> None:

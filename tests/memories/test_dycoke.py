@@ -87,7 +87,7 @@ def test_a_step_on_another_grid_is_whole_and_starts_a_group() -> None:
     assert kept == [8, 4, 8, 4, 4, 4, 8]
 
 
-@pytest.mark.parametrize("group", [[4, 3, 4], [-1, 3, 4], [1, 3, 5], [1, -3, -4]])
+@pytest.mark.parametrize("group", [[1, 3, 5], [1, -3, 4]])
 def test_a_group_that_contradicts_itself_is_refused_and_changes_nothing(group: list[int]) -> None:
     memory, world = built(DyCokeConfig(), shape_of())
     feed(memory, world, [5, 5])

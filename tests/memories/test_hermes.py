@@ -114,7 +114,6 @@ def test_a_session_forwards_the_probes_and_the_memory_scores_by_their_queries(
             heads = tiny._text.config.num_attention_heads
             assert query.shape == (tiny.layers, heads, len(tiny.suffix_ids(text)), tiny.head_size)
             assert torch.isfinite(query).all()
-    session.memory.check(session.clock)
     # A question changes nothing.
     before = copy_of(session.memory)
     session.ask("what?")

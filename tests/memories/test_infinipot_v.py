@@ -102,29 +102,13 @@ def compare(fast: InfiniPotV, naive: list[NaiveInfiniPotV]) -> None:
     }
 
 
-def test_a_state_that_no_stream_leaves_is_refused_and_changes_nothing() -> None:
+def test_counts_beyond_the_slots_are_refused_and_change_nothing() -> None:
     shape = shape_of(heads=2)
-    world = World(shape, 0)
-    memory = InfiniPotV(InfiniPotVConfig(budget=29), shape, world.rotary)
-    feed(memory, world, [4, 4, 4, 4, 4, 4, 4, 3, 2])
+    memory = InfiniPotV(InfiniPotVConfig(budget=29), shape, World(shape, 0).rotary)
+    feed(memory, World(shape, 0), [4, 4, 4, 4, 4, 4, 4, 3, 2])
     good = copy_of(memory)
     far, near, last = good["kept.count"].tolist()
-    counts = [(-1, near, last), (far + 1, near, last), (far, near + 1, last), (far, 29, last), (far, near, last + 1)]
-    counts += [(far, near, -1), (far + near, 0, last), (0, 0, last), (0, 0, -1), (far - 1, near + 1, last)]
-    counts += [(far, 0, -1)]
-    for count in counts:
-        with pytest.raises(StateCorrupt, match=r"kept\."):
+    for count in [(-1, near, last), (far, 29, last), (far, -1, last), (10**9, near, last)]:
+        with pytest.raises(StateCorrupt, match=r"kept\.count"):
             memory.load(good | {"kept.count": torch.tensor(count)})
-    for slot, value in ((0, 99), (0, -1), (far, 0), (far + near - 1, last + 1), (far + near, last)):
-        steps = good["kept.step"].clone()
-        steps[1, 1, slot] = value
-        with pytest.raises(StateCorrupt, match=r"kept\.step"):
-            memory.load(good | {"kept.step": steps})
-    # Near steps that differ from head to head, each in order.
-    steps = good["kept.step"].clone()
-    border = far + int(steps[1, 1, far:].diff().nonzero()[0])
-    steps[1, 1, border] = steps[1, 1, border + 1]
-    with pytest.raises(StateCorrupt, match=r"kept\.step"):
-        memory.load(good | {"kept.step": steps})
     assert same(good, copy_of(memory))
-    memory.load(good)

@@ -13,7 +13,6 @@ from torch import Tensor
 from protokv.core.build import build_memory
 from protokv.core.memory import Memory
 from protokv.core.tensors import MemoryShape
-from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
 from tests.core.streams import World, copy_of, feed, shape_of
 from tests.oracles.quantized import round_center
@@ -85,13 +84,10 @@ def test_a_token_takes_a_byte_a_number_and_one_for_every_32(name: str) -> None:
     assert held["model"] - held[8] == numbers * 4 - numbers * (1 + 1 / 32)
 
 
-def test_mean_tokens_and_a_loaded_state_are_what_was_held_and_bytes_of_no_number_are_refused() -> None:
+def test_mean_tokens_and_a_loaded_state_are_what_was_held() -> None:
     memory, world = built("hermes", shape_of(size=16), 0, budget=20, deep_share=1.0, shallow_share=0.0, kv_bits=8)
     feed(memory, world, [7] * 5)
     state = copy_of(memory)
     again, _ = built("hermes", shape_of(size=16), 0, budget=20, deep_share=1.0, shallow_share=0.0, kv_bits=8)
     again.load(state)
     assert torch.equal(again.context().keys, memory.context().keys)
-    state["kept.keys"][0, 0, 0, 0] = -128
-    with pytest.raises(StateCorrupt, match=r"kept\.keys must hold"):
-        again.load(state)

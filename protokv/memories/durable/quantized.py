@@ -14,7 +14,6 @@ a power of two because any other would change with the centre, and all of its nu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar, Final
 
 import torch
@@ -23,8 +22,7 @@ from torch import Tensor
 from protokv.core.arrays import add_rows_, chunks, write_rows_
 from protokv.core.bank import PrototypeBank
 from protokv.core.rotary import Rotary, rotate
-from protokv.core.tensors import LAYER, Clock, MemoryShape, TensorSpec
-from protokv.errors import StateCorrupt
+from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 
 GROUP: Final = 32
 """Numbers that share a power of two, or fewer where a head is no multiple of it."""
@@ -62,13 +60,6 @@ def dequantize_centers(codes: Tensor, exponents: Tensor) -> Tensor:
     return (parts * _power(exponents)[..., None]).flatten(-2)
 
 
-def check_codes(name: str, codes: Tensor | None = None, exponents: Tensor | None = None) -> None:
-    """Raise StateCorrupt, naming the tensor, if codes or exponents are not those of finite numbers."""
-    for held, (least, most) in ((codes, (-_MOST, _MOST)), (exponents, _EXPONENTS)):
-        if held is not None and ((held < least) | (held > most)).any():
-            raise StateCorrupt(f"state: tensor {name} must hold {least} to {most}")
-
-
 def _power(exponent: Tensor) -> Tensor:
     """Return powers of two, from -126 on, in float32, made from their bits: a device may round a computed power."""
     return ((exponent.int() + 127) << 23).view(torch.float32)
@@ -89,7 +80,6 @@ class QuantizedBank(PrototypeBank):
         key_exponents, value_exponents: `[L, H, K, D / g]` int8, the powers of two that they are whole numbers of.
     """
 
-    promise: ClassVar[str] = f"{PrototypeBank.promise}; codes of centres are finite numbers"
     center_names: ClassVar[tuple[str, ...]] = ("key_codes", "key_exponents", "value_codes", "value_exponents")
 
     key_codes: Tensor
@@ -163,11 +153,3 @@ class QuantizedBank(PrototypeBank):
             add_rows_(held, own, (other - held).mul_(share))
             moved.append(held.index_select(0, own))
         self.put_centers_(target, moved[0], moved[1])
-
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Check as every bank does, and that codes are those of finite numbers."""
-        super().check(tensors, clock)
-        for kind in ("key", "value"):
-            for part in ("codes", "exponents"):
-                name = f"bank.{kind}_{part}"
-                check_codes(name, **{part: tensors[name]})

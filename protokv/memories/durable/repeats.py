@@ -26,7 +26,6 @@ from protokv.core.bank import SEEN_AGAIN, FarTokens, PrototypeBank
 from protokv.core.near import Tokens
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, TensorSpec
-from protokv.errors import StateCorrupt
 from protokv.memories.durable.settings import DurableConfig
 
 DEEP: Final = 12
@@ -75,13 +74,6 @@ class Repeats:
     def held(self) -> dict[str, Tensor]:
         """Return the weights."""
         return {"repeats.weight": pad(self._weights, (0, self._most - len(self._weights)), value=1)}
-
-    @staticmethod
-    def check(tensors: Mapping[str, Tensor]) -> None:
-        """Refuse weights that no token has."""
-        weights = tensors["repeats.weight"]
-        if ((weights < 0) | (weights > SEEN_AGAIN)).any():
-            raise StateCorrupt(f"state: tensor repeats.weight must hold 0 to {SEEN_AGAIN}")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the weights of a checked state."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from protokv.core.near import Slots
-from protokv.core.tensors import SLOTS, Clock, StatePart, TensorSpec
+from protokv.core.tensors import SLOTS, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ class Words(StatePart):
         memory: of words.
         seen: `[1]` int64, tokens of words that came.
     """
-
-    promise: ClassVar[str] = "words: as pictures, in a near window and a bank of their own"
 
     def __init__(self, memory: Durable) -> None:
         self.memory, self.seen = memory, torch.zeros(1, dtype=torch.int64)
@@ -70,15 +68,12 @@ class Words(StatePart):
         """Return those of its parts."""
         return {"words": [one for part in self._parts() for some in part.buffers().values() for one in some]}
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
-        """Check as every memory does, by a clock of words."""
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Check as every memory does."""
         own = _own(tensors)
-        seen, last = int(own.pop("seen")), int(own["near.ring"][2])
-        if clock is not None:
-            clock = _Said(last + 1, seen, clock.next_position, clock.stream_time_s)
         try:
             for part in self._parts():
-                part.check(own, clock)
+                part.check(own)
         except StateCorrupt as error:
             raise StateCorrupt(f"{error}, of words") from error
 
@@ -88,16 +83,6 @@ class Words(StatePart):
         self.seen.copy_(own["seen"])
         for part in self._parts():
             part.take(own)
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """Where the words of a stream stand; a `Clock`."""
-
-    steps: int
-    tokens_seen: int
-    next_position: int
-    stream_time_s: float
 
 
 def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from protokv.core.bank import Assigned
-from protokv.core.tensors import LAYER, Clock, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories.paper import quantizer
 
@@ -30,8 +30,6 @@ _WARMUP = ("warmup.keys", "warmup.values", "warmup.owner", "warmup.count")
 
 class Residuals(StatePart):
     """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
-
-    promise: ClassVar[str] = "residuals: every subspace counts the updates of its prototype"
 
     def __init__(self, config: PrototypeConfig, shape: MemoryShape, prototypes: int) -> None:
         G, D = config.subquantizers, shape.head_size
@@ -233,7 +231,7 @@ class Residuals(StatePart):
         """Return bytes by group; a reservoir that is gone counts as 0."""
         return {"warmup": 0} | super().nbytes()
 
-    def check(self, tensors: Mapping[str, Tensor], clock: Clock | None) -> None:
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse counts that do not sum to the updates, and a reservoir that does not fit the heads that wait."""
         updates, fitted = tensors["residual.updates"], tensors["codebook.fitted"]
         if updates[tensors["bank.mass"] == 0].any():

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from protokv.core.compact import compacted
 from protokv.core.context import Context, SlotContext
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
 from protokv.memories.durable import memory as memory_module
 from protokv.memories.durable.decoded import DecodedContext
 from protokv.memories.durable.memory import Durable
 from protokv.memories.durable.quantized import dequantize_centers, quantize_centers
-from tests.core.streams import World, anchored, copy_of, feed, shape_of
+from tests.core.streams import World, anchored, feed, shape_of
 
 
 def drawn(rows: int, size: int, seed: int, scale: float = 1.0) -> Tensor:
@@ -160,13 +160,3 @@ def test_a_prototype_takes_a_quarter_of_the_bytes_and_the_declaration_says_so() 
 def test_what_quantized_centres_do_not_go_with_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="center_bits"):
         DurableConfig(budget=40).with_fields({"center_bits": 8} | changes)
-
-
-@pytest.mark.parametrize(("name", "value"), [("key_exponents", 122), ("value_exponents", -127), ("value_codes", -128)])
-def test_codes_of_what_is_no_finite_number_are_refused_by_name(name: str, value: int) -> None:
-    memory, world = memory_of(center_bits=8)
-    feed(memory, world, [7] * 8)
-    state = copy_of(memory)
-    state[f"bank.{name}"][0, 0, 0, 0] = value
-    with pytest.raises(StateCorrupt, match=f"bank.{name} must hold"):
-        memory.load(state)
