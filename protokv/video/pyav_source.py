@@ -12,14 +12,29 @@ from typing import Any
 
 from protokv.errors import SourceUnreadable
 from protokv.video.container import SHOWING_MEMORY, opened, reason, to_rgb
-from protokv.video.probe import BEGINNING_WITH_KEY, MOST_REORDERED, WITHOUT_INDEX, Probe, packets, skip_to_key
+from protokv.video.probe import Probe
 from protokv.video.report import DecodeReport
 from protokv.video.source import Damage, Frame, Image, Lines, ShouldStop, Source, Wanted, from_shown_at, never
 from protokv.video.stamps import FileClock
-from protokv.words.tracks import read_track
+from protokv.video.text_tracks import read_text_track
 
 # Seconds to look back, one after the other, if a seek did not land at or before the wanted time.
 LOOK_BACK_S: tuple[float, ...] = (0.0, 2.0, 10.0, 60.0)
+
+# The first frame of these is a key frame; others may be recorded from anywhere in a stream.
+BEGINNING_WITH_KEY = {"mov", "matroska", "avi"}
+
+# These containers have no index, or none of the whole file.
+WITHOUT_INDEX = {"mpegts", "mpeg", "h264", "hevc", "flv"}
+
+# Failures of the demultiplexer in a row, and packets in a row of streams that it does not know.
+MOST_DEMUX_FAILURES, MOST_STRANGERS = 16, 1 << 20
+
+# A file that ends this many seconds before the end that it declares is not cut short.
+HONEST_S = 0.5
+
+# Bytes of packets that wait while the key frame before a time is looked for.
+WAITING_BYTES = 256 << 20
 
 
 class PyAVSource(Source):
@@ -35,7 +50,7 @@ class PyAVSource(Source):
 
     def lines(self, number: int) -> Lines:
         """See `Source`."""
-        return read_track(self.probe.path, number, float(self.probe.origin * self.probe.time_base))
+        return read_text_track(self.probe.path, number, float(self.probe.origin * self.probe.time_base))
 
     @property
     def damage(self) -> Damage:
@@ -60,7 +75,7 @@ class PyAVSource(Source):
 
     def _from_beginning(self, wanted: Wanted) -> Iterator[Frame]:
         with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
-            sent = packets(self.probe, container, stream, 0.0, self._report)
+            sent = read_packets(self.probe, container, stream, 0.0, self._report)
             frames = decode(self.probe, stream, sent, self._report, wanted.should_stop)
             yield from from_shown_at(frames, wanted.start_s)
 
@@ -71,7 +86,7 @@ class PyAVSource(Source):
             self._report = report = DecodeReport(wanted.start_s)
             with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
                 try:
-                    sent = packets(self.probe, container, stream, from_s, report)
+                    sent = read_packets(self.probe, container, stream, from_s, report)
                     if by_reading:
                         sent = skip_to_key(self.probe, sent, wanted.start_s)
                     after_key = by_reading or from_s > 0
@@ -97,6 +112,81 @@ def _starts(start_s: float) -> Iterator[float]:
     yield 0.0
 
 
+def read_packets(probe: Probe, container: Any, stream: Any, from_s: float, report: DecodeReport) -> Iterator[Any]:
+    """Give the packets of the video stream, from the key frame at or before `from_s` (0: from the start) to the end.
+
+    A demultiplexer that fails in the middle of the file is asked again. At the end the report learns of packets that
+    the file promises and does not hold.
+    """
+    if from_s > 0:
+        container.seek(probe.ticks(from_s), stream=stream, backward=True, any_frame=False)
+    failures = strangers = 0
+    last_dts: int | None = None
+    end_s = 0.0
+    demux = container.demux(stream)
+    while True:
+        try:
+            packet = next(demux)
+        except StopIteration:
+            break
+        except Exception as error:
+            # IndexError: a packet of a stream that appeared in the middle of the file. PyAV drops it.
+            strangers += isinstance(error, IndexError)
+            failures += not isinstance(error, IndexError)
+            if strangers > MOST_STRANGERS or failures > MOST_DEMUX_FAILURES:
+                report.failed(None, reason(error))
+                break
+            demux = container.demux(stream)
+            continue
+        if packet.size == 0:
+            continue
+        failures = strangers = 0
+        last_dts = packet.dts if packet.dts is not None else last_dts
+        ticks = packet.pts if packet.pts is not None and probe.has_pts else packet.dts
+        if ticks is not None and (time_s := probe.time_s(ticks)) <= probe.timeline.limit_s:
+            stated_s = float((packet.duration or 0) * probe.time_base)
+            end_s = max(end_s, time_s + (probe.timeline.duration_s(time_s, stated_s) or 0.0))
+        yield packet
+    _check_end(probe, stream, report, last_dts, end_s)
+
+
+def _check_end(probe: Probe, stream: Any, report: DecodeReport, last_dts: int | None, end_s: float) -> None:
+    """Count frames that the index or the declared end promises after the last packet, which ends at `end_s`."""
+    why = "the file ends before the end that it declares"
+    # Honest files are off by up to half a second, or two frames.
+    honest_s = max(HONEST_S, 2 * probe.interval_s)
+    if probe.indexed:
+        after = probe.ticks(report.start_s) - 1 if last_dts is None else last_dts
+        if missing := sum(entry.timestamp > after for entry in stream.index_entries):
+            report.missing(missing, end_s, why)
+            return
+        # An edit list may cut away what the declared end counts, and not to the second.
+        honest_s = max(2.0, 0.25 * (probe.info.duration_s or 0.0))
+    gap_s = (probe.info.duration_s or 0.0) - max(end_s, report.start_s)
+    if gap_s > honest_s:
+        report.missing(max(1, round(gap_s / probe.interval_s)), end_s, why)
+
+
+def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterator[Any]:
+    """Skip to the last key frame before the first packet that is later than `start_s`.
+
+    This replaces a seek where there is no index: FFmpeg guesses by time stamps, and lands elsewhere in a damaged file.
+    If too much would have to wait, reading begins at the first key frame that waits.
+    """
+    waiting: list[Any] = []
+    size = 0
+    for packet in packets:
+        time_s = probe.expected_s(packet)
+        if packet.is_keyframe and (time_s is None or time_s <= start_s):
+            waiting, size = [], 0
+        waiting.append(packet)
+        size += packet.size
+        if size > WAITING_BYTES or (time_s is not None and time_s > start_s):
+            break
+    yield from waiting
+    yield from packets
+
+
 def decode(
     probe: Probe,
     stream: Any,
@@ -117,7 +207,6 @@ def decode(
     pixels = SHOWING_MEMORY.get(context.name, b"")
     key_s: float | None = None
     last_ticks: int | None = None
-    interval_s = 1 / (probe.info.rate_fps or 25.0)
     clock = FileClock(probe.timeline, report.start_s if drop_leading else 0.0)
     marked: set[float] = set()  # times of frames whose packets the container marked as corrupt
     for packet in chain(packets, [None]):
@@ -130,10 +219,7 @@ def decode(
             # A file begins with a key frame, unless it was recorded out of a stream.
             before_key = key_s is None and not drop_leading and probe.info.container in BEGINNING_WITH_KEY
             wanted = before_key or (key_s is not None and due_s is not None and key_s <= due_s)
-            if key_s is not None and due_s is not None and not drop_leading and early_s(probe) < key_s - due_s:
-                # Leading frames are few, and only where frames are reordered.
-                report.missing(1, max(0.0, due_s), "time stamps run back")
-            elif due_s is not None and wanted and due_s <= probe.timeline.limit_s:
+            if due_s is not None and wanted and due_s <= probe.timeline.limit_s:
                 report.sent(due_s)
             if due_s is not None and packet.is_corrupt:
                 marked.add(due_s)
@@ -149,7 +235,7 @@ def decode(
             ticks = probe.stamp(frame)
             if ticks is None:
                 # AVI gives no times for the last frames: they follow at the stated rate.
-                step = 1 / (probe.info.rate_fps or 1.0) / float(probe.time_base)
+                step = probe.interval_s / float(probe.time_base)
                 ticks = probe.origin if last_ticks is None else last_ticks + max(1, round(step))
             if frame.interlaced_frame:
                 # The two fields of a frame may come in two packets.
@@ -157,7 +243,7 @@ def decode(
             stamped_s = probe.time_s(ticks)
             if drop_leading and key_s is not None and stamped_s < key_s:
                 continue
-            time_s, leaps = clock.place(stamped_s, interval_s)
+            time_s, leaps = clock.place(stamped_s, probe.interval_s)
             if leaps:
                 report.damaged(time_s, f"time stamps jump to {stamped_s:.0f} s")
             if not report.shown(time_s, stamped_s, corrupt=bool(frame.is_corrupt) or stamped_s in marked):
@@ -167,11 +253,6 @@ def decode(
             stated_s = float(frame.duration * probe.time_base) if frame.duration else None
             yield Frame(time_s, _converter(frame, probe), probe.timeline.duration_s(time_s, stated_s), "pyav")
     report.finish()
-
-
-def early_s(probe: Probe) -> float:
-    """Return by how much frames may be earlier than a key frame before them."""
-    return MOST_REORDERED / (probe.info.rate_fps or 1.0) if probe.reordered else 0.0
 
 
 def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:

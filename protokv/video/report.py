@@ -30,7 +30,6 @@ class DecodeReport:
         self._damaged = 0
         self._from_s: float | None = None
         self._why = ""
-        self._broken: tuple[float, str] | None = None
 
     def sent(self, time_s: float) -> None:
         """Note that a frame of this time went into a decoder."""
@@ -82,11 +81,6 @@ class DecodeReport:
         self._lost += frames
         self._note(from_s, why)
 
-    def broken(self, time_s: float, why: str) -> None:
-        """Note that the file is broken at this time; it counts as a damaged frame if no other loss or damage does."""
-        if time_s >= self.start_s and self._broken is None:
-            self._broken = (time_s, why)
-
     def finish(self) -> None:
         """Count every frame that is still awaited as lost: the decoder has given all it had."""
         self._settle(list(self._awaited))
@@ -95,10 +89,7 @@ class DecodeReport:
     def damage(self) -> Damage:
         """The account so far."""
         if not self._lost and not self._damaged:
-            if self._broken is None:
-                return Damage()
-            time_s, why = self._broken
-            return Damage(0, 1, time_s, f"1 frame is damaged, first at {time_s:.2f} s ({why})")
+            return Damage()
         from_s = self._from_s if self._from_s is not None else 0.0
         parts = []
         if self._lost:

@@ -37,7 +37,7 @@ from protokv.video.source import (
     never,
 )
 from protokv.video.stamps import Stamps
-from protokv.words.tracks import line_of, tracks_of
+from protokv.video.text_tracks import find_text_tracks, line_from
 
 # Time without a packet, in seconds, after which a connection is lost.
 TIMEOUT_S = 20.0
@@ -181,7 +181,7 @@ class StreamSource(Source):
             connected(self._source, self._options, self._timeout_s, self._max_pixels, lambda: self._should_stop())
         )
         # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
-        self.texts = () if "hls" in self._container.format.name else tracks_of(self._container)
+        self.texts = () if "hls" in self._container.format.name else find_text_tracks(self._container)
         self._ends = address.kind_of(self._source) in ("http", "https") and bool(self._container.duration)
         self._report = DecodeReport()
         # A stream has no times of packets to hold the frames against.
@@ -205,7 +205,7 @@ class StreamSource(Source):
                 return
             if packet.stream.index == stream.index:
                 yield packet
-            elif (line := line_of(packet, packet.stream)) is not None:
+            elif (line := line_from(packet, packet.stream)) is not None:
                 self._waiting.append((packet.stream.index, line))
                 del self._waiting[:-MOST_WAITING]
 

@@ -10,7 +10,6 @@ from protokv.errors import SourceNotFound, SourceUnreadable
 from protokv.video import open_source
 from protokv.video.derived import Part
 from protokv.video.source import Line
-from protokv.words import tracks as texts
 from protokv.words.tracks import read_file
 from tests.video.subtitled import write_subtitled
 
@@ -61,10 +60,11 @@ def test_bad_files_are_one_error_and_long_ones_are_cut_off(tmp_path: Path, monke
         path.write_bytes(junk)
         with pytest.raises(SourceUnreadable, match=r"x\.vtt holds no subtitles"):
             read_file(path)
-    monkeypatch.setattr(texts, "MOST_LINES", 5)
+    monkeypatch.setattr("protokv.video.text_tracks.MOST_LINES", 5)
     path.write_text("WEBVTT\n\n" + "".join(f"00:0{n}.000 --> 00:09.000\na{n}\n\n" for n in range(9)))
     assert len(read_file(path).lines) == 5
-    monkeypatch.setattr(texts, "MOST_BYTES", 10_000)
+    for home in ("protokv.video.text_tracks", "protokv.words.tracks"):
+        monkeypatch.setattr(f"{home}.MOST_BYTES", 10_000)
     path.write_text("WEBVTT\n\n00:01.000 --> 00:02.000\n" + "word " * 10_000)
     (line,), lost = read_file(path)
     assert len(line.text) < 10_000
