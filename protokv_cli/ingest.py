@@ -295,14 +295,14 @@ def _open_stdin(source: str, stdin: IO[str] | None) -> str:
 
 def _target_in_folder(source: str, state: str | None) -> str | None:
     """Return where the state goes: into the folder if `-o` names one; None: the name of the source decides."""
-    from protokv.fleet.plan import is_place, key_of, target_of
+    from protokv.fleet.plan import is_place, make_key, locate_state
     from protokv.state.form import is_url
 
     if state is None or not is_place(state):
         return state
     if not is_url(state):
         Path(state).mkdir(parents=True, exist_ok=True)
-    return target_of(state, key_of(source))
+    return locate_state(state, make_key(source))
 
 
 def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:

@@ -25,11 +25,11 @@ def models(*, output: OutputFlags) -> None:
     """
     out = output.open()
     with out.errors():
-        from protokv.backbones.files import cached_models
+        from protokv.backbones.files import measure_cached
         from protokv_cli.doctor import list_devices
 
         room = {one["name"]: one["free_bytes"] for one in list_devices([]) if one["free_bytes"] is not None}
-        out.show(describe_models(room, cached_models()), lambda row: [row["name"]], _tables)
+        out.show(describe_models(room, measure_cached()), lambda row: [row["name"]], _tables)
 
 
 def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> Iterator[dict[str, Any]]:

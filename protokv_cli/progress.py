@@ -151,9 +151,9 @@ def downloads_shown(out: Output) -> Iterator[None]:
     if not out.draws:
         yield
         return
-    from protokv.backbones.files import showing_downloads
+    from protokv.backbones.files import show_downloads
 
-    with showing_downloads(lambda: out.hide()):
+    with show_downloads(lambda: out.hide()):
         yield
 
 

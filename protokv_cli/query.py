@@ -277,7 +277,7 @@ def _query_many(asked: Query) -> None:
     from protokv.core.decoding import Decoding
     from protokv.core.turns import read_ids
     from protokv.fleet.plan import find_states
-    from protokv.fleet.states import ask_all, load_backbone_for, surest
+    from protokv.fleet.states import ask_all, load_backbone_for, rank_replies
 
     out, ask, model, system = asked.out, asked.ask, asked.model, asked.answer.system
     at_s = parse_optional(parse_duration, ask.at)
@@ -301,7 +301,7 @@ def _query_many(asked: Query) -> None:
             _show_reply(out, _reply_row(reply), several=len(questions) > 1)
         else:
             answered.append(reply)
-    ranked = [{**_reply_row(reply), "rank": rank} for rank, reply in surest(answered, ask.top or 0)]
+    ranked = [{**_reply_row(reply), "rank": rank} for rank, reply in rank_replies(answered, ask.top or 0)]
     if ask.top is not None and out.format is Format.TABLE:
         names = ("rank", "state", "answer", "mean_logprob", *(["question"] if len(questions) > 1 else []))
         cells = [[row[name] for name in names] for row in ranked]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from protokv.backbones.loading import Placement, find_devices, identify, published_decoding
+from protokv.backbones.loading import Placement, find_devices, identify, read_decoding
 from protokv.core.attention import LocalKV
 from protokv.core.backbone import MOST_WORDS, Backbone, Turn
 from protokv.core.context import Context
@@ -86,7 +86,7 @@ class Adapter(Backbone):
         self._tokenizer, self._prompt = tokenizer, prompt
         stop = model.generation_config.eos_token_id
         self.stop_ids = frozenset(stop if isinstance(stop, list) else [stop, tokenizer.eos_token_id]) - {None}
-        self.decoding = published_decoding(model.generation_config)
+        self.decoding = read_decoding(model.generation_config)
 
     def _shared_layers(self) -> list[bool] | None:
         """Return which layers read keys and values of an earlier one of their kind; None: none of them."""

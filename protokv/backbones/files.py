@@ -29,7 +29,7 @@ from protokv.backbones.sizes import KNOWN_MODELS
 from protokv.errors import ModelError, ModelNotFound, did_you_mean
 from protokv.machine import is_out_of_memory
 
-GROUP: Final = "protokv.backbones"
+ENTRY_POINTS: Final = "protokv.backbones"
 """The entry points by which an installed package registers its models, `NAME = "MODULE:CLASS"` (`loading.Packaged`)."""
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -45,7 +45,7 @@ _JSON_BYTES: Final = 1 << 26
 _HEADER_BYTES: Final = 100_000_000
 
 
-def read_json(path: str, filename: str) -> dict[str, Any]:
+def read_model_file(path: str, filename: str) -> dict[str, Any]:
     """Read a JSON file of a model folder; return an empty dictionary if there is none.
 
     Raises:
@@ -72,9 +72,9 @@ def read_video_processor(path: str) -> tuple[dict[str, Any], bool]:
         The settings that are not null, and whether they were written for video: an older folder may have settings for
         still images only, which stand in for them.
     """
-    nested = read_json(path, "processor_config.json").get("video_processor") or {}
-    of_video = nested or read_json(path, "video_preprocessor_config.json")
-    raw = of_video or read_json(path, "preprocessor_config.json")
+    nested = read_model_file(path, "processor_config.json").get("video_processor") or {}
+    of_video = nested or read_model_file(path, "video_preprocessor_config.json")
+    raw = of_video or read_model_file(path, "preprocessor_config.json")
     return {key: value for key, value in raw.items() if value is not None}, bool(of_video)
 
 
@@ -86,11 +86,11 @@ def read_template(path: str) -> str | None:
     """
     if (Path(path) / "chat_template.jinja").is_file():
         return None
-    template: str | None = read_json(path, "chat_template.json").get("chat_template")
+    template: str | None = read_model_file(path, "chat_template.json").get("chat_template")
     return template
 
 
-def weight_files(path: str) -> list[str]:
+def list_weight_files(path: str) -> list[str]:
     """Return the names of the safetensors files of a model folder, in order; they need not exist.
 
     Raises:
@@ -99,7 +99,7 @@ def weight_files(path: str) -> list[str]:
     folder = Path(path)
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [WEIGHTS]
-    weight_map = read_json(path, INDEX).get("weight_map")
+    weight_map = read_model_file(path, INDEX).get("weight_map")
     names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
     if not names or any(name != Path(name).name for name in names):
         raise ModelError(f"{folder / INDEX} does not name weight files of its folder", hint=_DOWNLOAD_AGAIN)
@@ -113,7 +113,7 @@ def check_weights(path: str) -> int:
         ModelError: naming the file.
     """
     folder = Path(path)
-    names = weight_files(path)
+    names = list_weight_files(path)
     missing = [name for name in names if not (folder / name).is_file()]
     if names == missing == [WEIGHTS]:
         if any((folder / pickle).is_file() for pickle in _PICKLES):
@@ -147,7 +147,7 @@ def check_weights(path: str) -> int:
 def digest_weights(path: str) -> str:
     """Return sha256 over header, size and samples of every weight file; an empty string if one is missing."""
     digest = hashlib.sha256()
-    for name in weight_files(path):
+    for name in list_weight_files(path):
         file = Path(path) / name
         if not file.is_file():
             return ""
@@ -178,9 +178,9 @@ def _without_volatile(value: Any) -> Any:
 
 
 @cache
-def packaged_models() -> dict[str, EntryPoint]:
+def find_packaged_models() -> dict[str, EntryPoint]:
     """Return name -> entry point of every packaged model."""
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
 
 
 # The hub
@@ -194,7 +194,7 @@ _before_bar: ContextVar[Callable[[], None] | None] = ContextVar("before_bar", de
 
 
 @contextmanager
-def showing_downloads(before: Callable[[], None]) -> Iterator[None]:
+def show_downloads(before: Callable[[], None]) -> Iterator[None]:
     """Draw the hub's progress bars on stderr during downloads, and remove them afterwards.
 
     Outside this block, nothing is drawn.
@@ -209,7 +209,7 @@ def showing_downloads(before: Callable[[], None]) -> Iterator[None]:
         _before_bar.reset(token)
 
 
-def fetch(name: str, check: Callable[[Path], None], revision: str | None = None) -> Path:
+def download(name: str, check: Callable[[Path], None], revision: str | None = None) -> Path:
     """Return the folder of a hub model in the local cache; download the files that are missing there.
 
     Args:
@@ -229,26 +229,26 @@ def fetch(name: str, check: Callable[[Path], None], revision: str | None = None)
     with _quiet_hub(), _progress_bars(_before_bar.get()) as bars:
         online = _is_reachable(name, revision)
 
-        def download(patterns: list[str]) -> Path:
+        def bring(patterns: list[str]) -> Path:
             found = snapshot_download(
                 name, revision=revision, allow_patterns=patterns, local_files_only=not online, tqdm_class=bars
             )
             return Path(str(found))
 
-        folder = download(list(SMALL))
+        folder = bring(list(SMALL))
         check(folder)
-        return download(weight_files(str(folder)))
+        return bring(list_weight_files(str(folder)))
 
 
 def require(name: str, revision: str | None = None) -> None:
-    """Refuse a model that is neither in the cache nor on a reachable hub; nothing is downloaded. Raises as `fetch`.
+    """Refuse a model that is neither in the cache nor on a reachable hub; nothing is downloaded. Raises as `download`.
 
     It imports little: a misspelt name is refused without waiting for torch.
     """
     from huggingface_hub import errors
 
     with _quiet_hub():
-        if cached_folder(name, revision) is None and not _is_reachable(name, revision):
+        if find_cached(name, revision) is None and not _is_reachable(name, revision):
             raise errors.LocalEntryNotFoundError(f"{name} is not in the cache")
 
 
@@ -263,7 +263,7 @@ def _is_reachable(name: str, revision: str | None) -> bool:
     try:
         HfApi().model_info(name, revision=revision, timeout=PATIENCE_S)
     except errors.HfHubHTTPError:
-        if cached_folder(name, revision) is None:
+        if find_cached(name, revision) is None:
             raise
         return False
     except Exception:  # the hub client may raise any error of its HTTP library
@@ -313,7 +313,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.AS
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def cached_folder(name: str, revision: str | None = None) -> Path | None:
+def find_cached(name: str, revision: str | None = None) -> Path | None:
     """Return the folder of a hub model in the local cache; None if it is not there. Opens no connection.
 
     Args:
@@ -332,7 +332,7 @@ def cached_folder(name: str, revision: str | None = None) -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 
-def cached_models() -> dict[str, int]:
+def measure_cached() -> dict[str, int]:
     """Return the bytes of each model in the local cache by its name. Opens no connection."""
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
@@ -386,7 +386,7 @@ def translate_errors(name: str) -> Iterator[None]:
         message, hint = _explain(error)
         kind = ModelNotFound if message == _ABSENT else ModelError
         if message in (_ABSENT, _UNREACHED, _NO_NAME):
-            known = [*packaged_models(), *(model.name for model in KNOWN_MODELS)]
+            known = [*find_packaged_models(), *(model.name for model in KNOWN_MODELS)]
             hint = " ".join(filter(None, (did_you_mean(name, known), hint)))
         raise kind(f"cannot load the model {name}: {message}", hint=hint) from error
 

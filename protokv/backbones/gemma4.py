@@ -34,11 +34,16 @@ from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
 from protokv.errors import ModelError, SourceUnreadable
 
-VIDEO_TOKEN: Final = "<|video|>"
+_VIDEO_TOKEN: Final = "<|video|>"
 # A video on the hub is shown at one frame a second.
-DEFAULT_FPS: Final = 1.0
+_DEFAULT_FPS: Final = 1.0
 # Of transformers' video processor; a still image has 280 tokens.
-FRAMES: Final[dict[str, Any]] = {"patch_size": 16, "max_soft_tokens": 70, "pooling_kernel_size": 3, "resample": 3}
+VIDEO_SETTINGS: Final[dict[str, Any]] = {
+    "patch_size": 16,
+    "max_soft_tokens": 70,
+    "pooling_kernel_size": 3,
+    "resample": 3,
+}
 _DIGITS: Final = (1, 256, 65536)
 
 
@@ -66,7 +71,7 @@ class Gemma4(Adapter):
             self._softcap: float | None = config.final_logit_softcapping
             self._marks = (model.config.boi_token_id, model.config.eoi_token_id)
         self._frames, self._padding = frames, config.pad_token_id or 0
-        self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
+        self.default_fps = float(getattr(model.config, "protokv_fps", _DEFAULT_FPS))
         self.settings = {"patch_size": frames.patch_size, "pooling_kernel_size": frames.pooling_kernel_size}
         self.limit_frames(tokens=frames.max_soft_tokens)
 
@@ -79,9 +84,9 @@ class Gemma4(Adapter):
         model = load_model(Gemma4ForConditionalGeneration, path, placement)
         tokenizer, template = load_tokenizer(path)
         raw, of_video = read_video_processor(path)
-        read = {key: raw[key] for key in FRAMES if key in raw and (of_video or key != "max_soft_tokens")}
-        prompt = ChatPrompt(tokenizer, VIDEO_TOKEN, template)
-        frames = Gemma4ImageProcessorPil(**FRAMES | read)
+        read = {key: raw[key] for key in VIDEO_SETTINGS if key in raw and (of_video or key != "max_soft_tokens")}
+        prompt = ChatPrompt(tokenizer, _VIDEO_TOKEN, template)
+        frames = Gemma4ImageProcessorPil(**VIDEO_SETTINGS | read)
         return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
 
     @classmethod

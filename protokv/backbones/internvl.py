@@ -21,14 +21,14 @@ import torch
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
-from protokv.backbones.pixels import check_frame_size, check_images, read_frames
+from protokv.backbones.pixels import check_frame_size, check_images, make_processor
 from protokv.core.backbone import PreparedStep
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
 
-VIDEO_TOKEN: Final = "<video>"
+_VIDEO_TOKEN: Final = "<video>"
 # The processor has no rate: it takes a number of frames.
-DEFAULT_FPS: Final = 1.0
+_DEFAULT_FPS: Final = 1.0
 
 
 class InternVL(Adapter):
@@ -38,7 +38,7 @@ class InternVL(Adapter):
     frames_per_step = 1
 
     def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: Any, identity: BackboneIdentity) -> None:
-        """Wrap a loaded `InternVLForConditionalGeneration`, with `frames` of `read_frames`.
+        """Wrap a loaded `InternVLForConditionalGeneration`, with `frames` of `make_processor`.
 
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved, or the preprocessing makes
@@ -56,7 +56,7 @@ class InternVL(Adapter):
             getattr(tokenizer, "end_image_token", "</img>"),
         )
         self._grid = (isqrt(tokens), isqrt(tokens))
-        self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
+        self.default_fps = float(getattr(model.config, "protokv_fps", _DEFAULT_FPS))
         self.settings = {"frame_side": side, "frame_tokens": tokens}
 
     @classmethod
@@ -72,8 +72,8 @@ class InternVL(Adapter):
 
         model = load_model(InternVLForConditionalGeneration, path, placement)
         tokenizer, template = load_tokenizer(path)
-        prompt = ChatPrompt(tokenizer, getattr(tokenizer, "video_token", VIDEO_TOKEN), template)
-        frames = read_frames(read_video_processor(path)[0])
+        prompt = ChatPrompt(tokenizer, getattr(tokenizer, "video_token", _VIDEO_TOKEN), template)
+        frames = make_processor(read_video_processor(path)[0])
         return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:

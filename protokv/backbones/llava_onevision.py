@@ -18,14 +18,14 @@ from torch import Tensor
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
-from protokv.backbones.pixels import check_frame_size, check_images, read_frames
+from protokv.backbones.pixels import check_frame_size, check_images, make_processor
 from protokv.core.backbone import PreparedStep, Turn
 from protokv.core.context import Context
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens, StreamClock
 
 # Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.
-DEFAULT_FPS = 0.5
+_DEFAULT_FPS = 0.5
 # Stands for the newline among token ids; no vocabulary has this id.
 NEWLINE = -1
 
@@ -38,7 +38,7 @@ class LlavaOnevision(Adapter):
     words_form: ClassVar[tuple[str, str, str]] = ("\n", "{}\n", "")
 
     def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: Any, identity: BackboneIdentity) -> None:
-        """Wrap a loaded `LlavaOnevisionForConditionalGeneration`, with `frames` of `read_frames`.
+        """Wrap a loaded `LlavaOnevisionForConditionalGeneration`, with `frames` of `make_processor`.
 
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved, or the preprocessing makes
@@ -53,7 +53,7 @@ class LlavaOnevision(Adapter):
         self._frames = frames
         (tokens,) = self.frame_costs(model.config)
         self._grid = (math.isqrt(tokens), math.isqrt(tokens))
-        self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
+        self.default_fps = float(getattr(model.config, "protokv_fps", _DEFAULT_FPS))
         self.settings = {"frame_height": height, "frame_width": width, "frame_tokens": tokens}
 
     @classmethod
@@ -70,7 +70,7 @@ class LlavaOnevision(Adapter):
         model = load_model(LlavaOnevisionForConditionalGeneration, path, placement)
         tokenizer, template = load_tokenizer(path)
         prompt = ChatPrompt(tokenizer, tokenizer.convert_ids_to_tokens(config.video_token_id), template)
-        frames = read_frames(read_video_processor(path)[0])
+        frames = make_processor(read_video_processor(path)[0])
         return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
 
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:

@@ -24,8 +24,8 @@ from protokv.core.records import BackboneIdentity
 from protokv.errors import ConfigError, ModelError, use_one_of
 from protokv.machine import memory_bytes
 
-DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-DEVICES: Final = ("auto", "cpu", "cuda", "mps")
+WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+_DEVICES: Final = ("auto", "cpu", "cuda", "mps")
 DEVICE_MAPS: Final = ("auto", "balanced")
 ATTENTION: Final = {"text_config": NAME, "vision_config": "sdpa"}
 QUANTIZATIONS: Final = ("4bit", "8bit")
@@ -67,7 +67,7 @@ class PlacementRequest:
     quantization: str | None
 
     @classmethod
-    def of(cls, *, device: str, dtype: str, device_map: str | None, quantization: str | None) -> PlacementRequest:
+    def parse(cls, *, device: str, dtype: str, device_map: str | None, quantization: str | None) -> PlacementRequest:
         """Check the names.
 
         Raises:
@@ -77,8 +77,8 @@ class PlacementRequest:
         if in_dtype and quantization not in (None, in_dtype):
             raise ConfigError(f"dtype {dtype} and quantization {quantization} contradict each other")
         quantization = in_dtype or quantization
-        if plain not in DTYPES or (in_dtype and plain == "auto"):
-            raise ConfigError(f"there is no dtype {dtype!r}", hint=use_one_of(dtype, DTYPES))
+        if plain not in WEIGHT_DTYPES or (in_dtype and plain == "auto"):
+            raise ConfigError(f"there is no dtype {dtype!r}", hint=use_one_of(dtype, WEIGHT_DTYPES))
         for what, value, known in (
             ("quantization", quantization, QUANTIZATIONS),
             ("device map", device_map, DEVICE_MAPS),
@@ -104,7 +104,7 @@ class PlacementRequest:
 
 
 class Packaged(ABC):
-    """What a backbone adds whose files lie in an installed package, which registers it by its name (`files.GROUP`)."""
+    """What a backbone adds whose files lie in an installed package; `files.ENTRY_POINTS` says how it is registered."""
 
     @classmethod
     @abstractmethod
@@ -132,8 +132,8 @@ def _find_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     kind, colon, number = name.partition(":")
-    if kind not in DEVICES[1:] or (colon and not (kind == "cuda" and number.isdecimal())):
-        raise ConfigError(f"there is no device {name!r}", hint=use_one_of(name, DEVICES, others="or cuda:N"))
+    if kind not in _DEVICES[1:] or (colon and not (kind == "cuda" and number.isdecimal())):
+        raise ConfigError(f"there is no device {name!r}", hint=use_one_of(name, _DEVICES, others="or cuda:N"))
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[kind]
     if not available:
         raise ConfigError(f"device {name} is not available on this machine", hint="use --device auto or cpu")
@@ -158,7 +158,7 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
     _check_memory(check_weights(path), placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
-        settings["quantization_config"] = _quantization_config(placement, unquantized(_outline(kind, path)))
+        settings["quantization_config"] = _quantization_config(placement, list_unquantized(_outline(kind, path)))
     if placement.device_map is not None or placement.quantization is not None:
         _require_package("accelerate", 'pip install "protokv[accelerate]"', placement)
         settings["device_map"] = placement.device_map or {"": placement.device}
@@ -219,7 +219,7 @@ def _outline(kind: Any, path: str) -> Any:
         return kind(config)
 
 
-def unquantized(model: Any) -> list[str]:
+def list_unquantized(model: Any) -> list[str]:
     """Return the names of the linear layers that quantisation leaves alone.
 
     They are all those outside of the language model, such as the vision tower and the head, and those in it whose sizes
@@ -288,7 +288,7 @@ def load_tokenizer(path: str) -> tuple[Any, str]:
     return tokenizer, template
 
 
-def published_decoding(config: Any) -> Decoding:
+def read_decoding(config: Any) -> Decoding:
     """Return how a model was published to answer.
 
     Args:

@@ -248,7 +248,7 @@ def cells(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:
 # Frames of one size
 
 # Settings of the preparation of frames; the defaults are those of transformers' video processors.
-FRAMES: Final[dict[str, Any]] = {
+_SETTINGS: Final[dict[str, Any]] = {
     "size": {"height": 384, "width": 384},
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
@@ -259,7 +259,7 @@ FRAMES: Final[dict[str, Any]] = {
 _STEPS: Final = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_center_crop": False}
 
 
-def read_frames(raw: dict[str, Any]) -> Any:
+def make_processor(raw: dict[str, Any]) -> Any:
     """Return the processor of frames that a preprocessor file, read as a dictionary, asks for.
 
     Raises:
@@ -268,7 +268,7 @@ def read_frames(raw: dict[str, Any]) -> Any:
     # What the video processor does to a frame, without torchvision.
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    settings = FRAMES | {name: raw[name] for name in FRAMES if raw.get(name) not in (None, {})}
+    settings = _SETTINGS | {name: raw[name] for name in _SETTINGS if raw.get(name) not in (None, {})}
     if not {"height", "width"} <= settings["size"].keys():
         raise ModelError(f"the video processor asks for frames of {settings['size']}, expected a height and a width")
     check_steps(raw)

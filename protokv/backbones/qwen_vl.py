@@ -22,7 +22,7 @@ from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
 
 VIDEO_TOKEN = "<|video_pad|>"
-DEFAULT_FPS = 2.0
+_DEFAULT_FPS = 2.0
 
 
 class QwenVL(TimedGrid, Adapter):
@@ -54,7 +54,7 @@ class QwenVL(TimedGrid, Adapter):
             self._visual = model.model.visual
         super().__init__(model, tokenizer, prompt, identity)
         self.frames_per_step = pixels.temporal_patch_size
-        self.default_fps = float(getattr(model.config, "protokv_fps", DEFAULT_FPS))
+        self.default_fps = float(getattr(model.config, "protokv_fps", _DEFAULT_FPS))
         self._pixels = pixels
         self.settings = pixels.settings(self.default_fps)
         # Qwen2-VL has one position per temporal patch, Qwen2.5-VL positions per second.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from protokv.backbones.files import (
     check_weights,
-    fetch,
-    packaged_models,
-    read_json,
+    download,
+    find_packaged_models,
+    read_model_file,
     require,
     translate_errors,
 )
@@ -135,7 +135,7 @@ def _resolved(
     from protokv.backbones.loading import PlacementRequest, quiet_transformers
 
     defaults: dict[str, Any] = {"device": "auto", "dtype": "auto", "device_map": None, "quantization": None}
-    request = PlacementRequest.of(**defaults | options)
+    request = PlacementRequest.parse(**defaults | options)
     packaged = _find_packaged(name)
     if packaged is not None:
         request, folder = packaged.adjust(request), folder or packaged.folder(name)
@@ -147,12 +147,12 @@ def _resolved(
     path = str(folder or name)
     if packaged is not None and request.device_map is None and request.quantization is None:
         # Without transformers, which takes longer to import than an answer of a small model takes.
-        config = read_json(path, "config.json")
+        config = read_model_file(path, "config.json")
         yield packaged, path, config, request.placement(getattr(torch, config["dtype"]))
         return
     with translate_errors(name):
         if downloaded and folder is None:
-            path = str(fetch(name, _check_family, revision))
+            path = str(download(name, _check_family, revision))
         else:
             _check_family(Path(path))
         check_weights(path)
@@ -170,7 +170,7 @@ def _find_packaged(name: str) -> Any:
     Raises:
         ModelError: its package is broken.
     """
-    point = packaged_models().get(name)
+    point = find_packaged_models().get(name)
     if point is None:
         return None
     try:
@@ -186,7 +186,7 @@ def on_hub(name: str, revision: str | None) -> bool:
         ModelError: it can be neither a folder nor a name of the hub.
         ConfigError: `revision` is given for a model that is not on a hub.
     """
-    packaged = name in packaged_models() or name == SMOLLM2
+    packaged = name in find_packaged_models() or name == SMOLLM2
     if packaged or Path(name).is_dir():
         if revision is not None:
             what = "a model of a package" if packaged else f"{name}, a folder,"
@@ -203,7 +203,7 @@ def _check_family(folder: Path) -> None:
     """Refuse a folder without a config, or with an unsupported family; transformers has no clear error for either."""
     if not (folder / "config.json").is_file():
         raise ModelError("there is no config.json in it", hint="name the folder that holds the model's own files")
-    kind = read_json(str(folder), "config.json").get("model_type")
+    kind = read_model_file(str(folder), "config.json").get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         what = "its config.json names no model_type" if kind is None else f"it is a {kind} model"
         raise ModelError(f"{what}, which is not supported", hint=f"supported families: {', '.join(FAMILIES)}")

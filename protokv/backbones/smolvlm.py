@@ -31,10 +31,10 @@ from protokv.core.backbone import PreparedStep
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
 
-VIDEO_TOKEN: Final = "<video>"
+_VIDEO_TOKEN: Final = "<video>"
 INTRO: Final = "You are provided the following series of frames from a video.\n"
 OUTRO: Final = "\n\n"
-DEFAULT_FPS: Final = 1.0
+_DEFAULT_FPS: Final = 1.0
 _OPENING, _CLOSING = "<fake_token_around_image><global-img>", "<fake_token_around_image>"
 _OF_FILE: Final = ("image_mean", "image_std", "rescale_factor", "resample", "max_image_size")
 
@@ -49,7 +49,7 @@ class SmolVLM(Adapter):
     def __init__(
         self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: Any, fps: float, identity: BackboneIdentity
     ) -> None:
-        """Wrap a loaded `SmolVLMForConditionalGeneration`, with `frames` of `read_frames` and the rate of its files.
+        """Wrap a loaded `SmolVLMForConditionalGeneration`, with the processor of frames and the rate of its files.
 
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved, or the preprocessing makes
@@ -80,11 +80,11 @@ class SmolVLM(Adapter):
         model = load_model(SmolVLMForConditionalGeneration, path, placement)
         tokenizer, _ = load_tokenizer(path)
         with guard_internals(processing_smolvlm):
-            template = processing_smolvlm.DEFAULT_CHAT_TEMPLATE.replace(VIDEO_TOKEN, INTRO + VIDEO_TOKEN + OUTRO)
-        prompt = ChatPrompt(tokenizer, VIDEO_TOKEN, template)
+            template = processing_smolvlm.DEFAULT_CHAT_TEMPLATE.replace(_VIDEO_TOKEN, INTRO + _VIDEO_TOKEN + OUTRO)
+        prompt = ChatPrompt(tokenizer, _VIDEO_TOKEN, template)
         raw, of_video = read_video_processor(path)
-        fps = float((raw.get("video_sampling") or {}).get("fps", DEFAULT_FPS))
-        frames = read_frames(raw, of_video=of_video)
+        fps = float((raw.get("video_sampling") or {}).get("fps", _DEFAULT_FPS))
+        frames = make_smolvlm_processor(raw, of_video=of_video)
         return cls(model, tokenizer, prompt, frames, fps, identify(path, name, config, placement))
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
@@ -101,7 +101,7 @@ class SmolVLM(Adapter):
         return [self._framed(stamp, own, _CLOSING, self._grid) for stamp, own in zip(stamps, features, strict=True)]
 
 
-def read_frames(raw: dict[str, Any], *, of_video: bool) -> Any:
+def make_smolvlm_processor(raw: dict[str, Any], *, of_video: bool) -> Any:
     """Return the processor of frames that a preprocessor file, read as a dictionary, asks for.
 
     Without a size for video, frames are those of a square at once.

@@ -7,7 +7,7 @@ and `RayPool` (`protokv.fleet.cluster`) in a Ray cluster, and `run_fleet` hands 
 from __future__ import annotations
 
 from protokv.fleet.local import LocalPool
-from protokv.fleet.plan import Job, find_states, plan, read_manifest, target_of
+from protokv.fleet.plan import Job, find_states, locate_state, plan, read_manifest
 from protokv.fleet.run import run_fleet
 from protokv.fleet.worker import Failure, Outcome, Recipe, preview
 
@@ -18,9 +18,9 @@ __all__ = [
     "Outcome",
     "Recipe",
     "find_states",
+    "locate_state",
     "plan",
     "preview",
     "read_manifest",
     "run_fleet",
-    "target_of",
 ]

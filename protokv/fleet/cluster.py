@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from protokv.errors import ConfigError
-from protokv.fleet.run import ASK_S, WorkerDied
+from protokv.fleet.run import POLL_S, WorkerDied
 from protokv.fleet.worker import Recipe, Worker
 
 # The head of a cluster answers within this time.
@@ -105,7 +105,7 @@ class RaySlot:
             if self._actor is None:
                 self._actor = self._make()
                 ready = self._actor.__ray_ready__.remote()
-                while not ray.wait([ready], timeout=ASK_S)[0]:
+                while not ray.wait([ready], timeout=POLL_S)[0]:
                     if self._stopped.is_set():
                         raise WorkerDied("there was no room for it in the cluster")
             return ray.get(getattr(self._actor, verb).remote(*args))

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
-import msgspec
-
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.state.form import DEFAULT_SUFFIX, FORMS, is_url, suffix_of
+from protokv.state.form import DEFAULT_SUFFIX, FORMS, is_url
+from protokv.texts import read_json
 from protokv.video.address import LIVE, VIDEO_SUFFIXES, kind_of, shown, stem, told
 from protokv.video.bucket import is_object, list_objects
 
@@ -95,14 +94,9 @@ def is_several(source: str) -> bool:
 
 def _expand(source: str) -> Iterator[Job]:
     if not is_several(source):
-        yield Job(source, key_of(source))
+        yield Job(source, make_key(source))
         return
-    if is_object(source):
-        found: Iterable[tuple[str, str]] = list_objects(source)
-    elif Path(source).is_dir():
-        found = _below(Path(source))
-    else:
-        found = _matching(source)
+    found = list_objects(source) if is_object(source) else _list_files(source)
     videos = [(name, path) for name, path in found if _is_video(name)]
     if not videos:
         raise SourceNotFound(f"there is no video in {source}", hint="check its spelling; names end in .mp4, .mkv, ...")
@@ -110,27 +104,23 @@ def _expand(source: str) -> Iterator[Job]:
         yield Job(path, _without_suffix(name))
 
 
-def key_of(source: str) -> str:
+def make_key(source: str) -> str:
     """Return the key of a single video."""
     if kind_of(source) != "file" and not is_object(source):
         return stem(source)
-    # The name of an object is behind the last slash of its address.
+    # The name of an object is the last part of its address.
     return _without_suffix(PurePosixPath(Path(source).as_posix()).name) or "video"
 
 
-def _below(folder: Path) -> Iterator[tuple[str, str]]:
-    for path in folder.rglob("*"):
+def _list_files(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the files of a folder or glob, each with its name from the folder, or from the first wildcard, on."""
+    root, paths = Path(source), Path(source).rglob("*")
+    if not root.is_dir():
+        root = Path(*takewhile(lambda part: not glob.has_magic(part), Path(source).parts[:-1]))
+        paths = (Path(found) for found in glob.iglob(source, recursive=True))  # noqa: PTH207 - absolute ones too
+    for path in paths:
         if path.is_file():
-            yield path.relative_to(folder).as_posix(), str(path)
-
-
-def _matching(pattern: str) -> Iterator[tuple[str, str]]:
-    # Names begin at the first folder with a wildcard.
-    fixed = Path(*takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1]))
-    for found in glob.iglob(pattern, recursive=True):  # noqa: PTH207 - absolute ones too
-        path = Path(found)
-        if path.is_file():
-            yield path.relative_to(fixed).as_posix(), found
+            yield path.relative_to(root).as_posix(), str(path)
 
 
 def _is_video(name: str) -> bool:
@@ -143,34 +133,30 @@ def _without_suffix(name: str) -> str:
     return str(path.with_suffix("")) if path.suffix.lower() in VIDEO_SUFFIXES else str(path)
 
 
-class _Row(msgspec.Struct):
-    """A line of a manifest that is a JSON object."""
-
-    source: str
-    key: str | None = None
-
-
 def _parse(text: str, where: str) -> tuple[str, str | None]:
     if not text.startswith("{"):
         return text, None
     try:
-        row = msgspec.json.decode(text, type=_Row)
+        row = read_json(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: {error}", hint='write {"source": "...", "key": "..."}, or the path') from error
-    if row.key is not None and not _is_key(row.key):
+        raise ConfigError(f"{where}: {error}", hint=_ROW) from error
+    source, key = row.get("source"), row.get("key")
+    if not isinstance(source, str) or not isinstance(key, str | None):
+        raise ConfigError(f"{where}: it has no source, or a key that is no text", hint=_ROW)
+    if key is not None and (not key.isprintable() or "\\" in key or {"", ".", ".."} & set(key.split("/"))):
         raise ConfigError(
-            f"{where}: the key {row.key!r} is no relative path", hint="such as monday/door: no .., no leading slash"
+            f"{where}: the key {key!r} is no relative path", hint="such as monday/door: no .., no leading slash"
         )
-    return row.source, row.key
+    return source, key
 
 
-def _is_key(key: str) -> bool:
-    return key.isprintable() and "\\" not in key and all(part not in ("", ".", "..") for part in key.split("/"))
+_ROW = 'write {"source": "...", "key": "..."}, or the path'
 
 
-def target_of(place: str, key: str) -> str:
+def locate_state(place: str, key: str) -> str:
     """Return where the state of a key is."""
-    return f"{place.rstrip('/')}/{key}{DEFAULT_SUFFIX}" if is_url(place) else str(Path(place, key + DEFAULT_SUFFIX))
+    name = key + DEFAULT_SUFFIX
+    return f"{place.rstrip('/')}/{name}" if is_url(place) else str(Path(place, name))
 
 
 def is_place(path: str) -> bool:
@@ -187,17 +173,16 @@ def find_states(place: str) -> list[str]:
     Raises:
         StateNotFound: there is none.
     """
-    found = sorted(_below_prefix(place) if is_url(place) else _below_places(Path(place)))
+    if is_url(place):
+        found = sorted(address for name, address in list_objects(place) if name.endswith(tuple(FORMS)))
+    else:
+        found = sorted(_walk(Path(place)))
     if not found:
         raise StateNotFound(f"there is no state in {place}", hint="ingest into it: protokv ingest VIDEOS -o DIR/")
     return found
 
 
-def _below_prefix(place: str) -> Iterator[str]:
-    return (address for name, address in list_objects(place) if suffix_of(name) and name.endswith(tuple(FORMS)))
-
-
-def _below_places(folder: Path) -> Iterator[str]:
+def _walk(folder: Path) -> Iterator[str]:
     for where, folders, names in os.walk(folder):
         # A .zarr is a folder itself; the name of a kept commit ends in its time and not in a suffix.
         for name in [*folders, *names]:

@@ -16,14 +16,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from protokv.errors import ModelError
-from protokv.fleet.plan import Job, target_of
+from protokv.fleet.plan import Job, locate_state
 from protokv.fleet.worker import Failure, Outcome
 
 # A video may take its worker with it this often before it fails: it, or a machine that is taken away, may be to blame.
 ATTEMPTS = 3
 
 # Seconds between two questions whether to stop.
-ASK_S = 0.2
+POLL_S = 0.2
 
 
 class WorkerDied(Exception):
@@ -85,7 +85,7 @@ def run_fleet(
         try:
             while not all(one.done() for one in serving) or not run.outcomes.empty():
                 with suppress(queue.Empty):
-                    yield run.outcomes.get(timeout=ASK_S)
+                    yield run.outcomes.get(timeout=POLL_S)
                 if should_stop():
                     run.stop()
         finally:
@@ -134,10 +134,10 @@ class _Run:
 
     def _ingest(self, slot: Slot, job: Job) -> Outcome:
         """Bring one video to its state."""
-        state = target_of(self._place, job.key)
+        state = locate_state(self._place, job.key)
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                found: Outcome = slot.call("look", job)
+                found: Outcome = slot.call("examine", job)
                 if found.status not in ("done", "failed"):
                     self._load(slot)
                     found = slot.call("watch", found)

@@ -5,10 +5,9 @@ A survey reads headers alone. For questions, one state is in memory at a time.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import groupby, islice
 from typing import Any
 
 from protokv.core.backbone import Backbone
@@ -17,79 +16,46 @@ from protokv.core.session import Answer
 from protokv.errors import StateError
 from protokv.fleet.plan import find_states
 from protokv.fleet.worker import Failure, read_damage
-from protokv.state.api import load_state, read_header, stored_bytes
-from protokv.state.checkpoint import admit, config_of, from_state, load_backbone_of, recorded_dtype
-from protokv.state.form import is_url
+from protokv.state.reader import Reader
 
-# The failures of the last run, a JSON object a line, beside the states.
+# The failures of a run, a JSON object a line, beside the states.
 FAILURES = "failures.jsonl"
+
+_UNKNOWN = {
+    "source": None,
+    "complete": False,
+    **dict.fromkeys(("stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage", "failure")),
+}
 
 
 def survey(place: str) -> Iterator[dict[str, Any]]:
-    """Yield a row per state, sorted by name, then one per failed video without a state.
+    """Yield a row per state, sorted by name.
 
     A row is plain JSON: `state`, `source`, `complete`, `stream_time_s`, `steps`, `tokens_seen`, `file_bytes`, `memory`,
-    `model`, `damage` and `failure`; unknown values are None. `failure` says why a state cannot be read,
-    or why the video failed in the last run.
+    `model`, `damage` and `failure`, which says why a state cannot be read; unknown values are None.
 
     Raises:
-        StateNotFound: there is neither a state nor a failure.
+        StateNotFound: there is no state.
     """
-    failed = {row["state"]: row for row in _failures(place)}
-    try:
-        states = find_states(place)
-    except StateError:
-        if not failed:
-            raise
-        states = []
-    for state in states:
-        yield _row(state, failed.pop(state, None))
-    for state, row in failed.items():
-        yield _empty(state, row)
-
-
-def _row(state: str, failed: Mapping[str, Any] | None) -> dict[str, Any]:
-    try:
-        header, size = read_header(state), stored_bytes(state)
-        config = config_of(header)
-    except StateError as error:
-        return _empty(state, {"message": Failure.from_error(error).message})
-    return {
-        "state": state,
-        "source": (header.source or {}).get("name"),
-        "complete": header.complete,
-        "stream_time_s": header.clock.stream_time_s,
-        "steps": header.clock.steps,
-        "tokens_seen": header.clock.tokens_seen,
-        "file_bytes": size,
-        "memory": f"{config.name}, {config.budget} tokens",
-        "model": header.backbone.name,
-        "damage": read_damage(header) or None,
-        "failure": None if failed is None else failed.get("message"),
-    }
-
-
-def _empty(state: str, failed: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = ("stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage")
-    row: dict[str, Any] = {"state": state, "source": failed.get("source"), "complete": False}
-    return row | dict.fromkeys(unknown) | {"failure": failed.get("message")}
-
-
-def _failures(place: str) -> Iterator[dict[str, Any]]:
-    """Yield the failures of the last run that name a state; damaged lines are skipped."""
-    if is_url(place):
-        return
-    try:
-        lines = Path(place, FAILURES).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for state in find_states(place):
+        row: dict[str, Any] = {"state": state, **_UNKNOWN}
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and isinstance(row.get("state"), str):
-            yield row
+            reader = Reader.open(state)
+            header, config = reader.header, reader.config
+            row |= {
+                "source": (header.source or {}).get("name"),
+                "complete": header.complete,
+                "stream_time_s": header.clock.stream_time_s,
+                "steps": header.clock.steps,
+                "tokens_seen": header.clock.tokens_seen,
+                "file_bytes": reader.file_bytes,
+                "memory": f"{config.name}, {config.budget} tokens",
+                "model": reader.model,
+                "damage": read_damage(header) or None,
+            }
+        except StateError as error:
+            row["failure"] = Failure.from_error(error).message
+        yield row
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +71,7 @@ class Reply:
 def load_backbone_for(
     states: Iterable[str], name: str | None, revision: str | None = None, *, device: str, device_map: str | None
 ) -> Backbone:
-    """Load the model of the first readable state; arguments as for `load_backbone_of`.
+    """Load the model of the first readable state; arguments as for `Reader.load_backbone`.
 
     Raises:
         StateError: no state can be read; the first reason is given.
@@ -114,12 +80,9 @@ def load_backbone_for(
     reason: StateError | None = None
     for state in states:
         try:
-            header = read_header(state)
-            recorded_dtype(header)  # raises if the state is damaged
+            return Reader.open(state).load_backbone(name, revision, device=device, device_map=device_map)
         except StateError as error:
             reason = reason or error
-            continue
-        return load_backbone_of(header, name, revision, device=device, device_map=device_map)
     raise reason or StateError("there is no state to ask")
 
 
@@ -135,7 +98,7 @@ def ask_all(
 ) -> Iterator[Reply]:
     """Ask every state every question; a state of another model, or one that cannot be read, gives one failed reply.
 
-    Questions are numbered from 0 in the replies. `at_s` and `verify` are those of `load_state`, `system` is that of
+    Questions are numbered from 0 in the replies. `at_s` and `verify` are those of `Reader`, `system` is that of
     `Session.stream`.
 
     Raises:
@@ -143,8 +106,7 @@ def ask_all(
     """
     for state in states:
         try:
-            found = load_state(state, verify=verify, at_s=at_s, admit=admit)
-            session = from_state(found, backbone)
+            session = Reader.open(state, at_s=at_s, verify=verify).session(backbone)
         except StateError as error:
             yield Reply(state, 0, None, Failure.from_error(error))
             continue
@@ -152,19 +114,13 @@ def ask_all(
             yield Reply(state, number, session.ask(question, decoding, system=system))
 
 
-def surest(replies: Iterable[Reply], k: int) -> Iterator[tuple[int, Reply]]:
+def rank_replies(replies: Iterable[Reply], k: int) -> Iterator[tuple[int, Reply]]:
     """Yield the `k` answered replies to each question with the greatest mean log probability, with their ranks from 1.
 
     Of two equal ones, the earlier comes first.
     """
-    by_question: dict[int, list[Reply]] = {}
-    for reply in replies:
-        by_question.setdefault(reply.number, []).append(reply)
-    for number in sorted(by_question):
-        ranked = sorted(by_question[number], key=_mean_logprob, reverse=True)
-        yield from enumerate(ranked[:k], start=1)
-
-
-def _mean_logprob(reply: Reply) -> float:
-    assert reply.answer is not None
-    return reply.answer.mean_logprob
+    answered = [(one.number, one.answer.mean_logprob, one) for one in replies if one.answer is not None]
+    # Sorting is stable.
+    answered.sort(key=lambda one: (one[0], -one[1]))
+    for _, group in groupby(answered, key=lambda one: one[0]):
+        yield from enumerate((reply for _, _, reply in islice(group, k)), start=1)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from protokv.backbones import identify_backbone, load_backbone
 from protokv.core.records import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
-from protokv.fleet.plan import Job, target_of
+from protokv.fleet.plan import Job, locate_state
 from protokv.ingestion.continuation import (
     check_equal,
     check_memory,
@@ -170,12 +170,12 @@ class Worker:
         """Load the model, the first time. Raises as `load_backbone`."""
         _ = self._backbone
 
-    def look(self, job: Job) -> Outcome:
+    def examine(self, job: Job) -> Outcome:
         """Return what is left to do for a video. Raises if there is no model, which concerns all videos."""
-        return look(job, self._recipe, self._identity)
+        return examine(job, self._recipe, self._identity)
 
     def watch(self, found: Outcome) -> Outcome:
-        """Ingest what is left of a video, as `look` found it."""
+        """Ingest what is left of a video, as `examine` found it."""
         job, target, began = found.job, found.state, time.perf_counter()
         anew = found.status == "changed"
         options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
@@ -218,7 +218,7 @@ def preview(jobs: Iterable[Job], recipe: Recipe) -> Iterator[Outcome]:
     """Yield what a run would do with each video, with the seconds left; writes nothing. Raises if there is no model."""
     identity, options = recipe.identify(recipe.options.device), recipe.options
     for job in jobs:
-        found = look(job, recipe, identity)
+        found = examine(job, recipe, identity)
         if found.status not in ("done", "failed") and kind_of(job.source) == "file" and not is_object(job.source):
             try:
                 with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
@@ -229,12 +229,12 @@ def preview(jobs: Iterable[Job], recipe: Recipe) -> Iterator[Outcome]:
         yield found
 
 
-def look(job: Job, recipe: Recipe, identity: BackboneIdentity) -> Outcome:
+def examine(job: Job, recipe: Recipe, identity: BackboneIdentity) -> Outcome:
     """Return what is left to do for a video, by the header of its state.
 
     It fails if the video is not there, or if the state cannot be read or is of another video, model, memory or rate.
     """
-    target = target_of(recipe.place, job.key)
+    target = locate_state(recipe.place, job.key)
     try:
         header, status = _find_status(job.source, target, recipe, identity)
         if header is None or status == "changed":
@@ -250,7 +250,7 @@ def look(job: Job, recipe: Recipe, identity: BackboneIdentity) -> Outcome:
 
 
 def _find_status(source: str, target: str, recipe: Recipe, identity: BackboneIdentity) -> tuple[Header | None, Status]:
-    """Return the header and the status of a state. SourceError or StateError as in `look`."""
+    """Return the header and the status of a state. SourceError or StateError as in `examine`."""
     ours, force = fingerprint_source(source), recipe.options.overwrite
     try:
         header = read_header(target)

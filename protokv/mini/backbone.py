@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from protokv.backbones.adapter import check_text
-from protokv.backbones.files import digest_weights, read_json
+from protokv.backbones.files import digest_weights, read_model_file
 from protokv.backbones.loading import Packaged, Placement, PlacementRequest
 from protokv.backbones.pixels import PixelConfig, TimedGrid
 from protokv.core.attention import LocalKV
@@ -110,7 +110,7 @@ class Embedded(TimedGrid, Packaged):
             config,
             {key: tensor.to(placement.device, placement.dtype) for key, tensor in weights.items()},
             Tokenizer.from_file(str(folder / "tokenizer.json")),
-            PixelConfig.from_files(read_json(path, "preprocessor_config.json")),
+            PixelConfig.from_files(read_model_file(path, "preprocessor_config.json")),
             identity,
         )
 

@@ -130,7 +130,7 @@ class _Server:
         return JSONResponse(self._describe(name, self._states.find(name)))
 
     def _describe(self, name: str, path: Path) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._states.created(path), "owned_by": "protokv"}
+        return {"id": name, "object": "model", "created": self._states.read_commit_time(path), "owned_by": "protokv"}
 
     def guard(self, handler: Handler) -> Handler:
         """Return a handler that answers only those who may ask."""
@@ -147,7 +147,7 @@ class _Server:
         path = self._states.find(asked.model)
         if self._waiting >= self._limits.waiting:
             raise TooMuch("too many questions at once; ask again later")
-        pieces, reply = self._ask(asked, path, request), chat.Reply(asked)
+        pieces, reply = self._ask(asked, path, request), chat.Completion(asked)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:
@@ -156,7 +156,7 @@ class _Server:
             item = await anext(pieces)
         return JSONResponse(reply.whole(item))
 
-    async def _ask(self, asked: chat.Question, path: Path, request: Request) -> AsyncIterator[str | Answer]:
+    async def _ask(self, asked: chat.ChatRequest, path: Path, request: Request) -> AsyncIterator[str | Answer]:
         """Yield pieces of the answer as they come, and last the answer. Raises what the thread raised.
 
         It ends when the client leaves: nobody waits for an answer that nobody reads.
@@ -203,7 +203,7 @@ class _Server:
         self._waiting -= 1
 
     def _answer(
-        self, asked: chat.Question, path: Path, send: Callable[[str], None], stop: Callable[[], bool]
+        self, asked: chat.ChatRequest, path: Path, send: Callable[[str], None], stop: Callable[[], bool]
     ) -> Answer | None:
         """Send the pieces of an answer as they come; return it whole, or None if it was stopped."""
         pieces = self._states.session(path).stream(
@@ -230,7 +230,9 @@ class _Server:
         return bytes(body)
 
 
-async def _events(reply: chat.Reply, first: str | Answer, pieces: AsyncIterator[str | Answer]) -> AsyncIterator[str]:
+async def _events(
+    reply: chat.Completion, first: str | Answer, pieces: AsyncIterator[str | Answer]
+) -> AsyncIterator[str]:
     """Yield the answer as server-sent events."""
     yield reply.begin()
     try:

@@ -19,7 +19,7 @@ from protokv.core.session import Answer
 from protokv.errors import ConfigError
 from protokv.texts import admit_question, find_broken, read_json
 
-MOST_TOKENS = 1024
+MOST_ANSWER_TOKENS = 1024
 
 # Fields that a state cannot serve, with the values that ask for nothing.
 _UNUSED: dict[str, tuple[Any, ...]] = {
@@ -37,7 +37,7 @@ _UNUSED: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ChatRequest:
     """A question to a state, the turns of the conversation before it, and the system prompt; see `Session.stream`."""
 
     model: str
@@ -50,7 +50,7 @@ class Question:
     evidence: bool = False  # say on which spans of the stream the answer stands; not in OpenAI's interface
 
 
-def parse(body: bytes, published: Decoding) -> Question:
+def parse(body: bytes, published: Decoding) -> ChatRequest:
     """Return the request in a body; `published` is how the model chooses tokens where the request does not say.
 
     Raises:
@@ -61,7 +61,7 @@ def parse(body: bytes, published: Decoding) -> Question:
     if not isinstance(stream_options, dict):
         raise ConfigError("stream_options: expected an object")
     question, turns, system = _read_messages(data.get("messages"))
-    return Question(
+    return ChatRequest(
         model=data["model"],
         text=question,
         turns=turns,
@@ -94,7 +94,9 @@ def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
     lengths = "max_completion_tokens", "max_tokens"
     return replace(
         published,
-        max_new_tokens=int(_number(data, lengths, min(published.max_new_tokens, MOST_TOKENS), 1, MOST_TOKENS)),
+        max_new_tokens=int(
+            _number(data, lengths, min(published.max_new_tokens, MOST_ANSWER_TOKENS), 1, MOST_ANSWER_TOKENS)
+        ),
         temperature=_number(data, ("temperature",), published.temperature, 0.0, 2.0),
         top_p=_number(data, ("top_p",), published.top_p, 1e-6, 1.0),
         seed=int(_number(data, ("seed",), 0, 0, 2**53)),
@@ -149,10 +151,10 @@ def _number(data: Mapping[str, Any], names: tuple[str, ...], default: float, lea
     return float(value)
 
 
-class Reply:
+class Completion:
     """An answer as OpenAI's chat completions have it: whole, or the events of a stream."""
 
-    def __init__(self, request: Question) -> None:
+    def __init__(self, request: ChatRequest) -> None:
         self._request = request
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model}
 

@@ -43,7 +43,7 @@ class Page:
         path = self._states.find(name)
         header, pictures = await anyio.to_thread.run_sync(read_thumbnails, path)
         thumbnails = [{"time_s": one.time_s, "src": _data_url(one.jpeg)} for one in pictures]
-        facts = {"name": name, "committed": self._states.created(path), **_facts(header)}
+        facts = {"name": name, "committed": self._states.read_commit_time(path), **_facts(header)}
         return JSONResponse({**facts, "thumbnails": thumbnails})
 
 

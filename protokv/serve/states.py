@@ -14,8 +14,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateNotFound
 from protokv.fleet.plan import find_states
-from protokv.state.api import load_state
-from protokv.state.checkpoint import from_state
+from protokv.state.reader import Reader
 
 # Sessions kept for the next question.
 MOST_SESSIONS = 8
@@ -58,7 +57,7 @@ class States:
         except (OSError, RuntimeError):  # a link to itself
             return False
 
-    def created(self, path: Path) -> int:
+    def read_commit_time(self, path: Path) -> int:
         """Return when a state was last committed, in seconds since 1970; 0 if it is gone."""
         try:
             return int(path.stat().st_mtime)
@@ -77,7 +76,7 @@ class States:
         version = _version(path)
         known = self._sessions.pop(path, None)
         if known is None or known[0] != version:
-            known = (version, from_state(load_state(path), self._backbone))
+            known = (version, Reader.open(path).session(self._backbone))
         self._sessions[path] = known
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)

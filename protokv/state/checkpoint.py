@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.backbones.files import cached_folder, packaged_models
+from protokv.backbones.files import find_cached, find_packaged_models
 from protokv.core.backbone import Backbone
 from protokv.core.build import declare_memory
 from protokv.core.hybrid import CarriedShape
@@ -241,10 +241,10 @@ def _restore_cost(header: Header, backbone: Backbone) -> None:
 
 def _load(header: Header, name: str | None, revision: str | None, placement: dict[str, Any]) -> Backbone:
     named = header.backbone.name
-    if (own := name or named) in packaged_models():
+    if (own := name or named) in find_packaged_models():
         return load_backbone(own, revision=revision, **placement)
     commit = header.backbone.revision if revision is None else revision
-    folder = cached_folder(named, commit) if name is None or (name == named and revision is None) else None
+    folder = find_cached(named, commit) if name is None or (name == named and revision is None) else None
     if folder is not None:
         return load_backbone(named, folder=folder, **placement)
     if name is not None:
@@ -268,7 +268,7 @@ def recorded_dtype(header: Header) -> str:
 
     dtype = header.backbone.dtype
     try:
-        request = PlacementRequest.of(device="cpu", dtype=dtype, device_map=None, quantization=None)
+        request = PlacementRequest.parse(device="cpu", dtype=dtype, device_map=None, quantization=None)
     except ConfigError:
         request = None
     if request is None or request.dtype == "auto":

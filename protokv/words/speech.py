@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protokv.backbones.files import fetch, read_json, translate_errors
+from protokv.backbones.files import download, read_model_file, translate_errors
 from protokv.backbones.loading import PlacementRequest, quiet_transformers
 from protokv.backbones.registry import on_hub
 from protokv.errors import ConfigError, ModelError
@@ -130,9 +130,9 @@ def recognise(recogniser: Any, samples: Samples) -> Iterator[tuple[float, float,
 @lru_cache(maxsize=1)
 def load_recogniser(name: str, device: str = "auto") -> Any:
     """Return the pipeline of transformers for a model; the last one stays loaded. Raises as `transcribe`."""
-    place = PlacementRequest.of(device=device, dtype="auto", device_map=None, quantization=None).device
+    place = PlacementRequest.parse(device=device, dtype="auto", device_map=None, quantization=None).device
     with translate_errors(name), quiet_transformers():
-        path = str(fetch(name, _check_kind)) if on_hub(name, None) else name
+        path = str(download(name, _check_kind)) if on_hub(name, None) else name
         _check_kind(Path(path))
         import transformers
 
@@ -142,7 +142,7 @@ def load_recogniser(name: str, device: str = "auto") -> Any:
 
 
 def _check_kind(folder: Path) -> None:
-    kind = read_json(str(folder), "config.json").get("model_type")
+    kind = read_model_file(str(folder), "config.json").get("model_type")
     if kind not in LONGEST_S:
         what = f"it is a {kind} model" if kind else "there is no config.json in it that names its kind"
         raise ModelError(f"{what}, which recognises no speech", hint=f"use one of {', '.join(LONGEST_S)}")

@@ -40,7 +40,7 @@ class StubPool:
     def call(self, verb: str, *args: Any) -> Any:
         """Answer as a worker."""
         self.calls += 1
-        if verb == "look":
+        if verb == "examine":
             return Outcome(args[0], args[0].key, "new")
         if verb == "load":
             return False

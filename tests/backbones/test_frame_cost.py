@@ -17,12 +17,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as qwen3_resize
 
 from protokv.backbones import load_backbone
-from protokv.backbones.gemma4 import FRAMES, Gemma4
-from protokv.backbones.pixels import PixelConfig, read_frames, smart_resize
+from protokv.backbones.gemma4 import VIDEO_SETTINGS, Gemma4
+from protokv.backbones.pixels import PixelConfig, make_processor, smart_resize
 from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.backbones.qwen_vl import QwenVL
-from protokv.backbones.smolvlm import SmolVLM
-from protokv.backbones.smolvlm import read_frames as read_smolvlm
+from protokv.backbones.smolvlm import SmolVLM, make_smolvlm_processor
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
@@ -85,7 +84,7 @@ def test_a_frame_for_qwen_has_the_tokens_of_the_familys_own_utilities(
 
 def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:
     gemma = object.__new__(Gemma4)
-    gemma._frames = Gemma4ImageProcessorPil(**FRAMES)
+    gemma._frames = Gemma4ImageProcessorPil(**VIDEO_SETTINGS)
     for (width, height), (*_, grid) in TABLE.items():
         rows, columns = gemma_resize(height, width, 16, 70 * 9, 3)
         assert gemma.prepare(np.zeros((1, height, width, 3), np.uint8)).grid == grid == (rows // 48, columns // 48)
@@ -93,7 +92,10 @@ def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:
 
 @pytest.mark.parametrize(
     ("frames", "side"),
-    [(read_frames({"size": {"height": 448, "width": 448}}), 448), (read_smolvlm(SMOLVLM, of_video=False), 512)],
+    [
+        (make_processor({"size": {"height": 448, "width": 448}}), 448),
+        (make_smolvlm_processor(SMOLVLM, of_video=False), 512),
+    ],
     ids=["InternVL and LLaVA-OneVision", "SmolVLM2"],
 )
 def test_the_frames_of_the_other_families_have_one_size(frames: Any, side: int) -> None:

@@ -106,7 +106,7 @@ def test_auto_on_a_cpu_keeps_16_bits_where_the_processor_multiplies_bfloat16(
     saved: str | None, multiplies: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: multiplies)
-    request = loading.PlacementRequest.of(device="cpu", dtype="auto", device_map=None, quantization=None)
+    request = loading.PlacementRequest.parse(device="cpu", dtype="auto", device_map=None, quantization=None)
     assert request.placement(saved and getattr(torch, saved)).dtype_name == chosen
 
 

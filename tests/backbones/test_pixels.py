@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from protokv.backbones.pixels import PixelConfig, patchify, read_frames, smart_resize
+from protokv.backbones.pixels import PixelConfig, make_processor, patchify, smart_resize
 from protokv.errors import ModelError, SourceUnreadable
 from tests.tolerance import near
 
@@ -55,7 +55,9 @@ def test_patches_equal_those_of_transformers(height: int, width: int, low: int, 
 @pytest.mark.parametrize(("height", "width"), SHAPES, ids=str)
 def test_frames_equal_those_of_transformers(height: int, width: int) -> None:
     image = picture(height, width)
-    ours = read_frames(SIGLIP)(images=[image], input_data_format="channels_last", return_tensors="pt")["pixel_values"]
+    ours = make_processor(SIGLIP)(images=[image], input_data_format="channels_last", return_tensors="pt")[
+        "pixel_values"
+    ]
     assert ours.shape == (1, 3, 384, 384)
     torch.testing.assert_close(ours[0], expected_frame(image), rtol=0, atol=1e-6)
 
@@ -66,7 +68,7 @@ def test_frames_that_are_too_narrow_are_refused() -> None:
 
 
 def test_a_file_without_settings_means_those_of_the_video_processor() -> None:
-    ours, Theirs = read_frames({}), LlavaOnevisionImageProcessorPil
+    ours, Theirs = make_processor({}), LlavaOnevisionImageProcessorPil
     assert (tuple(ours.image_mean), tuple(ours.image_std)) == (tuple(Theirs.image_mean), tuple(Theirs.image_std))
     assert {name: ours.size[name] for name in ("height", "width")} == Theirs.size
     assert ours.resample == Theirs.resample
@@ -83,4 +85,4 @@ def test_a_file_without_settings_means_those_of_the_video_processor() -> None:
 )
 def test_preprocessing_of_another_kind_is_refused_by_name(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ModelError, match=f"the video processor asks for .*{named}"):
-        read_frames(settings)
+        make_processor(settings)

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from protokv.backbones import load_backbone
-from protokv.backbones.loading import published_decoding
+from protokv.backbones.loading import read_decoding
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate
@@ -136,7 +136,7 @@ def test_an_answer_with_the_published_penalties_is_what_transformers_generates(
     monkeypatch.setattr(tiny, "stop_ids", frozenset())
     penalties = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
     published = GenerationConfig(do_sample=True, top_k=1, max_new_tokens=12, **penalties)
-    monkeypatch.setattr(tiny, "decoding", published_decoding(published))
+    monkeypatch.setattr(tiny, "decoding", read_decoding(published))
     answer = session.ask(QUESTION)
     inputs = upstream.inputs([random_frames(i) for i in range(3)], QUESTION, step_seconds=1.0)
     expected, lead = upstream.generate(inputs, 12, **penalties)
@@ -147,12 +147,12 @@ def test_an_answer_with_the_published_penalties_is_what_transformers_generates(
 
 def test_what_a_model_was_published_with_is_read_and_what_makes_no_sense_is_named() -> None:
     drawn = GenerationConfig(do_sample=True, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
-    assert published_decoding(drawn) == Decoding(64, 0.7, 0.8, 20, 1.05)
-    assert published_decoding(GenerationConfig(temperature=0.7, top_k=20)) == Decoding()
-    assert published_decoding(GenerationConfig(do_sample=True, max_new_tokens=10**6)) == Decoding(16_384, 1.0)
+    assert read_decoding(drawn) == Decoding(64, 0.7, 0.8, 20, 1.05)
+    assert read_decoding(GenerationConfig(temperature=0.7, top_k=20)) == Decoding()
+    assert read_decoding(GenerationConfig(do_sample=True, max_new_tokens=10**6)) == Decoding(16_384, 1.0)
     drawn.top_p = "most"
     with pytest.raises(ModelError, match=r"generation_config\.json makes no sense"):
-        published_decoding(drawn)
+        read_decoding(drawn)
 
 
 def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(tiny: Backbone) -> None:

@@ -12,7 +12,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Answer
 from protokv.errors import StateCorrupt
 from protokv.fleet import Job, Recipe, find_states
-from protokv.fleet.states import Reply, ask_all, load_backbone_for, surest
+from protokv.fleet.states import Reply, ask_all, load_backbone_for, rank_replies
 from protokv.state.checkpoint import load
 from tests.fleet.conftest import CONFIG, InlinePool, outcomes
 from tests.memories.conftest import watched
@@ -50,7 +50,7 @@ def reply(logprob: float, number: int, state: str) -> Reply:
 
 def test_the_surest_come_first_and_of_equals_the_earlier() -> None:
     replies = [reply(-3.0, 0, "a"), reply(-0.5, 0, "b"), reply(-1.0, 1, "c"), reply(-0.5, 0, "d")]
-    assert [(rank, one.state) for rank, one in surest(replies, 2)] == [(1, "b"), (2, "d"), (1, "c")]
+    assert [(rank, one.state) for rank, one in rank_replies(replies, 2)] == [(1, "b"), (2, "d"), (1, "c")]
 
 
 def test_an_answer_says_the_mean_log_probability_of_its_tokens(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:

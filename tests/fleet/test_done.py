@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from protokv.fleet import Job, Recipe, target_of
-from protokv.fleet.worker import Failure, Worker, look
+from protokv.fleet import Job, Recipe, locate_state
+from protokv.fleet.worker import Failure, Worker, examine
 from protokv.ingestion import Progress, ingest
 from protokv.state import api as storage
 from tests.fleet.conftest import CONFIG, write_video
@@ -26,14 +26,14 @@ def job(tmp_path: Path) -> Job:
 
 def find(job: Job, recipe: Recipe) -> tuple[str, int, float]:
     """The status of a video, and the steps and the stream time of its state."""
-    found = look(job, recipe, MOCK)
+    found = examine(job, recipe, MOCK)
     assert found.failure is None, found.failure
     return found.status, found.steps, found.stream_time_s
 
 
 def refuse(job: Job, recipe: Recipe) -> str:
     """Why a video fails: the error and its message."""
-    found = look(job, recipe, MOCK)
+    found = examine(job, recipe, MOCK)
     assert found.status == "failed"
     assert found.failure is not None
     return f"{found.failure.kind}: {found.failure.message}"
@@ -45,7 +45,7 @@ def changed(recipe: Recipe, **options: Any) -> Recipe:
 
 def watch(job: Job, recipe: Recipe) -> None:
     worker = Worker(recipe, "cpu")
-    outcome = worker.watch(worker.look(job))
+    outcome = worker.watch(worker.examine(job))
     assert outcome.failure is None, outcome.failure
 
 
@@ -54,12 +54,12 @@ def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: Job, r
     watch(job, recipe)
     # `overwrite` leaves a finished video alone.
     assert find(job, recipe) == find(job, changed(recipe, overwrite=True)) == ("done", 3, 3.0)
-    assert look(job, recipe, MOCK).file_bytes == Path(target_of(recipe.place, "v")).stat().st_size
+    assert examine(job, recipe, MOCK).file_bytes == Path(locate_state(recipe.place, "v")).stat().st_size
 
 
 def test_a_state_that_is_not_complete_is_unfinished(job: Job, recipe: Recipe) -> None:
     Path(recipe.place).mkdir()
-    run = ingest(job.source, target_of(recipe.place, "v"), CONFIG, backbone=MockBackbone())
+    run = ingest(job.source, locate_state(recipe.place, "v"), CONFIG, backbone=MockBackbone())
     while not isinstance(event := next(run), Progress) or event.steps < 2:
         pass
     run.close()
@@ -103,13 +103,13 @@ def test_a_state_of_other_settings_or_another_video_is_refused_and_started_over_
 
 def test_a_state_of_another_model_is_refused(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
-    found = look(job, recipe, replace(MOCK, weights_digest="1"))
+    found = examine(job, recipe, replace(MOCK, weights_digest="1"))
     assert found.failure is not None
     assert "weights_digest" in found.failure.message
 
 
 def test_another_file_is_corrupt_and_replaced_by_force_alone(job: Job, recipe: Recipe) -> None:
-    target = Path(target_of(recipe.place, "v"))
+    target = Path(locate_state(recipe.place, "v"))
     target.parent.mkdir()
     target.write_bytes(b"mine")
     assert refuse(job, recipe).startswith("StateCorrupt: ")
@@ -118,11 +118,11 @@ def test_another_file_is_corrupt_and_replaced_by_force_alone(job: Job, recipe: R
 
 def test_damage_of_a_complete_state_is_reported_again(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
-    path = target_of(recipe.place, "v")
+    path = locate_state(recipe.place, "v")
     state = storage.load_state(path)
     damaged = {**(state.source or {}), "damage": {"ok": False, "message": "2 frames lost", "frames_lost": 2}}
     storage.save_state(replace(state, source=damaged), path)
-    found = look(job, recipe, MOCK)
+    found = examine(job, recipe, MOCK)
     assert (found.status, found.failure) == ("done", Failure("Damaged", "2 frames lost"))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
-from protokv.fleet import Job, Outcome, Recipe, find_states, plan, target_of
+from protokv.fleet import Job, Outcome, Recipe, find_states, locate_state, plan
 from protokv.fleet.states import survey
 from protokv.ingestion import Every
 from protokv.state import api as storage
@@ -137,9 +137,9 @@ def test_a_bucket_becomes_a_bucket_of_states_and_then_nothing_is_left(
     # Objects beside a state and at other prefixes are ignored.
     for key in (f"{tmp_path.name}/notes.txt", f"{tmp_path.name}-y/d.safetensors"):
         store.put(key, b"")
-    assert find_states(place) == [target_of(place, key) for key in ("a", "b", "sub/c")]
+    assert find_states(place) == [locate_state(place, key) for key in ("a", "b", "sub/c")]
     for key, single in singly.items():
-        check_same_memory(target_of(place, key), single, tmp_path)
+        check_same_memory(locate_state(place, key), single, tmp_path)
     assert [(row["source"], row["complete"]) for row in survey(place)] == [
         ("a.mp4", True),
         ("b.mkv", True),
@@ -182,5 +182,5 @@ def test_two_fleets_at_one_place_never_lose_or_double_a_state(
     failures = [one.failure for ends in found.values() for one in ends.values() if one.failure]
     assert {failure.kind for failure in failures} <= {"StateLocked"}
     for job in jobs:
-        check_same_memory(target_of(recipe.place, job.key), singly[job.key], tmp_path)
-    assert find_states(f"{recipe.place}/") == [target_of(recipe.place, job.key) for job in jobs]
+        check_same_memory(locate_state(recipe.place, job.key), singly[job.key], tmp_path)
+    assert find_states(f"{recipe.place}/") == [locate_state(recipe.place, job.key) for job in jobs]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protokv.errors import ModelError
-from protokv.fleet import Job, Recipe, preview, target_of
+from protokv.fleet import Job, Recipe, locate_state, preview
 from protokv.fleet.run import ATTEMPTS, WorkerDied
 from protokv.state.commit import Lock
 from tests.fleet.conftest import InlinePool, ends, outcomes, written
@@ -72,7 +72,7 @@ def test_an_error_of_the_program_is_a_failure_of_the_video(
 
 def test_a_video_that_another_run_watches_is_a_failure_and_the_others_are_done(jobs: list[Job], recipe: Recipe) -> None:
     Path(recipe.place).mkdir()
-    with Lock(target_of(recipe.place, "a")):
+    with Lock(locate_state(recipe.place, "a")):
         found = outcomes(jobs, InlinePool(recipe), recipe)
     assert [found[key].status for key in ("a", "b", "sub/c")] == ["failed", "watched", "watched"]
     assert found["a"].failure is not None
@@ -91,7 +91,7 @@ def dying(times: int, verb: str) -> Any:
     return between
 
 
-@pytest.mark.parametrize("verb", ["look", "watch"])
+@pytest.mark.parametrize("verb", ["examine", "watch"])
 def test_a_video_whose_worker_died_is_tried_once_more(
     verb: str, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
 ) -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from protokv.errors import StateNotFound
-from protokv.fleet import Job, Recipe, find_states, target_of
+from protokv.fleet import Job, Recipe, find_states, locate_state
 from protokv.fleet.plan import is_place
-from protokv.fleet.states import FAILURES, survey
+from protokv.fleet.states import survey
 from tests.fleet.conftest import InlinePool, outcomes
 
 
 def test_a_row_describes_a_state(jobs: list[Job], recipe: Recipe) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
     (row,) = survey(recipe.place)
-    state = target_of(recipe.place, "a")
+    state = locate_state(recipe.place, "a")
     assert row == {
         "state": state,
         "source": "a.mp4",
@@ -33,17 +32,13 @@ def test_a_row_describes_a_state(jobs: list[Job], recipe: Recipe) -> None:
     }
 
 
-def test_unreadable_states_and_failures_are_rows_too(jobs: list[Job], recipe: Recipe) -> None:
+def test_an_unreadable_state_is_a_row_with_the_reason(jobs: list[Job], recipe: Recipe) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
-    place = Path(recipe.place)
-    (place / "bad.safetensors").write_bytes(b"no state")
-    lines = [json.dumps({"source": "x.mp4", "state": str(place / "x.safetensors"), "message": "it is gone"}), "{", "3"]
-    (place / FAILURES).write_text("\n".join(lines))
-    a, bad, x = survey(recipe.place)
+    Path(recipe.place, "bad.safetensors").write_bytes(b"no state")
+    a, bad = survey(recipe.place)
     assert (a["complete"], a["failure"]) == (True, None)
-    assert bad["steps"] is None
+    assert (bad["complete"], bad["steps"]) == (False, None)
     assert "bad.safetensors" in bad["failure"]
-    assert (x["source"], x["failure"]) == ("x.mp4", "it is gone")
 
 
 def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:
