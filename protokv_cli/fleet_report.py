@@ -161,7 +161,7 @@ class FleetProgress:
 
 def show_plan(out: Output, found: Iterable[Outcome]) -> None:
     """Show what a run would do with each video as it is found, and in all."""
-    from protokv.video.address import told
+    from protokv.video.address import local_name
 
     counts, left_s, unmeasured = Counter[str](), 0.0, 0
     for one in found:
@@ -172,7 +172,7 @@ def show_plan(out: Output, found: Iterable[Outcome]) -> None:
             out.json({"type": "plan", **one.to_dict()})
         else:
             why = f"\t{one.failure.message}" if one.failure else ""
-            out.plain(f"{one.status}\t{told(one.job.source)}\t{one.state}{why}")
+            out.plain(f"{one.status}\t{local_name(one.job.source)}\t{one.state}{why}")
     videos = counts.total() - counts["done"] - counts["failed"]
     if out.format is Format.JSON:
         total = {"all": counts.total(), **counts, "videos": videos, "unmeasured": unmeasured, "left_s": left_s}

@@ -249,9 +249,9 @@ def _build(
 
 def _advise(out: Output, sources: list[str], state: StateFlags, memory: MemoryFlags) -> None:
     """Tell of what may surprise."""
-    from protokv.video.address import kind_of
+    from protokv.video.address import source_kind
 
-    is_stream = len(sources) == 1 and kind_of(sources[0]) != "file"
+    is_stream = len(sources) == 1 and source_kind(sources[0]) != "file"
     if (state.keep or 0) > 1 and state.every is None and not is_stream:
         out.warn(
             "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
@@ -264,10 +264,10 @@ def _advise(out: Output, sources: list[str], state: StateFlags, memory: MemoryFl
 def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
     from protokv.ingestion import Started, Summary, ingest
-    from protokv.video.address import told
+    from protokv.video.address import local_name
     from protokv_cli.ingest_report import reporting, show_end, show_news, show_start
 
-    opened, name = _open_stdin(source, out.stdin), told(source)
+    opened, name = _open_stdin(source, out.stdin), local_name(source)
     target = _target_in_folder(source, state)
     with stopping(out.warn) as stop, reporting(out, name, clock) as report, downloads_shown(out):
         events = ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)
@@ -295,7 +295,7 @@ def _open_stdin(source: str, stdin: IO[str] | None) -> str:
 
 def _target_in_folder(source: str, state: str | None) -> str | None:
     """Return where the state goes: into the folder if `-o` names one; None: the name of the source decides."""
-    from protokv.fleet.plan import is_place, make_key, locate_state
+    from protokv.fleet.plan import is_place, locate_state, make_key
     from protokv.state.form import is_url
 
     if state is None or not is_place(state):

@@ -13,7 +13,7 @@ from protokv.errors import SourceUnreadable
 from protokv.ingestion import LiveOptions
 from protokv.ingestion.live.source import LiveSource
 from protokv.video import Damage, Frame, SourceInfo
-from protokv.video.source import Closing
+from protokv.video.source import Closable
 
 INFO = SourceInfo("rtsp://camera/1", "rtsp", "pyav", "rtsp", "h264", "yuv420p", 48, 32, 0, 10.0, seekable=False)
 EPOCH = 1.8e9
@@ -70,7 +70,7 @@ class World:
         return stop
 
 
-class Connection(Closing):
+class Connection(Closable):
     info = INFO
     texts = ()
     damage = Damage()

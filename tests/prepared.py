@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from protokv.video import Damage, Frame, SourceInfo
-from protokv.video.source import from_shown_at
+from protokv.video.source import drop_before
 
 RATE = 2.0
 
@@ -17,7 +17,7 @@ class Prepared:
     """A source of `n_frames` random frames, two a second; the seed makes it differ from others."""
 
     damage = Damage()
-    texts, texts_come = (), False
+    texts, streams_text = (), False
 
     def __init__(self, seed: int, n_frames: int) -> None:
         self._seed, self._n = seed, n_frames
@@ -41,7 +41,7 @@ class Prepared:
         def image(i: int) -> np.ndarray:
             return np.random.default_rng([self._seed, i]).integers(0, 256, (32, 48, 3), dtype=np.uint8)
 
-        return from_shown_at((Frame(i / RATE, image(i), 1 / RATE) for i in range(self._n)), start_s)
+        return drop_before((Frame(i / RATE, image(i), 1 / RATE) for i in range(self._n)), start_s)
 
     def close(self) -> None:
         pass

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv.state.form import DEFAULT_SUFFIX, FORMS, is_url
 from protokv.texts import read_json
-from protokv.video.address import LIVE, VIDEO_SUFFIXES, kind_of, shown, stem, told
+from protokv.video.address import LIVE, VIDEO_SUFFIXES, default_stem, local_name, public_name, source_kind
 from protokv.video.bucket import is_object, list_objects
 
 
@@ -32,7 +32,7 @@ class Job:
 
     def to_dict(self) -> dict[str, str]:
         """Return plain JSON for reports; an address is without its secrets."""
-        return {"source": told(self.source), "key": self.key}
+        return {"source": local_name(self.source), "key": self.key}
 
 
 def plan(sources: Iterable[str], listed: Iterable[Job] = ()) -> list[Job]:
@@ -48,15 +48,15 @@ def plan(sources: Iterable[str], listed: Iterable[Job] = ()) -> list[Job]:
     """
     jobs: dict[str, Job] = {}
     for job in (*(job for source in sources for job in _expand(source)), *listed):
-        if kind_of(job.source) in LIVE:
+        if source_kind(job.source) in LIVE:
             raise ConfigError(
-                f"{shown(job.source)} is live, and workers are for videos that end",
+                f"{public_name(job.source)} is live, and workers are for videos that end",
                 hint=f"give it a run of its own: protokv ingest SOURCE -o {job.key}.safetensors",
             )
         other = jobs.setdefault(job.key, job)
         if other.source != job.source:
             raise ConfigError(
-                f"{told(other.source)} and {told(job.source)} would both have the state {job.key}",
+                f"{local_name(other.source)} and {local_name(job.source)} would both have the state {job.key}",
                 hint='rename one, ingest them into two folders, or give each a key: {"source": "...", "key": "..."}, '
                 "one a line, in a file for --from",
             )
@@ -87,7 +87,7 @@ def is_several(source: str) -> bool:
     """Return True if a source stands for the videos below it, not for one."""
     if is_object(source):
         return source.endswith("/") or glob.has_magic(source)
-    if kind_of(source) != "file":
+    if source_kind(source) != "file":
         return False
     return Path(source).is_dir() or (glob.has_magic(source) and not os.path.lexists(source))
 
@@ -106,8 +106,8 @@ def _expand(source: str) -> Iterator[Job]:
 
 def make_key(source: str) -> str:
     """Return the key of a single video."""
-    if kind_of(source) != "file" and not is_object(source):
-        return stem(source)
+    if source_kind(source) != "file" and not is_object(source):
+        return default_stem(source)
     # The name of an object is the last part of its address.
     return _without_suffix(PurePosixPath(Path(source).as_posix()).name) or "video"
 

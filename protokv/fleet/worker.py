@@ -37,7 +37,7 @@ from protokv.state.form import is_url
 from protokv.state.snapshot import Header
 from protokv.state.watched import fingerprints
 from protokv.video import Damage
-from protokv.video.address import kind_of
+from protokv.video.address import source_kind
 from protokv.video.bucket import is_object
 from protokv.video.registry import fingerprint_source, open_source
 from protokv.words.find import AUTO, OFF, file_of, identity, record_of_file, recorded, two_letters
@@ -219,7 +219,7 @@ def preview(jobs: Iterable[Job], recipe: Recipe) -> Iterator[Outcome]:
     identity, options = recipe.identify(recipe.options.device), recipe.options
     for job in jobs:
         found = examine(job, recipe, identity)
-        if found.status not in ("done", "failed") and kind_of(job.source) == "file" and not is_object(job.source):
+        if found.status not in ("done", "failed") and source_kind(job.source) == "file" and not is_object(job.source):
             try:
                 with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
                     if opened.info.duration_s is not None:

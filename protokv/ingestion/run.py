@@ -95,7 +95,7 @@ def default_target(source: AnySource) -> str:
     """Return where the state of a source goes by default: its name with the default suffix, in the current folder."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
     # The name of an object is the last part of its address.
-    return (Path(name).stem if is_object(name) else address.stem(name)) + DEFAULT_SUFFIX
+    return (Path(name).stem if is_object(name) else address.default_stem(name)) + DEFAULT_SUFFIX
 
 
 def _events(

@@ -17,6 +17,9 @@ NETWORK = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt
 DEVICES = ("v4l2", "avfoundation", "dshow", "screen")
 PIPE = "pipe"
 
+# Read as streams, by FFmpeg.
+STREAMED = (PIPE, *NETWORK, *DEVICES)
+
 # Files that are videos by their names; a file that is named itself as a source may have any name.
 # fmt: off
 VIDEO_SUFFIXES = frozenset((
@@ -26,7 +29,7 @@ VIDEO_SUFFIXES = frozenset((
 # fmt: on
 
 # These have no end of their own; a video on a web server may have one.
-LIVE = {PIPE, *NETWORK, *DEVICES} - {"http", "https"}
+LIVE = set(STREAMED) - {"http", "https"}
 
 # Parameters of cameras and of FFmpeg's protocols that are no secrets.
 _HARMLESS = {
@@ -37,7 +40,7 @@ _HIDDEN = "***"
 _PARAMETER = re.compile(r"([^/?&;=]+)=([^/?&;]*)")
 
 
-def kind_of(source: str) -> str:
+def source_kind(source: str) -> str:
     """Return the kind of source that a text names: one of the above, `file`, or a scheme that nothing here reads."""
     if source == "-" or re.fullmatch(r"pipe:\d*", source):
         return PIPE
@@ -52,7 +55,7 @@ def kind_of(source: str) -> str:
 def listens(source: str, options: Mapping[str, str]) -> bool:
     """Return True if FFmpeg waits at this address for a publisher, by its options; `tcp://` has them in the address."""
     given = dict(options)
-    if kind_of(source) == "tcp":
+    if source_kind(source) == "tcp":
         given |= parse_qsl(source.partition("?")[2], keep_blank_values=True)
     return given.get("listen", "0") != "0" or "listen" in given.get("rtsp_flags", "")
 
@@ -62,9 +65,9 @@ def descriptor(source: str) -> int:
     return int(source.partition(":")[2] or 0)
 
 
-def shown(source: str) -> str:
+def public_name(source: str) -> str:
     """Return the address without secrets, for states, logs and errors: `stdin` for a pipe, the name of a file."""
-    kind = kind_of(source)
+    kind = source_kind(source)
     if kind == PIPE:
         return "stdin"
     if kind == "file":
@@ -80,18 +83,18 @@ def shown(source: str) -> str:
     return urlunsplit((kind, host, path, query, ""))
 
 
-def told(source: str) -> str:
+def local_name(source: str) -> str:
     """Return the source for messages: the whole path of a file or an object, an address without its secrets."""
-    return source if kind_of(source) == "file" or is_object(source) else shown(source)
+    return source if source_kind(source) == "file" or is_object(source) else public_name(source)
 
 
-def stem(source: str) -> str:
+def default_stem(source: str) -> str:
     """Return a file name without suffix for the state of a source: `camera-1` for `rtsp://camera/1`."""
-    if kind_of(source) == "file":
+    if source_kind(source) == "file":
         return Path(source).stem
-    text = shown(source).partition("://")[2] or shown(source)
+    text = public_name(source).partition("://")[2] or public_name(source)
     words = re.findall(r"[A-Za-z0-9._]+", text.partition("?")[0])
-    return "-".join(words).strip(".")[:80] or kind_of(source)
+    return "-".join(words).strip(".")[:80] or source_kind(source)
 
 
 def _without_values(text: str) -> str:

@@ -2,7 +2,7 @@
 
 FFmpeg may speak only the protocols of the kind of address, so a playlist or a session description cannot name a file of
 this machine; pipes are held to the formats of files. A user's own options go to FFmpeg unchanged. Errors show the
-address without its secrets. A pipe cannot seek, so `Incoming.check` refuses an MP4 whose index comes after its
+address without its secrets. A pipe cannot seek, so `PipeReader.check` refuses an MP4 whose index comes after its
 pictures.
 """
 
@@ -22,7 +22,7 @@ import av
 
 from protokv.errors import ConfigError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
-from protokv.video.container import FORMATS, limit_decoder, reason
+from protokv.video.container import FORMATS, explain_error, limit_decoder
 from protokv.video.source import ShouldStop
 
 _WEB = "http,https,httpproxy,tcp,tls,crypto,data"
@@ -33,7 +33,7 @@ _STREAMED = ",".join(sorted(FORMATS | {"hls", "dash", "rtsp", "rtp", "sdp", "web
 
 
 @dataclass(frozen=True)
-class Kind:
+class StreamKind:
     """Options to open one kind of address.
 
     Attributes:
@@ -51,21 +51,21 @@ class Kind:
 
 KINDS = {
     # UDP loses packets, and a lost packet is a broken picture until the next key frame.
-    "rtsp": Kind(_RTSP, options={"rtsp_transport": "tcp"}),
-    "rtsps": Kind(_RTSP, options={"rtsp_transport": "tcp"}),
-    "rtmp": Kind("rtmp,rtmps,rtmpt,rtmpe,tcp,tls,http,https,httpproxy"),
-    "rtmps": Kind("rtmp,rtmps,tcp,tls,http,https,httpproxy"),
-    "http": Kind(_WEB),
-    "https": Kind(_WEB),
-    "udp": Kind("udp", options={"overrun_nonfatal": "1"}),
-    "rtp": Kind("rtp,udp"),
-    "srt": Kind("srt,udp"),
-    "tcp": Kind("tcp"),
+    "rtsp": StreamKind(_RTSP, options={"rtsp_transport": "tcp"}),
+    "rtsps": StreamKind(_RTSP, options={"rtsp_transport": "tcp"}),
+    "rtmp": StreamKind("rtmp,rtmps,rtmpt,rtmpe,tcp,tls,http,https,httpproxy"),
+    "rtmps": StreamKind("rtmp,rtmps,tcp,tls,http,https,httpproxy"),
+    "http": StreamKind(_WEB),
+    "https": StreamKind(_WEB),
+    "udp": StreamKind("udp", options={"overrun_nonfatal": "1"}),
+    "rtp": StreamKind("rtp,udp"),
+    "srt": StreamKind("srt,udp"),
+    "tcp": StreamKind("tcp"),
     # Devices stamp with a clock of this machine; nothing lies between them and it.
-    "v4l2": Kind("file", "video4linux2", slack_s=0.5),
-    "avfoundation": Kind("file", "avfoundation", slack_s=0.5),
-    "dshow": Kind("file", "dshow", slack_s=0.5),
-    "screen": Kind("file", "x11grab", {"framerate": "10"}, slack_s=0.5),
+    "v4l2": StreamKind("file", "video4linux2", slack_s=0.5),
+    "avfoundation": StreamKind("file", "avfoundation", slack_s=0.5),
+    "dshow": StreamKind("file", "dshow", slack_s=0.5),
+    "screen": StreamKind("file", "x11grab", {"framerate": "10"}, slack_s=0.5),
 }
 
 # FFmpeg looks at this much of a stream before it gives a frame; its default is five seconds.
@@ -82,7 +82,7 @@ _INDEX_FIRST = "remux it: `ffmpeg -i IN.mp4 -c copy -movflags frag_keyframe OUT.
 
 
 @contextmanager
-def connected(
+def connect(
     source: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, should_stop: ShouldStop
 ) -> Iterator[tuple[Any, Any]]:
     """Connect; give PyAV's container and its video stream, and close them afterwards.
@@ -100,7 +100,7 @@ def connected(
         SourceUnreadable: it cannot be opened, or has no pictures.
         ConfigError: this build of FFmpeg cannot read such an address.
     """
-    name = address.shown(source)
+    name = address.public_name(source)
     with ExitStack() as held:
         container = _open(source, name, extra, timeout_s, max_pixels, should_stop)
         held.enter_context(container)
@@ -114,11 +114,11 @@ def connected(
 def _open(
     source: str, name: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, should_stop: ShouldStop
 ) -> Any:
-    kind = address.kind_of(source)
+    kind = address.source_kind(source)
     options = {"max_pixels": str(max_pixels)}
     try:
         if kind == address.PIPE:
-            incoming = from_descriptor(address.descriptor(source), name, should_stop)
+            incoming = open_pipe(address.descriptor(source), name, should_stop)
             incoming.check()
             # No protocol: the incoming bytes cannot name another file.
             options |= {"protocol_whitelist": "none", "format_whitelist": ",".join(sorted(FORMATS))}
@@ -175,7 +175,7 @@ def explain_failure(error: BaseException, timeout_s: float) -> str:
     """Return the error in a few words, without the address."""
     if isinstance(error, av.error.ExitError):
         return f"nothing came for {timeout_s:g} s"
-    return reason(error) if getattr(error, "strerror", None) else type(error).__name__
+    return explain_error(error) if getattr(error, "strerror", None) else type(error).__name__
 
 
 def _advice(kind: str) -> str:
@@ -206,7 +206,7 @@ def _device(source: str, kind: str) -> str:
     return rest
 
 
-class Incoming:
+class PipeReader:
     """A readable file object over incoming bytes."""
 
     def __init__(self, read: Callable[[int], bytes], name: str) -> None:
@@ -251,7 +251,7 @@ class Incoming:
         return self._held[at : at + n]
 
 
-def from_descriptor(number: int, name: str, should_stop: ShouldStop) -> Incoming:
+def open_pipe(number: int, name: str, should_stop: ShouldStop) -> PipeReader:
     """Read from an open file descriptor, until it ends or `should_stop`. SourceUnreadable if it is closed."""
     try:
         os.fstat(number)
@@ -268,4 +268,4 @@ def from_descriptor(number: int, name: str, should_stop: ShouldStop) -> Incoming
         except OSError as error:
             raise EOFError from error
 
-    return Incoming(read, name)
+    return PipeReader(read, name)

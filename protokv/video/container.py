@@ -46,7 +46,7 @@ DISCARD_ALL = 48
 
 
 @contextmanager
-def opened(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]]:
+def open_container(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]]:
     """Open a file; give PyAV's container and its video stream, and close them afterwards.
 
     Raises:
@@ -61,19 +61,19 @@ def opened(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]
         ) from error
     except Exception as error:
         raise SourceUnreadable(
-            f"expected a video file, cannot open {path}: {reason(error)}",
+            f"expected a video file, cannot open {path}: {explain_error(error)}",
             hint="check that the file was copied or recorded to its end; `ffprobe FILE` shows what is in it",
         ) from error
     with container:
         stream = _video_stream(container, path)
         width, height = stream.codec_context.width, stream.codec_context.height
         if width * height > max_pixels:
-            raise too_large(path, width, height, max_pixels)
+            raise refuse_size(path, width, height, max_pixels)
         limit_decoder(stream.codec_context, max_pixels)
         yield container, stream
 
 
-def only(container: Any, stream: Any) -> None:
+def discard_others(container: Any, stream: Any) -> None:
     """Let the demultiplexer leave out the packets of all other streams. Older PyAV reads and drops them."""
     for other in container.streams:
         if other is not stream:
@@ -105,7 +105,7 @@ def limit_decoder(context: Any, max_pixels: int) -> None:
     context.options = checks
 
 
-def too_large(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
+def refuse_size(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
     """Return the error for frames of more than `max_pixels`."""
     return SourceUnreadable(
         f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}",
@@ -113,7 +113,7 @@ def too_large(name: object, width: int, height: int, max_pixels: int) -> SourceU
     )
 
 
-def reason(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """Return an error in one line, without numbers and paths if FFmpeg or the system has words for it."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text).splitlines()[0]
@@ -130,7 +130,7 @@ def _video_stream(container: Any, path: Path) -> Any:
     )
 
 
-def describe(name: str, kind: str, container: Any, stream: Any, first: Any) -> SourceInfo:
+def describe_stream(name: str, kind: str, container: Any, stream: Any, first: Any) -> SourceInfo:
     """Return the facts that PyAV's container, its video stream and its first frame tell of a source."""
     rotation = round(first.rotation / 90) % 4 * 90
     across = rotation in (90, 270)
@@ -148,7 +148,7 @@ def describe(name: str, kind: str, container: Any, stream: Any, first: Any) -> S
     )
 
 
-def to_rgb(frame: Any, info: SourceInfo) -> Image:
+def convert_to_rgb(frame: Any, info: SourceInfo) -> Image:
     """Return a decoded frame as RGB `[h, w, 3]` uint8 in the size and rotation of the source.
 
     A stream may change its size on the way; all its frames get one size.

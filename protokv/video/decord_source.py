@@ -23,12 +23,12 @@ import numpy as np
 
 from protokv.errors import SourceUnreadable
 from protokv.video.address import VIDEO_SUFFIXES
-from protokv.video.container import opened
+from protokv.video.container import open_container
 from protokv.video.probe import Probe
 from protokv.video.pyav_source import PyAVSource, read_packets
 from protokv.video.report import DecodeReport
 from protokv.video.sampling import SLACK_S
-from protokv.video.source import Frame, Image, Wanted
+from protokv.video.source import Frame, FrameRequest, Image
 
 # A chunk of 720p at two frames a second is a quarter of a minute.
 CHUNK_BYTES, CHUNK_FRAMES = 128 << 20, 4096
@@ -70,7 +70,7 @@ class DecordSource(PyAVSource):
             raise SourceUnreadable(f"decord cannot read {probe.path.name}: {why}", hint="use the decoder pyav")
         self._decord = _load()
 
-    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         listed = self._list_frames()
         reader = self._open_reader([time_s for time_s, _ in listed]) if listed else None
         if reader is None:
@@ -108,7 +108,7 @@ class DecordSource(PyAVSource):
         """
         listed: list[tuple[float, float | None]] = []
         report, key_s = DecodeReport(), float("-inf")
-        with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
+        with open_container(self.probe.path, self.probe.max_pixels) as (container, stream):
             for packet in read_packets(self.probe, container, stream, 0.0, report):
                 time_s = self.probe.expected_s(packet)
                 if time_s is None or packet.is_corrupt or time_s < key_s:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceError, SourceUnreadable
 from protokv.video.bucket import fetch
-from protokv.video.source import Damage, Frame, Line, Lines, Source, Wanted
+from protokv.video.source import Damage, Frame, FrameRequest, Line, Lines, Source
 
 
 class Part(Source):
@@ -55,7 +55,7 @@ class Part(Source):
             duration_s=min(lengths, default=None),
             fingerprint=None if info.fingerprint is None else f"{info.fingerprint}@{part}",
         )
-        self.texts, self.texts_come = source.texts, source.texts_come
+        self.texts, self.streams_text = source.texts, source.streams_text
 
     @property
     def damage(self) -> Damage:
@@ -74,7 +74,7 @@ class Part(Source):
         start_s, found = self._start_s, self._source.new_lines()
         return [(number, one.moved(-start_s)) for number, one in found if one.end_s > start_s]
 
-    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         fps = wanted.fps
         # The part has the sampling times of the source only if it begins at one.
         aligned = fps is not None and abs(self._start_s * fps - round(self._start_s * fps)) < 1e-9
@@ -144,7 +144,7 @@ class ObjectSource(Source):
         """See `Source`."""
         return self._file.damage
 
-    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         start_s, fps, from_beginning, should_stop = wanted
         return self._file.frames(start_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
 

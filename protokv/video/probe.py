@@ -1,7 +1,7 @@
 """Look into a video file: its header and its first frame, as PyAV tells them.
 
-`probe` decodes the first frame, so that a file without a picture is refused on opening. Stream time begins at the start
-of the video stream.
+`probe_file` decodes the first frame, so that a file without a picture is refused on opening. Stream time begins at the
+start of the video stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import av
 
 from protokv.errors import SourceError, SourceUnreadable
-from protokv.video.container import MAX_PIXELS, describe, opened, reason
+from protokv.video.container import MAX_PIXELS, describe_stream, explain_error, open_container
 from protokv.video.file import fingerprint
 from protokv.video.source import SourceInfo, TextTrack
 from protokv.video.stamps import Timeline
@@ -80,27 +80,27 @@ class Probe:
         return None if hidden else self.time_s(packet.pts)
 
 
-def probe(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Probe:
+def probe_file(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Probe:
     """Look into a file.
 
     Raises:
         SourceUnreadable: no picture can be had, or one of more than `max_pixels`.
     """
     path = Path(path)
-    with opened(path, max_pixels) as (container, stream):
+    with open_container(path, max_pixels) as (container, stream):
         try:
             return _probe(path, container, stream, max_pixels)
         except SourceError:
             raise
         except Exception as error:
             raise SourceUnreadable(
-                f"{path} cannot be read as a video: {reason(error)}", hint="the file is damaged; copy it again"
+                f"{path} cannot be read as a video: {explain_error(error)}", hint="the file is damaged; copy it again"
             ) from error
 
 
 def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
     first = _first_frame(container, stream, path)
-    info = describe(path.name, "file", container, stream, first)
+    info = describe_stream(path.name, "file", container, stream, first)
     name = info.container
     # `frames` is 0 for fragmented files, whose index grows while they are read.
     indexed = name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0

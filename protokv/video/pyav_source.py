@@ -11,10 +11,10 @@ from itertools import chain
 from typing import Any
 
 from protokv.errors import SourceUnreadable
-from protokv.video.container import SHOWING_MEMORY, opened, reason, to_rgb
+from protokv.video.container import SHOWING_MEMORY, convert_to_rgb, explain_error, open_container
 from protokv.video.probe import Probe
 from protokv.video.report import DecodeReport
-from protokv.video.source import Damage, Frame, Image, Lines, ShouldStop, Source, Wanted, from_shown_at, never
+from protokv.video.source import Damage, Frame, FrameRequest, Image, Lines, ShouldStop, Source, drop_before, never
 from protokv.video.stamps import FileClock
 from protokv.video.text_tracks import read_text_track
 
@@ -57,7 +57,7 @@ class PyAVSource(Source):
         """See `Source`."""
         return self._report.damage
 
-    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         if wanted.from_beginning or wanted.start_s <= 0:
             self._report = DecodeReport(0.0 if wanted.from_beginning else wanted.start_s)
             yield from self._from_beginning(wanted)
@@ -65,26 +65,26 @@ class PyAVSource(Source):
         given_s = -1.0
         for frame in self._from_key(wanted):
             # A decoder conceals damage by earlier frames, so only a reading from the beginning gives the same frames.
-            if self._report.met:
+            if self._report.met_damage:
                 break
             given_s = frame.time_s
             yield frame
-        if self._report.met and not wanted.should_stop():
+        if self._report.met_damage and not wanted.should_stop():
             self._report = DecodeReport(wanted.start_s)
             yield from (frame for frame in self._from_beginning(wanted) if frame.time_s > given_s)
 
-    def _from_beginning(self, wanted: Wanted) -> Iterator[Frame]:
-        with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
+    def _from_beginning(self, wanted: FrameRequest) -> Iterator[Frame]:
+        with open_container(self.probe.path, self.probe.max_pixels) as (container, stream):
             sent = read_packets(self.probe, container, stream, 0.0, self._report)
             frames = decode(self.probe, stream, sent, self._report, wanted.should_stop)
-            yield from from_shown_at(frames, wanted.start_s)
+            yield from drop_before(frames, wanted.start_s)
 
-    def _from_key(self, wanted: Wanted) -> Iterator[Frame]:
+    def _from_key(self, wanted: FrameRequest) -> Iterator[Frame]:
         """Decode from a key frame at or before the start; from the beginning if no seek leads to one."""
         by_reading = self.info.container in WITHOUT_INDEX
         for from_s in (0.0,) if by_reading else _starts(wanted.start_s):
             self._report = report = DecodeReport(wanted.start_s)
-            with opened(self.probe.path, self.probe.max_pixels) as (container, stream):
+            with open_container(self.probe.path, self.probe.max_pixels) as (container, stream):
                 try:
                     sent = read_packets(self.probe, container, stream, from_s, report)
                     if by_reading:
@@ -101,7 +101,7 @@ class PyAVSource(Source):
                 if from_s > 0 and (first is None or first.time_s > wanted.start_s):
                     continue
                 if first is not None:
-                    yield from from_shown_at(chain([first], given), wanted.start_s)
+                    yield from drop_before(chain([first], given), wanted.start_s)
                 return
 
 
@@ -134,7 +134,7 @@ def read_packets(probe: Probe, container: Any, stream: Any, from_s: float, repor
             strangers += isinstance(error, IndexError)
             failures += not isinstance(error, IndexError)
             if strangers > MOST_STRANGERS or failures > MOST_DEMUX_FAILURES:
-                report.failed(None, reason(error))
+                report.note_failure(None, explain_error(error))
                 break
             demux = container.demux(stream)
             continue
@@ -158,13 +158,13 @@ def _check_end(probe: Probe, stream: Any, report: DecodeReport, last_dts: int | 
     if probe.indexed:
         after = probe.ticks(report.start_s) - 1 if last_dts is None else last_dts
         if missing := sum(entry.timestamp > after for entry in stream.index_entries):
-            report.missing(missing, end_s, why)
+            report.note_missing(missing, end_s, why)
             return
         # An edit list may cut away what the declared end counts, and not to the second.
         honest_s = max(2.0, 0.25 * (probe.info.duration_s or 0.0))
     gap_s = (probe.info.duration_s or 0.0) - max(end_s, report.start_s)
     if gap_s > honest_s:
-        report.missing(max(1, round(gap_s / probe.interval_s)), end_s, why)
+        report.note_missing(max(1, round(gap_s / probe.interval_s)), end_s, why)
 
 
 def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterator[Any]:
@@ -220,7 +220,7 @@ def decode(
             before_key = key_s is None and not drop_leading and probe.info.container in BEGINNING_WITH_KEY
             wanted = before_key or (key_s is not None and due_s is not None and key_s <= due_s)
             if due_s is not None and wanted and due_s <= probe.timeline.limit_s:
-                report.sent(due_s)
+                report.expect(due_s)
             if due_s is not None and packet.is_corrupt:
                 marked.add(due_s)
         try:
@@ -229,7 +229,7 @@ def decode(
             frames = context.decode(packet)
         except Exception as error:
             if packet is not None:
-                report.failed(due_s, reason(error))
+                report.note_failure(due_s, explain_error(error))
             continue
         for frame in frames:
             ticks = probe.stamp(frame)
@@ -245,8 +245,8 @@ def decode(
                 continue
             time_s, leaps = clock.place(stamped_s, probe.interval_s)
             if leaps:
-                report.damaged(time_s, f"time stamps jump to {stamped_s:.0f} s")
-            if not report.shown(time_s, stamped_s, corrupt=bool(frame.is_corrupt) or stamped_s in marked):
+                report.note_damage(time_s, f"time stamps jump to {stamped_s:.0f} s")
+            if not report.take(time_s, stamped_s, corrupt=bool(frame.is_corrupt) or stamped_s in marked):
                 continue
             marked.discard(stamped_s)
             last_ticks = ticks
@@ -258,7 +258,7 @@ def decode(
 def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:
     def convert() -> Image:
         try:
-            return to_rgb(frame, probe.info)
+            return convert_to_rgb(frame, probe.info)
         except Exception as error:
             raise unreadable(probe, error) from error
 
@@ -268,5 +268,5 @@ def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:
 def unreadable(probe: Probe, error: Exception) -> SourceUnreadable:
     """Turn an error of PyAV in the middle of a file into an error for users."""
     return SourceUnreadable(
-        f"{probe.path.name} cannot be read on: {reason(error)}", hint="the file is damaged; copy or repair it"
+        f"{probe.path.name} cannot be read on: {explain_error(error)}", hint="the file is damaged; copy or repair it"
     )

@@ -1,55 +1,37 @@
-"""`open_source`, and the registries of kinds of sources and of decoders of files.
+"""`open_source`: every kind of source, and the decoders of files.
 
-A new kind of source is a module with a function that opens it, and a line here. No decoder is imported before it is
-needed.
+A kind of source that lives in another package registers its scheme (`name` in `name://...`) as an entry point of the
+group `protokv.sources`: a function `(address, max_pixels) -> Source`. No decoder is imported before it is needed.
 """
 
 from __future__ import annotations
 
 import os
 from functools import partial
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from protokv.errors import ConfigError, SourceUnreadable, use_one_of
 from protokv.video import bucket
-from protokv.video.address import DEVICES, NETWORK, PIPE, kind_of
+from protokv.video.address import STREAMED, source_kind
 from protokv.video.file import check_is_file, fingerprint
 from protokv.video.source import Source
 
-_STREAM = ("protokv.video.stream", "StreamSource")
-
-# kind -> module and function `(source, decoder, max_pixels) -> Source`
-SOURCES = {
-    "file": (__name__, "open_file"),
-    **dict.fromkeys((PIPE, *NETWORK, *DEVICES), _STREAM),
-}
-
-# decoder of files -> module and class; `auto` reads every file
-DECODERS = {
-    "auto": ("protokv.video.pyav_source", "PyAVSource"),
-    "pyav": ("protokv.video.pyav_source", "PyAVSource"),
-    "decord": ("protokv.video.decord_source", "DecordSource"),
-}
+GROUP: Final = "protokv.sources"
 
 Decoder = Literal["auto", "pyav", "decord"]
 
 
-def open_source(
-    source: str | os.PathLike[str],
-    decoder: Decoder = "auto",
-    *,
-    max_pixels: int | None = None,
-) -> Source:
+def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, max_pixels: int | None = None) -> Source:
     """Open a video.
 
     Args:
-        source: path of a file, address of an object (`s3://`, `gs://`, `az://`), or a text of another kind of
-            `SOURCES`.
-        decoder: one of `DECODERS`. `pyav`, which is `auto`, reads whatever FFmpeg reads. `decord` reads ordinary
-            files, gives the same frames, and leaves doubtful files to PyAV; its wheel carries an FFmpeg of 2021, so
-            choose it only for files that you trust.
+        source: path of a file, address of an object (`s3://`, `gs://`, `az://`), or an address of another kind
+            (`protokv.video.address.STREAMED`, `GROUP`).
+        decoder: of a file. `pyav`, which is `auto`, reads whatever FFmpeg reads. `decord` reads ordinary files, gives
+            the same frames, and leaves doubtful files to PyAV; its wheel carries an FFmpeg of 2021, so choose it only
+            for files that you trust.
         max_pixels: the most that a frame may have, checked before it is decoded; None: 8K.
 
     Raises:
@@ -57,32 +39,41 @@ def open_source(
         SourceUnreadable: no video can be read from it, or not by this decoder; or there is no such kind of source.
         ConfigError: there is no such decoder.
     """
-    if decoder not in DECODERS:
-        raise ConfigError(f"there is no decoder {decoder!r}", hint=use_one_of(decoder, DECODERS))
-    if bucket.is_object(source):
+    if decoder not in get_args(Decoder):
+        raise ConfigError(f"there is no decoder {decoder!r}", hint=use_one_of(decoder, get_args(Decoder)))
+    text = os.fspath(source)
+    kind = source_kind(text)
+    if kind == "file":
+        return _open_file(Path(source), decoder, max_pixels)
+    if bucket.is_object(text):
         from protokv.video.derived import ObjectSource
 
-        opened = partial(open_source, decoder=decoder, max_pixels=max_pixels)
-        return ObjectSource(os.fspath(source), opened)
-    kind = kind_of(os.fspath(source))
-    if kind not in SOURCES:
-        raise SourceUnreadable(
-            f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {', '.join(SOURCES)}"
-        )
-    module, name = SOURCES[kind]
-    found: Source = getattr(import_module(module), name)(source, decoder, max_pixels)
+        return ObjectSource(text, partial(_open_file, decoder=decoder, max_pixels=max_pixels))
+    if kind in STREAMED:
+        from protokv.video.stream import StreamSource
+
+        return StreamSource(text, max_pixels)
+    others = entry_points(group=GROUP)
+    if kind not in others.names:
+        known = ", ".join(("file", *STREAMED, *sorted(others.names)))
+        raise SourceUnreadable(f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {known}")
+    found: Source = others[kind].load()(text, max_pixels)
     return found
 
 
-def open_file(path: str | os.PathLike[str], decoder: str, max_pixels: int | None) -> Source:
-    """Open a file with a decoder of `DECODERS`. Raises as `open_source`."""
+def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> Source:
     from protokv.video.container import MAX_PIXELS
-    from protokv.video.probe import probe
+    from protokv.video.probe import probe_file
 
-    check_is_file(Path(path))
-    module, name = DECODERS[decoder]
-    source: Source = getattr(import_module(module), name)(probe(path, max_pixels or MAX_PIXELS))
-    return source
+    check_is_file(path)
+    probe = probe_file(path, max_pixels or MAX_PIXELS)
+    if decoder == "decord":
+        from protokv.video.decord_source import DecordSource
+
+        return DecordSource(probe)
+    from protokv.video.pyav_source import PyAVSource
+
+    return PyAVSource(probe)
 
 
 def fingerprint_source(source: str) -> str | None:
@@ -93,7 +84,7 @@ def fingerprint_source(source: str) -> str | None:
     """
     if bucket.is_object(source):
         return bucket.fingerprint(source)
-    if kind_of(source) != "file":
+    if source_kind(source) != "file":
         return None
     check_is_file(Path(source))
     return fingerprint(Path(source))

@@ -17,13 +17,13 @@ class DecodeReport:
     Attributes:
         start_s: where the reading begins.
         last_s: time of the last frame that came back.
-        met: a decoder met damage, counted or not. Frames missing at the end of a file do not count here.
+        met_damage: a decoder met damage, counted or not. Frames missing at the end of a file do not count here.
     """
 
     def __init__(self, start_s: float = 0.0) -> None:
         self.start_s = start_s
         self.last_s: float | None = None
-        self.met = False
+        self.met_damage = False
         self._matching = True
         self._awaited: set[float] = set()
         self._lost = 0
@@ -31,7 +31,7 @@ class DecodeReport:
         self._from_s: float | None = None
         self._why = ""
 
-    def sent(self, time_s: float) -> None:
+    def expect(self, time_s: float) -> None:
         """Note that a frame of this time went into a decoder."""
         if not self._matching or time_s < self.start_s:
             return
@@ -41,7 +41,7 @@ class DecodeReport:
             # A later frame came already (a damaged stream, or times that jump back): this one comes too late.
             self._settle([time_s])
 
-    def shown(self, time_s: float, sent_s: float | None = None, *, corrupt: bool = False) -> bool:
+    def take(self, time_s: float, sent_s: float | None = None, *, corrupt: bool = False) -> bool:
         """Note that a frame came back. Return False if it is not newer than the one before: leave it out.
 
         `sent_s` is the time under which it was sent, if that was another.
@@ -52,12 +52,12 @@ class DecodeReport:
         self._awaited.discard(time_s if sent_s is None else sent_s)
         self._settle([t for t in self._awaited if t < time_s])
         if corrupt:
-            self.damaged(time_s, CORRUPT)
+            self.note_damage(time_s, CORRUPT)
         return True
 
-    def damaged(self, time_s: float, why: str) -> None:
+    def note_damage(self, time_s: float, why: str) -> None:
         """Count a frame that is given although its picture or its time stamp is damaged."""
-        self.met = True
+        self.met_damage = True
         if time_s >= self.start_s:
             self._damaged += 1
             self._note(time_s, why)
@@ -67,16 +67,16 @@ class DecodeReport:
         self._matching = False
         self._awaited.clear()
 
-    def failed(self, time_s: float | None, why: str) -> None:
+    def note_failure(self, time_s: float | None, why: str) -> None:
         """Note that a decoder refused a packet. If frames are matched, the missing frame counts, not the packet."""
-        self.met = True
+        self.met_damage = True
         if time_s is None or time_s >= self.start_s:
             self._why = self._why or why
         if not self._matching or time_s is None:
             self._lost += 1
             self._mark(time_s if time_s is not None else self.last_s)
 
-    def missing(self, frames: int, from_s: float, why: str) -> None:
+    def note_missing(self, frames: int, from_s: float, why: str) -> None:
         """Count frames that the file promises from `from_s` on and does not hold."""
         self._lost += frames
         self._note(from_s, why)
@@ -101,7 +101,7 @@ class DecodeReport:
 
     def _settle(self, times: list[float]) -> None:
         if times:
-            self.met = True
+            self.met_damage = True
             self._awaited.difference_update(times)
             self._lost += len(times)
             self._mark(min(times))

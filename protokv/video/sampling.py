@@ -85,27 +85,6 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: f
         k += 1
 
 
-def thin(frames: Iterable[Frame], fps: float) -> Iterator[Frame]:
-    """Give the frames that `sample` looks at, and the first and the last: sampling them gives the same samples."""
-    held: Frame | None = None
-    k, gap_s, first = 0, None, True
-    for frame in frames:
-        if held is None:
-            k = max(0, math.floor((frame.time_s - SLACK_S) * fps) - 1)
-        shown = first and held is not None
-        while k / fps + SLACK_S < frame.time_s:
-            shown, k = held is not None, k + 1
-        if held is not None:
-            gap_s = min(frame.time_s - held.time_s, 1.0 / fps)
-            if shown:
-                yield held
-                first = False
-        held = frame
-    if held is not None:
-        held.duration_s = held.duration_s or gap_s
-        yield held
-
-
 def steps(samples: Iterable[Sample], frames_per_step: int, first_index: int = 0) -> Iterator[Step]:
     """Group samples into steps of `frames_per_step`; a short last step repeats its last frame, as in Qwen's processor.
 

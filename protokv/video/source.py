@@ -146,7 +146,7 @@ class Lines(NamedTuple):
         return Lines(tuple(line.moved(-start_s) for line in self.lines if line.end_s > start_s), self.lost)
 
 
-class Closing:
+class Closable:
     """Closing it, or leaving its context, ends any reading. `close` may be called more than once."""
 
     _closed = False
@@ -164,7 +164,7 @@ class Closing:
         self.close()
 
 
-class Wanted(NamedTuple):
+class FrameRequest(NamedTuple):
     """The arguments of `Source.frames`; `should_stop` is True for a closed source too."""
 
     start_s: float
@@ -173,18 +173,18 @@ class Wanted(NamedTuple):
     should_stop: ShouldStop
 
 
-class Source(Closing, ABC):
+class Source(Closable, ABC):
     """A readable video, and a context manager. A kind of source defines `_read` and `damage`.
 
     Attributes:
         info: facts that opening found out; the same for every reading.
         texts: the text tracks of its container.
-        texts_come: their lines come with the frames, by `new_lines`; else `lines` reads them at once.
+        streams_text: their lines come with the frames, by `new_lines`; else `lines` reads them at once.
     """
 
     info: SourceInfo
     texts: tuple[TextTrack, ...] = ()
-    texts_come = False
+    streams_text = False
 
     @property
     @abstractmethod
@@ -216,7 +216,7 @@ class Source(Closing, ABC):
         if self._closed:
             raise SourceUnreadable(f"{self.info.name} was closed", hint="open the source again")
         start_s = max(0.0, float(start_s))
-        return self._read(Wanted(start_s, fps, from_beginning, lambda: self._closed or should_stop()))
+        return self._read(FrameRequest(start_s, fps, from_beginning, lambda: self._closed or should_stop()))
 
     def lines(self, number: int) -> Lines:
         """Read the text track with this number, one of `texts`, before any frames.
@@ -231,11 +231,11 @@ class Source(Closing, ABC):
         return ()
 
     @abstractmethod
-    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         """Give the frames of `frames`."""
 
 
-def from_shown_at(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:
+def drop_before(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:
     """Drop frames that are over before `start_s`: begin with the last one whose `time_s <= start_s`."""
     held: Frame | None = None
     for frame in frames:

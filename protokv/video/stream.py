@@ -22,18 +22,18 @@ import av
 
 from protokv.errors import SourceUnreadable
 from protokv.video import address
-from protokv.video.connection import HLS_SLACK_S, KINDS, connected, explain_failure
-from protokv.video.container import MAX_PIXELS, describe, reason, to_rgb, too_large
+from protokv.video.connection import HLS_SLACK_S, KINDS, connect, explain_failure
+from protokv.video.container import MAX_PIXELS, convert_to_rgb, describe_stream, explain_error, refuse_size
 from protokv.video.report import DecodeReport
 from protokv.video.source import (
     Damage,
     Frame,
+    FrameRequest,
     Line,
     ShouldStop,
     Source,
     SourceInfo,
-    Wanted,
-    from_shown_at,
+    drop_before,
     never,
 )
 from protokv.video.stamps import Stamps
@@ -59,7 +59,6 @@ class StreamSource(Source):
 
     Args:
         source: an address (`protokv.video.address`).
-        decoder: ignored: only PyAV reads streams.
         max_pixels: the most that a frame may have; None: 8K.
         options: for FFmpeg.
         timeout_s: how long to wait for the connection, and for every packet.
@@ -67,15 +66,14 @@ class StreamSource(Source):
         should_stop: asked while a pipe is waited for; opening fails once it returns True.
 
     Raises:
-        SourceError: as `connected`, or no picture can be had.
+        SourceError: as `connect`, or no picture can be had.
     """
 
-    texts_come = True
+    streams_text = True
 
     def __init__(
         self,
         source: str | os.PathLike[str],
-        decoder: str = "auto",
         max_pixels: int | None = None,
         *,
         options: Mapping[str, str] | None = None,
@@ -83,11 +81,10 @@ class StreamSource(Source):
         size: tuple[int, int] | None = None,
         should_stop: ShouldStop = never,
     ) -> None:
-        del decoder
         self._source, self._size = os.fspath(source), size
         self._options, self._timeout_s, self._max_pixels = options or {}, timeout_s, max_pixels or MAX_PIXELS
         self._from_s = 0.0
-        self._name = address.shown(self._source)
+        self._name = address.public_name(self._source)
         self._held = ExitStack()
         self._why = ""
         # Lines with their track, in the time of the container, and those that have their stream time.
@@ -97,7 +94,7 @@ class StreamSource(Source):
         first = next(self._decoded, None)
         if first is None:
             hint = "check that it is a video, and that its codec is one that FFmpeg reads"
-            if address.kind_of(self._source) in ("http", "https") and "mov" in self._container.format.name:
+            if address.source_kind(self._source) in ("http", "https") and "mov" in self._container.format.name:
                 # FFmpeg says only "Input/output error".
                 hint = (
                     "an MP4 with its index at the end needs a server that gives parts of a file (HTTP ranges): "
@@ -125,13 +122,13 @@ class StreamSource(Source):
         super().close()
         self._held.close()
 
-    def _read(self, wanted: Wanted) -> Iterator[Frame]:
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         if not self.info.seekable:
             return self._go_on(wanted, wanted.fps)
         self._from_s = wanted.start_s
-        return from_shown_at(self._go_on(wanted, None), wanted.start_s)
+        return drop_before(self._go_on(wanted, None), wanted.start_s)
 
-    def _go_on(self, wanted: Wanted, fps: float | None) -> Iterator[Frame]:
+    def _go_on(self, wanted: FrameRequest, fps: float | None) -> Iterator[Frame]:
         should_stop = wanted.should_stop
         if self._first is None and self.info.seekable:
             self._decoded = self._connect(should_stop)
@@ -155,17 +152,17 @@ class StreamSource(Source):
                 continue
             later_s = later_s if own_s is None else time_s - own_s
             self._place(later_s)
-            report.shown(time_s, corrupt=frame.is_corrupt)
+            report.take(time_s, corrupt=frame.is_corrupt)
             if fps is not None:
                 if math.floor(time_s * fps + 1e-6) <= slot:
                     continue
                 slot = math.floor(time_s * fps + 1e-6)
-            yield Frame(time_s, partial(to_rgb, frame, self.info), None, "pyav")
+            yield Frame(time_s, partial(convert_to_rgb, frame, self.info), None, "pyav")
         self._place(later_s)
         declared_s, last_s = self.info.duration_s, report.last_s or 0.0
         if declared_s is not None and last_s < declared_s - max(HONEST_S, 0.02 * declared_s) and not should_stop():
             missing = max(1, round((declared_s - last_s) * (self.info.rate_fps or 1.0)))
-            report.missing(missing, last_s, "it ends before the end that it declares")
+            report.note_missing(missing, last_s, "it ends before the end that it declares")
 
     def _place(self, later_s: float) -> None:
         """Give the lines that wait for it their stream time."""
@@ -178,11 +175,11 @@ class StreamSource(Source):
         self._held.close()
         self._should_stop = should_stop
         self._container, self._stream = self._held.enter_context(
-            connected(self._source, self._options, self._timeout_s, self._max_pixels, lambda: self._should_stop())
+            connect(self._source, self._options, self._timeout_s, self._max_pixels, lambda: self._should_stop())
         )
         # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
         self.texts = () if "hls" in self._container.format.name else find_text_tracks(self._container)
-        self._ends = address.kind_of(self._source) in ("http", "https") and bool(self._container.duration)
+        self._ends = address.source_kind(self._source) in ("http", "https") and bool(self._container.duration)
         self._report = DecodeReport()
         # A stream has no times of packets to hold the frames against.
         self._report.stop_matching()
@@ -230,17 +227,17 @@ class StreamSource(Source):
             except av.error.EOFError:
                 return
             except Exception as error:  # PyAV raises more than its own errors on damaged packets
-                self._why = self._why or reason(error)
-                self._report.failed(None, reason(error))
+                self._why = self._why or explain_error(error)
+                self._report.note_failure(None, explain_error(error))
                 continue
             for frame in frames:
                 if frame.width * frame.height > self._max_pixels:
-                    raise too_large(self._name, frame.width, frame.height, self._max_pixels)
+                    raise refuse_size(self._name, frame.width, frame.height, self._max_pixels)
                 yield frame
 
     def _describe(self, first: Any) -> SourceInfo:
-        container, stream, kind = self._container, self._stream, address.kind_of(self._source)
-        info = describe(self._name, kind, container, stream, first)
+        container, stream, kind = self._container, self._stream, address.source_kind(self._source)
+        info = describe_stream(self._name, kind, container, stream, first)
         hls = info.container == "hls"
         self._slack_s = HLS_SLACK_S if hls else KINDS[kind].slack_s if kind in KINDS else math.inf
         duration_s = container.duration / av.time_base if self._ends else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import av
 
-from protokv.video.container import only, opened, reason
+from protokv.video.container import discard_others, explain_error, open_container
 from protokv.video.source import Line, Lines, TextTrack
 
 CODECS = {"srt", "subrip", "ass", "ssa", "webvtt", "mov_text", "text"}
@@ -41,9 +41,9 @@ def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
 
     `origin_s` is the time stamp at which the video begins.
     """
-    with opened(path) as (container, _):
+    with open_container(path) as (container, _):
         stream = container.streams[number]
-        only(container, stream)
+        discard_others(container, stream)
         return read_lines(container, stream, origin_s)
 
 
@@ -64,7 +64,7 @@ def read_lines(container: Any, stream: Any, origin_s: float = 0.0) -> Lines:
             if line is not None:
                 found.append(line)
     except Exception as error:  # PyAV raises more than its own errors on a damaged file
-        lost = f"it breaks off: {reason(error)}"
+        lost = f"it breaks off: {explain_error(error)}"
     return Lines(tuple(found), lost)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from protokv.errors import ConfigError, SourceError, SourceNotFound
 from protokv.ingestion.live.source import LiveSource
-from protokv.video.address import kind_of
+from protokv.video.address import source_kind
 from protokv.video.bucket import fetch, is_object, list_beginning
 from protokv.video.registry import fingerprint_source, open_source
 from protokv.video.source import Lines, ShouldStop, Source, TextTrack
@@ -60,7 +60,7 @@ def words_of(
     if isinstance(source, LiveSource):
         return None if choice == OFF else _coming(source, choice)
     track = track_of(source, choice)
-    if track is not None and source.texts_come:
+    if track is not None and source.streams_text:
         return _coming(source, choice)
     if track is not None:
         return _track(_record_of(track), lambda: source.lines(track.number))
@@ -82,7 +82,7 @@ def write_subtitles(source: object, choice: str, model: str, device: str, should
         SourceError: the video cannot be read.
         ModelError: the model cannot be loaded, or recognises no speech.
     """
-    if not isinstance(source, str | os.PathLike) or kind_of(os.fspath(source)) != "file":
+    if not isinstance(source, str | os.PathLike) or source_kind(os.fspath(source)) != "file":
         raise ConfigError("what is said can be written down for files alone", hint="leave --transcribe out")
     with open_source(source) as video:
         found = file_of(source, choice) is not None or track_of(video, choice) is not None
@@ -183,7 +183,7 @@ def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:
     files: Iterable[str] = ()
     if is_object(named):
         files = list_beginning(f"{named.removesuffix(path.suffix)}.")
-    elif kind_of(named) == "file" and path.parent.is_dir():
+    elif source_kind(named) == "file" and path.parent.is_dir():
         files = (str(file) for file in path.parent.iterdir() if file.is_file())
     for file in files:
         name, suffix = Path(file).name, Path(file).suffix

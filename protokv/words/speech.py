@@ -23,7 +23,7 @@ from protokv.backbones.files import download, read_model_file, translate_errors
 from protokv.backbones.loading import PlacementRequest, quiet_transformers
 from protokv.backbones.registry import on_hub
 from protokv.errors import ConfigError, ModelError
-from protokv.video.container import only, opened
+from protokv.video.container import discard_others, open_container
 from protokv.video.source import ShouldStop, never
 
 Samples = NDArray[np.float32]
@@ -85,10 +85,10 @@ def sound_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[flo
             yield start_s, samples[:n]
         samples, start_s = samples[n:], start_s + n / rate
 
-    with opened(video) as (container, pictures):
+    with open_container(video) as (container, pictures):
         if (track := container.streams.best("audio")) is None or track.codec_context is None:
             return
-        only(container, track)
+        discard_others(container, track)
         origin_s = float((pictures.start_time or 0) * pictures.time_base)
         resampler = av.AudioResampler("flt", "mono", rate)
         for packet in container.demux(track):

@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 
 from protokv.errors import SourceUnreadable
-from protokv.video.container import reason
+from protokv.video.container import explain_error
 from protokv.video.file import check_is_file
 from protokv.video.source import Lines
 from protokv.video.text_tracks import MOST_BYTES, read_lines
@@ -42,7 +42,7 @@ def read_file(path: Path) -> Lines:
             found = read_lines(container, container.streams[0])
     except Exception as error:
         raise SourceUnreadable(
-            f"{path.name} holds no subtitles: {reason(error)}", hint="SubRip, WebVTT and ASS are read"
+            f"{path.name} holds no subtitles: {explain_error(error)}", hint="SubRip, WebVTT and ASS are read"
         ) from error
     return found if whole else Lines(found.lines, found.lost or f"only its first {MOST_BYTES >> 20} MiB are read")
 

@@ -20,7 +20,7 @@ class Double:
     """Ten frames a second for ten seconds; at frame `at` it does something else."""
 
     info = INFO
-    texts, texts_come = (), False
+    texts, streams_text = (), False
     damage = Damage()
 
     def __init__(self, source: str, *, at: int, deed: str, pid_file: str | None = None) -> None:

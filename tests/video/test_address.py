@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.address import kind_of, listens, shown, stem
+from protokv.video.address import default_stem, listens, public_name, source_kind
 from protokv.video.file import fingerprint
 
 SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
@@ -22,11 +22,11 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
         f"https://{user}@camera.example:554/live.m3u8?channel=2&sig={token}#{token}",
         f"srt://camera.example:554?channel=2&passphrase={token}",
     ):
-        text = shown(address)
+        text = public_name(address)
         assert "s3c" not in text
         assert "camera.example:554" in text
         assert "channel=2" in text or ";" in user + password + token
-        assert "s3c" not in stem(address)
+        assert "s3c" not in default_stem(address)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
     ],
 )
 def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name):
-    assert (kind_of(address), shown(address), stem(address)) == (kind, text, name)
-    assert re.fullmatch(r"[^/]+", stem(address))
+    assert (source_kind(address), public_name(address), default_stem(address)) == (kind, text, name)
+    assert re.fullmatch(r"[^/]+", default_stem(address))
 
 
 @pytest.mark.parametrize(

@@ -143,8 +143,8 @@ def test_losses_before_the_start_of_a_resumed_reading_are_not_counted_again(deco
 def test_a_frame_that_stays_away_is_lost_once_a_later_one_is_shown():
     report = DecodeReport()
     for time_s in (0.0, 0.2, 0.1, 0.3):
-        report.sent(time_s)
-    assert [report.shown(t) for t in (0.0, 0.2)] == [True, True]
+        report.expect(time_s)
+    assert [report.take(t) for t in (0.0, 0.2)] == [True, True]
     assert (report.damage.frames_lost, report.damage.lost_from_s) == (1, 0.1)
     report.finish()
     assert report.damage.frames_lost == 2
@@ -153,9 +153,9 @@ def test_a_frame_that_stays_away_is_lost_once_a_later_one_is_shown():
 
 def test_a_frame_that_comes_out_of_order_is_not_given_and_counts_once():
     report = DecodeReport()
-    report.sent(0.0)
-    report.sent(0.1)
-    assert report.shown(0.1)
-    assert not report.shown(0.0)
+    report.expect(0.0)
+    report.expect(0.1)
+    assert report.take(0.1)
+    assert not report.take(0.0)
     report.finish()
     assert report.damage.frames_lost == 1

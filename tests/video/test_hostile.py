@@ -165,7 +165,7 @@ def test_any_error_of_pyav_while_decoding_is_damage(error, make_clip, monkeypatc
         assert source.damage.frames_lost == 1
 
 
-@pytest.mark.parametrize("broken", ["av.open", "protokv.video.pyav_source.to_rgb"])
+@pytest.mark.parametrize("broken", ["av.open", "protokv.video.pyav_source.convert_to_rgb"])
 def test_an_error_while_opening_or_converting_is_a_source_error(broken, make_clip, monkeypatch):
     path = make_clip("constant rate")
 

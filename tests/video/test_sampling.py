@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protokv.errors import ConfigError
 from protokv.video import Frame, sample, steps
 from protokv.video.sampling import SLACK_S
-from protokv.video.source import from_shown_at
+from protokv.video.source import drop_before
 
 
 def frames_at(times, durations=None):
@@ -82,7 +82,7 @@ def test_resuming_at_any_step_gives_the_steps_of_an_uninterrupted_run(gaps, fps,
     whole = list(steps(sample(frames, fps), group))
     first = int(part * (len(whole) - 1))
     start_s = first * group / fps
-    rest = list(steps(sample(from_shown_at(frames, start_s), fps, start_s), group, first))
+    rest = list(steps(sample(drop_before(frames, start_s), fps, start_s), group, first))
     assert [(s.index, s.time_s, s.images.tolist()) for s in rest] == [
         (s.index, s.time_s, s.images.tolist()) for s in whole[first:]
     ]

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoint, EntryPoints
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.video import open_source, read_steps
+from protokv.video import Source, open_source, read_steps
 from protokv.video.derived import Part
 from tests.cli.conftest import write_video
 from tests.video.conftest import CLIPS, Clip, number_in, write
@@ -290,3 +291,15 @@ def test_an_impossible_part_is_refused(clip: Path) -> None:
 
     with pytest.raises(ConfigError, match="cannot be read in parts"):
         Part(Pipe(), 1.0)  # type: ignore[arg-type]
+
+
+def test_a_kind_of_source_of_another_package_is_opened_by_its_entry_point(clip: Path, monkeypatch) -> None:
+    point = EntryPoint("vault", "tests.video.test_sources:open_vault", "protokv.sources")
+    monkeypatch.setattr("protokv.video.registry.entry_points", lambda group: EntryPoints([point]).select(group=group))
+    with open_source(f"vault://{clip}", max_pixels=4096 * 2160) as source:
+        assert source.info.duration_s == 12.0
+
+
+def open_vault(address: str, max_pixels: int | None) -> Source:
+    assert max_pixels == 4096 * 2160
+    return open_source(address.removeprefix("vault://"), max_pixels=max_pixels)

@@ -20,9 +20,8 @@ from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
 from protokv.ingestion.options import LiveOptions
 from protokv.state.watched import Segment, WallClockLog
 from protokv.video import Damage, Source, SourceInfo, address
-from protokv.video.registry import SOURCES
 from protokv.video.sampling import Sample, Step, make_step
-from protokv.video.source import Closing, Line, TextTrack, never
+from protokv.video.source import Closable, Line, TextTrack, never
 
 # A silence of more than this is a gap, even if the source was never lost.
 GAP_S = 5.0
@@ -34,7 +33,7 @@ ASK_S = 0.1
 MANY = 8
 
 
-class LiveSource(Closing):
+class LiveSource(Closable):
     """A source that goes on whether it is read or not. It stands in an ingest where a `Source` stands.
 
     Attributes:
@@ -45,7 +44,7 @@ class LiveSource(Closing):
         texts: the text tracks of the connection; none before the first one.
     """
 
-    texts_come = True
+    streams_text = True
 
     def __init__(
         self,
@@ -70,8 +69,8 @@ class LiveSource(Closing):
         self.options, self._connect, self._opened = options, connect, opened
         self._clock, self._now = clock, now
         self._feed: Feed | None = None
-        kind = address.kind_of(text)
-        self.info = SourceInfo(address.shown(text), kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
+        kind = address.source_kind(text)
+        self.info = SourceInfo(address.public_name(text), kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
         self._listens = address.listens(text, options.input)
         self.damage = Damage()
         self.log = WallClockLog()
@@ -257,8 +256,8 @@ def open_input(
         SourceError: it is not there, or not one frame of it can be read.
     """
     text = os.fspath(source)
-    kind = address.kind_of(text)
-    if kind not in SOURCES or kind == "file":
+    kind = address.source_kind(text)
+    if kind not in address.STREAMED:
         return None
     connect, opened = partial(_connect, text, options, max_pixels), None
     if kind in ("http", "https"):
@@ -282,7 +281,7 @@ def _connect(
 ) -> Source:
     from protokv.video.stream import StreamSource
 
-    stall_s = options.lost_after_s(address.kind_of(text))
+    stall_s = options.lost_after_s(address.source_kind(text))
     return StreamSource(
         text,
         max_pixels=max_pixels,
