@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from protokv.errors import ConfigError
 from protokv.memories import CONFIGS
 from protokv_cli import options
 from protokv_cli.answers import note_model
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from protokv.replay.plan import Plan
     from protokv.replay.request import ReplayRequest
 
-DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu", "ovo-s-bench")
+DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu")
 
 Sources = Annotated[
     list[str] | None,
@@ -87,7 +86,7 @@ class BenchmarkFlags:
             known=("official", "bare"),
         ),
     ] = None
-    judge: Annotated[str | None, option("--judge NAME", "Judge of open answers: openai:MODEL or local:MODEL.")] = None
+    judge: Annotated[str | None, option("--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL.")] = None
     strict: Annotated[bool, option("--strict", "Stop at a video that is missing or cannot be read.")] = False
 
 
@@ -101,7 +100,8 @@ class ResultFlags:
     )
     dry_run: Annotated[bool, option("--dry-run", "Show the cost of a run; ask nothing.", MOST_USED)] = False
     report: Annotated[bool, option("--report", "Show the results in SOURCE..., merged; ask nothing.")] = False
-    plot: Annotated[Path | None, option("--plot FILE", "Figure to draw, .png or .svg.")] = None
+    plot: Annotated[Path | None, option("--plot FILE", "Figure to draw, .png.")] = None
+    table: Annotated[Path | None, option("--csv FILE", "All numbers as a CSV file.")] = None
     force: Annotated[bool, option("--force", "Start over and replace the results.")] = False
 
     def check(self, *inputs: object) -> None:
@@ -109,7 +109,7 @@ class ResultFlags:
         from protokv.replay.figure import check_figure
         from protokv.state.api import check_not_read
 
-        for written in (None if self.report else self.results, self.plot):
+        for written in (None if self.report else self.results, self.plot, self.table):
             if written is not None:
                 check_not_read(written, *inputs)
         if self.plot:
@@ -137,6 +137,7 @@ def replay(
 
     - `ask_s`: when it can be asked, in seconds; `evidence_s`, if known: when its answer was last visible
     - `type`, `id`: optional, the type and the name of the question
+    - `lasts`: false if the answer may change while the stream goes on
     - `video`: the file's name, if there are several sources
 
     Delays count from evidence_s, or else from ask_s.
@@ -154,11 +155,10 @@ def replay(
 
         results.check(*(sources or ()), study.questions)
         if results.report:
-            show(out, read_rows(sources or [results.results]), plot=results.plot)
+            show(out, read_rows(sources or [results.results]), plot=results.plot, table=results.table)
             return
         model.check()
         request = _build(sources, study, benchmark)
-        request.check()
         _replay(out, request, benchmark, results, model)
 
 
@@ -166,8 +166,6 @@ def _build(sources: list[str] | None, study: StudyFlags, benchmark: BenchmarkFla
     """Return the request of the library. ConfigError."""
     from protokv.replay.request import ReplayRequest
 
-    if not sources and benchmark.dataset is None:
-        raise ConfigError("there is nothing to watch", hint="protokv replay VIDEO --questions FILE, or --dataset NAME")
     delays, budgets = parse_optional(parse_list, study.delays), parse_optional(parse_list, study.budgets)
     return ReplayRequest(
         sources=sources,
@@ -192,26 +190,26 @@ def _replay(
 ) -> None:
     """Run a request, or show its cost; end with the exit code of a run that was stopped or left something out."""
     from protokv.backbones import load_backbone
+    from protokv.ingestion.options import DEFAULT_MODEL
     from protokv.replay.rows import check_trials, read_rows
     from protokv_cli.replay_report import show_cost
 
-    name = model.model or request.study.model
     loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
-    opened = request.open(name)
+    opened = request.open()
     for video, why in opened.missing.items():
         out.error(f"left out: {video}: {why}")
     lost = {stream.name: stream.words_lost for stream in opened.streams if stream.words_lost}
     for video, why in lost.items():
         out.error(f"Error: {video}: not all words are read: {why}")
-    judged_on = {name: loading[name] for name in ("device", "device_map", "quantization")}
-    referee = request.judge(benchmark.judge, judged_on)
-    backbone = load_backbone(name, **loading)
+    referee = request.judge(benchmark.judge)
+    backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
     plan = request.plan(opened, backbone, model.fps)
     note_model(out, backbone)
     if results.dry_run:
         done = read_rows([results.results]) if results.results.exists() and not results.force else []
         check_trials(done, plan.trials.values(), results.results)
-        show_cost(out, request.cost(plan, backbone, {row.key for row in done}), opened)
+        cost = plan.cost({row.key for row in done})
+        show_cost(out, cost | {"estimate_s": plan.estimate(backbone, cost)}, opened)
         return
     unread = _run(out, plan, backbone, opened, results, referee, strict=benchmark.strict or not benchmark.dataset)
     if unread or lost:
@@ -242,7 +240,9 @@ def _run(
             judging(out, rows, keys, referee, should_stop=lambda: bool(stop))
     asked = [rows.rows[key] for key in keys]
     if stop.exit is None or asked:
-        show(out, asked, dropped=plan.dropped, plot=results.plot, missing=unread, notes=opened.notes)
+        show(
+            out, asked, dropped=plan.dropped, plot=results.plot, table=results.table, missing=unread, notes=opened.notes
+        )
     if stop.exit is not None:
         out.warn(f"stopped; what is done is in {results.results}. Continue with the same command.")
         raise typer.Exit(stop.exit)

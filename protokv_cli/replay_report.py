@@ -1,4 +1,4 @@
-"""A replay as its user sees it: progress on stderr, then tables or JSON, figures and a page."""
+"""A replay as its user sees it: progress on stderr, then a table or JSON, a CSV file and a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protokv.replay.plan import Unread
 from protokv.replay.report import summarise
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
-from protokv.replay.tables import list_facts, tabulate
+from protokv.replay.tables import list_facts, save_csv, tabulate
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import Bar, left_text
 from protokv_cli.tables import grid, pairs, time_text
@@ -64,10 +64,11 @@ def show(
     *,
     dropped: Mapping[str, int] | None = None,
     plot: Path | None = None,
+    table: Path | None = None,
     missing: Mapping[str, str] | None = None,
     notes: Mapping[str, int] | None = None,
 ) -> None:
-    """Show tables on a terminal, one JSON document in a pipe, and write the figures that were asked for."""
+    """Show a table on a terminal, one JSON document in a pipe, and write the files that were asked for."""
     if not rows:
         reasons = "; ".join(f"{n} {why}" for why, n in (dropped or {}).items())
         raise ConfigError(
@@ -82,10 +83,11 @@ def show(
     if out.format is Format.JSON:
         out.json(report)
     else:
-        conclusion = report["conclusion"]
-        out.table(conclusion["text"], *conclusion["details"], "", pairs(list_facts(report)), "")
-        for table in tabulate(report):
-            out.table(grid(table.head, table.rows, title=table.title), *([table.note] if table.note else []), "")
+        found = tabulate(report)
+        out.table(pairs(list_facts(report)), "", grid(found.head, found.rows), found.note)
+    if table:
+        save_csv(report, table)
+        out.note(f"numbers: {table}")
     if plot:
         from protokv.replay.figure import save_figure
 

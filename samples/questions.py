@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from protokv.mini.phrases import TYPES
-from protokv.mini.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
-from protokv.mini.questions import find_facts, phrase, pick_different
-from protokv.mini.speech import NAMES
-from protokv.mini.world import World
+from samples.worlds.phrases import GROUPS, TYPES
+from samples.worlds.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
+from samples.worlds.questions import find_facts, phrase, pick_different
+from samples.worlds.speech import NAMES
+from samples.worlds.world import World
 
 # Their answer is one of the two shapes in the question.
 _OF_TWO: Final = ("which_first", "which_last", "middle_first", "middle_last")
@@ -41,13 +41,14 @@ CHANCE: Final[dict[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question in English; times in seconds from the start of the stream."""
+    """A question in English; times in seconds from the start of the stream; `lasts`: its answer stays true."""
 
     question: str
     answer: str
     type: str
     evidence_s: float
     ask_s: float
+    lasts: bool = True
 
 
 def make_questions(
@@ -60,5 +61,5 @@ def make_questions(
     for kind in types:
         for fact in pick_different(rng, find_facts(kind, events, ask_s, said), per_type):
             text = phrase(rng, kind, fact)
-            made[text, kind] = Question(text, fact.answer, kind, fact.evidence_s, float(ask_s))
+            made[text, kind] = Question(text, fact.answer, kind, fact.evidence_s, float(ask_s), kind in GROUPS)
     return list(made.values())

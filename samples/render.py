@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from protokv.errors import ProtoKVError
-from protokv.mini.world import World, WorldConfig
 from samples.questions import make_questions
+from samples.worlds.world import World, WorldConfig
 
 VIDEO_FPS: Final = 8
 VIDEO_SIDE: Final = 336

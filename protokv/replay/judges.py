@@ -1,7 +1,7 @@
 """Judges of open answers, and judging the rows of a file.
 
-An answer is judged after the pass, from the texts in its row: no pass waits for a network, and a second judge needs no
-second pass. A judged row is appended to the file, and the last one of equal rows counts. Equal answers are judged once.
+An answer is judged after the pass, from the texts in its row, so that a second judge needs no second pass. A judged row
+is appended to the file, and the last one of equal rows counts. Equal answers are judged once.
 
 The prompt is the one of Video-ChatGPT, as Flash-VStream and ReKV use it (github.com/Becomebright/ReKV at 63793f7,
 `video_qa/eval/eval_open_ended.py`): temperature 0, at most 300 tokens, a Python dictionary with `pred` ("yes" or "no")
@@ -14,7 +14,6 @@ import ast
 import hashlib
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -22,11 +21,7 @@ from itertools import chain
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from protokv.core.backbone import Backbone
-from protokv.core.decoding import Decoding
-from protokv.core.session import Session
-from protokv.errors import ConfigError, JudgeError, use_one_of
-from protokv.memories import SlidingWindowConfig
+from protokv.errors import ConfigError, JudgeError
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.rows import Row, RowFile
 
@@ -39,6 +34,11 @@ class Case:
     expected: str
     prediction: str
 
+    @property
+    def prompt(self) -> str:
+        """The user's turn about it."""
+        return USER.format(question=self.question, expected=self.expected, prediction=self.prediction)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -46,53 +46,6 @@ class Verdict:
 
     correct: bool
     points: float | None = None
-
-
-class Judge(ABC):
-    """A reader of open answers.
-
-    Attributes:
-        label: its name with the digest of its prompt; stands in every row that it judged.
-    """
-
-    label: str
-
-    @abstractmethod
-    def read(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Verdict | None]]:
-        """Judge cases in any order; None: it gave no verdict.
-
-        Raises:
-            JudgeError: it cannot judge at all.
-        """
-
-
-def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[Row | None]:
-    """Judge the open answers in `results` with these keys that this judge has not judged yet.
-
-    Every row is in the file before it is yielded.
-
-    Yields:
-        The judged row, or None without a verdict: the row keeps its old one.
-    """
-    rows = [results.rows[key] for key in keys if key in results.rows]
-    said = {_case(row): Verdict(row.correct, row.points) for row in results.rows.values() if row.judge == judge.label}
-    left: dict[Case, list[Row]] = {}
-    for row in rows:
-        if row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended and row.judge != judge.label:
-            left.setdefault(_case(row), []).append(row)
-    known = [(case, said[case]) for case in left if case in said]
-    for case, verdict in chain(known, judge.read([case for case in left if case not in said])):
-        for row in left[case]:
-            if verdict is None:
-                yield None
-                continue
-            judged = replace(row, correct=verdict.correct, points=verdict.points, judge=judge.label)
-            results.append(judged)
-            yield judged
-
-
-def _case(row: Row) -> Case:
-    return Case(row.question, row.expected, row.prediction)
 
 
 MAX_TOKENS: Final = 300
@@ -119,58 +72,27 @@ USER: Final = (
 PROMPT_HASH: Final = hashlib.sha256(f"{SYSTEM}\0{USER}".encode()).hexdigest()[:12]
 
 
-def write_user(case: Case) -> str:
-    """Write the user's turn about one case."""
-    return USER.format(question=case.question, expected=case.expected, prediction=case.prediction)
-
-
 def read_reply(text: str) -> Verdict:
     """Read the verdict from a reply: a Python or JSON dictionary, alone or between other words.
 
     Raises:
         ValueError: there is none, or it is not yes or no with 0 to 5 points.
     """
-    start, end = text.find("{"), text.rfind("}")
-    if start < 0 or end < start:
-        raise ValueError(f"no dictionary in {text[:80]!r}")
-    literal = text[start : end + 1]
+    literal = text[max(0, text.find("{")) : text.rfind("}") + 1]
     try:
         found = ast.literal_eval(literal)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        try:
-            found = json.loads(literal)
-        except ValueError as error:
-            raise ValueError(f"no dictionary in {text[:80]!r}") from error
+        found = json.loads(literal)
     if not isinstance(found, dict):
         raise ValueError(f"no dictionary in {text[:80]!r}")
-    said, score = str(found.get("pred", "")).strip().casefold().rstrip("."), found.get("score", "")
+    decided = str(found.get("pred", "")).strip().casefold().rstrip(".")
     try:
-        points = float(int(float(score)))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"score is {score!r}") from error
-    if said not in ("yes", "no") or not 0 <= points <= 5:
-        raise ValueError(f"pred is {said[:20]!r}, score {points:g}")
-    return Verdict(said == "yes", points)
-
-
-class LocalJudge(Judge):
-    """A model on this machine, asked without a video. Both parts of the prompt stand in the user's turn."""
-
-    def __init__(self, backbone: Backbone) -> None:
-        """Start the empty session that answers every case."""
-        identity = backbone.identity
-        self.label = f"{identity.name} (weights {identity.weights_digest[:12]}), prompt {PROMPT_HASH}"
-        self._session = Session.start(backbone, SlidingWindowConfig(budget=1))
-
-    def read(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Verdict | None]]:
-        """Ask one case after the other, greedily."""
-        for case in cases:
-            try:
-                answer = self._session.ask(f"{SYSTEM}\n\n{write_user(case)}", Decoding(MAX_TOKENS))
-                yield case, read_reply(answer.text)
-            except (ConfigError, ValueError):
-                # The prediction spells a control token, which no prompt may, or the reply is no verdict.
-                yield case, None
+        points = float(int(float(found.get("score", ""))))
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"score is {found['score']!r}") from error
+    if decided not in ("yes", "no") or not 0 <= points <= 5:
+        raise ValueError(f"pred is {decided[:20]!r}, score {points:g}")
+    return Verdict(decided == "yes", points)
 
 
 REPLIES: Final = 3
@@ -182,27 +104,24 @@ RETRIES: Final = 6
 """Requests at once, the time-out of a request, and its retries by the client."""
 
 
-class EndpointJudge(Judge):
-    """One model behind an OpenAI-compatible endpoint, asked with the `openai` client (the extra `judge`).
+class Judge:
+    """A model behind an OpenAI-compatible endpoint, hosted or of one's own, asked with `openai` (the extra `judge`).
 
     Address and key come from OPENAI_BASE_URL and OPENAI_API_KEY; neither stands in a row or a message. The client
     repeats a request after a time-out, a rate limit (429) or a failure of the server, with growing pauses.
+
+    Attributes:
+        label: its name with the digest of its prompt; stands in every row that it judged.
     """
 
     def __init__(self, model: str) -> None:
-        """Make the client for a model at the endpoint; nothing is sent.
-
-        Raises:
-            ConfigError: the client is not installed, or there is no key.
-        """
+        """Make the client; nothing is sent. ConfigError: it is not installed, or there is no key."""
         try:
             import openai
         except ImportError as error:
             raise ConfigError("this judge needs the openai client", hint="pip install 'protokv[judge]'") from error
         if not os.environ.get("OPENAI_API_KEY"):
-            raise ConfigError(
-                "this judge needs a key", hint="set OPENAI_API_KEY, and OPENAI_BASE_URL for another endpoint"
-            )
+            raise ConfigError("this judge needs a key", hint="set OPENAI_API_KEY, and OPENAI_BASE_URL if need be")
         self._errors: Any = openai
         self._refusals = (openai.AuthenticationError, openai.NotFoundError, openai.PermissionDeniedError)
         self._client = openai.OpenAI(timeout=TIMEOUT_S, max_retries=RETRIES)
@@ -211,7 +130,7 @@ class EndpointJudge(Judge):
         self.label = f"{model} at {address.hostname}, prompt {PROMPT_HASH}"
 
     def read(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Verdict | None]]:
-        """Judge several cases at once."""
+        """Judge cases, several at once and in any order; None: there is no verdict. JudgeError: it cannot judge."""
         pool = ThreadPoolExecutor(WORKERS)
         try:
             waiting = {pool.submit(self._ask, case): case for case in cases}
@@ -222,7 +141,7 @@ class EndpointJudge(Judge):
 
     def _ask(self, case: Case) -> Verdict | None:
         """Return a verdict; None if there is none after some tries."""
-        messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": write_user(case)}]
+        messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": case.prompt}]
         for _ in range(REPLIES):
             try:
                 completion = self._client.chat.completions.create(
@@ -247,18 +166,27 @@ class EndpointJudge(Judge):
         return None
 
 
-def select_judge(text: str, **placement: Any) -> Judge:
-    """Make a judge from its name: `openai:MODEL`, or `local:MODEL`; `placement` goes to `load_backbone` for the latter.
+def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[Row | None]:
+    """Judge the open answers in `results` with these keys that this judge has not judged yet.
 
-    Raises:
-        ConfigError: there is none of this name, or an extra or a key is missing.
-        ModelError: a local model cannot be loaded.
+    Yields each judged row once it is in the file, or None without a verdict: the row keeps its old one.
     """
-    kind, _, model = text.partition(":")
-    if kind == "openai" and model:
-        return EndpointJudge(model)
-    if kind == "local" and model:
-        from protokv.backbones import load_backbone
+    rows = [results.rows[key] for key in keys if key in results.rows]
+    known = {_case(row): Verdict(row.correct, row.points) for row in results.rows.values() if row.judge == judge.label}
+    left: dict[Case, list[Row]] = {}
+    for row in rows:
+        if row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended and row.judge != judge.label:
+            left.setdefault(_case(row), []).append(row)
+    old = [(case, known[case]) for case in left if case in known]
+    for case, verdict in chain(old, judge.read([case for case in left if case not in known])):
+        for row in left[case]:
+            if verdict is None:
+                yield None
+                continue
+            judged = replace(row, correct=verdict.correct, points=verdict.points, judge=judge.label)
+            results.append(judged)
+            yield judged
 
-        return LocalJudge(load_backbone(model, **placement))
-    raise ConfigError(f"there is no judge {text!r}", hint=use_one_of(text, ("openai:MODEL", "local:MODEL")))
+
+def _case(row: Row) -> Case:
+    return Case(row.question, row.expected, row.prediction)

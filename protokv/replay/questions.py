@@ -1,9 +1,9 @@
-"""Questions with their reference times, read from JSON lines, their types, and the comparison of two answers.
+"""Questions with their reference times, read from JSON lines, and the comparison of two answers.
 
 The reference time t0 is when the decisive evidence was last seen, if the data say so, and else the data set's query
 time (the paper's proxy, section 4, "Delayed-Query Protocol"). A sweep over delays is fair to a question about the past
-whose answer stays the same while the stream goes on: its type is `retrospective` (same section). Two answers are equal
-but for case, spaces and a full stop, or by their shared words.
+whose answer stays the same while the stream goes on: it is `retrospective` (same section). Two answers are equal but
+for case, spaces and a full stop, or by their shared words.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class Question:
         dataset: its benchmark; empty for any other question.
         prompt: the wording of the benchmark; empty: the text.
         options: of a multiple-choice question, in order; the answer is the letter of one of them.
-        evidence_s: when the evidence was last seen, if it is known and not t0.
-        valid_until_s: stream time until which the answer is known to hold.
+        retrospective: the answer stays true while the stream goes on.
     """
 
     id: str
@@ -49,8 +48,7 @@ class Question:
     dataset: str = ""
     prompt: str = ""
     options: tuple[str, ...] = ()
-    evidence_s: float | None = None
-    valid_until_s: float = math.inf
+    retrospective: bool = True
 
     @property
     def causal(self) -> bool:
@@ -62,7 +60,8 @@ def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
     """Read the questions of a JSON-lines file, each with the name of its video (`video`), or None.
 
     A row has `question`, `answer`, optionally `type` (or `answer_type`, `task`) and `id`, and its time in seconds:
-    `evidence_s`, or else `ask_s` (or `query_s`, `end_time`, `realtime`).
+    `evidence_s`, or else `ask_s` (or `query_s`, `end_time`, `realtime`). `lasts` is false if the answer may change
+    while the stream goes on.
 
     Raises:
         SourceNotFound: there is no such file.
@@ -100,6 +99,9 @@ def _parse(row: dict[str, Any], where: str, number: int) -> tuple[str | None, Qu
             f"{where}: expected evidence_s, or one of {', '.join(_TIMES)}, in seconds, got {time!r}",
             hint="the delay is counted from there",
         )
+    lasts = row.get("lasts", True)
+    if not isinstance(lasts, bool):
+        raise ConfigError(f"{where}: lasts must be true or false, got {lasts!r}")
     kind = next((row[name] for name in ("type", "answer_type", "task") if isinstance(row.get(name), str)), "")
     video = row.get("video")
     question = Question(
@@ -109,41 +111,9 @@ def _parse(row: dict[str, Any], where: str, number: int) -> tuple[str | None, Qu
         type=kind,
         reference_s=float(time),
         reference="query" if evidence is None else "evidence",
+        retrospective=lasts,
     )
     return (video if isinstance(video, str) else None), question
-
-
-OTHER: Final = "other"
-"""The group of types without a group; tables show it last."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionType:
-    """A type of questions.
-
-    Attributes:
-        name: as the data set has it; empty: none.
-        group: shown as one in tables, such as "order" (of events) or "backward".
-        retrospective: the answer stays true while the stream goes on.
-    """
-
-    name: str
-    group: str = OTHER
-    retrospective: bool = True
-
-
-WORLD: Final = (
-    # Answers of "last" and "count" change with new events; parts of the stream ("third", "tenth") move.
-    *(QuestionType(name, "content") for name in ("colour", "shape", "where", "at", "whether")),
-    *(QuestionType(name, "order") for name in ("first", "which_first", "which_last", "before", "after")),
-    *(QuestionType(name, "order") for name in ("middle_first", "middle_last", "middle_before", "middle_after")),
-    QuestionType("times", "counting"),
-    *(QuestionType(name, "slow change") for name in ("where_first", "where_last")),
-    *(QuestionType(name, "words") for name in ("owner", "owned")),
-    *(QuestionType(name, "words and pictures") for name in ("colour_of", "where_of")),
-    *(QuestionType(name, retrospective=False) for name in ("last", "count", "now", "anything_now", "third", "tenth")),
-)
-"""Types of the procedural world (`protokv.mini.questions`)."""
 
 
 F1_RIGHT: Final = 0.5

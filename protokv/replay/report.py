@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from protokv.memories import DEFAULT, FullConfig
-from protokv.replay.benchmarks import BENCHMARKS, find_type, order_groups
-from protokv.replay.conclusion import conclude
+from protokv.replay.benchmarks import BENCHMARKS, find_group
+from protokv.replay.benchmarks.base import OTHER
 from protokv.replay.metrics import (
     FEW_QUESTIONS,
     FEW_VIDEOS,
@@ -22,17 +21,15 @@ from protokv.replay.metrics import (
     quantile,
     resample,
 )
-from protokv.replay.questions import OTHER
 from protokv.replay.rows import Row
 
-AGES_S: Final = (0.0, 5.0, 30.0, 120.0, math.inf)
-"""Borders of the ages of evidence for which accuracy is shown."""
+GroupOf = Callable[[str, str], str]
+"""The group of a type of questions in a data set."""
 
 
-def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+def summarise(rows: Sequence[Row], group: GroupOf = find_group) -> dict[str, Any]:
     """Return the whole report.
 
-    - `conclusion`: see `conclude`.
     - `curves`: for every memory and budget the accuracy at every delay, over all questions, by group and by type. A
       point is `thin` if it has few questions or videos; its interval is the wider one of Wilson's and of a bootstrap
       over videos.
@@ -45,11 +42,13 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     - `benchmark`: see `summarise_benchmark`; None without one.
     """
     questions = {(row.video, row.question_id): row for row in rows}
-    groups, types = _order(list(questions.values())), sorted({row.type for row in questions.values()})
+    types = sorted({row.type for row in rows})
+    groups = {row.type: group(row.type, row.dataset) for row in rows}
+    names = _order_groups(rows, groups)
     scores: dict[Any, dict[str, list[bool]]] = {}
     for row in rows:
         key = (row.memory, row.budget, row.delay_s)
-        for part in ("all", ("group", _group(row)), ("type", row.type)):
+        for part in ("all", ("group", groups[row.type]), ("type", row.type)):
             scores.setdefault((*key, part), {}).setdefault(row.video, []).append(row.correct)
     delays = sorted({row.delay_s for row in rows})
 
@@ -64,42 +63,37 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
             label
             | {
                 "all": points(memory, budget, "all"),
-                "groups": {name: points(memory, budget, ("group", name)) for name in groups},
+                "groups": {name: points(memory, budget, ("group", name)) for name in names},
                 "types": {name: points(memory, budget, ("type", name)) for name in types},
             }
         )
         costs.append(label | _cost([row for row in rows if (row.memory, row.budget) == (memory, budget)]))
     references = Counter(row.reference for row in questions.values())
     return {
-        "conclusion": conclude(rows, curves),
         "videos": len({row.video for row in rows}),
         "questions": len(questions),
         "reference": dict(sorted(references.items())),
         "floor": _floor(rows),
         "floors": {
-            "groups": {name: _floor([row for row in rows if _group(row) == name]) for name in groups},
+            "groups": {name: _floor([row for row in rows if groups[row.type] == name]) for name in names},
             "types": {name: _floor([row for row in rows if row.type == name]) for name in types},
         },
         "benchmark": summarise_benchmark(rows),
         "setup": _describe_setup(rows),
         "delays_s": delays,
         "curves": curves,
-        "differences": list(_compare(rows, groups)),
+        "differences": list(_compare(rows, groups, names)),
         "costs": costs,
     }
 
 
-def _order(questions: Sequence[Row]) -> list[str]:
-    """Return the groups of the questions in the order of tables; none if all questions are of the group OTHER."""
-    present = {_group(row) for row in questions}
-    datasets = dict.fromkeys(row.dataset for row in questions)
-    known = dict.fromkeys(name for dataset in datasets for name in order_groups(dataset))
-    groups = [name for name in known if name in present and name != OTHER] + [OTHER] * (OTHER in present)
-    return [] if groups == [OTHER] else groups
-
-
-def _group(row: Row) -> str:
-    return find_type(row.type, row.dataset).group
+def _order_groups(rows: Sequence[Row], groups: Mapping[str, str]) -> list[str]:
+    """Return the groups in the order of the data set, `OTHER` last; none if all questions are of the group `OTHER`."""
+    datasets = dict.fromkeys(row.dataset for row in rows)
+    known = [kind.group for dataset in datasets if dataset in BENCHMARKS for kind in BENCHMARKS[dataset].types]
+    present = set(groups.values())
+    found = [name for name in dict.fromkeys((*known, *groups.values())) if name in present and name != OTHER]
+    return found + [OTHER] * (OTHER in present) if found else []
 
 
 def _floor(rows: Sequence[Row]) -> float | None:
@@ -121,21 +115,21 @@ def _point(delay: float, scores: Mapping[str, Sequence[bool]]) -> dict[str, Any]
     }
 
 
-def _compare(rows: Sequence[Row], groups: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _compare(rows: Sequence[Row], groups: Mapping[str, str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the default memory, or the first one, less each other at its budget, and less the full cache."""
     labels = dict.fromkeys((row.memory, row.budget) for row in rows)
-    names = [name for name, _ in labels]
-    own = DEFAULT if DEFAULT in names else next(iter(names), "")
+    memories = [name for name, _ in labels]
+    own = DEFAULT if DEFAULT in memories else next(iter(memories), "")
     pairs = [
         ((own, budget), other)
         for budget in dict.fromkeys(budget for name, budget in labels if name == own)
         for other in labels
-        if other[0] != own and (other[1] == budget or (other[0] == FullConfig.name and names.count(other[0]) == 1))
+        if other[0] != own and (other[1] == budget or (other[0] == FullConfig.name and memories.count(other[0]) == 1))
     ]
-    for group in ("all", *groups):
+    for part in ("all", *names):
         cells: dict[Any, list[Row]] = {}
         for row in rows:
-            if group in ("all", _group(row)):
+            if part in ("all", groups[row.type]):
                 cells.setdefault((row.memory, row.budget, row.delay_s), []).append(row)
         for one, other in pairs:
             points = []
@@ -146,7 +140,7 @@ def _compare(rows: Sequence[Row], groups: Sequence[str]) -> Iterator[dict[str, A
                     points.append({"delay_s": delay, **difference.to_dict(), "thin": few})
             if points:
                 yield {
-                    "group": group,
+                    "group": part,
                     "memory": own,
                     "budget": one[1],
                     "than": other[0],
@@ -197,8 +191,7 @@ def summarise_benchmark(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Return the facts of a data set beside its accuracies; None if the rows are of none, or of several.
 
     - `scores`: for every memory, budget and delay, accuracy by the official and by the strict rule, the mean of a
-      judge's points, the means that papers print (`Benchmark.means`), and accuracy by the age of the evidence, if it is
-      known.
+      judge's points, and the means that papers print (`Benchmark.means`).
     - `constant`: the best single answer to all questions.
     - `judges`: number of answers that each judge decided.
     """
@@ -210,7 +203,7 @@ def summarise_benchmark(rows: Sequence[Row]) -> dict[str, Any] | None:
     types = {(row.video, row.question_id): row.type for row in rows}
     by_type = _shares(count_right((types[question], hit) for question, hit in right.items()))
     by_group = _shares(
-        count_right((find_type(types[question], benchmark.name).group, hit) for question, hit in right.items())
+        count_right((benchmark.find_type(types[question]).group, hit) for question, hit in right.items())
     )
     cells: dict[tuple[str, int, float], list[Row]] = {}
     for row in rows:
@@ -249,19 +242,7 @@ def _score(rows: Sequence[Row]) -> dict[str, Any]:
             "official": _round(benchmark.means(_shares(count_right((row.type, row.correct) for row in rows)))),
             "strict": _round(benchmark.means(_shares(count_right((row.type, _strict(row)) for row in rows)))),
         },
-        "ages": _measure_ages(rows),
     }
-
-
-def _measure_ages(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    aged = [(row.reference_s + row.delay_s - row.evidence_s, row) for row in rows if row.evidence_s is not None]
-    found = []
-    for low, high in pairwise(AGES_S):
-        own = [row for age, row in aged if low <= age < high]
-        if own:
-            accuracy = Accuracy(sum(row.correct for row in own), len(own))
-            found.append({"from_s": low, "to_s": None if math.isinf(high) else high, **accuracy.to_dict()})
-    return found
 
 
 def _strict(row: Row) -> bool:

@@ -41,7 +41,6 @@ class Trial:
         prompt: the wording of the benchmark.
         prompt_hash: of the benchmark's templates, or `bare` for the bare question.
         options: of a multiple-choice question; the expected answer is a letter.
-        evidence_s: when the evidence was last seen, if it is known and not t0.
         frames: the backbone's settings for frames.
     """
 
@@ -64,7 +63,6 @@ class Trial:
     prompt: str = ""
     prompt_hash: str = ""
     options: list[str] = field(default_factory=list)
-    evidence_s: float | None = None
     frames: dict[str, Any] = field(default_factory=dict)
 
     @property

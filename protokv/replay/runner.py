@@ -28,6 +28,7 @@ from protokv.replay.questions import is_expected
 from protokv.replay.rows import Row, Trial
 from protokv.replay.schedule import SLACK_S, Ask, Schedule
 from protokv.replay.streams import Stream
+from protokv.words.transcript import Transcript
 
 SHORT = Decoding(max_new_tokens=16)
 
@@ -88,7 +89,6 @@ class Setup:
             prompt="" if self.bare else question.prompt,
             prompt_hash=prompt_hash,
             options=list(question.options),
-            evidence_s=question.evidence_s,
             frames=self.frames,
         )
 
@@ -189,7 +189,10 @@ def replay(
     left: dict[Variant, list[tuple[Ask, Trial]]] = {}
     for one in asked:
         left.setdefault(one.variant, []).append((one.ask, one.trial))
-    runs = [_Run(Session.start(backbone, one.config, fps=setup.fps), one, own) for one, own in left.items()]
+    runs = []
+    for variant, own in left.items():
+        session = Session.start(backbone, variant.config, fps=setup.fps, attachments=[Transcript()])
+        runs.append(_Run(session, variant, own))
     if not runs:
         return
     now = _Progress()

@@ -2,7 +2,7 @@
 
 A question with reference time t0 can be asked at delay Delta if and only if t0 + Delta is not beyond the end of its
 stream. By default a question is asked only if every delay fits, so that all points of a curve have the same questions.
-A sweep leaves out types whose answers change with time; questions without a type are asked.
+A sweep leaves out questions whose answers change with time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks import find_type
 from protokv.replay.questions import Question
 
 # Container durations are rounded: an ask this far behind the end still counts.
@@ -68,8 +67,8 @@ def schedule(
         delays_s: the sweep.
         length_s: of the stream.
         intersection: ask only questions that fit every delay.
-        types: names of types to ask, or `ALL_TYPES`; None: retrospective types and questions without a type. A single
-            delay of 0 is no sweep, and asks every type.
+        types: names of types to ask, or `ALL_TYPES`; None: retrospective questions of all types. A single delay of 0 is
+            no sweep, and asks every question.
 
     Raises:
         ConfigError: there is no delay.
@@ -82,14 +81,12 @@ def schedule(
     for question in questions:
         if types is not None and question.type not in types and ALL_TYPES not in types:
             dropped[f"type {question.type or 'unnamed'} not asked for"] += 1
-        elif types is None and sweep and not find_type(question.type, question.dataset).retrospective:
-            dropped[f"type {question.type} is not known to be retrospective"] += 1
+        elif types is None and sweep and not question.retrospective:
+            dropped[f"type {question.type or 'unnamed'}, whose answers change with time"] += 1
         else:
-            last_s = min(length_s, question.valid_until_s)
-            valid = [delay for delay in delays_s if question.reference_s + delay <= last_s + SLACK_S]
+            valid = [delay for delay in delays_s if question.reference_s + delay <= length_s + SLACK_S]
             if not valid or (intersection and len(valid) < len(delays_s)):
-                where = "the end of the stream" if last_s == length_s else "the time that the answer is known to hold"
-                dropped[f"beyond {where} at some delay" if valid else f"beyond {where}"] += 1
+                dropped["beyond the end of the stream" + " at some delay" * bool(valid)] += 1
             else:
                 asks += [Ask(question, delay) for delay in valid]
     asks.sort(key=lambda ask: (ask.at_s, ask.question.id))

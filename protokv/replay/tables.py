@@ -1,11 +1,14 @@
-"""The tables of a report: titles, headings and cells as text, for a terminal and for a page."""
+"""The report of a replay as one table of text, and as one CSV file."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from protokv.errors import ConfigError
 from protokv.memories import FullConfig
 from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
 from protokv.texts import count_text
@@ -14,24 +17,30 @@ Report = Mapping[str, Any]
 
 FEW: Final = "*"
 """A cell that ends so stands on little data."""
-FEW_NOTE: Final = f"{FEW}: fewer than {FEW_QUESTIONS} questions or {FEW_VIDEOS} videos"
+
+_STARTS: Final = {
+    "evidence": "the moment when the answer was last visible",
+    "query": "the time that the question names",
+    "end": "the end of the video",
+}
+_COSTS: Final = (
+    "ttft_ms_median", "ttft_ms_p95", "total_ms_median", "total_ms_p95", "step_ms", "context_tokens", "state_bytes",
+    "compression",
+)  # fmt: skip
+COLUMNS: Final = (
+    "part", "name", "memory", "budget", "delay_s", "n", "videos", "accuracy", "low", "high", "thin", "strict", "points",
+    "than", "difference", "difference_low", "difference_high", *_COSTS,
+)  # fmt: skip
+"""Of the CSV file: a row for each part of the questions (all, a group, a type), memory, budget and delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text.
+    """A table of text: a name for each column, rows of cells, and a line below it on how to read it."""
 
-    Attributes:
-        title: above it.
-        head: a name for each column.
-        rows: cells; the first of each row is its name.
-        note: below it, how to read it.
-    """
-
-    title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    note: str = ""
+    note: str
 
 
 def format_delay(seconds: float) -> str:
@@ -40,18 +49,6 @@ def format_delay(seconds: float) -> str:
         if seconds and seconds % unit == 0:
             return f"{seconds / unit:g} {name}"
     return f"{seconds:g} s"
-
-
-def list_names(names: Sequence[str]) -> str:
-    """Return names as text: `a`, `a and b`, `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-
-
-_STARTS: Final = {
-    "evidence": "the moment when the answer was last visible",
-    "query": "the time that the question names",
-    "end": "the end of the video",
-}
 
 
 def list_facts(report: Report) -> dict[str, str]:
@@ -64,8 +61,7 @@ def list_facts(report: Report) -> dict[str, str]:
         "without watching": f"{report['floor']:.0%} right, by always the most frequent answer of a type",
         "model": f"{setup['model']}, {setup['dtype']}, " + (f"revision {digest}" if digest else "without a digest"),
         "ran on": ", ".join(setup["devices"]),
-        "frames": f"{setup['fps']:g} a second; {_format_pixels(setup['frames'])}; "
-        f"{setup['tokens_per_step']:g} tokens a step",
+        "frames": f"{setup['fps']:g} a second, {setup['tokens_per_step']:g} tokens a step",
         "protocol": str(setup["protocol"]),
     }
     if setup["subtitles"]:
@@ -87,173 +83,112 @@ def list_facts(report: Report) -> dict[str, str]:
     return facts | {note: str(n) for note, n in report.get("notes", {}).items()}
 
 
-def _format_pixels(frames: Mapping[str, Any]) -> str:
-    if "frame_tokens" in frames:
-        return f"{frames['frame_tokens']} tokens a frame at most"
-    if "max_pixels" in frames:
-        return f"{frames['min_pixels']} to {frames['max_pixels']} pixels a frame"
-    return "pixels a frame as the model has them"
+def tabulate(report: Report) -> Table:
+    """Return accuracies at every delay, of all questions and of each group, differences, and costs.
 
-
-def list_groups(report: Report) -> list[str]:
-    """Return the groups that are shown beside all questions: none if all questions are of one."""
-    groups = list(report["curves"][0]["groups"])
-    return groups if len(groups) > 1 else []
-
-
-def tabulate(report: Report) -> Iterator[Table]:
-    """Yield scores of a benchmark, accuracies by group, differences and costs.
-
-    A number on few questions or videos ends in `*`, and the note of its table says so.
+    A number on few questions or videos ends in `*`. A benchmark adds its strict score, the points of a judge, and the
+    means that papers print.
     """
-    if report["benchmark"]:
-        yield from _tabulate_benchmark(report)
-    delays = [format_delay(delay) for delay in report["delays_s"]]
-    groups = ["all", *list_groups(report)]
-    for name in groups:
-        rows = []
+    own = next((one["memory"] for one in report["differences"]), "")
+    groups, benchmark = list(report["curves"][0]["groups"]), report["benchmark"]
+    first = report["delays_s"][0]
+    scores = {_key(score): score for score in benchmark["scores"]} if benchmark else {}
+    costs = {_key(cost): cost for cost in report["costs"]}
+    head = ["questions", "memory", "budget", "n", *map(format_delay, report["delays_s"])]
+    head += (
+        [f"against {own}"] * bool(own) + ["strict", "points"] * bool(benchmark) + ["first token ms", "step ms", "KiB"]
+    )
+    rows = []
+    for part in ["all", *(groups if len(groups) > 1 else [])]:
         for curve in report["curves"]:
-            points = curve["all"] if name == "all" else curve["groups"][name]
-            rows.append([*_label(curve), _count(points), *_cells(report, points, _format_accuracy)])
-        head = ["memory", "budget", "n", *delays]
-        yield Table(f"accuracy against delay, {name} questions (with 95% interval)", head, rows, _note(rows))
-    for name in groups:
-        found = [difference for difference in report["differences"] if difference["group"] == name]
-        rows = [
-            [
-                difference["than"],
-                str(difference["budget"]),
-                _count(difference["points"]),
-                *_cells(report, difference["points"], _format_difference),
-            ]
-            for difference in found
-        ]
-        if rows:
-            own = found[0]["memory"]
-            title = f"{own} compared with the others, {name} questions: points more or fewer (with 95% interval)"
-            note = f"On the same questions. A difference whose interval contains 0 may be chance. {_note(rows)}".strip()
-            yield Table(title, ["than", "budget", "n", *delays], rows, note)
-    times = ("ttft_ms_median", "ttft_ms_p95", "total_ms_median", "total_ms_p95", "step_ms")
-    yield Table(
-        "costs: milliseconds, and the size of the state",
-        ["memory", "budget", "first token", "p95", "answer", "p95", "step", "state, KiB", "compression"],
-        [
-            [
-                *_label(cost),
-                *(f"{cost[name]:.1f}" for name in times),
-                _format_bytes(cost["state_bytes"]),
-                f"{cost['compression']:.1f}",
-            ]
-            for cost in report["costs"]
-        ],
-        "First token, whole answer and one step of watching: medians, and 95th percentiles (p95). "
-        "Compression: tokens of the video for each token that a question reads.",
-    )
-
-
-def _tabulate_benchmark(report: Report) -> Iterator[Table]:
-    """Yield scores, with the floors as rows among the memories, then types, means and ages of evidence."""
-    benchmark, constant = report["benchmark"], report["benchmark"]["constant"]
-    always = f"always {constant['answer']!r}"
-    contexts = {(cost["memory"], cost["budget"]): str(cost["context_tokens"]) for cost in report["costs"]}
-    asked = [str(report["questions"]), str(report["videos"])]
-    floors = [(always, constant["accuracy"]), ("most frequent answer of a type", report["floor"])]
-    rows = [[name, *"----", *asked, _share(share), "-", "-"] for name, share in floors]
-    for score in benchmark["scores"]:
-        rows.append(
-            [
-                *_label(score),
-                contexts[score["memory"], score["budget"]],
-                f"{report['setup']['fps']:g}",
-                format_delay(score["delay_s"]),
-                str(score["n"]),
-                str(score["videos"]),
-                f"{score['official']:.1%} {_interval(report, score)}",
-                _share(score["strict"]),
-                "-" if score["points"] is None else f"{score['points']:.2f}",
-            ]
+            points = {point["delay_s"]: point for point in (curve["all"] if part == "all" else curve["groups"][part])}
+            cells = [_format_accuracy(points.get(delay)) for delay in report["delays_s"]]
+            if own:
+                cells.append(_format_difference(report, part, curve))
+            if benchmark:
+                score = scores.get((*_key(curve), first), {}) if part == "all" else {}
+                cells += [_format(score.get("strict"), "{:.1%}"), _format(score.get("points"), "{:.2f}")]
+            cost = costs[_key(curve)]
+            cells += [f"{cost['ttft_ms_median']:.1f}", f"{cost['step_ms']:.1f}", f"{cost['state_bytes'] / 1024:,.0f}"]
+            counts = "/".join(dict.fromkeys(str(point["n"]) for point in points.values()))
+            rows.append([part, *_label(curve), counts, *cells])
+    for score in benchmark["scores"] if benchmark else ():
+        for name, share in score["means"]["official"].items():
+            at = [f"{share:.1%}" if delay == score["delay_s"] else "" for delay in report["delays_s"]]
+            cells = [*at, *[""] * bool(own), _format(score["means"]["strict"].get(name), "{:.1%}")]
+            rows.append([name, *_label(score), str(score["n"]), *cells, *[""] * 4])
+    note = "Right answers and their 95% interval."
+    if own:
+        note += (
+            f" Against {own}: points more or fewer at the longest delay, on the same questions; may be chance if the "
+            "interval contains 0."
         )
-    yield Table(
-        f"{benchmark['dataset']}: scores (95% interval; {FEW_NOTE})",
-        ["memory", "budget", "context", "fps", "delay", "n", "videos", "official", "strict", "points"],
-        rows,
-    )
-    types, first = list(report["curves"][0]["types"]), report["delays_s"][0]
-    rows = [
-        [always, "-", *(_share(constant["types"].get(name, 0)) for name in types)],
-        ["most frequent", "-", *(_share(report["floors"]["types"][name]) for name in types)],
-    ]
+    return Table(head, rows, f"{note} {FEW}: fewer than {FEW_QUESTIONS} questions or {FEW_VIDEOS} videos.")
+
+
+def flatten(report: Report) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the CSV file, by `COLUMNS`; what is not known is left out."""
+    scores = {_key(one): one for one in report["benchmark"]["scores"]} if report["benchmark"] else {}
+    costs = {_key(cost): {name: cost[name] for name in _COSTS} for cost in report["costs"]}
+    differences = {
+        (one["group"], one["than"], one["than_budget"], point["delay_s"]): (one["memory"], point)
+        for one in reversed(report["differences"])
+        for point in one["points"]
+    }
     for curve in report["curves"]:
-        points = [next((p for p in curve["types"][name] if p["delay_s"] == first), None) for name in types]
-        rows.append([*_label(curve), *("-" if p is None else f"{p['accuracy']:.1%} ({p['n']})" for p in points)])
-    yield Table(f"by type, at {format_delay(first)} (n)", ["memory", "budget", *types], rows)
-    names = list(dict.fromkeys(name for score in benchmark["scores"] for name in score["means"]["official"]))
-    if names:
-        rows = [[always, "-", "-", *(_share(constant["means"].get(name)) for name in names)]]
-        for score in benchmark["scores"]:
-            pairs = [(score["means"]["official"].get(name), score["means"]["strict"].get(name)) for name in names]
-            cells = [f"{_share(official)} / {_share(strict)}" for official, strict in pairs]
-            rows.append([*_label(score), format_delay(score["delay_s"]), *cells])
-        yield Table("means that papers print (official / strict)", ["memory", "budget", "delay", *names], rows)
-    borders = sorted({(age["from_s"], age["to_s"]) for score in benchmark["scores"] for age in score["ages"]})
-    if borders:
-        head = [f"{low:g} s or more" if high is None else f"{low:g} to {high:g} s" for low, high in borders]
-        rows = []
-        for score in benchmark["scores"]:
-            ages = {(age["from_s"], age["to_s"]): f"{age['accuracy']:.0%} ({age['n']})" for age in score["ages"]}
-            cells = [ages.get(border, "-") for border in borders]
-            rows.append([*_label(score), format_delay(score["delay_s"]), *cells])
-        yield Table("by the age of the evidence (n)", ["memory", "budget", "delay", *head], rows)
+        label = {"memory": curve["memory"], "budget": curve["budget"]}
+        parts = [("all", "all", curve["all"])]
+        parts += [(part[:-1], name, points) for part in ("groups", "types") for name, points in curve[part].items()]
+        for part, name, points in parts:
+            for point in points:
+                row = {"part": part, "name": name} | label | point | costs[_key(curve)]
+                if part == "all":
+                    row |= {key: scores.get(_key(point | label), {}).get(key) for key in ("strict", "points")}
+                key = (name, curve["memory"], curve["budget"], point["delay_s"])
+                if part != "type" and key in differences:
+                    than, found = differences[key]
+                    row |= {"than": than, "difference": -found["difference"]}
+                    row |= {"difference_low": -found["high"], "difference_high": -found["low"]}
+                yield row
+
+
+def save_csv(report: Report, path: str | Path) -> None:
+    """Write the CSV file. ConfigError: it cannot be written."""
+    try:
+        with Path(path).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(flatten(report))
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error}", hint="name a file in a folder of yours") from error
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return memory and budget, and the delay of a score."""
+    return tuple(entry[name] for name in ("memory", "budget", "delay_s") if name in entry)
 
 
 def _label(entry: Mapping[str, Any]) -> list[str]:
-    return [entry["memory"], _tokens(entry["memory"], entry["budget"])]
+    """Return memory and budget; the full cache keeps all tokens, whatever was asked for."""
+    return [entry["memory"], "all" if entry["memory"] == FullConfig.name else str(entry["budget"])]
 
 
-def _tokens(memory: str, budget: int) -> str:
-    """Return a budget; the full cache keeps all tokens, whatever was asked for."""
-    return "all" if memory == FullConfig.name else str(budget)
+def _format(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
 
 
-def _note(rows: Sequence[Sequence[str]]) -> str:
-    return FEW_NOTE if any(cell.endswith(FEW) for row in rows for cell in row) else ""
+def _format_accuracy(point: Mapping[str, Any] | None) -> str:
+    if point is None:
+        return "-"
+    low, high = (f"{100 * point[name]:.0f}" for name in ("low", "high"))
+    return f"{point['accuracy']:.0%} {low}-{high}{FEW if point['thin'] else ''}"
 
 
-def _interval(report: Report, score: Mapping[str, Any]) -> str:
-    """Return the interval of a score, which is that of the point on its curve."""
-    for curve in report["curves"]:
-        if (curve["memory"], curve["budget"]) == (score["memory"], score["budget"]):
-            for point in curve["all"]:
-                if point["delay_s"] == score["delay_s"]:
-                    return f"{100 * point['low']:.0f}-{100 * point['high']:.0f}{FEW if point['thin'] else ''}"
+def _format_difference(report: Report, part: str, curve: Mapping[str, Any]) -> str:
+    """Return the difference to the memory that all are compared with, at the longest common delay."""
+    for one in report["differences"]:
+        if (one["group"], one["than"], one["than_budget"]) == (part, curve["memory"], curve["budget"]):
+            point = one["points"][-1]
+            share, low, high = (0.0 - 100 * point[name] for name in ("difference", "high", "low"))
+            return f"{share:+.0f} {low:+.0f}..{high:+.0f}{FEW if point['thin'] else ''}"
     return ""
-
-
-def _cells(report: Report, points: Sequence[Mapping[str, Any]], write: Any) -> list[str]:
-    """Write the point at each delay of the report, or a dash."""
-    found = {point["delay_s"]: point for point in points}
-    return [write(report, found[delay]) if delay in found else "-" for delay in report["delays_s"]]
-
-
-def _format_accuracy(report: Report, point: Mapping[str, Any]) -> str:
-    mark = FEW if point["thin"] else ""
-    return f"{point['accuracy']:.0%} {100 * point['low']:.0f}-{100 * point['high']:.0f}{mark}"
-
-
-def _format_difference(report: Report, point: Mapping[str, Any]) -> str:
-    share, low, high = (100 * point[name] for name in ("difference", "low", "high"))
-    return f"{share:+.0f} {low:+.0f}..{high:+.0f}{FEW if point['thin'] else ''}"
-
-
-def _count(points: Sequence[Mapping[str, Any]]) -> str:
-    """Return the number of questions of each point, once if all are equal."""
-    counts = [str(point["n"]) for point in points]
-    return counts[0] if len(set(counts)) == 1 else "/".join(counts)
-
-
-def _format_bytes(count: int) -> str:
-    return f"{count / 1024:,.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.mini.phrases import TEMPLATES
-from protokv.mini.questions import Fact, find_facts, phrase, pick
 from samples.training.compose import Composer, Seen, Video
 from samples.training.curriculum import Stage
 from samples.training.forward import QUESTION_TOKENS
 from samples.training.model import TOKENS
 from samples.training.visual_tokens import N_PREFIX, VisualTokens, show_whole_steps
 from samples.training.vocabulary import encode, token_ids
+from samples.worlds.phrases import TEMPLATES
+from samples.worlds.questions import Fact, find_facts, phrase, pick
 
 IGNORED: Final = -100
 LARGEST_BATCH: Final = 72

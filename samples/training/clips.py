@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protokv.mini.events import Event, make_event
-from protokv.mini.pictures import UNITS, Scenery, draw, make_scenery, paint
+from samples.worlds.events import Event, make_event
+from samples.worlds.pictures import UNITS, Scenery, draw, make_scenery, paint
 
 SINGLE: Final = 0
 OVERLAPPING: Final = 1

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protokv.mini.pictures import SHAPES
 from samples.training.bank import Bank
 from samples.training.clips import DENSE, EMPTY, OVERLAPPING, SIMULTANEOUS, SINGLE
 from samples.training.curriculum import Stage
+from samples.worlds.pictures import SHAPES
 
 Array = NDArray[np.int64]
 

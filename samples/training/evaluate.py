@@ -24,15 +24,15 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini.backbone import Embedded
-from protokv.mini.phrases import TYPES
-from protokv.mini.questions import find_facts, phrase, pick
-from protokv.mini.world import World, WorldConfig
 from samples.questions import CHANCE
 from samples.seeds import CARD, DEMONSTRATION, DEVELOPMENT, STUDY
 from samples.training.batches import IGNORED, judge_answers, write_question
 from samples.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
 from samples.training.model import TOKENS
 from samples.training.visual_tokens import show_whole_steps
+from samples.worlds.phrases import TYPES
+from samples.worlds.questions import find_facts, phrase, pick
+from samples.worlds.world import World, WorldConfig
 
 LENGTHS: Final = (8, 32, 64, 128, 256)
 LOADS: Final = ("few", "many", "crowd")

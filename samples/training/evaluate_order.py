@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini.backbone import Embedded
-from protokv.mini.phrases import TEMPLATES, TIME_TYPES
-from protokv.mini.world import World
 from samples.questions import CHANCE, Question
 from samples.training.batches import IGNORED, judge_answers, write_question
 from samples.training.forward import QUESTION_TOKENS, compute_logits, encode_steps, to_patches
@@ -32,6 +30,8 @@ from samples.training.order_worlds import ASKED, ASKED_TWICE, PLACES, TWICE, ask
 from samples.training.time_worlds import ask_time, make_time_world
 from samples.training.visual_tokens import show_whole_steps
 from samples.training.vocabulary import split
+from samples.worlds.phrases import TEMPLATES, TIME_TYPES
+from samples.worlds.world import World
 
 RESAMPLES: Final = 10_000
 BLOCK: Final = 64

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.mini.pictures import COLOUR_NAMES, PLACES, SHAPES
-from protokv.mini.questions import Fact
 from samples.training.compose import Seen
 from samples.training.forward import normalise
 from samples.training.sparse import SparseVideo
 from samples.training.vocabulary import token_ids
+from samples.worlds.pictures import COLOUR_NAMES, PLACES, SHAPES
+from samples.worlds.questions import Fact
 
 BOUNDS: Final = np.concatenate([np.arange(1, 17) * 2.5, np.arange(5, 65) * 10.0]).astype(np.float32)
 """Thresholds of time in steps: 2.5 apart up to 40, 10 apart up to 640."""

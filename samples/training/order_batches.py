@@ -16,9 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protokv.mini.phrases import TIME_TYPES
-from protokv.mini.pictures import SHAPES
-from protokv.mini.questions import Fact, find_facts
 from samples.training.batches import (
     IGNORED,
     LONGEST_SHIFT,
@@ -38,6 +35,9 @@ from samples.training.repeated import CLEAR_TWICE, keep_clear, make_repeated_vid
 from samples.training.sparse import SparseVideo, make_sparse_video
 from samples.training.time_links import label_beginnings, label_followed, label_over_time
 from samples.training.visual_tokens import N_PREFIX, VisualTokens
+from samples.worlds.phrases import TIME_TYPES
+from samples.worlds.pictures import SHAPES
+from samples.worlds.questions import Fact, find_facts
 
 MOST_VIDEOS: Final = 96
 MOST_PLACES: Final = 5

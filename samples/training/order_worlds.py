@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from protokv.mini.phrases import ORDER_TYPES
-from protokv.mini.questions import find_facts, phrase, pick_different
-from protokv.mini.world import World, WorldConfig
 from samples.questions import Question
 from samples.seeds import ORDER_CARD
+from samples.worlds.phrases import ORDER_TYPES
+from samples.worlds.questions import find_facts, phrase, pick_different
+from samples.worlds.world import World, WorldConfig
 
 PLACES: Final = ("start", "middle", "end")
 TWICE: Final = "twice"

@@ -14,13 +14,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protokv.mini.pictures import COLOUR_NAMES, PLACES, SHAPES
-from protokv.mini.questions import MOST_COUNTED
 from samples.training.clips import SINGLE
 from samples.training.compose import Composer, Seen
 from samples.training.model import TOKENS
 from samples.training.order_curriculum import Scene
 from samples.training.sparse import SparseVideo, draw_clips, lay_out
+from samples.worlds.pictures import COLOUR_NAMES, PLACES, SHAPES
+from samples.worlds.questions import MOST_COUNTED
 
 Array = NDArray[np.int64]
 RECURRING: Final = 0.6

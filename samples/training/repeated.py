@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from protokv.mini.questions import Fact
 from samples.training.compose import Composer, Seen
 from samples.training.order_curriculum import Scene
 from samples.training.order_worlds import PLACES
 from samples.training.sparse import SparseVideo, draw_clips, lay_out
+from samples.worlds.questions import Fact
 
 ALL: Final = 0.6
 """Share of the videos that repeat all events; the others repeat a part."""

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from protokv.mini.pictures import COLOUR_NAMES, PLACES, SHAPES
-from protokv.mini.questions import Fact, find_facts, phrase, pick
 from samples.training.compose import Seen
 from samples.training.sight_tower import CELLS, CODES, fit_codes
+from samples.worlds.pictures import COLOUR_NAMES, PLACES, SHAPES
+from samples.worlds.questions import Fact, find_facts, phrase, pick
 
 TYPES: Final = ("colour", "shape", "where", "at", "whether")
 RANK: Final = 12

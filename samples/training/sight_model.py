@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM, LlavaOnevisionForConditionalGeneration
 
-from protokv.backbones.llama import unpack_smollm2
 from samples.training.sight_language import ANSWER, SCALE, STOP
 from samples.training.sight_tower import SIDE, make_config
+from samples.worlds.llama import unpack_smollm2
 
 VIDEO: Final = "<file_sep>"
 """A token of SmolLM2 that no text has: the place of the video in the chat template."""

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import LlavaOnevisionConfig, SiglipVisionModel
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
 
-from protokv.mini.events import Event, make_event
-from protokv.mini.pictures import UNITS, draw, make_scenery, paint
+from samples.worlds.events import Event, make_event
+from samples.worlds.pictures import UNITS, draw, make_scenery, paint
 
 SIDE: Final = 84
 CELLS: Final = 9

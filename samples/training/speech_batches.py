@@ -15,9 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protokv.mini.pictures import SHAPES
-from protokv.mini.questions import find_facts
-from protokv.mini.speech import NAMES, Caption, say_owner, say_something
 from samples.training.batches import Asked, draw_question, drift, share_of
 from samples.training.compose import Composer
 from samples.training.order_batches import OrderBatch, draw_shown, draw_videos, hide_some, stack, write_questions
@@ -25,6 +22,9 @@ from samples.training.order_curriculum import EASY, OrderStage
 from samples.training.sparse import SparseVideo
 from samples.training.visual_tokens import COLUMNS, N_PREFIX
 from samples.training.vocabulary import encode
+from samples.worlds.pictures import SHAPES
+from samples.worlds.questions import find_facts
+from samples.worlds.speech import NAMES, Caption, say_owner, say_something
 
 MOST_OTHERS: Final = 9
 """Most captions of a video that are not asked about."""

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.pictures import SHAPES
-from protokv.mini.speech import NAMES
 from samples.training.forward import normalise
 from samples.training.surgery import look_back
 from samples.training.time_surgery import fit
 from samples.training.vocabulary import token_ids
+from samples.worlds.pictures import SHAPES
+from samples.worlds.speech import NAMES
 
 BINDING_LAYER: Final = 0
 NAMING_LAYER: Final = 1

@@ -12,12 +12,12 @@ from typing import Final
 
 import numpy as np
 
-from protokv.mini.pictures import PLACES, SHAPES
-from protokv.mini.questions import MOST_COUNTED
 from samples.training.links import BOUNDS, LINKS, SHAPE_OF, Link, LinkLabels, mark_look
 from samples.training.sparse import SparseVideo
 from samples.training.time_surgery import GATHER_LAYER, LEAD, ONSET_LAYER, TIME_INSERTED
 from samples.training.vocabulary import token_ids
+from samples.worlds.pictures import PLACES, SHAPES
+from samples.worlds.questions import MOST_COUNTED
 
 _GAIN: Final = 8.0
 

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from protokv.mini.phrases import TIME_TYPES
-from protokv.mini.pictures import SHAPES
 from samples.training.batches import IGNORED
 from samples.training.forward import normalise, read_questions
 from samples.training.gaze import measure_gaze, measure_miss, read_gaze
@@ -41,6 +39,8 @@ from samples.training.time_surgery import (
 from samples.training.traces import measure_traces
 from samples.training.visual_tokens import N_PREFIX
 from samples.training.vocabulary import token_ids
+from samples.worlds.phrases import TIME_TYPES
+from samples.worlds.pictures import SHAPES
 
 LEAD_GROUP: Final = 1
 """The group of heads of the first layer that attends to the word in front of a shape word."""

@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from protokv.mini.events import BLOCK_S
-from protokv.mini.phrases import TIME_TYPES
-from protokv.mini.questions import find_facts, phrase
-from protokv.mini.world import World, WorldConfig
 from samples.questions import Question
 from samples.seeds import TIME_CARD
 from samples.training.order_worlds import DISTRACTORS, LENGTHS_S
+from samples.worlds.events import BLOCK_S
+from samples.worlds.phrases import TIME_TYPES
+from samples.worlds.questions import find_facts, phrase
+from samples.worlds.world import World, WorldConfig
 
 COUNTED: Final = 3
 _CROSSING_S: Final = (60, 90, 120)

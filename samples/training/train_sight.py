@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from protokv.backbones.llama import unpack_smollm2
 from samples.training.sight_language import (
     IGNORED,
     LINK_LAYER,
@@ -36,6 +35,7 @@ from samples.training.sight_model import write_model
 from samples.training.sight_surgery import plant
 from samples.training.sight_tower import Tower, fit_codes, see, to_codes, train_tower
 from samples.training.stages import Journal, save_atomically
+from samples.worlds.llama import unpack_smollm2
 
 
 @dataclass(frozen=True, slots=True)

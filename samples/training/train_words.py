@@ -21,7 +21,6 @@ from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.mini.backbone import Embedded
-from protokv.mini.phrases import SPEECH_TYPES
 from samples.training import bank
 from samples.training.curriculum import CURRICULUM, Stage
 from samples.training.export import export
@@ -35,6 +34,7 @@ from samples.training.speech_batches import make_speech_batch
 from samples.training.speech_surgery import BINDING_LAYER, NAMING_LAYER, bind_names
 from samples.training.stages import Journal, run_bank_stage
 from samples.training.surgery import insert_layers, tell_words_apart
+from samples.worlds.phrases import SPEECH_TYPES
 
 READING_LAYER: Final = 3
 """The layer whose attention shows the evidence of an answer: the second one before two were put in front."""

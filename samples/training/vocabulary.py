@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, Literal
 
-from protokv.mini.phrases import ORDER_TYPES, SPEECH_TYPES, TEMPLATES, TIME_TYPES, TYPES
-from protokv.mini.pictures import COLOUR_NAMES, PLACES, SHAPES
-from protokv.mini.speech import OWNS, SMALL_TALK
 from samples.questions import ANSWERS
+from samples.worlds.phrases import ORDER_TYPES, SPEECH_TYPES, TEMPLATES, TIME_TYPES, TYPES
+from samples.worlds.pictures import COLOUR_NAMES, PLACES, SHAPES
+from samples.worlds.speech import OWNS, SMALL_TALK
 
 SPECIAL: Final = (
     "<|endoftext|>",

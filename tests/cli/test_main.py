@@ -16,13 +16,13 @@ import typer
 from protokv import __version__
 from protokv.memories import CONFIGS
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.studies import SHIPPED
 from protokv.state.form import FORMS
 from protokv_cli import main, options
 from protokv_cli.exits import Exit
 from protokv_cli.panels import Panel
 from protokv_cli.process import uncollected
 from protokv_cli.replay import DATASETS, STUDIES
+from samples.worlds.studies import SHIPPED
 from tests.cli.conftest import Program
 
 GROUP: Any = typer.main.get_command(main.app)

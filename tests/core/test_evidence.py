@@ -20,8 +20,8 @@ from protokv.core.session import Session
 from protokv.core.step import StreamClock
 from protokv.errors import ConfigError
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
-from protokv.replay.worlds import Worlds, WorldStream
 from samples.seeds import DEMONSTRATION
+from samples.worlds.streams import Worlds, WorldStream
 from tests.conftest import random_frames
 from tests.oracles import attention as plain
 

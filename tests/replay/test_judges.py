@@ -12,18 +12,15 @@ from typing import Any
 
 import pytest
 
-from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, JudgeError
 from protokv.replay.judges import (
     PROMPT_HASH,
     SYSTEM,
     Case,
-    EndpointJudge,
-    LocalJudge,
+    Judge,
     Verdict,
     judge_rows,
     read_reply,
-    select_judge,
 )
 from protokv.replay.rows import RowFile
 from tests.replay.rows import ROW
@@ -93,7 +90,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def ask(case: Case) -> Verdict | None:
     pytest.importorskip("openai")
-    return dict(EndpointJudge("gpt-3.5-turbo-0125").read([case]))[case]
+    return dict(Judge("gpt-3.5-turbo-0125").read([case]))[case]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +113,7 @@ def test_a_reply_is_read_as_the_published_code_reads_it(text: str, verdict: Verd
      "{'yes', 4}", "{__import__('os').system('true'): 1}", "{" * 400],
 )  # fmt: skip
 def test_a_reply_without_a_verdict_is_refused_and_no_code_in_it_is_run(text: str) -> None:
-    with pytest.raises(ValueError, match=r"dictionary|score|pred"):
+    with pytest.raises(ValueError):  # noqa: PT011
         read_reply(text)
 
 
@@ -172,19 +169,16 @@ def test_a_refused_key_and_an_absent_endpoint_are_named_without_the_key(
         ask(CASE)
 
 
-def test_a_judge_without_a_key_or_of_no_known_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="needs a key"):
         ask(CASE)
-    for name in ("", "openai:", "oracle"):
-        with pytest.raises(ConfigError, match="no judge"):
-            select_judge(name)
 
 
 def test_rows_say_who_judged_them_and_equal_answers_are_judged_once(serve: Any, tmp_path: Path) -> None:
     server = serve(GOOD)
     pytest.importorskip("openai")
-    results, judge = RowFile(tmp_path / "r.jsonl"), EndpointJudge("gpt-3.5-turbo-0125")
+    results, judge = RowFile(tmp_path / "r.jsonl"), Judge("gpt-3.5-turbo-0125")
     for i, prediction in enumerate(("a ring", "a disk", "a ring")):
         row = replace(ROW, dataset="rvs-ego", question_id=str(i), prediction=prediction, correct=False, judge="offline")
         results.append(row)
@@ -194,21 +188,3 @@ def test_rows_say_who_judged_them_and_equal_answers_are_judged_once(serve: Any, 
     again = RowFile(tmp_path / "r.jsonl")
     assert {(row.judge, row.correct, row.points) for row in again.rows.values()} == {(judge.label, True, 4.0)}
     assert judge.label == f"gpt-3.5-turbo-0125 at 127.0.0.1, prompt {PROMPT_HASH}"
-
-
-def test_a_model_of_ours_can_judge_and_what_it_cannot_say_is_no_verdict(
-    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("protokv.replay.judges.MAX_TOKENS", 4)
-    judge = LocalJudge(tiny)
-    assert PROMPT_HASH in judge.label
-    assert [verdict for _, verdict in judge.read([CASE, replace(CASE, prediction="<|im_end|>")])] == [None, None]
-    asked: list[str] = []
-
-    def answer(question: str, decoding: object) -> object:
-        asked.append(question)
-        return type("Answer", (), {"text": GOOD})()
-
-    monkeypatch.setattr(judge._session, "ask", answer)
-    assert list(judge.read([CASE])) == [(CASE, Verdict(True, 4.0))]
-    assert "Correct Answer: a ring" in asked[0]

@@ -1,4 +1,4 @@
-"""Files of questions and videos, and types of questions: the answer of an unknown type may change with time."""
+"""Files of questions and videos."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.mini.phrases import TYPES as OF_THE_WORLD
-from protokv.replay.benchmarks import find_type, find_types, order_groups
 from protokv.replay.questions import Question, load_questions
 from protokv.replay.streams import ReplayFile, open_files
 
@@ -24,11 +22,12 @@ def test_evidence_comes_before_the_query_time_as_reference(tmp_path: Path) -> No
         tmp_path / "q.jsonl",
         {"question": "Who?", "answer": "Ann", "type": "EPM", "evidence_s": 4, "ask_s": 60, "video": "a.mp4"},
         "",
-        {"question": "What?", "answer": "tea", "task": "ASI", "realtime": 33.5, "id": 7},
+        {"question": "What?", "answer": "tea", "task": "ASI", "realtime": 33.5, "id": 7, "lasts": False},
     )
     (video, first), (none, second) = load_questions(file)
     assert (video, first.reference, first.reference_s, first.type) == ("a.mp4", "evidence", 4.0, "EPM")
     assert (none, second.reference, second.reference_s, second.id) == (None, "query", 33.5, "7")
+    assert (first.retrospective, second.retrospective) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +40,7 @@ def test_evidence_comes_before_the_query_time_as_reference(tmp_path: Path) -> No
         ({"question": "Who?", "answer": "Ann", "ask_s": "soon"}, "got 'soon'"),
         ({"question": "Who?", "answer": "Ann", "ask_s": -1}, "got -1"),
         ({"question": "Who?", "answer": "Ann", "ask_s": True}, "got True"),
+        ({"question": "Who?", "answer": "Ann", "ask_s": 1, "lasts": "no"}, "lasts must be true or false"),
     ],
 )
 def test_a_row_that_cannot_be_asked_is_refused_by_its_line(tmp_path: Path, row: object, said: str) -> None:
@@ -52,29 +52,6 @@ def test_a_row_that_cannot_be_asked_is_refused_by_its_line(tmp_path: Path, row: 
 def test_a_missing_file_of_questions_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match=r"absent\.jsonl"):
         load_questions(tmp_path / "absent.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("name", "dataset", "group", "retrospective"),
-    [
-        ("which_first", "", "order", True),
-        ("count", "", "other", False),
-        ("count", "mlvu", "multi detail", True),
-        ("EPM", "mlvu", "other", False),
-        ("mood", "", "other", False),
-        ("", "", "other", True),
-    ],
-)
-def test_a_type_is_found_by_name_and_data_set_and_an_unknown_one_may_change_with_time(
-    name: str, dataset: str, group: str, retrospective: bool
-) -> None:
-    found = find_type(name, dataset)
-    assert (found.group, found.retrospective) == (group, retrospective)
-
-
-def test_types_cover_the_world_and_groups_keep_their_order() -> None:
-    assert set(OF_THE_WORLD) <= {kind.name for kind in find_types()}
-    assert order_groups("ovo-bench") == ("backward", "real-time", "forward", "other")
 
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +15,16 @@ from hypothesis import strategies as st
 from protokv.replay.metrics import DRAWS, Accuracy, _draw, compare, measure_floor, quantile, resample
 from protokv.replay.report import summarise
 from protokv.replay.rows import Row
-from protokv.replay.tables import format_delay
+from protokv.replay.tables import COLUMNS, FEW, format_delay, list_facts, save_csv, tabulate
 from tests.replay.rows import ROW, example_rows
 
 
+def group_of_example(kind: str, dataset: str) -> str:
+    return {"colour": "content", "first": "order"}[kind]
+
+
 def test_the_report_adds_up() -> None:
-    report = summarise(example_rows())
+    report = summarise(example_rows(), group_of_example)
     assert (report["videos"], report["questions"], report["delays_s"]) == (1, 3, [0.0, 30.0, 120.0])
     assert report["reference"] == {"evidence": 2, "query": 1}
     full, window = report["curves"]
@@ -42,6 +48,32 @@ def test_a_point_that_no_question_stands_on_is_left_out() -> None:
 def test_questions_without_a_known_group_are_not_shown_twice() -> None:
     report = summarise([replace(row, type="") for row in example_rows()])
     assert report["curves"][0]["groups"] == {}
+
+
+def test_the_table_has_a_row_for_each_group_and_memory_and_its_difference_to_the_first(tmp_path: Path) -> None:
+    report = summarise(example_rows(), group_of_example)
+    table = tabulate(report)
+    assert table.head[:7] == ["questions", "memory", "budget", "n", "0 s", "30 s", "2 min"]
+    assert table.head[7:] == ["against full", "first token ms", "step ms", "KiB"]
+    assert [row[:4] for row in table.rows[:3]] == [
+        ["all", "full", "all", "3"], ["all", "window", "64", "3"], ["content", "full", "all", "2"]
+    ]  # fmt: skip
+    assert len(table.rows) == 2 * 3
+    assert table.rows[1][4:8] == ["100% 44-100*", "0% 0-56*", "0% 0-56*", "-100 -100..+0*"]
+    assert all(len(row) == len(table.head) for row in table.rows)
+    assert FEW in table.note
+    assert list_facts(report)["asked"] == "3 questions about 1 video"
+
+
+def test_the_csv_file_has_a_row_for_each_part_memory_and_delay(tmp_path: Path) -> None:
+    save_csv(summarise(example_rows(), group_of_example), tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert len(rows) == 2 * 3 * (1 + 2 + 2)
+    (last,) = (one for one in rows if (one["part"], one["memory"], one["delay_s"]) == ("all", "window", "120.0"))
+    assert (last["accuracy"], last["n"], last["than"], last["difference"]) == ("0.0", "3", "full", "-1.0")
+    assert {one["name"] for one in rows if one["part"] == "type"} == {"colour", "first"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from protokv.replay.plan import make_plan, run
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Setup, Variant, Watched, replay
 from protokv.replay.schedule import schedule
-from protokv.replay.worlds import Worlds, WorldStream
+from samples.worlds.streams import Worlds, WorldStream
 
 VARIANTS = [
     Variant("durable", DurableConfig(budget=24)),

@@ -1,7 +1,6 @@
 """The interface of a published benchmark: videos with questions, the prompt, and the rules that score an answer.
 
-A data set is one file that implements `Benchmark` and one line in `BENCHMARKS`. It reads annotations only: it opens no
-video and knows no model and no memory.
+A data set reads annotations only: it opens no video and knows no model and no memory.
 """
 
 from __future__ import annotations
@@ -12,9 +11,27 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
-from protokv.replay.questions import Question, QuestionType
+from protokv.replay.questions import Question
+
+OTHER: Final = "other"
+"""The group of types without a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionType:
+    """A type of questions.
+
+    Attributes:
+        name: as the data set has it; empty: none.
+        group: counted together, such as "order" (of events) or "backward".
+        retrospective: the answer stays true while the stream goes on.
+    """
+
+    name: str
+    group: str = OTHER
+    retrospective: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +114,13 @@ class Benchmark(ABC):
         """Twelve hexadecimal digits of the SHA-256 of the templates."""
         return hashlib.sha256("\0".join(self.templates).encode()).hexdigest()[:12]
 
-    @abstractmethod
-    def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
-        """Read the annotations below a folder.
+    def find_type(self, name: str) -> QuestionType:
+        """Return a type by its name; the answers of an unknown one may change with time."""
+        return next((kind for kind in self.types if kind.name == name), QuestionType(name, retrospective=False))
 
-        Args:
-            root: the folder.
-            from_evidence: count delays from the evidence if the annotations have its time.
+    @abstractmethod
+    def load(self, root: Path) -> Annotations:
+        """Read the annotations below a folder.
 
         Raises:
             SourceNotFound: there are no annotations; names the expected file.
@@ -112,14 +129,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """Score an answer to the official prompt.
-
-        Args:
-            prediction: the model's text.
-            expected: the answer; a letter if there are options.
-            kind: the type of the question.
-            options: the options of the question.
-        """
+        """Score an answer to the official prompt; `expected` is a letter if there are options, `kind` the type."""
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the numbers that papers print, by name, from the accuracies of the types that were asked.

@@ -17,24 +17,15 @@ _STRICT = re.compile(r"^[\s\W]*([A-Z])(?:[).:\]]|\W*$)")
 
 
 def list_options(options: Sequence[str], form: str = "{}. {}", between: str = "\n") -> str:
-    """List all options, each behind its letter."""
+    """List all options, each after its letter."""
     return between.join(form.format(letter, option) for letter, option in zip(ascii_uppercase, options, strict=False))
 
 
 def check_letter(letter: str, options: Sequence[str], where: str) -> str:
-    """Return the letter.
-
-    Raises:
-        ConfigError: it is the letter of no option.
-    """
+    """Return the letter. ConfigError: it is that of no option."""
     if letter not in list(ascii_uppercase[: len(options)]):
         raise ConfigError(f"{where}: answer {letter!r} is none of {len(options)} options")
     return letter
-
-
-def letter_of(options: Sequence[str], answer: str) -> str:
-    """Return the letter of the option with this text, or an empty text."""
-    return next((letter for letter, option in zip(ascii_uppercase, options, strict=False) if option == answer), "")
 
 
 def strict_letter(text: str) -> str:
@@ -43,25 +34,9 @@ def strict_letter(text: str) -> str:
     return found[1] if found else ""
 
 
-def first_of(letters: str, text: str) -> str:
-    """Return the first of some letters anywhere in a text, or an empty text."""
-    return next((character for character in text if character in letters), "")
-
-
-def before_parenthesis(text: str) -> str:
-    """Return the character before the first `)`, or the whole text without one."""
-    place = text.find(")")
-    return text if place < 0 else text[max(0, place - 1) : place]
-
-
 def named_option(text: str, options: Sequence[str]) -> str:
-    """Return the letter of the option that a free answer spells out, or an empty text; ignore case and a full stop.
-
-    For models that were asked the bare question and know no letters.
-    """
-    matching = [
-        letter for letter, option in zip(ascii_uppercase, options, strict=False) if plain(option) == plain(text)
-    ]
+    """Return the letter of the only option with this text, but for case, spaces and a full stop; else an empty text."""
+    matching = [x for x, option in zip(ascii_uppercase, options, strict=False) if plain(option) == plain(text)]
     return matching[0] if len(matching) == 1 else ""
 
 

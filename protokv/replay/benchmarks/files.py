@@ -28,11 +28,7 @@ def find_file(root: Path, names: Sequence[str]) -> Path | None:
 
 
 def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
-    """Return the file that `find_file` finds.
-
-    Raises:
-        SourceNotFound: there is no such folder or file.
-    """
+    """Return the file that `find_file` finds. SourceNotFound: there is no such folder or file."""
     if not root.is_dir():
         raise SourceNotFound(f"there is no folder {root}", hint="name the folder of the data set with --data-root")
     found = find_file(root, names)
@@ -54,23 +50,15 @@ def find_video(root: Path, path: str) -> Path | None:
     if not parts or ".." in parts:
         return None
     places = [root / folder / Path(*parts[i:]) for i in range(len(parts)) for folder in _VIDEOS]
-    named = [place.with_name(place.name + end) for place in places for end in _ends_of(place)]
+    complete = PurePosixPath(path).suffix.lower() in _SUFFIXES
+    named = [place.with_name(place.name + end) for place in places for end in (("",) if complete else _SUFFIXES)]
     # Conversions keep the stem and change the suffix.
     named += [place.with_suffix(suffix) for place in places for suffix in _SUFFIXES]
     return next((path for path in named if path.is_file()), None)
 
 
-def _ends_of(place: Path) -> tuple[str, ...]:
-    """Return what may follow a name in annotations: nothing, or a suffix if it has none."""
-    return ("",) if place.suffix.lower() in _SUFFIXES else _SUFFIXES
-
-
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a file of annotations: a JSON list, JSON lines, or a Parquet table.
-
-    Raises:
-        ConfigError: it cannot be read, or is no list of objects.
-    """
+    """Read the objects of a file: a JSON list, JSON lines, or a Parquet table. ConfigError: it holds something else."""
     try:
         if path.suffix == ".parquet":
             rows: Any = _read_parquet(path)
@@ -86,11 +74,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def take(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """Return a field of a record.
-
-    Raises:
-        ConfigError: it is missing or of another type; names the record and the field.
-    """
+    """Return a field of a record. ConfigError: it is missing or of another type; names the record and the field."""
     value = row.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         what = "is missing" if name not in row else f"is {type(value).__name__}"

@@ -13,13 +13,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Final
 
 from protokv.errors import SourceNotFound
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, mean_of
-from protokv.replay.benchmarks.choices import before_parenthesis, letter_of, list_options, strict_letter
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, mean_of
+from protokv.replay.benchmarks.choices import list_options, strict_letter
 from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
-from protokv.replay.questions import Question, QuestionType
+from protokv.replay.questions import Question
 
 PROMPT: Final = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
 Question: {question}
@@ -52,7 +53,7 @@ class Mlvu(Benchmark):
     licence = "CC BY-NC-SA 4.0"
     source = "https://github.com/JUNJIE99/MLVU"
 
-    def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
+    def load(self, root: Path) -> Annotations:
         """Read the files that are there; a missing one is noted."""
         videos: dict[str, list[Question]] = defaultdict(list)
         notes: Counter[str] = Counter()
@@ -66,22 +67,22 @@ class Mlvu(Benchmark):
             for number, (row, where) in enumerate(numbered(read_records(path), path)):
                 options = tuple(str(option) for option in take(row, "candidates", list, where))
                 text = take(row, "question", str, where)
-                letter = letter_of(options, take(row, "answer", str, where))
-                notes["questions whose answer is none of their candidates"] += not letter
+                answer = take(row, "answer", str, where)
+                letter = ascii_uppercase[options.index(answer)] if answer in options else NO_LETTER
+                notes["questions whose answer is none of their candidates"] += letter == NO_LETTER
                 prompt = PROMPT.format(question=text, options=list_options(options, "({}) {}"))
                 video = f"{task}/{take(row, 'video', str, where)}"
-                videos[video].append(
-                    Question(
-                        f"{task}-{number}", text, letter or NO_LETTER, kind, math.inf, "end", self.name, prompt, options
-                    )
-                )  # fmt: skip
+                name = f"{task}-{number}"
+                videos[video].append(Question(name, text, letter, kind, math.inf, "end", self.name, prompt, options))
         if not videos:
             raise SourceNotFound(f"the annotations of {self.name} in {root} hold no question")
         return Annotations.of(videos, notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """Compare the character before ")", or the whole answer; strictly: a letter alone or before a mark."""
-        return Score(before_parenthesis(prediction) == expected, strict_letter(prediction) == expected)
+        place = prediction.find(")")
+        letter = prediction if place < 0 else prediction[max(0, place - 1) : place]
+        return Score(letter == expected, strict_letter(prediction) == expected)
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return M-Avg."""

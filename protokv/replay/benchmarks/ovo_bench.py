@@ -21,10 +21,10 @@ from string import ascii_uppercase
 from typing import Any, Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, mean_of
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, mean_of
 from protokv.replay.benchmarks.choices import list_options, strict_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
-from protokv.replay.questions import Question, QuestionType
+from protokv.replay.questions import Question
 
 BACKWARD: Final = ("EPM", "ASI", "HLD")
 REAL_TIME: Final = ("OCR", "ACR", "ATR", "STU", "FPD", "OJR")
@@ -78,7 +78,7 @@ class OvoBench(Benchmark):
     licence = "CC BY-NC-SA 4.0"
     source = "https://github.com/JoeLeelyf/OVO-Bench"
 
-    def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
+    def load(self, root: Path) -> Annotations:
         """Read all entries; each probe of a forward task is a question of its own."""
         path = find_annotations(root, ("ovo_bench_new.json", "ovo_bench.json"), self.name)
         videos: dict[str, list[Question]] = defaultdict(list)
@@ -121,7 +121,8 @@ def _questions(row: Mapping[str, Any], where: str) -> Iterator[Question]:
         for number, probe in enumerate(take(row, "test_info", list, where)):
             at = f"{where} probe {number}"
             text, template, answer = _probe(kind, row, probe, at)
-            yield _question(f"{name}-{number}", text, answer, kind, probe, at, template.format(question=text), ())
+            prompt, at_s = template.format(question=text).strip(), _time_of_asking(probe, at)
+            yield Question(f"{name}-{number}", text, answer, kind, at_s, "query", OvoBench.name, prompt)
         return
     if kind not in (*BACKWARD, *REAL_TIME):
         raise ConfigError(f"{where}: task {kind!r} is none of OVO-Bench", hint="use the annotations as published")
@@ -130,8 +131,9 @@ def _questions(row: Mapping[str, Any], where: str) -> Iterator[Question]:
     if not 0 <= gold < len(options):
         raise ConfigError(f"{where}: gt {gold} is none of {len(options)} options", hint="use the file as published")
     text = take(row, "question", str, where)
-    prompt = CHOICE.format(question=text, options=list_options(options, "{}. {};", " "))
-    yield _question(name, text, ascii_uppercase[gold], kind, row, where, prompt, options)
+    prompt = CHOICE.format(question=text, options=list_options(options, "{}. {};", " ")).strip()
+    answer, at_s = ascii_uppercase[gold], _time_of_asking(row, where)
+    yield Question(name, text, answer, kind, at_s, "query", OvoBench.name, prompt, options)
 
 
 def _probe(kind: str, row: Mapping[str, Any], probe: Mapping[str, Any], where: str) -> tuple[str, str, str]:
@@ -145,15 +147,5 @@ def _probe(kind: str, row: Mapping[str, Any], probe: Mapping[str, Any], where: s
     return take(row, "question", str, where), CLUE, answer
 
 
-def _question(
-    name: str,
-    text: str,
-    answer: str,
-    kind: str,
-    timed: Mapping[str, Any],
-    where: str,
-    prompt: str,
-    options: tuple[str, ...],
-) -> Question:
-    at_s = float(math.ceil(take(timed, "realtime", (int, float), where)))
-    return Question(name, text, answer, kind, at_s, "query", OvoBench.name, prompt.strip(), options)
+def _time_of_asking(row: Mapping[str, Any], where: str) -> float:
+    return float(math.ceil(take(row, "realtime", (int, float), where)))

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, Video
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, Video
 from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
-from protokv.replay.questions import F1_RIGHT, F1_RULE, Question, QuestionType, is_expected, token_f1
+from protokv.replay.questions import F1_RIGHT, F1_RULE, Question, is_expected, token_f1
 
 UNJOINED: Final = "unjoined"
 
@@ -47,7 +47,7 @@ class Rvs(Benchmark):
     annotations: ClassVar[tuple[str, ...]]
     originals: ClassVar[tuple[str, ...]]
 
-    def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
+    def load(self, root: Path) -> Annotations:
         """Read the conversion, and the types from the original if it is there."""
         path = find_annotations(root, self.annotations, self.name)
         original = find_file(root, self.originals)
@@ -64,18 +64,12 @@ class Rvs(Benchmark):
                 text, answer = take(row, "question", str, at), take(row, "answer", str, at)
                 kind = _join(known, name, text, answer)
                 notes["questions without a type"] += kind == UNJOINED
-                end = float(take(row, "end_time", (int, float), at))
-                found.append(Question(str(number), text.strip(), answer.strip(), kind, end, "query", self.name))
-            clip = [record.get(key) for key in ("clip_start_time", "clip_end_time")]
-            whole = all(isinstance(value, int | float) for value in clip)
-            videos.append(
-                Video(
-                    name,
-                    str(record.get("video_path") or name),
-                    tuple(found),
-                    clip_s=(float(clip[0] or 0), float(clip[1] or 0)) if whole else None,
-                )
-            )
+                asked_s = float(take(row, "end_time", (int, float), at))
+                found.append(Question(str(number), text.strip(), answer.strip(), kind, asked_s, "query", self.name))
+            start, end = (record.get(key) for key in ("clip_start_time", "clip_end_time"))
+            known_clip = isinstance(start, int | float) and isinstance(end, int | float)
+            clip_s = (float(start or 0), float(end or 0)) if known_clip else None
+            videos.append(Video(name, str(record.get("video_path") or name), tuple(found), clip_s=clip_s))
         return Annotations(tuple(videos), +notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score
 from protokv.replay.benchmarks.choices import check_letter, list_options, strict_letter, strip_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
-from protokv.replay.questions import Question, QuestionType
+from protokv.replay.questions import Question
 
 PROMPT: Final = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
 
@@ -50,7 +50,7 @@ class StreamingBench(Benchmark):
     source = "https://github.com/THUNLP-MT/StreamingBench"
     fps = 1.0
 
-    def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
+    def load(self, root: Path) -> Annotations:
         """Read either form; entries about one video become one stream."""
         path = find_annotations(root, ("questions_real.json", "questions_real_stream.json"), self.name)
         videos: dict[str, list[Question]] = defaultdict(list)
@@ -64,19 +64,10 @@ class StreamingBench(Benchmark):
                 notes["questions outside the time range of their own entry"] += outside
                 options = tuple(strip_letter(str(option)) for option in take(row, "options", list, at))
                 text = take(row, "question", str, at)
-                videos[video].append(
-                    Question(
-                        str(len(videos[video])),
-                        text,
-                        check_letter(take(row, "answer", str, at).strip(), options, at),
-                        take(row, "task_type", str, at).removesuffix(" Perception"),
-                        time_s,
-                        "query",
-                        self.name,
-                        PROMPT.format(question=text, options=list_options(options)),
-                        options,
-                    )
-                )
+                letter = check_letter(take(row, "answer", str, at).strip(), options, at)
+                kind = take(row, "task_type", str, at).removesuffix(" Perception")
+                name, prompt = str(len(videos[video])), PROMPT.format(question=text, options=list_options(options))
+                videos[video].append(Question(name, text, letter, kind, time_s, "query", self.name, prompt, options))
         return Annotations.of(videos, notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
@@ -85,11 +76,7 @@ class StreamingBench(Benchmark):
 
 
 def parse_clock(text: str, where: str) -> float:
-    """Return the seconds of `0:07:40`, `00:24`, or `00:12450`: the sum of its parts times powers of 60.
-
-    Raises:
-        ConfigError: it is no clock time.
-    """
+    """Return the seconds of `0:07:40` or `00:12450`: its parts times powers of 60. ConfigError: it is no clock time."""
     if not re.fullmatch(r"\d+(:\d+)*", text.strip()):
         raise ConfigError(f"{where}: {text!r} is no clock time", hint="use the annotations as they were published")
     return float(sum(int(part) * 60**i for i, part in enumerate(reversed(text.strip().split(":")))))

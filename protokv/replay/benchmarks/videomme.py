@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, Score, mean_of
-from protokv.replay.benchmarks.choices import check_letter, first_of, list_options, strict_letter, strip_letter
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, mean_of
+from protokv.replay.benchmarks.choices import check_letter, list_options, strict_letter, strip_letter
 from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
-from protokv.replay.questions import Question, QuestionType
+from protokv.replay.questions import Question
 
 PROMPT: Final = """Select the best answer to the following multiple-choice question based on the video. Respond with only the letter (A, B, C, or D) of the correct option.
 {question}
@@ -45,7 +45,7 @@ class VideoMme(Benchmark):
     licence = "academic research only; see the data set's page"
     source = "https://huggingface.co/datasets/lmms-lab/Video-MME"
 
-    def load(self, root: Path, *, from_evidence: bool = False) -> Annotations:
+    def load(self, root: Path) -> Annotations:
         """Read the table; all questions are asked at the end."""
         names = ("test-00000-of-00001.parquet", "videomme.parquet", "videomme.json", "videomme.jsonl")
         path = find_annotations(root, names, self.name)
@@ -69,7 +69,7 @@ class VideoMme(Benchmark):
         text = prediction.strip()
         for prefix in _PREFIXES:
             text = text.replace(prefix, "")
-        return Score(first_of("ABCD", text) == expected, strict_letter(text) == expected)
+        return Score(next((one for one in text if one in "ABCD"), "") == expected, strict_letter(text) == expected)
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the overall accuracy; the lengths have equally many questions."""

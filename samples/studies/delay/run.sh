@@ -2,27 +2,28 @@
 # Makes the rows and figures again, into the folder of the first argument (default: ./again): about two hours of one CPU
 # core. The same command continues an interrupted run. Each part first says how long it will take.
 set -eu
-studies=$(dirname "$0")/..
+root=$(cd "$(dirname "$0")/../../.." && pwd)
 out=${1:-again}
 mkdir -p "$out"
+worlds() {
+  PYTHONPATH="$root" python -m samples.worlds "$@"
+}
 replay() {
-  world="--world 5000000:16 --length 7m --evidence 16s --before 0 --per-type 3"
-  # shellcheck disable=SC2086
-  protokv replay $world "$@" --dry-run >&2
-  # shellcheck disable=SC2086
-  protokv replay $world --json -q "$@" > /dev/null
+  set -- "$@" --length 7m --evidence 16s --before 0 --per-type 3 --worlds 5000000:16
+  worlds "$@" --dry-run
+  worlds "$@" --json > /dev/null
 }
 sweep=0,30s,2m,5m,400s
 for level in low high; do
   if [ $level = low ]; then distraction="--distractor-rate 2 --cuts none"; else distraction="--distractor-rate 20 --cuts 6:20"; fi
   # shellcheck disable=SC2086
-  replay $distraction --delays $sweep --memory full,last-frames --budget 151 -o "$out/$level.jsonl"
+  replay quick $distraction --delays $sweep --memory full,last-frames --budget 151 -o "$out/$level.jsonl"
   # shellcheck disable=SC2086
-  replay $distraction --delays $sweep --budget 151,75,38 -o "$out/$level.jsonl" \
+  replay quick $distraction --delays $sweep --budget 151,75,38 -o "$out/$level.jsonl" \
     --memory durable,continuity,paper,infinipot-v,rekv,dycoke,sliding-window
-  protokv replay --report "$out/$level.jsonl" --json --plot "$out/$level.png" --html "$out/$level.html" > /dev/null
+  worlds --report "$out/$level.jsonl" --plot "$out/$level.png" --csv "$out/$level.csv"
 done
-replay --distractor-rate 20 --cuts 6:20 --delays 0,30s,90s,400s --study "$studies/ablation.toml" --budget 151 \
+replay ablation --distractor-rate 20 --cuts 6:20 --delays 0,30s,90s,400s --budget 151 \
   -o "$out/ablation.jsonl"
-protokv replay --world 5000016:4 --length 380s --before 2m --evidence 16s --per-type 3 --distractor-rate 20 --cuts 6:20 \
-  --delays 240s --memory durable,continuity --budget 150,76,38 --json -q -o "$out/middle.jsonl" > /dev/null
+worlds quick --worlds 5000016:4 --length 380s --before 2m --evidence 16s --per-type 3 --distractor-rate 20 --cuts 6:20 \
+  --delays 240s --memory durable,continuity --budget 150,76,38 --json -o "$out/middle.jsonl" > /dev/null

@@ -23,11 +23,10 @@ from protokv.backbones import load_backbone
 from protokv.core.parts import FAINT
 from protokv.core.session import Session
 from protokv.memories import DurableConfig
-from protokv.mini.pictures import SHAPES
-from protokv.replay.benchmarks import find_type
 from protokv.replay.questions import is_expected
-from protokv.replay.worlds import Worlds, WorldStream
 from samples.seeds import STUDY
+from samples.worlds.pictures import SHAPES
+from samples.worlds.streams import Worlds, WorldStream, find_group
 
 SEEDS = STUDY[1000:1016]
 BUDGETS = (86, 22, 9)
@@ -102,7 +101,7 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
     print("| right answers | n | true time is the first moment | among the three |\n|---|---|---|---|")
     groups = {"content": "content", "order": "order", "all": ""}
     for name, group in groups.items():
-        some = [row for row in right if not group or find_type(row["type"]).group == group]
+        some = [row for row in right if not group or find_group(row["type"]) == group]
         print(f"| {name} | {len(some)} | {share(some, 1)} | {share(some, 3)} |")
     for budget in BUDGETS:
         some = [row for row in right if row["budget"] == budget]

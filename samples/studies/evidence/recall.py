@@ -25,9 +25,8 @@ from protokv.backbones import load_backbone
 from protokv.core.context import EMPTY
 from protokv.core.session import Session
 from protokv.memories import MemoryConfig
-from protokv.replay.benchmarks import find_type
 from protokv.replay.questions import is_expected
-from protokv.replay.worlds import Worlds, WorldStream
+from samples.worlds.streams import Worlds, WorldStream, find_group
 
 MEMORIES = ("durable", "infinipot-v")
 BUDGETS = (86, 43, 22, 11)
@@ -59,7 +58,7 @@ def ask(stream: WorldStream, session: Session) -> Iterator[dict[str, Any]]:
     """Ask every question about content whose evidence was visible."""
     for question in stream.questions:
         spans = spans_of(stream, question.reference_s)
-        if not spans or find_type(question.type).group != "content":
+        if not spans or find_group(question.type) != "content":
             continue
         answer = session.ask(question.text, evidence=True)
         assert answer.evidence is not None

@@ -12,19 +12,17 @@ from __future__ import annotations
 import json
 import sys
 
-from protokv.backbones import load_backbone
-from protokv.backbones.llama import Llama, unpack_smollm2
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.memories import MemoryConfig
-from protokv.replay.language import Language, make_stream, measure
 from protokv_cli.parsing import parse_setting
+from samples.worlds.language import Language, make_stream, measure
+from samples.worlds.llama import load_llama
 
 
 def main(tokens: str, seed: str, redundancy: str, *memories: str) -> None:
     """Print a row for the full cache and for each memory."""
-    backbone = load_backbone(str(unpack_smollm2()))
-    assert isinstance(backbone, Llama)
+    backbone = load_llama()
     stream = make_stream(Language(tokens=int(tokens)), backbone, int(seed), int(redundancy), 0.0)
     full = Session.start(backbone, MemoryConfig.of("full", budget=int(tokens)), fps=1.0)
     steps: list[StepKV] = []

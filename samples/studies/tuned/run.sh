@@ -3,23 +3,26 @@
 # (default: ./again). InfiniPot-V: about 25 minutes of one CPU core for the search and as much for the studies; the other
 # three: 45 and 35 minutes, of a core that did other work too. The same command continues an interrupted run.
 set -eu
-studies=$(dirname "$0")/..
+root=$(cd "$(dirname "$0")/../../.." && pwd)
 out=${1:-again}
 mkdir -p "$out"
+worlds() {
+  PYTHONPATH="$root" python -m samples.worlds "$@"
+}
 replay() {
-  protokv replay --json -q "$@" > /dev/null
+  worlds "$@" --json > /dev/null
 }
 delay() {
-  replay --length 7m --evidence 16s --before 0 --per-type 3 --distractor-rate 20 --cuts 6:20 "$@"
+  replay quick --length 7m --evidence 16s --before 0 --per-type 3 --distractor-rate 20 --cuts 6:20 "$@"
 }
 content=colour,shape,where,at,whether
 # The search, on worlds that no table uses: the name of its files, the worlds of each kind, the settings.
 search() {
   part=$1
-  worlds=$2
+  count=$2
   shift 2
-  delay --world "7000000:$worlds" --delays 2m,400s --budget 151,38 -o "$out/search-delay-$part.jsonl" "$@"
-  replay --world "7001000:$worlds" --length 8m --evidence 16s --per-type 3 --distractor-rate 20 \
+  delay --worlds "7000000:$count" --delays 2m,400s --budget 151,38 -o "$out/search-delay-$part.jsonl" "$@"
+  replay quick --worlds "7001000:$count" --length 8m --evidence 16s --per-type 3 --distractor-rate 20 \
     --distractor-similarity 0.5 --cuts 6:20 --delays 60,220 --budget 173,43 \
     -o "$out/search-harder-$part.jsonl" "$@"
 }
@@ -30,8 +33,8 @@ search rekv 8 --memory rekv --types $content --set positions=compact,stream
 search dycoke 8 --memory dycoke --types $content --set merge_share=0,0.25,0.5,0.6,0.7,0.8,0.9
 # HERMES: the bands on half of the worlds, then the share that a compression keeps; the published and the best on all.
 hermes() {
-  worlds=$1 kept=$2 shallow=$3 deep=$4
-  search hermes "$worlds" --memory hermes --types $content --set "kept_share=$kept" --set "shallow_share=$shallow" \
+  count=$1 kept=$2 shallow=$3 deep=$4
+  search hermes "$count" --memory hermes --types $content --set "kept_share=$kept" --set "shallow_share=$shallow" \
     --set "deep_share=$deep"
 }
 hermes 8 0.75 0.1 0.3
@@ -43,22 +46,22 @@ hermes 4 0.5,0.9 0.1 0.3
 hermes 8 0.9 0 1
 # The studies, on their own worlds: InfiniPot-V.
 set -- --memory infinipot-v --set redundancy_share=1 --set kept_share=0.95 --set recent_share=0.125
-delay --world 5000000:16 --delays 0,30s,2m,5m,400s --budget 151,75,38 -o "$out/delay.jsonl" "$@"
-replay --study "$studies/harder.toml" --budget 173,43,22,11 -o "$out/harder.jsonl" "$@"
-replay --study "$studies/harder.toml" --backdrop natural --world 5002500:16 --budget 173,43,22 \
+delay --worlds 5000000:16 --delays 0,30s,2m,5m,400s --budget 151,75,38 -o "$out/delay.jsonl" "$@"
+replay harder --budget 173,43,22,11 -o "$out/harder.jsonl" "$@"
+replay harder --backdrop natural --worlds 5002500:16 --budget 173,43,22 \
   -o "$out/natural.jsonl" "$@"
-replay --study "$studies/order.toml" -o "$out/order.jsonl" "$@"
-replay --study "$studies/time.toml" --budget 173,43,22,11 -o "$out/time.jsonl" "$@"
+replay order -o "$out/order.jsonl" "$@"
+replay time --budget 173,43,22,11 -o "$out/time.jsonl" "$@"
 # The others, at the longest delay, on the first eight worlds of each study.
 others() {
   study=$1
   shift
   case $study in
-    delay) delay --world 5000000:8 --delays 400s --types $content -o "$out/peers-delay.jsonl" "$@" ;;
-    harder) set -- --study "$studies/harder.toml" --world 5002000:8 --delays 220 "$@" ;;
-    natural) set -- --study "$studies/harder.toml" --backdrop natural --world 5002500:8 --delays 220 "$@" ;;
-    order) set -- --study "$studies/order.toml" --world 5002400:8 --delays 150 "$@" ;;
-    time) set -- --study "$studies/time.toml" --world 5002724:8 --delays 220 "$@" ;;
+    delay) delay --worlds 5000000:8 --delays 400s --types $content -o "$out/peers-delay.jsonl" "$@" ;;
+    harder) set -- harder --worlds 5002000:8 --delays 220 "$@" ;;
+    natural) set -- harder --backdrop natural --worlds 5002500:8 --delays 220 "$@" ;;
+    order) set -- order --worlds 5002400:8 --delays 150 "$@" ;;
+    time) set -- time --worlds 5002724:8 --delays 220 "$@" ;;
   esac
   [ "$study" = delay ] || replay -o "$out/peers-$study.jsonl" "$@"
 }

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
-from protokv.mini.world import World, WorldConfig
 from samples.questions import ANSWERS, Question, make_questions
 from samples.render import render
+from samples.worlds.world import World, WorldConfig
 
 LENGTH_S, ASK_S = 14, 10
 FPS, SIDE = 4, 84
@@ -194,28 +194,8 @@ def write_mlvu(root: Path, clips: list[Clip]) -> None:
     _write(root / "json" / "9_summary.json", [{"video": "x.mp4", "question": "Summarise.", "answer": "Shapes."}])
 
 
-def write_ovo_s_bench(root: Path, clips: list[Clip]) -> None:
-    """Write the Parquet table with times of evidence; one question is asked twice, one has pictures as options."""
-    rows = []
-    for clip in clips:
-        _put(clip, root / "videos" / "Sekai" / clip.path.name)
-        for question, options, letter in clip.choices(ASK_S, ("colour", "where")):
-            rows.append(
-                {
-                    "id": f"1.1.1_{len(rows)}", "video_path": f"Sekai/{clip.path.name}", "task_main_category": "1.1",
-                    "question": question.question, "answers": [letter],
-                    "options": [list(pair) for pair in zip(ascii_uppercase, options, strict=False)],
-                    "query_times": [10.0, 12.0] if question.type == "colour" else [10.0],
-                    "evidence_times": [[0.0, question.evidence_s]],
-                }
-            )  # fmt: skip
-    rows.append(rows[0] | {"id": "4.3_001", "options": [["A", "data:image/png;base64,AAAA"], ["B", "no"]]})
-    _write(root / "ovo_s_bench.parquet", rows)
-
-
 WRITERS: dict[str, Callable[[Path, list[Clip]], None]] = {
     "rvs-ego": write_rvs_ego, "rvs-movie": write_rvs_movie, "ovo-bench": write_ovo_bench,
     "streamingbench": write_streamingbench, "videomme": write_videomme, "mlvu": write_mlvu,
-    "ovo-s-bench": write_ovo_s_bench,
 }  # fmt: skip
 """Name of a data set -> the function that writes it in small below a folder."""

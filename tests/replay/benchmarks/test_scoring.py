@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.benchmarks.choices import before_parenthesis, named_option, strict_letter
+from protokv.replay.benchmarks.choices import named_option, strict_letter
 from protokv.replay.questions import token_f1
 from protokv.replay.runner import score
 from tests.replay.rows import ROW
@@ -50,12 +50,6 @@ OPTIONS = ("red", "green", "blue", "white")
         ("mlvu", "ego", "B", "B", True, True),
         ("mlvu", "ego", "B. green", "B", False, True),
         ("mlvu", "ego", "green :)", "B", False, False),
-        # OVO-S-Bench: a search over fixed places, A to E.
-        ("ovo-s-bench", "1.1", "I think so. Answer: C", "C", True, False),
-        ("ovo-s-bench", "1.1", "<think>A</think> B", "B", True, False),
-        ("ovo-s-bench", "1.1", "therefore D.", "D", True, False),
-        ("ovo-s-bench", "1.1", "F", "F", False, True),
-        ("ovo-s-bench", "1.1", "the option [A] looks best to me", "A", True, False),
         # RVS, until a judge has read it.
         ("rvs-ego", "Scene Summary", "Chopping of vegetables", "Chopping vegetables.", True, False),
         ("rvs-ego", "Scene Summary", "a dog", "Chopping vegetables.", False, False),
@@ -75,16 +69,6 @@ def test_a_strict_letter_stands_at_the_beginning_and_is_no_word(text: str) -> No
     if letter:
         rest = text[text.index(letter) + 1 :]
         assert not re.match(r"\w", rest)
-
-
-@given(st.text(alphabet="AB() x", max_size=12))
-def test_the_character_before_a_parenthesis_is_that_of_the_published_rule(text: str) -> None:
-    published = text
-    if ")" in text:
-        index = text.index(")")
-        published = text[index - 1 : index]
-    # Python's slice takes the end of the text where there is nothing before the parenthesis; that is "" too.
-    assert before_parenthesis(text) == published
 
 
 @pytest.mark.parametrize(
