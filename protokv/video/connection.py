@@ -14,13 +14,13 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import av
 
-from protokv.errors import ConfigError, SourceDenied, SourceNotFound, SourceUnreadable
+from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
 from protokv.video.container import FORMATS, explain_error, limit_decoder
 from protokv.video.source import ShouldStop
@@ -68,6 +68,13 @@ KINDS = {
     "screen": StreamKind("file", "x11grab", {"framerate": "10"}, slack_s=0.5),
 }
 
+HINT = "check the address, and that the source is running"
+HINTS = {
+    "screen": "set DISPLAY, or name it: screen::1; Wayland's screens are not read",
+    "rtp": "where there is an SDP, pipe it in: "
+    "ffmpeg -protocol_whitelist file,rtp,udp -i X.sdp -c copy -f mpegts - | protokv ingest - -o STATE",
+}
+
 # FFmpeg looks at this much of a stream before it gives a frame; its default is five seconds.
 ANALYSE_US = "1000000"
 
@@ -101,9 +108,7 @@ def connect(
         ConfigError: this build of FFmpeg cannot read such an address.
     """
     name = address.public_name(source)
-    with ExitStack() as held:
-        container = _open(source, name, extra, timeout_s, max_pixels, should_stop)
-        held.enter_context(container)
+    with _open(source, name, extra, timeout_s, max_pixels, should_stop) as container:
         stream = next((one for one in container.streams.video if one.codec_context is not None), None)
         if stream is None:
             raise SourceUnreadable(f"{name} has no pictures", hint="check the address")
@@ -132,43 +137,49 @@ def _open(
             options.setdefault("listen_timeout", str(math.ceil(timeout_s)))
         where, form = _device(source, kind), how.format
         if form is not None and form not in {n for one in av.formats_available for n in one.split(",")}:
+            devices = {"linux": "/dev/video0 and screen:", "darwin": "avfoundation:", "win32": "dshow:"}
             raise ConfigError(
-                f"{kind}: cannot be read here: PyAV's FFmpeg has no {form} on this system", hint=_instead(kind)
+                f"{kind}: cannot be read here: PyAV's FFmpeg has no {form} on this system",
+                hint=f"devices of this system are {devices.get(sys.platform, 'not read: pipe them in')}",
             )
         return av.open(
             where, "r", format=form, options=options, timeout=(timeout_s, timeout_s), metadata_errors="surrogateescape"
         )
-    except (av.error.FileNotFoundError, av.error.HTTPNotFoundError):
-        hint = "check the address, and that the device is there" if kind in address.DEVICES else "check the address"
-        raise SourceNotFound(f"nothing is at {name}", hint=hint) from None
-    except (av.error.HTTPUnauthorizedError, av.error.HTTPForbiddenError) as error:
-        raise SourceDenied(
-            f"{name} cannot be opened: {explain_failure(error, timeout_s)}", hint="check user and password"
-        ) from None
-    except av.error.ProtocolNotFoundError:
-        raise ConfigError(
-            f"{kind}:// cannot be read: PyAV's FFmpeg was built without it",
-            hint=f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE",
-        ) from None
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        said = explain_failure(error, timeout_s)
-        if kind == address.PIPE and isinstance(error, av.error.InvalidDataError | av.error.ArgumentError):
-            raise SourceUnreadable(
+        raise _refusal(error, kind, name, timeout_s) from None
+
+
+def _refusal(error: Exception, kind: str, name: str, timeout_s: float) -> ProtoKVError:
+    """Return the error for users of a connection of this kind that failed."""
+    why = explain_failure(error, timeout_s)
+    match error:
+        case av.error.FileNotFoundError() | av.error.HTTPNotFoundError():
+            device = ", and that the device is there" if kind in address.DEVICES else ""
+            return SourceNotFound(f"nothing is at {name}", hint=f"check the address{device}")
+        case av.error.HTTPUnauthorizedError() | av.error.HTTPForbiddenError():
+            return SourceDenied(f"{name} cannot be opened: {why}", hint="check user and password")
+        case av.error.ProtocolNotFoundError():
+            return ConfigError(
+                f"{kind}:// cannot be read: PyAV's FFmpeg was built without it",
+                hint=f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE",
+            )
+        case av.error.InvalidDataError() | av.error.ArgumentError() if kind == address.PIPE:
+            return SourceUnreadable(
                 f"{name} is not a video: FFmpeg knows no format that begins like it",
                 hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE",
-            ) from None
-        if isinstance(error, ConnectionRefusedError):
-            raise SourceNotFound(
-                f"nothing answers at {name}: {said}",
+            )
+        case ConnectionRefusedError():
+            return SourceNotFound(
+                f"nothing answers at {name}: {why}",
                 hint="check host and port, and that the source is on; --give-up 5m waits for it",
-            ) from None
-        if kind == "screen" and getattr(error, "errno", None) == errno.EIO:
-            said = f"no X display answers at {where}"
-        elif isinstance(error, av.error.ArgumentError):
-            said += " (or it gives text, or a list of files)"
-        elif kind == "rtp" and isinstance(error, av.error.InvalidDataError):
-            said += " (without its SDP only MPEG-TS in RTP can be read)"
-        raise SourceUnreadable(f"{name} cannot be opened: {said}", hint=_advice(kind)) from None
+            )
+        case OSError(errno=errno.EIO) if kind == "screen":
+            why = f"no X display answers at {_device(name, kind)}"
+        case av.error.ArgumentError():
+            why += " (or it gives text, or a list of files)"
+        case av.error.InvalidDataError() if kind == "rtp":
+            why += " (without its SDP only MPEG-TS in RTP can be read)"
+    return SourceUnreadable(f"{name} cannot be opened: {why}", hint=HINTS.get(kind, HINT))
 
 
 def explain_failure(error: BaseException, timeout_s: float) -> str:
@@ -176,22 +187,6 @@ def explain_failure(error: BaseException, timeout_s: float) -> str:
     if isinstance(error, av.error.ExitError):
         return f"nothing came for {timeout_s:g} s"
     return explain_error(error) if getattr(error, "strerror", None) else type(error).__name__
-
-
-def _advice(kind: str) -> str:
-    if kind == "screen":
-        return "set DISPLAY, or name it: screen::1; Wayland's screens are not read"
-    if kind == "rtp":
-        return (
-            "where there is an SDP, pipe it in: "
-            "ffmpeg -protocol_whitelist file,rtp,udp -i X.sdp -c copy -f mpegts - | protokv ingest - -o STATE"
-        )
-    return "check the address, and that the source is running"
-
-
-def _instead(kind: str) -> str:
-    here = {"linux": "/dev/video0 and screen:", "darwin": "avfoundation:", "win32": "dshow:"}.get(sys.platform)
-    return f"devices of this system are {here}" if here and kind not in here else "FFmpeg itself may: pipe it in"
 
 
 def _device(source: str, kind: str) -> str:
@@ -211,12 +206,12 @@ class PipeReader:
 
     def __init__(self, read: Callable[[int], bytes], name: str) -> None:
         self._read, self._name = read, name
-        self._held = b""
+        self._waiting = b""
 
     def read(self, n: int) -> bytes:
         """Return up to `n` bytes; none only at the end."""
-        if self._held:
-            given, self._held = self._held[:n], self._held[n:]
+        if self._waiting:
+            given, self._waiting = self._waiting[:n], self._waiting[n:]
             return given
         return self._read(n)
 
@@ -246,9 +241,9 @@ class PipeReader:
             at += size
 
     def _peek(self, at: int, n: int) -> bytes:
-        while len(self._held) < at + n and (more := self._read(1 << 16)):
-            self._held += more
-        return self._held[at : at + n]
+        while len(self._waiting) < at + n and (more := self._read(1 << 16)):
+            self._waiting += more
+        return self._waiting[at : at + n]
 
 
 def open_pipe(number: int, name: str, should_stop: ShouldStop) -> PipeReader:

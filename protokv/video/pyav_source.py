@@ -5,6 +5,7 @@ Reading goes on after packets that cannot be decoded. Frames are converted to RG
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -19,7 +20,7 @@ from protokv.video.stamps import FileClock
 from protokv.video.text_tracks import read_text_track
 
 # Seconds to look back, one after the other, if a seek did not land at or before the wanted time.
-LOOK_BACK_S: tuple[float, ...] = (0.0, 2.0, 10.0, 60.0)
+LOOK_BACK_S = (0.0, 2.0, 10.0, 60.0, math.inf)
 
 # The first frame of these is a key frame; others may be recorded from anywhere in a stream.
 BEGINNING_WITH_KEY = {"mov", "matroska", "avi"}
@@ -82,7 +83,8 @@ class PyAVSource(Source):
     def _from_key(self, wanted: FrameRequest) -> Iterator[Frame]:
         """Decode from a key frame at or before the start; from the beginning if no seek leads to one."""
         by_reading = self.info.container in WITHOUT_INDEX
-        for from_s in (0.0,) if by_reading else _starts(wanted.start_s):
+        for back_s in (math.inf,) if by_reading else LOOK_BACK_S:
+            from_s = max(0.0, wanted.start_s - back_s)
             self._report = report = DecodeReport(wanted.start_s)
             with open_container(self.probe.path, self.probe.max_pixels) as (container, stream):
                 try:
@@ -103,13 +105,6 @@ class PyAVSource(Source):
                 if first is not None:
                     yield from drop_before(chain([first], given), wanted.start_s)
                 return
-
-
-def _starts(start_s: float) -> Iterator[float]:
-    for back_s in LOOK_BACK_S:
-        if start_s - back_s > 0:
-            yield start_s - back_s
-    yield 0.0
 
 
 def read_packets(probe: Probe, container: Any, stream: Any, from_s: float, report: DecodeReport) -> Iterator[Any]:

@@ -85,7 +85,7 @@ class StreamSource(Source):
         self._options, self._timeout_s, self._max_pixels = options or {}, timeout_s, max_pixels or MAX_PIXELS
         self._from_s = 0.0
         self._name = address.public_name(self._source)
-        self._held = ExitStack()
+        self._connection = ExitStack()
         self._why = ""
         # Lines with their track, in the time of the container, and those that have their stream time.
         self._waiting: list[tuple[int, Line]] = []
@@ -100,7 +100,7 @@ class StreamSource(Source):
                     "an MP4 with its index at the end needs a server that gives parts of a file (HTTP ranges): "
                     "download it first, or write it with -movflags faststart"
                 )
-            self._held.close()
+            self._connection.close()
             raise SourceUnreadable(
                 f"no frame of {self._name} can be decoded{f' ({self._why})' if self._why else ''}", hint=hint
             )
@@ -120,7 +120,7 @@ class StreamSource(Source):
     def close(self) -> None:
         """End any reading, and the connection."""
         super().close()
-        self._held.close()
+        self._connection.close()
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         if not self.info.seekable:
@@ -172,9 +172,9 @@ class StreamSource(Source):
         self._waiting.clear()
 
     def _connect(self, should_stop: ShouldStop = never) -> Iterator[Any]:
-        self._held.close()
+        self._connection.close()
         self._should_stop = should_stop
-        self._container, self._stream = self._held.enter_context(
+        self._container, self._stream = self._connection.enter_context(
             connect(self._source, self._options, self._timeout_s, self._max_pixels, lambda: self._should_stop())
         )
         # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.

@@ -104,11 +104,6 @@ def test_a_stream_that_changes_its_size_keeps_that_of_its_first_frame(tmp_path):
     assert all(b.time_s > a.time_s for a, b in itertools.pairwise(frames))
 
 
-def test_frames_have_the_wanted_size(make_clip):
-    with piped(make_clip("transport stream").read_bytes()) as address, StreamSource(address, size=(32, 48)) as source:
-        assert next(source.frames()).image.shape == (48, 32, 3)
-
-
 def test_damaged_packets_are_counted_and_the_rest_is_given(make_clip):
     data = bytearray(make_clip("transport stream").read_bytes())
     for at in range(len(data) // 3, len(data) // 3 + 4000, 7):

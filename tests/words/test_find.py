@@ -22,7 +22,7 @@ from protokv.video.source import never
 from protokv.words.find import words_of
 from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
-from tests.video.subtitled import write_subtitled
+from tests.words.subtitled import write_subtitled
 
 SRT = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
 

@@ -18,8 +18,8 @@ from protokv.words.tracks import read_file
 from tests.backbones.tiny import save_random, write_tokenizer
 from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
-from tests.video.sounding import write_sounding
-from tests.video.subtitled import write_subtitled
+from tests.words.sounding import write_sounding
+from tests.words.subtitled import write_subtitled
 
 RATE = 16_000
 SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]

@@ -11,7 +11,7 @@ from protokv.video import open_source
 from protokv.video.derived import Part
 from protokv.video.source import Line
 from protokv.words.tracks import read_file
-from tests.video.subtitled import write_subtitled
+from tests.words.subtitled import write_subtitled
 
 SAID = [(0.4, 1.2, "x < y"), (2.0, 3.5, "two\\Nrows {\\i1}here{\\i0}"), (4.0, 5.0, "{\\p1}m 0 0 l 1 1{\\p0}")]
 SPOKEN = "Schöne Grüße für die Gäste, ließ sie später hören."
