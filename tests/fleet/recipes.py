@@ -98,29 +98,3 @@ class WaitingRecipe(MockRecipe):
             os.write(1, b".")
 
         return Hooked(wait)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HoldingRecipe(MockRecipe):
-    """Writes its node and process into the FIFO `says` at one step and waits there.
-
-    Only the first worker does, which creates the folder `once`.
-    """
-
-    at: int
-    says: Path
-    once: Path
-
-    def load(self, device: str) -> Backbone:
-        return Hooked(lambda step: self.hold() if is_red(step, self.at) else None)
-
-    def hold(self) -> None:
-        try:
-            self.once.mkdir()
-        except FileExistsError:
-            return
-        import ray
-
-        self.says.write_text(f"{ray.get_runtime_context().get_node_id()} {os.getpid()}")
-        # Wait for the test to write or to end this process.
-        self.says.read_text()
