@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,6 +24,15 @@ from protokv.fleet.worker import Recipe, Worker
 
 # The head of a cluster answers within this time.
 REACH_S = 10.0
+
+
+class _Actor(Worker):
+    """A worker in the folder of the coordinator, so that relative paths mean the same on every machine."""
+
+    def __init__(self, recipe: Recipe, folder: str) -> None:
+        super().__init__(recipe, "auto")
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
 
 
 class RayPool:
@@ -53,12 +64,12 @@ class RayPool:
         self.size = n or max(1, int(resources.get(unit, 1)))
         needs = {"num_gpus": 1, "num_cpus": 1} if unit == "GPU" else {"num_cpus": 1}
         # A second thread of the actor takes `stop` while the first one watches.
-        self._make = ray.remote(Worker).options(max_concurrency=2, **needs)
+        self._make = ray.remote(_Actor).options(max_concurrency=2, **needs)
         self._recipe, self._stopped, self._slots = recipe, threading.Event(), list[RaySlot]()
 
     def open(self, index: int) -> RaySlot:
         """Return the slot of a worker; its actor starts with the first call."""
-        slot = RaySlot(lambda: self._make.remote(self._recipe, "auto"), self._stopped)
+        slot = RaySlot(lambda: self._make.remote(self._recipe, str(Path.cwd())), self._stopped)
         self._slots.append(slot)
         return slot
 
