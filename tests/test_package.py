@@ -104,7 +104,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
 
 def test_the_wheel_holds_the_embedded_model_and_nothing_beside_the_package(wheel: ZipFile) -> None:
     names = set(wheel.namelist())
-    assert {"protokv/mini/world.py", "protokv/mini/weights/model.safetensors", "protokv/py.typed"} <= names
+    assert {"protokv/mini/network.py", "protokv/mini/weights/model.safetensors", "protokv/py.typed"} <= names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"protokv", "protokv_cli"}
 
 

@@ -21,8 +21,7 @@ from protokv_cli import main, options
 from protokv_cli.exits import Exit
 from protokv_cli.panels import Panel
 from protokv_cli.process import uncollected
-from protokv_cli.replay import DATASETS, STUDIES
-from samples.worlds.studies import SHIPPED
+from protokv_cli.replay import DATASETS
 from tests.cli.conftest import Program
 
 GROUP: Any = typer.main.get_command(main.app)
@@ -175,7 +174,6 @@ def test_garbage_is_collected_again_after_loading_and_stays_off_where_it_was() -
         ("protokv ingest --memory ", list(CONFIGS)),
         ("protokv ingest --memory dur", ["durable"]),
         ("protokv replay --memory paper,dur", ["paper,durable"]),
-        ("protokv replay --study ", list(SHIPPED)),
         ("protokv ingest --decoder ", ["auto", "pyav", "decord"]),
         ("protokv query --dtype", []),
         ("protokv ingest --positions c", ["compact"]),
@@ -214,5 +212,4 @@ def test_states_are_completed_in_a_folder_and_below_it(protokv: Program) -> None
 
 
 def test_completion_knows_all_studies_and_data_sets() -> None:
-    assert STUDIES == SHIPPED
     assert tuple(BENCHMARKS) == DATASETS
