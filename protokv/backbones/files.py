@@ -26,11 +26,16 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from protokv.backbones.sizes import KNOWN_MODELS
-from protokv.errors import ModelError, ModelNotFound, did_you_mean
+from protokv.errors import ModelError, ModelNotFound, ProtoKVError, did_you_mean
 from protokv.machine import is_out_of_memory
 
 ENTRY_POINTS: Final = "protokv.backbones"
-"""The entry points by which an installed package registers its models, `NAME = "MODULE:CLASS"` (`loading.Packaged`)."""
+"""The group by which an installed package registers `NAME = "MODULE:CLASS"`.
+
+A name with a slash is a model that the package brings (`loading.Packaged`). Any other is a family, that is
+the `model_type` of a config, and a `Backbone`.
+"""
+
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -179,8 +184,14 @@ def _without_volatile(value: Any) -> Any:
 
 @cache
 def find_packaged_models() -> dict[str, EntryPoint]:
-    """Return name -> entry point of every packaged model."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    """Return the entry point of every model that an installed package brings, by its name."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if "/" in point.name}
+
+
+@cache
+def find_families() -> dict[str, EntryPoint]:
+    """Return the entry point of every family that an installed package adds, by its `model_type`."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if "/" not in point.name}
 
 
 # The hub
@@ -362,27 +373,13 @@ def translate_errors(name: str) -> Iterator[None]:
     Raises:
         ModelError: naming the model and the cause.
     """
-    from huggingface_hub import errors as hub
-    from safetensors import SafetensorError
-
     try:
         yield
     except ModelError as error:
         raise type(error)(f"cannot load the model {name}: {error.message}", hint=error.hint) from error
-    except (
-        MemoryError,
-        OSError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        AssertionError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        ImportError,
-        SafetensorError,
-        hub.StrictDataclassError,
-    ) as error:
+    except ProtoKVError:
+        raise
+    except Exception as error:  # a damaged folder may raise any error in transformers
         message, hint = _explain(error)
         kind = ModelNotFound if message == _ABSENT else ModelError
         if message in (_ABSENT, _UNREACHED, _NO_NAME):
@@ -407,21 +404,9 @@ def _explain(error: Exception) -> tuple[str, str]:
     for kind, message, hint in (
         (hub.GatedRepoError, "access to it is restricted", "ask for access on its page, then run: hf auth login"),
         (hub.RevisionNotFoundError, "it has no such revision", "name a branch, a tag or a commit of it"),
-        (
-            hub.RepositoryNotFoundError,
-            _ABSENT,
-            "check the name; a private one needs: hf auth login",
-        ),
-        (
-            hub.LocalEntryNotFoundError,
-            _UNREACHED,
-            "check the name and the connection, or name a local folder",
-        ),
-        (
-            hub.HFValidationError,
-            _NO_NAME,
-            "names look like Qwen/Qwen2.5-VL-7B-Instruct",
-        ),
+        (hub.RepositoryNotFoundError, _ABSENT, "check the name; a private one needs: hf auth login"),
+        (hub.LocalEntryNotFoundError, _UNREACHED, "check the name and the connection, or name a local folder"),
+        (hub.HFValidationError, _NO_NAME, "names look like Qwen/Qwen2.5-VL-7B-Instruct"),
     ):
         if any(isinstance(cause, kind) for cause in causes):
             return message, hint

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protokv.backbones.files import (
+    ENTRY_POINTS,
     check_weights,
     download,
+    find_families,
     find_packaged_models,
     read_model_file,
     require,
@@ -26,19 +28,22 @@ if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.core.records import BackboneIdentity
 
-# model_type of the config -> module and class
-FAMILIES: Final = {
-    "qwen2_vl": ("protokv.backbones.qwen_vl", "QwenVL"),
-    "qwen2_5_vl": ("protokv.backbones.qwen_vl", "QwenVL"),
-    "qwen3_vl": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
-    "qwen3_vl_moe": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
-    "qwen3_5": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
-    "qwen3_5_moe": ("protokv.backbones.qwen3_vl", "Qwen3VL"),
-    "gemma4": ("protokv.backbones.gemma4", "Gemma4"),
-    "llava_onevision": ("protokv.backbones.llava_onevision", "LlavaOnevision"),
-    "smolvlm": ("protokv.backbones.smolvlm", "SmolVLM"),
-    "internvl": ("protokv.backbones.internvl", "InternVL"),
+_OWN: Final = {
+    "qwen2_vl": "qwen_vl:QwenVL",
+    "qwen2_5_vl": "qwen_vl:QwenVL",
+    "qwen3_vl": "qwen3_vl:Qwen3VL",
+    "qwen3_vl_moe": "qwen3_vl:Qwen3VL",
+    "qwen3_5": "qwen3_vl:Qwen3VL",
+    "qwen3_5_moe": "qwen3_vl:Qwen3VL",
+    "gemma4": "gemma4:Gemma4",
+    "llava_onevision": "llava_onevision:LlavaOnevision",
+    "smolvlm": "smolvlm:SmolVLM",
+    "internvl": "internvl:InternVL",
 }
+FAMILIES: Final = {
+    kind: EntryPoint(kind, f"protokv.backbones.{where}", ENTRY_POINTS) for kind, where in _OWN.items()
+} | find_families()
+"""The class of each family by the `model_type` of its config; imported when it is asked for."""
 
 
 def load_backbone(
@@ -152,8 +157,7 @@ def _resolved(
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-            module, cls = FAMILIES[config.model_type]
-            yield getattr(import_module(module), cls), path, config, request.placement(config.dtype)
+            yield FAMILIES[config.model_type].load(), path, config, request.placement(config.dtype)
 
 
 def _find_packaged(name: str) -> Any:
