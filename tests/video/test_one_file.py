@@ -30,8 +30,7 @@ TEXTS = {
     "film.mpd": '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"><Period><AdaptationSet>'
     '<Representation id="1" mimeType="video/mp4"><BaseURL>file://{folder}/other.ts</BaseURL></Representation>'
     "</AdaptationSet></Period></MPD>",
-    "call.sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n"
-    "a=rtpmap:96 H264/90000\n",
+    "call.sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n",
     "movie.idx": "# VobSub index file, v7\nsize: 720x576\nid: en, index: 0\n"
     "timestamp: 00:00:01:000, filepos: 000000000\n",
     "text.txt": "FFmpeg would draw this text as a film\n" * 99,
@@ -57,12 +56,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("name", TEXTS)
-def test_what_names_other_files_is_refused_in_one_line(name, decoder, folder):
-    with pytest.raises(SourceUnreadable) as caught:
-        open_source(folder / name, decoder)
-    assert name in caught.value.message
-    assert "\n" not in caught.value.message
+def test_what_names_other_files_is_refused_in_one_line(decoder, folder):
+    for name in TEXTS:
+        with pytest.raises(SourceUnreadable) as caught:
+            open_source(folder / name, decoder)
+        assert name in caught.value.message
+        assert "\n" not in caught.value.message
 
 
 def test_a_picture_named_like_a_sequence_is_read_and_its_neighbours_are_not(folder):

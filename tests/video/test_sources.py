@@ -239,3 +239,17 @@ def test_a_kind_of_source_of_another_package_is_opened_by_its_entry_point(clip: 
 def open_vault(address: str, max_pixels: int | None) -> Source:
     assert max_pixels == 4096 * 2160
     return open_source(address.removeprefix("vault://"), max_pixels=max_pixels)
+
+
+@pytest.mark.parametrize("name", ["late start", "avi"])
+def test_a_step_that_is_not_found_again_leads_to_a_reading_from_the_beginning(name, make_clip, monkeypatch):
+    asked = []
+    with open_source(make_clip(name)) as source:
+        whole = list(read_steps(source, 5.0, 1))
+        real = source._read
+        monkeypatch.setattr(source, "_read", lambda wanted: (asked.append(wanted.from_beginning), real(wanted))[1])
+        for mark, readings in ((whole[3].mark, [False]), (whole[3].mark ^ 1, [False, True])):
+            asked.clear()
+            rest = list(read_steps(source, 5.0, 1, 4, mark=mark))
+            assert asked == readings
+            assert [s.images.tobytes() for s in rest] == [s.images.tobytes() for s in whole[4:]]
