@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
 from protokv.memories import CONFIGS, DEFAULT, DurableConfig, MemoryConfig, PaperConfig
-from protokv.memories.paper import quantizer
+from protokv.memories.paper import residuals as quantizer
 
 PAPER_TABLE = {
     "split": (1, 3),
@@ -57,7 +57,8 @@ def test_near_and_far_together_are_the_budget(budget: int, modes: int, split: tu
 def test_memories_that_keep_evidence_forget_nothing_by_age_and_count_no_token_twice(name: str) -> None:
     config = MemoryConfig.of(name, budget=512)
     settings = config.to_dict()
-    assert (settings["pseudo_tokens"], settings["residual"]) == (1, False)
+    assert config.slots_per_prototype == 1
+    assert not settings.get("residual", False)
     assert settings.get("decay", "off") == "off"
     assert not settings.get("recycle", False)
     assert (config.prototypes, config.near_tokens) == (384, 128)
@@ -100,13 +101,9 @@ def test_a_config_survives_json(name: str) -> None:
         ({"budget": 6000, "center_bits": 8}, True),
         ({"budget": 40, "rule": "blocked"}, True),
         ({"budget": 40, "split": (1, 0)}, False),
-        ({"budget": 40, "residual": True}, False),
-        ({"budget": 40, "pseudo_tokens": 2}, False),
     ],
 )
-def test_centres_are_of_8_bits_where_the_bank_is_small_and_shows_each_once(
-    changes: dict[str, Any], quantized: bool
-) -> None:
+def test_centres_are_of_8_bits_where_the_bank_is_small(changes: dict[str, Any], quantized: bool) -> None:
     config = DurableConfig(**changes)
     resolved = config.resolve()
     assert config.is_quantized == resolved.is_quantized == quantized

@@ -1,16 +1,15 @@
-"""`PrototypeBank`: the far memory, K prototypes for every layer and KV head; `Policy`: a rule by which tokens enter it.
+"""`PrototypeBank`: the far memory, K prototypes for every layer and KV head; `Rule`: how tokens enter it.
 
-The bank owns the tensors of the prototypes, the counters of what happened to them, and how both are declared.
-A policy changes the bank in place, and tells `BankListener`s, which keep statistics by prototype. Prototypes are
-addressed by their row in the flat view `[L * H * K]`. Knows nothing of rotation, contexts or files.
+The bank owns the tensors of the prototypes and the counters of what happened to them. Prototypes are addressed by their
+row in the flat view `[L * H * K]`. Knows nothing of rotation, contexts or files.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,9 +19,6 @@ from protokv.core.near import Tokens
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 
-SEEN_AGAIN: Final = (
-    4  # what a token weighs in the bank if the next step repeats it (`protokv.memories.durable.repeats`)
-)
 COUNTERS = {
     "opened": "tokens that opened a slot",
     "absorbed": "tokens that a prototype absorbed, and repeats",
@@ -63,26 +59,6 @@ class FarTokens:
         """Return the tokens that have a mass; this waits for the device."""
         kept = self.mass.nonzero().squeeze(1)
         return FarTokens(self.keys[:, kept], self.values[:, kept], self.token_positions.at(kept), self.mass[kept])
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """Which prototypes T tokens went to, and their residuals.
-
-    Attributes:
-        prototype: `[B, T]` int64, the prototype that absorbed the token; -1 where the token is a prototype by itself.
-        key_residual, value_residual: `[B, T, D]` float32, against the centre after the update; undefined at -1.
-    """
-
-    prototype: Tensor
-    key_residual: Tensor
-    value_residual: Tensor
-
-    @classmethod
-    def none(cls, tokens: FarTokens) -> Assigned:
-        """Return that every token is a prototype by itself."""
-        alone = torch.full_like(tokens.keys[:, :, 0], -1, dtype=torch.int64)
-        return cls(alone, tokens.keys, tokens.values)
 
 
 class PrototypeBank(StatePart):
@@ -248,25 +224,18 @@ def _quantiles(values: Tensor) -> list[float]:
     return [float(ordered[round(share * last)]) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
 
 
-class BankListener(Protocol):
-    """Keeps statistics by prototype row, flat over `L * H * K`, and is told what happens to the rows."""
+class Rule(StatePart):
+    """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place.
 
-    def freed_(self, rows: Tensor) -> None:
-        """Forget what is kept of `rows` `[n]`."""
-
-    def merged_(self, into: Tensor, gone: Tensor) -> None:
-        """Add what is kept of row `gone[x]` to row `into[x]`, for `[n]` pairs. Several rows may go into one; a row that
-        others go into does not go itself."""
-
-
-class Policy(StatePart):
-    """A rule over one bank. `needs_spread` tells whether it reads the Sigma of prototypes."""
+    Attributes:
+        needs_spread: whether it reads the Sigma of prototypes.
+    """
 
     needs_spread: ClassVar[bool] = True
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the rule's own tensors; most rules have none."""
+        """Declare the rule's own tensors; many rules have none."""
         return ()
 
     @abstractmethod
@@ -276,14 +245,16 @@ class Policy(StatePart):
     def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
         """See a step before it enters the near window. `before` returns the tokens of the step before it that the
         window holds."""
+        return
 
     @abstractmethod
-    def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
+    def absorb_(self, tokens: FarTokens, step: int) -> None:
         """Put evicted tokens into the bank while step `step` is appended."""
 
-    def maintain_(self, newest: Callable[[], FarTokens], listeners: Sequence[BankListener], step: int) -> None:
-        """Maintain the bank once a step, after its tokens and their residuals. `newest` returns the tokens of the
-        newest step that are in the near window."""
+    def maintain_(self, newest: Callable[[], FarTokens], step: int) -> None:
+        """Maintain the bank once a step, after its tokens. `newest` returns the tokens of the newest step that are in
+        the near window."""
+        return
 
     def held(self) -> dict[str, Tensor]:
         """Return its part of the state."""
@@ -291,3 +262,4 @@ class Policy(StatePart):
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take its part of a checked state, after the bank took its own; drop all that was derived from the bank."""
+        return

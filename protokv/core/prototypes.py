@@ -1,99 +1,99 @@
-"""`ProtoKV`: the paper's memory. Near window, prototype bank and residual statistics, shown as one context (Algorithm
-4).
+"""`PrototypeMemory`: a near window and a bank of prototypes, shown as one context.
 
-A step enters the near window; the tokens that leave it for this step are absorbed into the bank, their residuals are
-counted, and the bank is maintained. The context has one shape for the life of a stream, `[sink P0 | K * S | W]`. Its
-pseudo-tokens are a function of the state alone: centre plus decoded residual, the key rotated to the anchor of its
-prototype. Only those of prototypes that changed are written again. Keys enter the bank with their rotation removed.
-
-`Layout` says which far slots belong to which prototype; `LAYOUTS` names the ways to deal them out.
+A step enters the near window; the tokens that leave it for this step go into the bank under a rule (`Rule`), by which
+memories of this kind differ. The context has one shape for the life of a stream, `[sink P0 | K * S | W]`: each of K
+prototypes is shown as S pseudo-tokens, which are a function of the state alone. A pseudo-token is the centre of its
+prototype, the key rotated to the anchor. Only those of prototypes that changed are written again. Keys enter the bank
+with their rotation removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from protokv.core.arrays import write_rows_
-from protokv.core.bank import FarTokens, Policy, PrototypeBank, TokenPositions
+from protokv.core.bank import FarTokens, PrototypeBank, Rule, TokenPositions
 from protokv.core.context import Context
 from protokv.core.memory import LocalMemory
 from protokv.core.near import NearWindow, Slots, Tokens
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.sanitize import Sanitizer
+from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, size_of
-from protokv.memories.paper.residuals import Residuals
-from protokv.memories.paper.rule import PaperRule
-
-if TYPE_CHECKING:
-    from protokv.memories.paper.settings import PrototypeConfig
+from protokv.errors import ConfigError
 
 # Pseudo-tokens that are written at once: in float32 they take several times their bytes.
 _TOKENS_AT_ONCE = 2**18
 
 
-class Layout:
-    """Which far slots show which prototype: S slots for each, in order. Flat over `B = L * H` heads.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrototypeConfig(MemoryConfig):
+    """A near window of W exact tokens and a bank of K prototypes that are shown as S pseudo-tokens each.
 
     Attributes:
-        counts: how many slots a prototype has, int64, S or `[B, K]`.
+        split: near : far, `W : K * S`. (1, 0) is near only, (0, 1) is far only.
     """
 
-    def __init__(self, slots: Slots, prototypes: int, pseudo_tokens: int) -> None:
-        L, H, N, _ = slots.keys.shape
-        far = torch.arange(slots.far.start, slots.far.stop, device=slots.keys.device)
-        heads = N * torch.arange(L * H, device=far.device)
-        self._slots = slots
-        self.counts = torch.tensor(pseudo_tokens, device=far.device)
-        # Of each prototype its slots among those of all heads, [B * K, S].
-        self._places = (heads[:, None] + far).view(-1, pseudo_tokens)
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"split": (0, 1_000_000)}
 
-    def deal_(self, rows: Tensor, bank: PrototypeBank, residuals: Residuals | None) -> Tensor:
-        """Deal out the slots again after prototypes `rows` `[n]` changed; return the rows to write again."""
-        return rows
+    split: tuple[int, int] = (1, 3)
 
-    def places_of(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Yield prototypes `rows` `[n]`, flat over `B * K`, in batches with the slots of each.
+    def check(self) -> None:
+        """Refuse a split that leaves nothing, and too small a budget."""
+        near, far = self.split
+        S = self.slots_per_prototype
+        if near + far == 0:
+            raise ConfigError(f"split: expected two counts, not both 0, got {near}:{far}")
+        if self.near_tokens < (near > 0):
+            raise ConfigError(
+                f"budget: {self.budget} tokens leave no near window beside one prototype of {S} pseudo-tokens",
+                hint=f"use a budget of at least {S + (near > 0)}" + (" or fewer pseudo_tokens" if S > 1 else ""),
+            )
 
-        Yields:
-            rows `[m]`; places `[m, s]` among the slots of all heads; shown `[m, s]` bool, False beyond the slots of a
-            prototype, None where all have s.
-        """
-        yield rows, self._places.index_select(0, rows), None
+    @property
+    def slots_per_prototype(self) -> int:
+        """S, pseudo-tokens that show one prototype."""
+        return 1
 
-    def spread(self, held: Tensor, empty: float) -> Tensor:
-        """Return for each far slot what its prototype has in `held` `[B, K, ...]`, and `empty` where it has none."""
-        return held[:, :, None].expand(-1, -1, self._places.shape[1], *held.shape[2:]).flatten(1, 2)
+    @property
+    def prototypes(self) -> int:
+        """K, prototypes of each layer and KV head: the far share of the budget over S, at least 1."""
+        near, far = self.split
+        if far == 0:
+            return 0
+        return max(1, self.merged_budget * far // (near + far) // self.slots_per_prototype)
 
-    def nbytes(self) -> int:
-        """Return its bytes."""
-        return size_of(self.counts, self._places)
+    @property
+    def near_tokens(self) -> int:
+        """W, exact tokens of the near window: what the prototypes leave of the budget."""
+        return self.merged_budget - self.prototypes * self.slots_per_prototype
+
+    @property
+    def merged_budget(self) -> int:
+        """Return what of the budget the near window and the prototypes have."""
+        return self.budget
 
 
-LAYOUTS: dict[str, type[Layout]] = {"fixed": Layout}
-"""Layouts by the setting `allocation`; `protokv.memories.paper.allocation` adds one."""
+class PrototypeMemory(LocalMemory):
+    """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older ones."""
 
-
-class ProtoKV(LocalMemory):
-    """Two tiers: W exact tokens, and K prototypes a layer and KV head that summarize all older ones.
-
-    A subclass replaces the bank or the rule by overriding `bank_type` and `rule_type`.
-    """
-
-    def __init__(self, config: PrototypeConfig, shape: MemoryShape, rotary: Rotary) -> None:
+    def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        K = config.prototypes
-        rule = self.rule_type(config)
+        K, S, rule = config.prototypes, config.slots_per_prototype, self.rule_type(config)
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components)
         self._bank = self.bank_type(config)(shape, K, spread=rule.needs_spread)
-        self._policy: Policy | None = rule(self._bank, config, shape) if K else None
-        self._residuals = Residuals(config, shape, K) if config.residual and K else None
-        self._layout = LAYOUTS[config.allocation](self._slots, K, config.pseudo_tokens)
+        self._rule: Rule | None = rule(self._bank, config, shape) if K else None
+        # Of each prototype its slots among those of all heads, [B * K, S].
+        far = torch.arange(self._slots.far.start, self._slots.far.stop, device=shape.device)
+        heads = self._slots.keys.shape[2] * torch.arange(shape.layers * shape.kv_heads, device=shape.device)
+        self._slots_of_rows = (heads[:, None] + far).view(-1, S)
 
     @staticmethod
     def bank_type(config: Any) -> type[PrototypeBank]:
@@ -101,9 +101,9 @@ class ProtoKV(LocalMemory):
         return PrototypeBank
 
     @staticmethod
-    def rule_type(config: Any) -> type[Policy]:
+    def rule_type(config: Any) -> type[Rule]:
         """Return the rule by which tokens enter the bank."""
-        return PaperRule
+        raise NotImplementedError
 
     def new_slots(self, config: Any, shape: MemoryShape) -> Slots:
         """Return the slots that attention reads, all free."""
@@ -112,11 +112,11 @@ class ProtoKV(LocalMemory):
     @staticmethod
     def far_slots(config: Any) -> int:
         """Return how many slots hold pseudo-tokens that stay written."""
-        return int(config.prototypes * config.pseudo_tokens)
+        return int(config.prototypes * config.slots_per_prototype)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the prompt prefix, the near window, the bank, its rule's own and residual statistics."""
+        """Declare the prompt prefix, the near window, the bank and its rule's own."""
         K, rule = config.prototypes, cls.rule_type(config)
         return (
             *Slots.declare(shape),
@@ -124,13 +124,12 @@ class ProtoKV(LocalMemory):
             *NearWindow.declare(shape, config.near_tokens),
             *cls.bank_type(config).declare(shape, K, spread=rule.needs_spread),
             *(rule.declare(config, shape) if K else ()),
-            *(Residuals.declare(config, shape, K) if config.residual and K else ()),
         )
 
     def parts(self) -> Sequence[StatePart]:
         """Return the holders of these."""
-        optional = (self._policy, self._residuals)
-        return self._slots, self._sanitizer, self._near, self._bank, *(part for part in optional if part is not None)
+        rule = () if self._rule is None else (self._rule,)
+        return self._slots, self._sanitizer, self._near, self._bank, *rule
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
@@ -138,84 +137,72 @@ class ProtoKV(LocalMemory):
 
     def _take_step(self, step: StepKV) -> None:
         """Take one step that was admitted (Algorithm 1, a step at a time)."""
-        if self._policy is not None:
-            self._policy.see_(self._near.newest, step)
+        if self._rule is not None:
+            self._rule.see_(self._near.newest, step)
         leaving = self._near.append(step)
-        if self._policy is None or not len(leaving):
-            return
-        listeners = [] if self._residuals is None else [self._residuals]
-        assigned = self._policy.absorb_(self._far_tokens(leaving), listeners, step.step)
-        if self._residuals is not None:
-            K = self._config.prototypes
-            fitted = self._residuals.record_(assigned)
-            self._bank.touch_((fitted[:, None] * K + torch.arange(K, device=fitted.device)).view(-1))
-        self._policy.maintain_(lambda: self._far_tokens(self._near.newest()).counted_only(), listeners, step.step)
+        if self._rule is not None and len(leaving):
+            self._rule.absorb_(self._far_tokens(leaving), step.step)
+            self._rule.maintain_(lambda: self._far_tokens(self._near.newest()).counted_only(), step.step)
 
     def _far_tokens(self, tokens: Tokens) -> FarTokens:
+        """Return tokens as the bank takes them: the rotation of their keys removed."""
         keys = unrotate(tokens.keys, *self._rotary(tokens.positions)).flatten(0, 1)
         token_positions = TokenPositions(tokens.coordinates, tokens.positions.double())
         return FarTokens(keys, tokens.values.float().flatten(0, 1), token_positions, tokens.usable.long())
 
     def context(self) -> Context:
         """Return all slots, with the pseudo-tokens up to date."""
-        self._show()
+        self._write_far()
         return self._slots.context(self._near.positions, self._anchors)
 
-    def _show(self) -> None:
+    def _write_far(self) -> None:
         """Bring the pseudo-tokens up to date."""
-        if self._config.prototypes:
-            rows = self._bank.take_touched_()
-            if self._residuals is not None:
-                rows = torch.unique(rows)
-            rows = self._layout.deal_(rows, self._bank, self._residuals)
-            for some in torch.split(rows, max(1, _TOKENS_AT_ONCE // self._config.pseudo_tokens)):
-                self._write_pseudo_tokens(some)
-            self._write_biases()
-
-    def _write_pseudo_tokens(self, rows: Tensor) -> None:
-        """Write the keys and values of some prototypes into their slots."""
-        bank, held = self._bank, self._slots
-        for some, places, shown in self._layout.places_of(rows):
-            keys, values = (center[:, None] for center in bank.centers(some))
-            if self._residuals is not None:
-                key_modes, value_modes = self._residuals.modes(some, places.shape[1])
-                keys, values = keys + key_modes, values + value_modes
-            cos, sin = self._rotary(bank.position.flatten(0, 2)[some].round().long())
+        if not self._config.prototypes:
+            return
+        slots, S = self._slots, self._config.slots_per_prototype
+        for rows in torch.split(self._changed_rows(), max(1, _TOKENS_AT_ONCE // S)):
+            where = self._slots_of_rows.index_select(0, rows)
+            cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
+            keys, values = self._pseudo_tokens(rows)
             keys = rotate(keys, cos[:, None], sin[:, None])
-            for part, new in ((held.keys, keys), (held.values, values)):
-                new = new.to(part.dtype).expand(*places.shape, -1)
-                if shown is None:
-                    write_rows_(part.flatten(0, 2), places.view(-1), new.flatten(0, 1))
-                else:
-                    write_rows_(part.flatten(0, 2), places[shown], new[shown])
+            for held, new in ((slots.keys, keys), (slots.values, values)):
+                new = new.to(held.dtype).expand(*where.shape, -1)
+                write_rows_(held.flatten(0, 2), where.view(-1), new.flatten(0, 1))
+        far = slots.bias[:, :, slots.far]
+        far.copy_(self._spread(self._bias_of(self._bank.mass)))
 
-    def _write_biases(self) -> None:
-        bias = self._bias_of(self._bank.mass.flatten(0, 1), self._layout.counts)
-        far = self._slots.bias[:, :, self._slots.far]
-        far.copy_(self._layout.spread(bias, -torch.inf).view(far.shape))
+    def _changed_rows(self) -> Tensor:
+        """Return the prototypes to write again, `[n]`, some perhaps twice."""
+        return self._bank.take_touched_()
 
-    def _bias_of(self, mass: Tensor, pseudo_tokens: Tensor) -> Tensor:
-        """Return the logit bias of prototypes of `mass`, shown as `pseudo_tokens` each; log 0 = -inf hides free
-        slots."""
-        if self._config.mass_bias == "off":
-            return (mass > 0).log()
-        bias = mass.log()
-        return bias - pseudo_tokens.clamp(min=1).log() if self._config.mass_bias == "log_n_over_s" else bias
+    def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys without rotation, and values, of prototypes `rows` `[n]`: `[n, 1, D]` or `[n, S, D]` float32."""
+        keys, values = self._bank.centers(rows)
+        return keys[:, None], values[:, None]
+
+    def _bias_of(self, mass: Tensor) -> Tensor:
+        """Return the logit bias of prototypes of `mass`; log 0 = -inf hides free slots."""
+        return mass.log()
 
     def _anchors(self) -> Tensor:
         """Return the stream positions that the pseudo-tokens are rotated to, `[L, H, K * S, P]` int64."""
-        L, H, _, P = self._bank.position.shape
-        return self._layout.spread(self._bank.position.flatten(0, 1).round().long(), 0).view(L, H, -1, P)
+        return self._spread(self._bank.position.round().long())
+
+    def _spread(self, held: Tensor) -> Tensor:
+        """Return for each far slot `[L, H, K * S, ...]` what its prototype has in `held` `[L, H, K, ...]`."""
+        S = self._config.slots_per_prototype
+        return held if S == 1 else held.repeat_interleave(S, 2)
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part; `context` is the pseudo-tokens, which are not part of a saved state."""
         slots = self._slots
         far = (part[:, :, slots.far] for part in (slots.keys, slots.values, slots.bias))
-        return super().nbytes() | {"context": size_of(*far) + self._layout.nbytes()}
+        return super().nbytes() | {"context": size_of(*far, self._slots_of_rows)}
 
     def report(self) -> dict[str, Any]:
         """Return tokens held exactly, and for each layer what its prototypes hold and what happened to them."""
-        layers = self._bank.report(self._near.last_step)
-        if self._residuals is not None:
-            layers = [bank | more for bank, more in zip(layers, self._residuals.report(), strict=True)]
-        return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._sanitizer.dropped), "layers": layers}
+        return {
+            "near_tokens_in_use": len(self._near),
+            "tokens_dropped": int(self._sanitizer.dropped),
+            "layers": self._bank.report(self._near.last_step),
+        }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from protokv.core.settings import CONFIGS, DEFAULT, MemoryConfig
 
 if TYPE_CHECKING:
+    from protokv.core.prototypes import PrototypeConfig
     from protokv.memories.durable.memory import DurableConfig
     from protokv.memories.dycoke import DyCokeConfig, DyCokeDecodeConfig
     from protokv.memories.full import FullConfig
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from protokv.memories.infinipot_v import InfiniPotVConfig
     from protokv.memories.last_frames import LastFramesConfig
     from protokv.memories.paper.memory import ContinuityConfig, PaperConfig
-    from protokv.memories.paper.settings import PrototypeConfig
     from protokv.memories.rekv import ReKVConfig
     from protokv.memories.window import SlidingWindowConfig
 
@@ -58,7 +58,7 @@ for _name, (_file, _class) in _MEMORIES.items():
     CONFIGS.add(_name, f"{__name__}.{_file}:{_class}")
 
 _HOMES = {name: f"{__name__}.{file}" for file, name in _MEMORIES.values()} | {
-    "PrototypeConfig": "protokv.memories.paper.settings"
+    "PrototypeConfig": "protokv.core.prototypes"
 }
 
 

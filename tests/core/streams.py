@@ -105,16 +105,8 @@ def small_config(budget: int = 29, **changes: object) -> PaperConfig:
 
 
 def small_durable(budget: int = 29, **changes: object) -> DurableConfig:
-    """The agglomerative bank in such a size, with two pseudo-tokens and residual statistics, its centres in float32."""
-    defaults = {
-        "pseudo_tokens": 2,
-        "residual": True,
-        "subquantizers": 2,
-        "codewords": 4,
-        "warmup_residuals": 11,
-        "center_bits": 32,
-    }
-    return DurableConfig(budget=budget, **(defaults | changes))
+    """The agglomerative bank in such a size, its centres in float32."""
+    return DurableConfig(budget=budget, **({"center_bits": 32} | changes))
 
 
 def feed(memory: Memory, world: World, lengths: list[int]) -> list[StepKV]:

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
 from protokv.memories import PaperConfig
-from protokv.memories.paper.rule import decay_, draw, merge_, merge_order, recycle_
-from protokv.memories.paper.settings import Anchor
+from protokv.memories.paper.rule import Anchor, decay_, draw, merge_, merge_order, recycle_
 from tests.core.streams import World, shape_of
 from tests.oracles.invariants import check_bank
 from tests.oracles.paper import NaiveProtoKV, Prototype
@@ -36,10 +35,10 @@ class Listener:
         self.merged += sorted(zip(into.tolist(), gone.tolist(), strict=True))
 
 
-def merge_all_(bank: PrototypeBank, listeners: list[Listener], config: PaperConfig) -> Tensor:
+def merge_all_(bank: PrototypeBank, listener: Listener | None, config: PaperConfig) -> Tensor:
     """Merge as if all prototypes had moved; return those that are searched again, `[L * H, K]` bool."""
     moved = torch.ones_like(bank.mass, dtype=torch.bool).flatten(0, 1)
-    merge_(bank, moved, listeners, config)
+    merge_(bank, moved, listener, config)
     return moved
 
 
@@ -59,7 +58,7 @@ def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
     masses = torch.cat((torch.arange(1, 2001), torch.tensor([10**6, 2**24]))).float()
     bank = bank_of(torch.randn(1, len(masses), 4))
     bank.mass = masses.view(1, 1, -1).clone()
-    decay_(bank, [], step=121, config=PaperConfig(decay_rate=rate))
+    decay_(bank, None, step=121, config=PaperConfig(decay_rate=rate))
     kept = 1 - Fraction(str(rate))
     assert bank.mass.view(-1).tolist() == [math.floor(kept * int(mass)) for mass in masses.tolist()]
 
@@ -67,7 +66,7 @@ def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
 def test_a_prototype_ages_only_after_more_than_t_idle_steps_and_mass_one_dies_at_once() -> None:
     bank, listener = bank_of(torch.randn(1, 3, 4)), Listener()
     bank.last_step[0, 0, 1] = 1
-    decay_(bank, [listener], step=121, config=PaperConfig())
+    decay_(bank, listener, step=121, config=PaperConfig())
     assert (bank.mass > 0).tolist() == [[[False, True, False]]]
     assert listener.freed == [0, 2]
     assert int(bank.expired) == 2
@@ -79,7 +78,7 @@ def test_once_an_interval_a_prototype_decays_in_the_first_step_behind_each_and_i
     bank.mass += 99
     masses = {}
     for step in range(1, 30):
-        decay_(bank, [], step, config)
+        decay_(bank, None, step, config)
         masses[step] = int(bank.mass)
     expected = {step: math.floor(100 / 2 ** max(0, (step - 1) // 7)) for step in masses}
     assert masses == expected
@@ -91,7 +90,7 @@ def test_with_no_idle_time_both_readings_of_decay_are_one() -> None:
         bank = bank_of(torch.randn(1, 1, 4))
         bank.mass += 99
         for step in range(4):
-            decay_(bank, [], step, PaperConfig(decay=decay, idle_steps=0, decay_rate=0.5))
+            decay_(bank, None, step, PaperConfig(decay=decay, idle_steps=0, decay_rate=0.5))
         assert int(bank.mass) == 12
 
 
@@ -103,7 +102,7 @@ def test_merging_conserves_mass_and_moments() -> None:
     weight = bank.mass.view(-1, 1)
     center, mean = (bank.key_center.view(5, -1) * weight).sum(0) / 14, (bank.mean.view(5, 2) * weight).sum(0) / 14
     second = (bank.mean.view(5, 2, 1) * bank.mean.view(5, 1, 2) + bank.covariance.view(5, 2, 2)) * weight[..., None]
-    merge_all_(bank, [listener], PaperConfig())
+    merge_all_(bank, listener, PaperConfig())
     one = merge_order(5)[0]
     assert bank.mass.view(-1).tolist() == [14 * (slot == one) for slot in range(5)]
     assert listener.merged == [(one, slot) for slot in range(5) if slot != one]
@@ -123,15 +122,15 @@ def test_merges_follow_the_merge_order_and_use_the_centres_of_the_pass_before() 
     keys[0, order] = torch.tensor([0.0, 0.9, 1.6, 2.5])[:, None]
     bank, listener = bank_of(keys), Listener()
     config = PaperConfig(merge_key_distance=1.0)
-    moved = merge_all_(bank, [listener], config)
+    moved = merge_all_(bank, listener, config)
     expected = [(order[0], order[1]), (order[2], order[3])]
     assert sorted(listener.merged) == sorted(expected)
     # A centre that moved is looked at again: 0.45 and 2.05 are too far apart, until one of them comes closer.
-    merge_(bank, moved, [listener], config)
+    merge_(bank, moved, listener, config)
     assert len(listener.merged) == 2
     bank.key_center[0, 0, order[2]] = 1.3
     moved[0, order[2]] = True
-    merge_(bank, moved, [listener], config)
+    merge_(bank, moved, listener, config)
     assert listener.merged[2:] == [(order[0], order[2])]
 
 
@@ -194,7 +193,7 @@ def test_merging_side_by_side_is_what_is_written_out(
         naive, listener = heads_of(bank, config), Listener()
         names = ("key_center", "value_center", "mean", "covariance", "position")
         largest = {name: float(getattr(bank, name).abs().max()) for name in names}
-        merge_(bank, moved, [listener], config)
+        merge_(bank, moved, listener, config)
         merged = []
         for head, expected in enumerate(naive.heads[0]):
             before = list(expected.slots)
@@ -227,7 +226,7 @@ def test_groups_around_one_centre_are_merged_as_the_loop_over_pairs_does() -> No
     things = torch.randn(1, 9, 16)
     which = torch.randint(9, (1, 60))
     bank, listener = bank_of(things[:, which[0]] + 0.03 * torch.randn(1, 60, 16)), Listener()
-    merge_all_(bank, [listener], PaperConfig())
+    merge_all_(bank, listener, PaperConfig())
     order, expected = merge_order(60), []
     for place, one in enumerate(order):
         expected += [(one, other) for other in order[place + 1 :] if which[0, one] == which[0, other]]
@@ -244,7 +243,7 @@ def test_a_few_passes_leave_little_of_what_hangs_together(step: float) -> None:
     found, moved = [], torch.ones(1, 300, dtype=torch.bool)
     while moved.any():
         before = int(bank.merged.sum())
-        merge_(bank, moved, [], PaperConfig())
+        merge_(bank, moved, None, PaperConfig())
         found.append(int(bank.merged.sum()) - before)
     assert found[0] >= 0.9 * sum(found)
     assert len(found) <= 6

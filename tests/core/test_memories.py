@@ -35,16 +35,10 @@ def configs() -> list[object]:
         "protokv-near-only": small_config(BUDGET, split=(1, 0)),
         "protokv-far-only": small_config(BUDGET, split=(0, 1)),
         "protokv-agglomerative": small_durable(BUDGET),
-        "protokv-agglomerative-plain": small_durable(
-            BUDGET, pseudo_tokens=1, residual=False, anchor="first", merge_mass_power=0.5
-        ),
+        "protokv-agglomerative-half": small_durable(BUDGET, merge_mass_power=0.5),
         "protokv-coded": DurableConfig(budget=BUDGET, center_bits=8),
         "protokv-blocked": DurableConfig(budget=BUDGET, rule="blocked", center_bits=32),
-        "protokv-blocked-average": DurableConfig(
-            budget=BUDGET, rule="blocked", split=(0, 1), anchor="average", center_bits=32
-        ),
-        "protokv-joint": small_config(BUDGET, histograms="joint"),
-        "protokv-variance": small_config(BUDGET, allocation="variance"),
+        "protokv-blocked-far": DurableConfig(budget=BUDGET, rule="blocked", split=(0, 1), center_bits=32),
         "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),
     }
     others = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in CONFIGS}

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core import prototypes as pseudo_tokens
-from protokv.core.prototypes import ProtoKV
 from protokv.core.rotary import rotate, unrotate
-from protokv.errors import StateCorrupt
+from protokv.memories.paper.memory import Paper
 from tests.core.streams import PlainRotary, World, copy_of, feed, shape_of, small_config
 from tests.oracles.invariants import check_bank
 from tests.tolerance import near
@@ -24,7 +23,7 @@ def test_mass_is_the_number_of_tokens_that_left_the_window(
 ) -> None:
     shape = shape_of(heads=2)
     world = World(shape, seed, noise=noise)
-    memory = ProtoKV(small_config(decay="off", recycle=False, merge=merge), shape, world.rotary)
+    memory = Paper(small_config(decay="off", recycle=False, merge=merge), shape, world.rotary)
     feed(memory, world, lengths)
     state = memory.tensors()
     evicted = sum(lengths) - int(state["near.ring"][1])
@@ -37,7 +36,7 @@ def test_mass_is_the_number_of_tokens_that_left_the_window(
 def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], seed: int) -> None:
     shape = shape_of(heads=2, components=3)
     world = World(shape, seed)
-    memory = ProtoKV(small_config(idle_steps=2), shape, world.rotary)
+    memory = Paper(small_config(idle_steps=2), shape, world.rotary)
     memory.start(*world.sink())
     seen: set[tuple[float, ...]] = set()
     for index, tokens in enumerate(lengths):
@@ -63,7 +62,6 @@ def test_the_state_keeps_its_invariants_through_everything(lengths: list[int], s
     changes=st.fixed_dictionaries(
         {
             "residual": st.booleans(),
-            "histograms": st.sampled_from(["independent", "joint"]),
             "idle_steps": st.sampled_from([1, 4]),
             "decay": st.sampled_from(["floor", "interval", "off"]),
             "merge": st.booleans(),
@@ -77,7 +75,7 @@ def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alon
 ) -> None:
     shape, config = shape_of(heads=2, components=3), small_config(**changes)
     world = World(shape, seed)
-    memory, alone = (ProtoKV(config, shape, world.rotary) for _ in range(2))
+    memory, alone = (Paper(config, shape, world.rotary) for _ in range(2))
     memory.start(*world.sink())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pseudo_tokens, "_TOKENS_AT_ONCE", few)
@@ -91,31 +89,10 @@ def test_what_attention_reads_follows_every_step_as_if_built_from_the_state_alon
         assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
-def test_joint_histograms_count_the_pairs_whose_sides_are_the_independent_ones() -> None:
-    shape = shape_of(heads=2)
-    states, reports = [], []
-    for name in ("independent", "joint"):
-        memory = ProtoKV(small_config(idle_steps=2, histograms=name), shape, World(shape, 4).rotary)
-        feed(memory, World(shape, 4), [5] * 30)
-        states.append(copy_of(memory))
-        reports.append(memory.report())
-    apart, joint = states
-    assert torch.equal(joint["residual.joint_counts"].sum(5), apart["residual.key_counts"])
-    assert torch.equal(joint["residual.joint_counts"].sum(4), apart["residual.value_counts"])
-    assert apart.keys() - joint.keys() == {"residual.key_counts", "residual.value_counts"}
-    assert reports[0] == reports[1]
-    bad = joint | {"residual.joint_counts": joint["residual.joint_counts"].clone()}
-    bad["residual.joint_counts"][0, 0, 0, 0, 0, 0] += 1
-    with pytest.raises(StateCorrupt, match=r"residual\.joint_counts must sum"):
-        memory.load(bad)
-    with pytest.raises(StateCorrupt, match=r"residual\.joint_counts is missing"):
-        memory.load(apart)
-
-
 def test_the_report_tells_what_the_bank_holds() -> None:
     shape = shape_of(layers=2, heads=2)
     world = World(shape, 4)
-    memory = ProtoKV(small_config(), shape, world.rotary)
+    memory = Paper(small_config(), shape, world.rotary)
     feed(memory, world, [5] * 3)
     early = memory.report()["layers"][0]
     assert early["codebooks"] == "warming up"

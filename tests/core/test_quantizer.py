@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protokv.core.tensors import MemoryShape
 from protokv.memories import PaperConfig
-from protokv.memories.paper import quantizer
+from protokv.memories.paper import residuals as quantizer
 from tests.core.streams import PlainRotary
 from tests.oracles.paper import NaiveProtoKV
 from tests.tolerance import near, tolerance

@@ -20,7 +20,7 @@ from tests.core.streams import World, copy_of, same, shape_of, small_config, sma
 BUDGET = 29
 CASES: dict[str, MemoryConfig] = {name: MemoryConfig.of(name, budget=BUDGET) for name in CONFIGS} | {
     "paper, small": small_config(BUDGET),
-    "durable with residuals": small_durable(BUDGET),
+    "durable, exact": small_durable(BUDGET),
     "durable, blocked": DurableConfig(budget=120, rule="blocked", center_bits=32),
 }
 WORST = [float("nan"), float("inf"), -float("inf"), 3e38, -3e38]

@@ -55,14 +55,13 @@ class NaiveBlocked:
         prototypes: int,
         heads: int,
         *,
-        anchor: str = "recent",
         merge_mass_power: float = 1.0,
         quantized: bool = False,
         near: int = 0,
         budget: int | None = None,
         shares: Sequence[float] = (),
     ) -> None:
-        self.K, self.anchor, self.power, self.quantized = prototypes, anchor, merge_mass_power, quantized
+        self.K, self.power, self.quantized = prototypes, merge_mass_power, quantized
         self.M = max(1, prototypes // SHARE)
         self.near, self.budget = near, prototypes if budget is None else budget
         self.heads = [Head([], share=share) for share in shares or [0.0] * heads]
@@ -131,23 +130,23 @@ class NaiveBlocked:
     def _merge(self, head: Head, merges: list[tuple[int, int]]) -> None:
         """Do all merges of one step: collect the prototypes of each target, then take one mean."""
         slots = head.slots
-        anchor = "average" if head.share > 0 else self.anchor
+        at_mean = head.share > 0
         for target in dict.fromkeys(into for _, into in merges):
             held = slots[target]
             joining = [slots[gone] for gone, into in merges if into == target]
             mass = held.mass + sum(other.mass for other in joining)
             shares = [torch.tensor(other.mass).float() / max(mass, 1) for other in joining]
-            for name in ("key", "value", "mean", "position") if anchor == "average" else ("key", "value", "mean"):
+            for name in ("key", "value", "mean", "position") if at_mean else ("key", "value", "mean"):
                 center = getattr(held, name)
                 moved = center
                 for other, share in zip(joining, shares, strict=True):
                     moved = moved + (getattr(other, name) - center) * share.to(center.dtype)
                 setattr(held, name, moved)
-            for other in joining if anchor != "average" else []:
+            for other in joining if not at_mean else []:
                 if not other.mass:
                     continue
                 time, newest = float(other.position[0]), float(held.position[0])
-                if (time > newest) if anchor == "recent" else (time < newest):
+                if time > newest:
                     held.position = other.position
             held.mass = mass
             self._round(held)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
-from protokv.memories.paper import quantizer
+from protokv.memories.paper import residuals as quantizer
 from protokv.memories.paper.rule import PASSES, merge_order, step_seed
 
 
@@ -72,6 +71,7 @@ class NaiveProtoKV:
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         self.config, self.shape, self.rotary = config, shape, rotary
+        self.has_residuals = getattr(config, "residual", False)
         self.near: list[tuple[int, list[list[Token]]]] = []
         self.heads = [[Head([None] * config.prototypes) for _ in range(shape.kv_heads)] for _ in range(shape.layers)]
 
@@ -140,12 +140,13 @@ class NaiveProtoKV:
         best.covariance = (1 - config.spatial_rate) * best.covariance + config.spatial_rate * torch.outer(
             offset, offset
         )
-        if config.residual:
+        if self.has_residuals:
             # Settled: residuals are taken against the updated centre.
             self._count(bank, best, token.key - best.key_center, token.value - best.value_center)
 
     def _initialize(self, bank: Head, slot: int, token: Token, now: int) -> None:
-        G, C = self.config.subquantizers, self.config.codewords
+        config = self.config
+        G, C = (config.subquantizers, config.codewords) if self.has_residuals else (1, 1)
         empty = torch.zeros(G, C, dtype=torch.int64)
         bank.slots[slot] = Prototype(
             key_center=token.key,
@@ -157,7 +158,6 @@ class NaiveProtoKV:
             last_step=now,
             key_counts=empty,
             value_counts=empty.clone(),
-            joint_counts=torch.zeros(G, C, C, dtype=torch.int64) if self.config.histograms == "joint" else None,
         )
         bank.used.add(slot)
 
@@ -299,24 +299,25 @@ class NaiveProtoKV:
         one.mass = n + m
         one.key_counts = one.key_counts + other.key_counts
         one.value_counts = one.value_counts + other.value_counts
-        if one.joint_counts is not None and other.joint_counts is not None:
-            one.joint_counts = one.joint_counts + other.joint_counts
         one.updates += other.updates
         other.merged_into = one
 
     # Algorithms 3 and 4
 
     def pseudo_tokens(self, layer: int, head: int) -> list[tuple[int, list[tuple[Tensor, Tensor]], float]]:
-        """Of each active prototype: its slot, S_k pairs of key (rotated to tau_k) and value, its bias."""
+        """Of each active prototype: its slot, S pairs of key (rotated to tau_k) and value, its bias."""
         bank = self.heads[layer][head]
         shown = []
-        for slot, (prototype, S) in enumerate(zip(bank.slots, self.allocation(bank), strict=True)):
+        S = self.config.slots_per_prototype
+        for slot, prototype in enumerate(bank.slots):
             if prototype is None:
                 continue
             key_modes = value_modes = [torch.zeros(self.shape.head_size)] * S
             # Settled: while the codebooks are being collected for, all S pseudo-tokens are the centre.
             if prototype.updates and bank.key_codebook is not None and bank.value_codebook is not None:
-                key_codes, value_codes = self._top_codes(prototype, S)
+                key_codes, value_codes = (
+                    self._top_modes(one, S) for one in (prototype.key_counts, prototype.value_counts)
+                )
                 key_modes = [_join(bank.key_codebook, codes) for codes in key_codes]
                 value_modes = [_join(bank.value_codebook, codes) for codes in value_codes]
             cos, sin = self.rotary(prototype.position.round().long())
@@ -328,40 +329,8 @@ class NaiveProtoKV:
                 for s in range(S)
             ]
             share = {"log_n": prototype.mass, "log_n_over_s": prototype.mass / S, "off": 1.0}
-            shown.append((slot, pairs, math.log(share[self.config.mass_bias])))
+            shown.append((slot, pairs, math.log(share[getattr(self.config, "mass_bias", "log_n")])))
         return shown
-
-    def allocation(self, bank: Head) -> list[int]:
-        """S_k of every slot (appendix on dynamic allocation); settled: at least 1, then by largest remainder."""
-        S, K = self.config.pseudo_tokens, len(bank.slots)
-        if self.config.allocation == "fixed":
-            return [S] * K
-        count = [int(prototype is not None) for prototype in bank.slots]
-        variances = {slot: _variance(bank, prototype) for slot, prototype in enumerate(bank.slots) if prototype}
-        largest = max(variances.values(), default=0.0)
-        # Settled: in whole units, so that rounding does not decide between equal variances.
-        weight = {slot: round(variance / largest * 2**31) for slot, variance in variances.items() if variance > 0}
-        sharing = {slot for slot in weight if weight[slot] > 0}
-        while True:
-            left, total = S * K - (sum(count) - len(sharing)), sum(weight[slot] for slot in sharing)
-            quota = {slot: Fraction(left * weight[slot], total) for slot in sorted(sharing)}
-            if all(share >= 1 for share in quota.values()):
-                break
-            sharing = {slot for slot in sharing if quota[slot] >= 1}
-        for slot in quota:
-            count[slot] = math.floor(quota[slot])
-        spare = left - sum(count[slot] for slot in quota)
-        for slot in sorted(quota, key=lambda slot: -(quota[slot] % 1))[:spare]:
-            count[slot] += 1
-        return count
-
-    def _top_codes(self, prototype: Prototype, S: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Key and value code tuples of S modes: by rank from two histograms, or in pairs from the joint one."""
-        if prototype.joint_counts is None:
-            return self._top_modes(prototype.key_counts, S), self._top_modes(prototype.value_counts, S)
-        C = self.config.codewords
-        pairs = self._top_modes(prototype.joint_counts.flatten(1), S)
-        return [tuple(code // C for code in codes) for codes in pairs], [tuple(c % C for c in codes) for codes in pairs]
 
     def _top_modes(self, counts: Tensor, S: int) -> list[tuple[int, ...]]:
         """The tuples of DecodeTopSResidualModes, with the beam of the paper."""
@@ -381,13 +350,11 @@ class NaiveProtoKV:
 
 
 def _add(prototype: Prototype, key_codebook: Tensor, value_codebook: Tensor, key: Tensor, value: Tensor) -> None:
-    """Count the nearest codewords of each subspace: H^K, H^V and, in the variant, H^KV."""
+    """Count the nearest codewords of each subspace: H^K and H^V."""
     for g in range(len(key_codebook)):
         key_code, value_code = _nearest(key_codebook[g], g, key), _nearest(value_codebook[g], g, value)
         prototype.key_counts[g, key_code] += 1
         prototype.value_counts[g, value_code] += 1
-        if prototype.joint_counts is not None:
-            prototype.joint_counts[g, key_code, value_code] += 1
 
 
 def _nearest(codewords: Tensor, g: int, residual: Tensor) -> int:
@@ -399,18 +366,3 @@ def _nearest(codewords: Tensor, g: int, residual: Tensor) -> int:
 
 def _join(codebook: Tensor, codes: tuple[int, ...]) -> Tensor:
     return torch.cat([codebook[g, code] for g, code in enumerate(codes)])
-
-
-def _variance(bank: Head, prototype: Prototype) -> float:
-    """Var(H_k); settled: mean squared distance of the counted codewords from their mean, keys and values added up."""
-    variance = 0.0
-    for codebook, counts in (
-        (bank.key_codebook, prototype.key_counts),
-        (bank.value_codebook, prototype.value_counts),
-    ):
-        if codebook is None or not prototype.updates:
-            continue
-        for words, n in zip(codebook.double(), counts.double(), strict=True):
-            mean = (n[:, None] * words).sum(0) / n.sum()
-            variance += float((n * (words - mean).square().sum(1)).sum() / n.sum())
-    return variance

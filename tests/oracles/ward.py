@@ -2,8 +2,8 @@
 
 Where a head sees new tokens mostly, no pair with one of the newest points, or of the first steps, merges unless one
 repeats the other when the step begins. A pair of clusters is barred if any pair of their members is. A token that the
-step before had in the same place does not enter, and that one counts four times. The near window, the residual
-statistics and the context are those of `naive`; it shares no code with the fast bank.
+step before had in the same place does not enter, and that one counts four times. The near window and the
+context are those of `naive`; it shares no code with the fast bank.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ class NaiveAgglomerative(NaiveProtoKV):
 
         slots: list[Prototype | None] = [None] * K
         held, new = [c for c in clusters if c[0] < K], [c for c in clusters if c[0] >= K]
-        anchor = "average" if self._share(number) > 0 else self.config.anchor
+        at_mean = bool(self._share(number) > 0)
         for cluster in held:
-            slots[cluster[0]] = self._joined(_members(points, cluster), anchor)
+            slots[cluster[0]] = self._joined(_members(points, cluster), at_mean)
         for cluster in sorted(new):
-            slots[slots.index(None)] = self._joined(_members(points, cluster), anchor)
+            slots[slots.index(None)] = self._joined(_members(points, cluster), at_mean)
         if self.config.is_quantized:
             for prototype in slots:
                 if prototype is not None:
@@ -117,8 +117,6 @@ class NaiveAgglomerative(NaiveProtoKV):
                     prototype.key_center, prototype.value_center = centers
         bank.slots, bank.used = slots, {slot for slot in bank.used if slot < K}
         bank.used |= {slot for slot in range(K) if slots[slot] is not None}
-        if self.config.residual:
-            self._count_shared(bank, points[K:])
 
     def _barred(self, bank: Head, number: int, now: int) -> set[tuple[int, int]]:
         """Return the pairs of points, both ways round, that may not merge in this step."""
@@ -164,8 +162,8 @@ class NaiveAgglomerative(NaiveProtoKV):
         costs: list[list[float]] = (w[:, None] * w / (w[:, None] + w) * distances).tolist()
         return costs
 
-    def _joined(self, members: list[Prototype], anchor: str) -> Prototype:
-        """Return one prototype of many. Its position is the newest or the first; of equal ones the first member's."""
+    def _joined(self, members: list[Prototype], at_mean: bool) -> Prototype:
+        """Return one prototype of many. Its position is the newest, or the mean; of equal ones the first member's."""
         if len(members) == 1:
             return members[0]
         mass = sum(member.mass for member in members)
@@ -179,11 +177,9 @@ class NaiveAgglomerative(NaiveProtoKV):
         pairs = zip(members, offsets, strict=True)
         spread = mean([member.covariance.double() + torch.outer(offset, offset) for member, offset in pairs])
         times = [float(member.position[0]) for member in members]
-        chosen = times.index(max(times) if anchor == "recent" else min(times))
-        position = members[chosen].position
-        if anchor == "average":
+        position = members[times.index(max(times))].position
+        if at_mean:
             position = mean([member.position for member in members])
-        joint = [member.joint_counts for member in members if member.joint_counts is not None]
         joined = Prototype(
             key_center=mean([member.key_center for member in members]).float(),
             value_center=mean([member.value_center for member in members]).float(),
@@ -194,20 +190,11 @@ class NaiveAgglomerative(NaiveProtoKV):
             last_step=max(member.last_step for member in members),
             key_counts=torch.stack([member.key_counts for member in members]).sum(0),
             value_counts=torch.stack([member.value_counts for member in members]).sum(0),
-            joint_counts=torch.stack(joint).sum(0) if joint else None,
             updates=sum(member.updates for member in members),
         )
         for member in members:
             member.merged_into = joined
         return joined
-
-    def _count_shared(self, bank: Head, tokens: Sequence[Prototype | None]) -> None:
-        """Count the residuals of tokens that share a prototype, against its centre after the step."""
-        for token in tokens:
-            if token is not None and token.merged_into is not None:
-                owner = token.merged_into
-                keys, values = token.key_center - owner.key_center, token.value_center - owner.value_center
-                self._count(bank, owner, keys, values)
 
 
 def first_of(steps: Sequence[int], most: int) -> list[int]:

@@ -162,10 +162,8 @@ SMALL = {"subquantizers": 4, "codewords": 4, "warmup_residuals": 16}
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: SMALL if name == "paper" else {} for name in CONFIGS},
     "durable with float centres": {"center_bits": 32, "positions": "compact"},
-    "durable with residuals": {"residual": True, "pseudo_tokens": 2, "recent_frames": 2, **SMALL},
     "durable with words": {"words": True, "words_share": 0.5},
-    "durable, blocked": {"rule": "blocked", "anchor": "average"},
-    "paper with joint histograms": {"histograms": "joint", "allocation": "variance", "pseudo_tokens": 4, **SMALL},
+    "durable, blocked": {"rule": "blocked", "recent_frames": 2},
     "sliding-window with recent frames": {"recent_frames": 4},
 }
 

@@ -131,7 +131,7 @@ def test_loading_takes_no_more_memory_than_the_file_has_bytes(make_state, tmp_pa
 
 MEMORIES = {kind: MemoryConfig.of(kind, budget=24) for kind in CONFIGS} | {
     "near only": PaperConfig(budget=24).with_fields({"split": (1, 0)}),
-    "durable with residuals": DurableConfig(budget=24, pseudo_tokens=8, residual=True),
+    "durable, blocked": DurableConfig(budget=24, rule="blocked"),
 }
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protokv.core.bank import Assigned, BankListener, FarTokens, PrototypeBank
+from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.core.tensors import MemoryShape
 from protokv.memories.durable.novelty import REPEATS, NoveltyRule
 from protokv.memories.durable.settings import DurableConfig
@@ -79,27 +79,23 @@ class Agglomerative(NoveltyRule):
         """Return the bounds."""
         return {"bank": (self._bound,)}
 
-    def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
-        """Put evicted tokens into the bank at time `step`.
-
-        Tokens that share a prototype have residuals, against its centre after the step.
-        """
+    def absorb_(self, tokens: FarTokens, step: int) -> None:
+        """Put evicted tokens into the bank at time `step`."""
         bank = self._bank
         tokens = self._novelty.weigh_(tokens, bank).counted_only()
         K = bank.mass.shape[2]
         B, T, _ = tokens.keys.shape
         if not T:
-            return Assigned.none(tokens)
+            return
         merges = ((bank.mass > 0).view(B, K).sum(1) + T - K).clamp(min=0)
         root = torch.arange(K + T, device=merges.device).repeat(B, 1)
         found = self._merge(tokens, merges, step) if merges.any() else None
         if found is not None:
             root.scatter_(1, found.points, found.points.gather(1, found.merged.root))
-        writer = ClusterWriter(bank, tokens, root, step, self._config.anchor, self._novelty.share() > 0)
-        writer.write_(listeners)
+        writer = ClusterWriter(bank, tokens, root, step, self._novelty.share() > 0)
+        writer.write_()
         if found is not None:
             self._remember(found, writer.slot)
-        return writer.assigned()
 
     def _merge(self, tokens: FarTokens, merges: Tensor, step: int) -> _Found:
         """Merge the tokens and the prototypes with low bounds."""
@@ -283,30 +279,27 @@ class _Members:
 class ClusterWriter:
     """Writes one step into the bank, given the cluster of each point.
 
-    Points `[B, K + T]` are the prototypes and then the tokens; the root of a cluster is its first point, and `anchor`
-    is that of the settings, but "average" in heads that are True in `at_mean` `[B]`. A cluster lives in the slot of its
-    root; one of tokens alone opens a free slot, lowest first.
+    Points `[B, K + T]` are the prototypes and then the tokens; the root of a cluster is its first point. A
+    cluster lives in the slot of its root; one of tokens alone opens a free slot, lowest first. It stands where its
+    newest member does, or in heads that are True in `at_mean` `[B]` at the mean position of all.
     """
 
-    def __init__(
-        self, bank: PrototypeBank, tokens: FarTokens, root: Tensor, step: int, anchor: str, at_mean: Tensor
-    ) -> None:
+    def __init__(self, bank: PrototypeBank, tokens: FarTokens, root: Tensor, step: int, at_mean: Tensor) -> None:
         self._bank, self._tokens, self._root, self._step = bank, tokens, root, step
-        self._anchor, self._at_mean = anchor, at_mean
+        self._at_mean = at_mean
         M = root.shape[1]
         self._K = bank.mass.shape[2]
         self._is_root = root == torch.arange(M, device=root.device)
         # The slot of each point that is a root, else -1.
         self.slot = torch.where(self._is_root, torch.arange(M, device=root.device), -1)
 
-    def write_(self, listeners: Sequence[BankListener]) -> None:
+    def write_(self) -> None:
         """Merge, free and open slots, and count."""
         bank, K = self._bank, self._K
         L, H = bank.mass.shape[:2]
         members = self._members()
         means, anchors, last_step = self._summary(members)
         gone = (members.point < K) & (members.rank > 0)
-        self._tell(listeners, members)
         bank.free_(members.head[gone] * K + members.point[gone])
         self._open()
         roots = members.rank == 0
@@ -316,15 +309,6 @@ class ClusterWriter:
         bank.opened += opened.view(L, H)
         bank.absorbed += (self._is_root.shape[1] - K - opened).view(L, H)
         bank.merged += (~self._is_root[:, :K]).sum(1).view(L, H)
-
-    def assigned(self) -> Assigned:
-        """Return the slot that each token shares, and its residual against the centre. Call after `write_`."""
-        bank, tokens, K = self._bank, self._tokens, self._K
-        slot = self.slot.gather(1, self._root)[:, K:]
-        rows = torch.arange(len(slot), device=slot.device)[:, None] * K + slot
-        keys, values = bank.centers(rows)
-        shared = bank.mass.view(-1)[rows] > tokens.mass
-        return Assigned(torch.where(shared, slot, -1), tokens.keys - keys, tokens.values - values)
 
     def _members(self) -> _Members:
         B, M = self._root.shape
@@ -377,39 +361,23 @@ class ClusterWriter:
             total[members.cluster[some]] += weighted[some]
         means = total / total[:, :1]
         means[:, 0] = total[:, 0]
-        anchor = means[:, -P:]
-        if self._anchor != "average":
-            at_mean = self._at_mean[members.head[members.rank == 0], None]
-            anchor = torch.where(at_mean, anchor, position[self._extreme(members, position)])
+        at_mean = self._at_mean[members.head[members.rank == 0], None]
+        anchor = torch.where(at_mean, means[:, -P:], position[self._newest(members, position)])
         last_step = torch.full((members.clusters,), -1, device=row.device)
         last_step.scatter_reduce_(0, members.cluster, step, "amax")
         return means[:, : means.shape[1] - P], anchor, last_step
 
-    def _extreme(self, members: _Members, position: Tensor) -> Tensor:
-        """Return the newest, or the oldest, member of each cluster; of equal ones the first in order."""
+    @staticmethod
+    def _newest(members: _Members, position: Tensor) -> Tensor:
+        """Return the newest member of each cluster; of equal ones the first in order."""
         # The first component is time under M-RoPE and the index of the token under RoPE.
-        time = position[:, 0] if self._anchor == "recent" else -position[:, 0]
+        time = position[:, 0]
         best = torch.full((members.clusters,), -torch.inf, dtype=time.dtype, device=time.device)
         best.scatter_reduce_(0, members.cluster, time, "amax")
         index = torch.arange(len(time), device=time.device)
         is_best = time == best[members.cluster]
         chosen = torch.full((members.clusters,), len(time), device=time.device)
         return chosen.scatter_reduce_(0, members.cluster[is_best], index[is_best], "amin")
-
-    def _tell(self, listeners: Sequence[BankListener], members: _Members) -> None:
-        """Tell listeners of one member of every cluster at a time. Prototypes stand before tokens in a cluster."""
-        K = self._K
-        held = members.point < K
-        first = (members.rank == 0).nonzero().squeeze(1)
-        root = members.head * K + members.point[first][members.cluster] if len(first) else members.head
-        if not listeners or not len(first):
-            return
-        for rank in range(1, int(members.rank.max()) + 1):
-            some = ((members.rank == rank) & held).nonzero().squeeze(1)
-            if not len(some):
-                return
-            for listener in listeners:
-                listener.merged_(root[some], members.head[some] * K + members.point[some])
 
     def _open(self) -> None:
         """Open free slots, lowest first, with the tokens that are the roots of their clusters."""

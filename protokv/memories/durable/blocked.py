@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.arrays import add_rows_, draw_rows_, write_rows_
-from protokv.core.bank import Assigned, BankListener, FarTokens, PrototypeBank
+from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.memories.durable.nearest import (
@@ -75,14 +75,13 @@ class BlockedRule(NoveltyRule):
         self._plans = torch.stack([gone.allocate(shape.device)] * 2)
         self._tables = Tables.of(shape.head_size, K, L * H, shape.device)
         self._head = torch.arange(L * H, device=shape.device)[:, None] * K
-        self._alone = torch.full((1, 1), -1, device=shape.device)
         self._line = torch.arange(max(K, self._plans.numel()), device=shape.device)
         # Where each plan is read next, and behind that: as far as the schedule says.
         self._next = self._line[: self._schedule.merges].repeat(L * H, 1)
         # The folded centres that plans read; zeros for an empty bank.
         self._folded = torch.zeros(L * H, K, self._tables.sketch.size, device=shape.device)
 
-    def absorb_(self, tokens: FarTokens, listeners: Sequence[BankListener], step: int) -> Assigned:
+    def absorb_(self, tokens: FarTokens, step: int) -> None:
         """Put evicted tokens into the bank at time `step`, each as a prototype of its own.
 
         A dropped token, or a repeat, leaves its slot free. A free slot is the first to go in the next plan.
@@ -91,7 +90,6 @@ class BlockedRule(NoveltyRule):
         tokens = self._novelty.weigh_(tokens, self._bank)
         for part in self._schedule.parts_of(T):
             self._absorb_part(tokens, part, step)
-        return Assigned(self._alone.expand(len(self._head), T), tokens.keys, tokens.values)
 
     def _absorb_part(self, tokens: FarTokens, part: slice, step: int) -> None:
         bank, schedule = self._bank, self._schedule
@@ -106,7 +104,7 @@ class BlockedRule(NoveltyRule):
         changed = rows
         if merges:
             moves = self._next_merges(merges)
-            merge_(bank, moves, self._config.anchor, share > 0, self._line[: moves.numel()])
+            merge_(bank, moves, share > 0, self._line[: moves.numel()])
             bank.merged += merges
             changed = moves if rows is None else torch.cat((rows, *moves), 1)
             rows = moves[1] if rows is None else torch.cat((rows, moves[1]), 1)
@@ -188,19 +186,15 @@ class BlockedRule(NoveltyRule):
         return {"plan": (self._next, self._folded)}
 
 
-# Later than any position.
-_NEVER = 1 << 40
-
-
-def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, at_mean: Tensor, line: Tensor) -> None:
+def merge_(bank: PrototypeBank, moves: Tensor, at_mean: Tensor, line: Tensor) -> None:
     """Merge rows into others. The caller overwrites the merged rows.
 
     Args:
         bank: changed.
         moves: `[2, B, n]` int64: target rows, and the rows of the same head that merge into them. A target may repeat;
             a merged row appears once and is no target. A free row adds nothing.
-        anchor: position of a merged prototype, as in `DurableConfig`.
-        at_mean: `[B]` bool, heads whose anchor is "average" whatever the settings say.
+        at_mean: `[B]` bool, heads whose merged prototypes stand at the mean position of their members; those of the
+            others stand at the newest one.
         line: 0, 1, ... for each of `moves`.
     """
     at_mean = at_mean[:, None].expand(moves.shape[1:]).reshape(-1, 1)
@@ -215,15 +209,9 @@ def merge_(bank: PrototypeBank, moves: Tensor, anchor: str, at_mean: Tensor, lin
     step = bank.last_step.view(-1)
     step.scatter_reduce_(0, one, step.index_select(0, other), "amax")
     position = bank.position.flatten(0, 2)
-    if anchor == "average":
-        draw_rows_(position, moves, share.double())
-        return
     # The first component is time under M-RoPE and the index of the token under RoPE.
     places = position.index_select(0, moves.view(-1))
     times = places[:, 0].long()
-    if anchor == "first":
-        times[len(one) :].masked_fill_(own == 0, _NEVER)
-        times.neg_()
     # Time and index share one number, so the least of them names the latest position, and the first of equal ones.
     bits = len(line).bit_length()
     numbers = torch.sub(line, times, alpha=1 << bits)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.bank import Policy, PrototypeBank
+from protokv.core.bank import PrototypeBank, Rule
 from protokv.core.context import Context
 from protokv.core.near import Slots
-from protokv.core.prototypes import Layout, ProtoKV
+from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
@@ -32,7 +32,7 @@ from protokv.memories.durable.words import Words
 _DECODED_AT_ONCE = 2**23
 
 
-class Durable(ProtoKV):
+class Durable(PrototypeMemory):
     """W exact tokens, and K prototypes a layer and KV head that keep what is distinct and merge what is redundant."""
 
     def __init__(
@@ -41,9 +41,6 @@ class Durable(ProtoKV):
         """Make an empty memory, whose slots are some of those of another one if `within` has them."""
         self._within = within
         super().__init__(config, shape, rotary)
-        if config.is_quantized:
-            # Its prototypes have no slots of their own.
-            self._layout = Layout(self._slots, 0, 1)
         self._words: Words | None = None
         words = config.of_words()
         if words is not None:
@@ -62,7 +59,7 @@ class Durable(ProtoKV):
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the paper's parts, and the same of words."""
+        """Declare the tensors of every memory of this kind, and the same of words."""
         words = config.of_words()
         return (*super().declare(config, shape), *(() if words is None else Words.declare(cls.declare(words, shape))))
 
@@ -91,7 +88,7 @@ class Durable(ProtoKV):
         self._words.seen += step.words
 
     def report(self) -> dict[str, Any]:
-        """Return the paper's numbers, how many words are held exactly, and the prototypes of words."""
+        """Return the report of pictures, how many words are held exactly, and the prototypes of words."""
         found = super().report()
         if self._words is not None:
             words = self._words.memory
@@ -114,14 +111,14 @@ class Durable(ProtoKV):
         return QuantizedBank if config.is_quantized else PrototypeBank
 
     @staticmethod
-    def rule_type(config: Any) -> type[Policy]:
+    def rule_type(config: Any) -> type[Rule]:
         """Return the rule by which tokens enter the bank."""
         return BlockedRule if config.is_blocked else Agglomerative
 
     @staticmethod
     def far_slots(config: Any) -> int:
         """Return how many slots hold pseudo-tokens; quantized prototypes are decoded where they are read."""
-        return 0 if config.is_quantized else ProtoKV.far_slots(config)
+        return 0 if config.is_quantized else PrototypeMemory.far_slots(config)
 
     def context(self) -> Context:
         """Return all slots; quantized prototypes are decoded at once where they are few, else when a layer is read.
@@ -133,7 +130,7 @@ class Durable(ProtoKV):
         banks = [one._bank for one in memories if isinstance(one._bank, QuantizedBank)]
         written = [one for one in memories if not isinstance(one._bank, QuantizedBank)]
         for one in written:
-            one._show()
+            one._write_far()
 
         def anchors() -> Tensor:
             L, H = slots.bias.shape[:2]
@@ -147,7 +144,7 @@ class Durable(ProtoKV):
         far = slice(begin, slots.near.start + K)
         if not banks:
             return replace(exact, far=far)
-        bias = torch.cat([self._bias_of(bank.mass, torch.ones_like(bank.mass)) for bank in banks], 2)
+        bias = torch.cat([self._bias_of(bank.mass) for bank in banks], 2)
 
         def decode(layer: int | slice, heads: slice) -> tuple[Tensor, Tensor]:
             shown = [bank.show(layer, heads, self._rotary, slots.keys.dtype) for bank in banks]

@@ -28,7 +28,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core.bank import FarTokens, Policy, PrototypeBank
+from protokv.core.bank import FarTokens, PrototypeBank, Rule
 from protokv.core.near import Tokens
 from protokv.core.step import MOST_COUNT, StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
@@ -139,7 +139,7 @@ class Novelty:
             self._repeats.take(tensors)
 
 
-class NoveltyRule(Policy):
+class NoveltyRule(Rule):
     """What both rules of `durable` share: they count what comes again, and hold what `Novelty` holds."""
 
     @classmethod

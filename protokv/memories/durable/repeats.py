@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from protokv.core.bank import SEEN_AGAIN, FarTokens, PrototypeBank
+from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.core.near import Tokens
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.memories.durable.settings import DurableConfig
 
+SEEN_AGAIN: Final = 4
+"""What a token weighs in the bank if the next step repeats it."""
 DEEP: Final = 12
 """The rule acts in models of so many layers, or more. Values of a second sight differ from those of the first by up to
 .003 of their squared norm in the embedded models, which have 4 and 8 layers, and by .05 to .6 from the fourth layer of

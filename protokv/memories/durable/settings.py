@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, Self
 
+from protokv.core.prototypes import PrototypeConfig
 from protokv.errors import ConfigError
-from protokv.memories.paper.settings import PrototypeConfig
 
 Rule = Literal["auto", "exact", "blocked"]
 CenterBits = Literal["auto", 8, 32]
@@ -18,11 +18,10 @@ BLOCKED_FROM: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableConfig(PrototypeConfig):
-    """The default memory: an agglomerative bank with one pseudo-token a prototype (S = 1).
+    """The default memory: an agglomerative bank.
 
     Distinct tokens stay and redundant ones merge (`durable.agglomerative`), so a brief cue that never returns
-    stays longest (`samples/studies/delay/`). Residual statistics are off: at no budget are they worth their bytes
-    (`samples/studies/harder/`).
+    stays longest (`samples/studies/delay/`).
 
     Attributes:
         rule: how merges are found. "exact" makes the cheapest merge, again and again; its work grows with the bank and
@@ -31,9 +30,9 @@ class DurableConfig(PrototypeConfig):
         merge_mass_power: a prototype of mass n weighs n to this power in the cost of a merge. 1 is Ward's cost; 0
             ignores the mass.
         center_bits: bits of each number of a centre. 32 stores float32 and a copy for attention. 8 stores a byte and
-            decodes it when it is read: less than a quarter of the memory, slower steps
-            (`durable.quantized`); it needs S = 1 and no residuals. "auto" is 8 below `BLOCKED_FROM` prototypes
-            a head, where answers are as good in a third of the bytes (`samples/studies/harder/`), else 32.
+            decodes it when it is read: less than a quarter of the memory, slower steps (`durable.quantized`). "auto" is
+            8 below `BLOCKED_FROM` prototypes a head, where answers are as good in a third of the bytes
+            (`samples/studies/harder/`), else 32.
         words: whether the stream may have words; `ingest` sets it where there are subtitles. They merge with words
             alone (`durable.words`).
         words_share: share of the budget that is for words; at 0 they are tokens like any other, as they are where it
@@ -45,8 +44,6 @@ class DurableConfig(PrototypeConfig):
     """What is kept from merging where tokens are new (`durable.novelty`)."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_mass_power": (0, 1), "words_share": (0, 0.9)}
 
-    pseudo_tokens: int = 1
-    residual: bool = False
     rule: Rule = "auto"
     merge_mass_power: float = 1.0
     center_bits: CenterBits = "auto"
@@ -57,7 +54,7 @@ class DurableConfig(PrototypeConfig):
     def words_tokens(self) -> int:
         """Return how many tokens of the budget are for words."""
         tokens = int(self.budget * self.words_share) if self.words else 0
-        return tokens if tokens > self.pseudo_tokens + 1 else 0
+        return tokens if tokens > 2 else 0
 
     def of_words(self) -> WordsConfig | None:
         """Return the settings of the memory of words; None if words are tokens like any other."""
@@ -84,35 +81,20 @@ class DurableConfig(PrototypeConfig):
         return replace(self, words=words)
 
     def check(self) -> None:
-        """Refuse settings that the blocked rule or quantized centres do not support."""
+        """Refuse the blocked rule where there is nothing to merge."""
         super(DurableConfig, self).check()
         if self.rule == "blocked" and self.prototypes == 1:
             raise ConfigError("rule: 'blocked' needs at least two prototypes to merge")
-        if self.rule == "blocked" and self.residual:
-            raise ConfigError("rule: 'blocked' keeps no residual statistics", hint="turn residual off")
-        if self.center_bits == 8 and not self._can_be_quantized:
-            raise ConfigError(
-                "center_bits: 8 needs pseudo_tokens=1 and no residual statistics",
-                hint="turn residual off and set pseudo_tokens to 1",
-            )
 
     @property
     def is_quantized(self) -> bool:
         """Return True if centres are held in 8 bits."""
-        if self.center_bits == "auto":
-            return self._can_be_quantized and 0 < self.prototypes < BLOCKED_FROM
-        return self.center_bits == 8
-
-    @property
-    def _can_be_quantized(self) -> bool:
-        return not self.residual and self.pseudo_tokens == 1
+        return 0 < self.prototypes < BLOCKED_FROM if self.center_bits == "auto" else self.center_bits == 8
 
     @property
     def is_blocked(self) -> bool:
         """Return True if the blocked rule is in use."""
-        if self.rule == "auto":
-            return self.prototypes >= BLOCKED_FROM and not self.residual
-        return self.rule == "blocked"
+        return self.prototypes >= BLOCKED_FROM if self.rule == "auto" else self.rule == "blocked"
 
     def resolve(self) -> Self:
         """Return this config with "auto" replaced by the rule and the bits in use."""

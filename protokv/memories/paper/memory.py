@@ -1,8 +1,77 @@
-"""The paper's memory: `ProtoKV` under its settings."""
+"""`Paper`: the paper's memory, and that of `continuity`. The rule and the settings are in `rule`.
 
-from protokv.core.prototypes import ProtoKV
-from protokv.memories.paper import allocation as _allocation  # noqa: F401, adds a layout
-from protokv.memories.paper.settings import ContinuityConfig as ContinuityConfig
-from protokv.memories.paper.settings import PaperConfig as PaperConfig
+A pseudo-token is a centre and one of the likeliest residuals of its prototype (Algorithm 4).
+"""
 
-PaperConfig.memory = ProtoKV
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protokv.core.bank import Rule
+from protokv.core.prototypes import PrototypeMemory
+from protokv.core.rotary import Rotary
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.memories.paper.residuals import Residuals
+from protokv.memories.paper.rule import ContinuityConfig, PaperConfig, PaperRule
+
+__all__ = ["ContinuityConfig", "PaperConfig"]
+
+
+class Paper(PrototypeMemory):
+    """The paper's two tiers. A pseudo-token is a centre and one of the likeliest residuals of its prototype."""
+
+    def __init__(self, config: PaperConfig, shape: MemoryShape, rotary: Rotary) -> None:
+        super().__init__(config, shape, rotary)
+        self._residuals: Residuals | None = None
+        if isinstance(self._rule, PaperRule) and config.residual:
+            self._residuals = self._rule.residuals = Residuals(config, shape, config.prototypes)
+
+    @staticmethod
+    def rule_type(config: Any) -> type[Rule]:
+        """Return the paper's rule."""
+        return PaperRule
+
+    @classmethod
+    def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare the tensors of every memory of this kind, and residual statistics."""
+        K = config.prototypes
+        residuals = Residuals.declare(config, shape, K) if config.residual and K else ()
+        return (*super().declare(config, shape), *residuals)
+
+    def parts(self) -> Sequence[StatePart]:
+        """Return the holders of these."""
+        return super().parts() if self._residuals is None else (*super().parts(), self._residuals)
+
+    def _changed_rows(self) -> Tensor:
+        rows = super()._changed_rows()
+        # Decoding residuals costs more than finding those that occur twice.
+        return rows if self._residuals is None else torch.unique(rows)
+
+    def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = super()._pseudo_tokens(rows)
+        if self._residuals is None:
+            return keys, values
+        key_modes, value_modes = self._residuals.modes(rows, self._config.pseudo_tokens)
+        return keys + key_modes, values + value_modes
+
+    def _bias_of(self, mass: Tensor) -> Tensor:
+        """Return the logit bias of prototypes of `mass`; log 0 = -inf hides free slots."""
+        if self._config.mass_bias == "off":
+            return (mass > 0).log()
+        return mass.log() - (math.log(self._config.pseudo_tokens) if self._config.mass_bias == "log_n_over_s" else 0.0)
+
+    def report(self) -> dict[str, Any]:
+        """Return the report of every memory of this kind, and for each layer what its residual statistics hold."""
+        found = super().report()
+        if self._residuals is not None:
+            layers = zip(found["layers"], self._residuals.report(), strict=True)
+            found["layers"] = [bank | more for bank, more in layers]
+        return found
+
+
+PaperConfig.memory = Paper

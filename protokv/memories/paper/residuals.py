@@ -1,37 +1,61 @@
 """`Residuals`: what a centre averages away, as product-quantizer histograms of each prototype (Algorithm 3).
 
-Owns the histograms H^K and H^V (or their joint form H^KV), the update counts n_res, the codebooks of each layer and
+Owns the histograms H^K and H^V, the update counts n_res, the codebooks of each layer and
 head, and the reservoir that they are fitted to. Until a head's reservoir is full, its residuals wait there with the
 prototype that they belong to; then its codebooks are fitted, once, and the waiting residuals are counted. Invariant:
 for every prototype of a fitted head, the counts of each subspace sum to n_res. Knows nothing of how prototypes are
 chosen.
+
+A residual of size D is split into G parts; each part is named by the nearest of its C codewords. All is deterministic:
+ties go to the lowest code, and scores of tuples of codes are whole numbers, so that equal sums are equal.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from protokv.core.bank import Assigned
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memories.paper import quantizer
 
-if TYPE_CHECKING:
-    from protokv.memories.paper.settings import PrototypeConfig
-
-_COUNTS = ("residual.key_counts", "residual.value_counts", "residual.joint_counts")
+_COUNTS = ("residual.key_counts", "residual.value_counts")
 _WARMUP = ("warmup.keys", "warmup.values", "warmup.owner", "warmup.count")
+
+# Log probabilities in units of 2**-32: sums are then exact in any order, on any device.
+_SCORE_UNIT = 2.0**32
+_GOLDEN = (5**0.5 - 1) / 2
+ITERATIONS = 10
+"""Lloyd iterations of a fit."""
+SMOOTHING = 1e-5
+"""epsilon of the histogram probabilities. The paper leaves it open; this is its first author's value."""
+BEAM_PER_MODE = 4
+"""The paper's beam is B = 4 S. The literal form keeps so many; `top_modes` needs only S."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """Which prototypes T tokens went to, and their residuals.
+
+    Attributes:
+        prototype: `[B, T]` int64, the prototype that absorbed the token; -1 where the token is a prototype by itself.
+        key_residual, value_residual: `[B, T, D]` float32, against the centre after the update; undefined at -1.
+    """
+
+    prototype: Tensor
+    key_residual: Tensor
+    value_residual: Tensor
 
 
 class Residuals(StatePart):
     """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
 
-    def __init__(self, config: PrototypeConfig, shape: MemoryShape, prototypes: int) -> None:
+    def __init__(self, config: Any, shape: MemoryShape, prototypes: int) -> None:
         G, D = config.subquantizers, shape.head_size
         if D % G:
             raise ConfigError(
@@ -41,28 +65,24 @@ class Residuals(StatePart):
         self._config = config
         self._size = (shape.layers, shape.kv_heads, prototypes, D)
         state = {spec.name: spec.allocate(shape.device) for spec in self.declare(config, shape, prototypes)}
-        self.counts = {name: state[name] for name in _COUNTS if name in state}
+        self.counts = {name: state[name] for name in _COUNTS}
         self.updates, self.fitted = state["residual.updates"], state["codebook.fitted"]
         self.key_codebook, self.value_codebook = state["codebook.keys"], state["codebook.values"]
         self._warmup = {name: state[name] for name in _WARMUP}
         self._warmup["warmup.count"].zero_()
 
     @staticmethod
-    def declare(config: PrototypeConfig, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+    def declare(config: Any, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare the statistics of K prototypes. The reservoir is gone once all heads are fitted."""
         D, G, C, R = shape.head_size, config.subquantizers, config.codewords, config.warmup_residuals
         head, heads = (LAYER, "kv_head"), (shape.layers, shape.kv_heads)
         slot, slots = (*head, "prototype"), (*heads, prototypes)
         f32, i32, i64 = torch.float32, torch.int32, torch.int64
         part = (*slot, "subquantizer")
-        if config.histograms == "joint":
-            dims, size = (*part, "key_codeword", "value_codeword"), (*slots, G, C, C)
-            counts = [TensorSpec("residual.joint_counts", dims, size, i32, "pairs of codes counted", "tokens")]
-        else:
-            counts = [
-                TensorSpec(name, (*part, "codeword"), (*slots, G, C), i32, f"{kind} codes counted", "tokens")
-                for name, kind in zip(_COUNTS, ("key", "value"), strict=False)
-            ]
+        counts = [
+            TensorSpec(name, (*part, "codeword"), (*slots, G, C), i32, f"{kind} codes counted", "tokens")
+            for name, kind in zip(_COUNTS, ("key", "value"), strict=True)
+        ]
         book = (*head, "subquantizer", "codeword", "part_feature"), (*heads, G, C, D // G), f32
         waiting = (*head, "residual", "feature"), (*heads, R, D), f32
         owner = (*head, "residual"), (*heads, R), i64
@@ -119,7 +139,7 @@ class Residuals(StatePart):
         # One head at a time, so that a codebook does not depend on which heads happen to be ready together.
         for head in heads.tolist():
             for samples, codebook in ((keys, self.key_codebook), (values, self.value_codebook)):
-                codebook.flatten(0, 1)[head] = quantizer.fit(samples[head], config.subquantizers, config.codewords)
+                codebook.flatten(0, 1)[head] = fit(samples[head], config.subquantizers, config.codewords)
         self.fitted.view(-1)[heads] = True
         waiting = torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True) & (owner >= 0)
         self._count(keys, values, owner, waiting)
@@ -134,15 +154,13 @@ class Residuals(StatePart):
         K, G, C = self._size[2], self._config.subquantizers, self._config.codewords
         counted = (valid & self.fitted.view(-1, 1)).int()[..., None]
         codes = [
-            quantizer.encode(codebook.flatten(0, 1), residuals)
+            encode(codebook.flatten(0, 1), residuals)
             for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
         ]
-        if self._config.histograms == "joint":
-            codes = [codes[0] * C + codes[1]]
         head = torch.arange(len(prototype), device=prototype.device)[:, None]
         start = (head * K + prototype.clamp(min=0))[..., None] * G + torch.arange(G, device=head.device)
         for counts, code in zip(self.counts.values(), codes, strict=True):
-            flat = (start * counts[0, 0, 0, 0].numel() + code).view(-1)
+            flat = (start * C + code).view(-1)
             counts.view(-1).index_add_(0, flat, counted.expand(-1, -1, G).reshape(-1))
 
     def freed_(self, rows: Tensor) -> None:
@@ -173,18 +191,16 @@ class Residuals(StatePart):
     def modes(self, rows: Tensor, modes: int) -> tuple[Tensor, Tensor]:
         """Decode the S likeliest residuals of prototypes `rows` `[n]`: of keys and of values, `[n, S, D]` float32 each.
 
-        Independent histograms are decoded apart and paired by rank; a joint one is decoded to pairs. Zeros where a
-        prototype has no residual updates, or its head no codebooks yet.
+        Keys and values are decoded apart and paired by rank. Zeros where a prototype has no residual updates, or its
+        head no codebooks yet.
         """
         K = self._size[2]
-        heads, C = rows // K, self._config.codewords
+        heads = rows // K
         held = [counts.flatten(0, 2)[rows].flatten(2) for counts in self.counts.values()]
-        codes = [quantizer.top_modes(counts, modes) for counts in held]
-        if len(codes) == 1:
-            codes = [codes[0] // C, codes[0] % C]
+        codes = [top_modes(counts, modes) for counts in held]
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
         keys, values = (
-            quantizer.decode(codebook.flatten(0, 1), heads, code).mul_(known[:, None, None])
+            decode(codebook.flatten(0, 1), heads, code).mul_(known[:, None, None])
             for codebook, code in zip((self.key_codebook, self.value_codebook), codes, strict=True)
         )
         return keys, values
@@ -195,8 +211,6 @@ class Residuals(StatePart):
         count = self._warmup["warmup.count"] if self._warmup else torch.full_like(self.fitted, R, dtype=torch.int64)
         # Counts of each codeword over all prototypes, [L, H, G, C].
         used = [counts.sum(2) for counts in self.counts.values()]
-        if self._config.histograms == "joint":
-            used = [used[0].sum(4), used[0].sum(3)]
         return [
             {
                 "residual_updates": int(self.updates[layer].sum()),
@@ -232,23 +246,16 @@ class Residuals(StatePart):
         return {"warmup": 0} | super().nbytes()
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse counts that do not sum to the updates, and a reservoir that does not fit the heads that wait."""
-        updates, fitted = tensors["residual.updates"], tensors["codebook.fitted"]
-        if updates[tensors["bank.mass"] == 0].any():
-            raise StateCorrupt("state: tensor residual.updates must be 0 where a slot is free")
-        counted = torch.where(fitted[..., None], updates, 0)[..., None]
-        for name in self.counts:
-            if (tensors[name].flatten(4).sum(4) != counted).any():
-                raise StateCorrupt(f"state: tensor {name} must sum to residual.updates in every subspace")
-        waiting = [name for name in _WARMUP if name in tensors]
-        if not waiting and bool(fitted.all()):
-            return
-        missing = set(_WARMUP).difference(waiting)
-        if missing:
+        """Refuse a reservoir that is missing while a head waits, or that leads beyond its places or the prototypes."""
+        fitted = tensors["codebook.fitted"]
+        missing = [name for name in _WARMUP if name not in tensors]
+        if missing and not (len(missing) == len(_WARMUP) and fitted.all()):
             raise StateCorrupt(f"state: tensor {min(missing)} is missing while heads wait for their codebooks")
+        if missing:
+            return
         R, K = self._config.warmup_residuals, self._size[2]
         owner, count = tensors["warmup.owner"], tensors["warmup.count"]
-        if (count > R).any() or ((count == R) != fitted).any():
+        if (count < 0).any() or (count > R).any() or ((count == R) != fitted).any():
             raise StateCorrupt(f"state: tensor warmup.count must be from 0 to {R}, and {R} where a head is fitted")
         if (owner < -1).any() or (owner >= K).any():
             raise StateCorrupt(f"state: tensor warmup.owner must name one of {K} prototypes")
@@ -258,3 +265,93 @@ def _entropy(used: Tensor) -> float:
     """Return the bits in a choice of codeword, mean over heads and subspaces of counts `[H, G, C]`; at most log2 C."""
     share = used.double() / used.sum(2, keepdim=True).clamp(min=1)
     return float(torch.special.entr(share).sum(2).mean()) / math.log(2)
+
+
+def fit(samples: Tensor, subquantizers: int, codewords: int) -> Tensor:
+    """Return the codebook `[G, C, D / G]` of samples `[n, D]`, `n >= C`, by Lloyd's k-means in each subspace.
+
+    A codeword that no sample chooses moves to the sample that is farthest from its own codeword, the next one to the
+    next.
+    """
+    n, G, C = samples.shape[0], subquantizers, codewords
+    parts = samples.view(n, G, -1).transpose(0, 1).contiguous()
+    codebook = _spread_out(parts, C)
+    squares = parts.square().sum(2)
+    for _ in range(ITERATIONS):
+        distance = codebook.square().sum(2)[:, None] - 2 * torch.bmm(parts, codebook.transpose(1, 2))
+        nearest, code = distance.min(2)
+        member = torch.nn.functional.one_hot(code, C).to(parts.dtype)
+        size = member.sum(1)
+        means = torch.bmm(member.transpose(1, 2), parts) / size.clamp(min=1)[..., None]
+        empty = size == 0
+        # A sample alone in its cluster becomes a codeword by itself; a second one there would be lost.
+        alone = size.gather(1, code) == 1
+        farthest = (nearest + squares).masked_fill(alone, -torch.inf).topk(C, dim=1).indices
+        farthest = farthest.gather(1, (empty.cumsum(1) - 1).clamp(min=0))
+        worst_served = parts.gather(1, farthest[..., None].expand_as(means))
+        codebook = torch.where(empty[..., None], worst_served, means)
+    return codebook
+
+
+def _spread_out(parts: Tensor, codewords: int) -> Tensor:
+    """Choose first codewords `[G, C, d]` among samples `[G, n, d]`: k-means++ (Arthur and Vassilvitskii, 2007).
+
+    Each is drawn with a chance that grows with the squared distance to those already drawn, so that residuals which
+    occur many times (a recycled token meets its own copy: exactly 0) take one codeword. Multiples of the golden ratio
+    stand in for random numbers.
+    """
+    n = parts.shape[1]
+    chosen = [parts[:, 0]]
+    distance = torch.full(parts.shape[:2], torch.inf, device=parts.device)
+    for c in range(1, codewords):
+        distance = torch.minimum(distance, (parts - chosen[-1][:, None]).square().sum(2))
+        below = distance.double().cumsum(1)
+        pick = (below <= below[:, -1:] * (c * _GOLDEN % 1.0)).sum(1).clamp(max=n - 1)
+        chosen.append(parts.gather(1, pick[:, None, None].expand(-1, 1, parts.shape[2])).squeeze(1))
+    return torch.stack(chosen, 1)
+
+
+def encode(codebook: Tensor, vectors: Tensor) -> Tensor:
+    """Return codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D / G]`."""
+    B, G, C, d = codebook.shape
+    parts = vectors.view(B, -1, G, d).transpose(1, 2).reshape(B * G, -1, d)
+    words = codebook.reshape(B * G, C, d)
+    distance = torch.baddbmm(words.square().sum(2)[:, None], parts, words.transpose(1, 2), alpha=-2)
+    return distance.argmin(2).view(B, G, -1).transpose(1, 2)
+
+
+def decode(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
+    """Return vectors `[n, S, D]` of codes `[n, S, G]` under the codebooks `[B, G, C, D / G]` of `heads` `[n]`."""
+    part = torch.arange(codebook.shape[1], device=codes.device)
+    return codebook[heads[:, None, None], part, codes].flatten(2)
+
+
+def top_modes(counts: Tensor, modes: int) -> Tensor:
+    """Return the S likeliest tuples of codes of histograms `[n, G, C]`, best first: `[n, S, G]` int64.
+
+    This is Algorithm 3 with a beam of S instead of B >= S, which is as good: the score of a tuple is a sum over
+    subspaces, so a prefix that S other prefixes beat loses to those, whatever comes after. For the same reason only
+    pairs (i-th best prefix, j-th best code) with i * j <= S can be among the S best. Ties go to the better prefix, then
+    to the lower code. Where there are fewer than S tuples in all, they are repeated in order.
+    """
+    G, C = counts.shape[1:]
+    total = counts.sum(2, keepdim=True).double() + C * SMOOTHING
+    scores = ((counts.double() + SMOOTHING) / total).log().mul_(_SCORE_UNIT).round_().long()
+    scores, codes = (part[:, :, :modes] for part in scores.sort(dim=2, descending=True, stable=True))
+    beam, chosen = scores[:, 0], codes[:, 0, :, None]
+    for g in range(1, G):
+        prefix, code = _pairs(beam.shape[1], codes.shape[2], modes, counts.device)
+        sums = beam[:, prefix] + scores[:, g, code]
+        best = sums.sort(dim=1, descending=True, stable=True).indices[:, :modes]
+        beam = sums.gather(1, best)
+        last = codes[:, g].gather(1, code[best])[..., None]
+        chosen = torch.cat((chosen.gather(1, prefix[best][..., None].expand(-1, -1, g)), last), 2)
+    return chosen[:, torch.arange(modes, device=counts.device) % chosen.shape[1]]
+
+
+@lru_cache(maxsize=32)
+def _pairs(prefixes: int, codes: int, modes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the pairs of the i-th of some prefixes and the j-th of some codes with i * j <= S, counted from 0."""
+    pairs = [(i, j) for i in range(prefixes) for j in range(min(codes, modes // (i + 1)))]
+    prefix, code = torch.tensor(pairs, device=device).t().contiguous()
+    return prefix, code

@@ -19,7 +19,7 @@ import torch
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.prototypes import ProtoKV
+from protokv.core.prototypes import PrototypeMemory
 from protokv.core.session import Session
 from protokv.core.step import StepKV, StepTokens
 from protokv.memories import MemoryConfig
@@ -196,7 +196,7 @@ def measure(
         (session.memory, "append", "update"),
         (session.memory, "context", "context"),
     ]
-    policy = session.memory._policy if isinstance(session.memory, ProtoKV) else None
+    policy = session.memory._rule if isinstance(session.memory, PrototypeMemory) else None
     if isinstance(policy, BlockedRule):
         parts.append((policy, "_plan", "update: plan"))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import gcd
-
 import pytest
 import torch
 from hypothesis import event, given, settings
@@ -24,14 +22,8 @@ from tests.tolerance import near
     config=st.fixed_dictionaries(
         {
             "budget": st.integers(5, 33) | st.integers(5, 7),
-            "pseudo_tokens": st.sampled_from([1, 1, 2]),
             "split": st.sampled_from([(1, 3), (1, 1), (0, 1)]),
-            "anchor": st.sampled_from(["recent", "first", "average"]),
             "merge_mass_power": st.sampled_from([1.0, 0.5, 0.0]),
-            "residual": st.booleans(),
-            "histograms": st.sampled_from(["independent", "joint"]),
-            "mass_bias": st.sampled_from(["log_n", "log_n_over_s", "off"]),
-            "warmup_residuals": st.sampled_from([17, 40]),
         }
     ),
     quantized=st.booleans(),
@@ -60,9 +52,7 @@ def test_the_fast_bank_equals_merging_written_out(
     dull: int,
     still: float,
 ) -> None:
-    # Centres of 8 bits go with neither.
-    plain = {"center_bits": 8, "residual": False, "pseudo_tokens": 1} if quantized else {"subquantizers": gcd(4, size)}
-    settings = small_durable(**(config | plain))
+    settings = small_durable(**config, center_bits=8 if quantized else 32)
     shape = shape_of(layers=layers, heads=heads, size=size, components=components)
     world = World(shape, seed, noise=noise, things=things, still=still)
     # The first heads see two things only.
@@ -104,7 +94,7 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=3, max_size=9)
 def test_mass_is_conserved_and_no_more_than_k_are_alive(
     world_type: type[World], lengths: list[int], budget: int, seed: int
 ) -> None:
-    settings = small_durable(budget=budget, pseudo_tokens=1)
+    settings = small_durable(budget=budget)
     world = world_type(shape_of(heads=3), seed)
     memory = Durable(settings, world.shape, world.rotary)
     feed(memory, world, lengths)
@@ -118,11 +108,11 @@ def test_mass_is_conserved_and_no_more_than_k_are_alive(
     assert int(state["bank.last_step"].max()) <= len(lengths) - 1
 
 
-@given(WORLDS, LENGTHS, st.integers(5, 40), st.integers(0, 2**16), st.booleans(), st.sampled_from([1.0, 0.5]))
+@given(WORLDS, LENGTHS, st.integers(5, 40), st.integers(0, 2**16), st.sampled_from([1.0, 0.5]))
 def test_bounds_that_are_forgotten_at_every_step_change_no_byte(
-    world_type: type[World], lengths: list[int], budget: int, seed: int, residual: bool, power: float
+    world_type: type[World], lengths: list[int], budget: int, seed: int, power: float
 ) -> None:
-    settings = small_durable(budget=budget, residual=residual, merge_mass_power=power)
+    settings = small_durable(budget=budget, merge_mass_power=power)
     world = world_type(shape_of(heads=2, size=16), seed)
     kept, reloaded = (Durable(settings, world.shape, world.rotary) for _ in range(2))
     sink = world.sink()
@@ -138,7 +128,7 @@ def test_bounds_that_are_forgotten_at_every_step_change_no_byte(
 
 def test_a_longer_stream_reloaded_now_and_then_keeps_its_bytes() -> None:
     world = World(shape_of(layers=2, heads=2, size=16), seed=4, things=150)
-    settings = small_durable(budget=160, pseudo_tokens=1, residual=False, merge_mass_power=0.25)
+    settings = small_durable(budget=160, merge_mass_power=0.25)
     kept, reloaded = (Durable(settings, world.shape, world.rotary) for _ in range(2))
     sink = world.sink()
     kept.start(*sink)
@@ -151,15 +141,15 @@ def test_a_longer_stream_reloaded_now_and_then_keeps_its_bytes() -> None:
         reloaded.append(step)
     assert same(copy_of(kept), copy_of(reloaded))
     # Otherwise this says nothing: it must be a small part of the bank that was looked at.
-    assert isinstance(kept._policy, agglomerative.Agglomerative)
-    assert kept._policy._width < settings.prototypes
+    assert isinstance(kept._rule, agglomerative.Agglomerative)
+    assert kept._rule._width < settings.prototypes
 
 
 @settings(max_examples=8)
 @given(st.integers(0, 2**16), st.permutations(range(6)))
 def test_heads_know_nothing_of_each_other(seed: int, order: list[int]) -> None:
     shape = shape_of(layers=1, heads=6, size=8)
-    settings = small_durable(budget=30, residual=False)
+    settings = small_durable(budget=30)
     world = World(shape, seed)
     steps = [world.step(index, 5) for index in range(9)]
     sink = world.sink()
@@ -181,13 +171,13 @@ def test_blocks_and_a_first_guess_that_is_too_small_change_nothing(
 ) -> None:
     def state() -> dict[str, Tensor]:
         world = World(shape_of(heads=2, size=12), seed=5)
-        memory = Durable(small_durable(budget=90, pseudo_tokens=1), world.shape, world.rotary)
+        memory = Durable(small_durable(budget=90), world.shape, world.rotary)
         memory.start(*world.sink())
         for index in range(40):
             memory.append(world.step(index, 1 + index * 5 % 11))
-            assert isinstance(memory._policy, agglomerative.Agglomerative)
+            assert isinstance(memory._rule, agglomerative.Agglomerative)
             if elements == 1:
-                memory._policy._width = 0
+                memory._rule._width = 0
         return copy_of(memory)
 
     whole = state()
@@ -198,7 +188,7 @@ def test_blocks_and_a_first_guess_that_is_too_small_change_nothing(
 
 def test_what_is_distinct_stays_exact_however_much_is_redundant() -> None:
     world = World(shape_of(layers=1, heads=2), seed=3, things=4, noise=0.1)
-    settings = small_durable(budget=24, pseudo_tokens=1, split=(0, 1), residual=False)
+    settings = small_durable(budget=24, split=(0, 1))
     memory = Durable(settings, world.shape, world.rotary)
     memory.start(*world.sink())
     cue = world.step(0, 1)
@@ -216,16 +206,15 @@ def test_what_is_distinct_stays_exact_however_much_is_redundant() -> None:
         assert torch.equal(state["bank.position"][0, head, slot], cue.positions[0].double())
 
 
-@pytest.mark.parametrize(("anchor", "expected"), [("recent", 9.0), ("first", 2.0), ("average", 6.0)])
-def test_the_anchor_of_merged_tokens_is_as_configured(anchor: str, expected: float) -> None:
+def test_merged_tokens_stand_where_the_newest_of_them_does() -> None:
     world = World(shape_of(layers=1, heads=1, size=4, sink=0), seed=0)
-    settings = small_durable(budget=1, pseudo_tokens=1, split=(0, 1), residual=False, anchor=anchor)
+    settings = small_durable(budget=1, split=(0, 1))
     memory = Durable(settings, world.shape, world.rotary)
     memory.start(*world.sink())
     for index, position in enumerate((2, 9, 7)):
         step = world.step(index, 1)
         memory.append(StepKV(step.keys, step.values, torch.tensor([[position]]), step.coordinates, index))
-    assert memory.tensors()["bank.position"].tolist() == [[[[expected]]]]
+    assert memory.tensors()["bank.position"].tolist() == [[[[9.0]]]]
     assert memory.tensors()["bank.last_step"].tolist() == [[[2]]]
 
 

@@ -36,15 +36,12 @@ ATTRIBUTES = ("key", "value", "mass", "mean", "position", "last_step")
 class Held:
     """A bank under the blocked rule."""
 
-    def __init__(
-        self, shape: MemoryShape, K: int, *, anchor: str = "recent", power: float = 1.0, quantized: bool = False
-    ) -> None:
+    def __init__(self, shape: MemoryShape, K: int, *, power: float = 1.0, quantized: bool = False) -> None:
         self.bank = (QuantizedBank if quantized else PrototypeBank)(shape, K, spread=False)
         settings = DurableConfig(
             budget=K,
             split=(0, 1),
             rule="blocked",
-            anchor=anchor,
             merge_mass_power=power,
             center_bits=8 if quantized else 32,
         )
@@ -113,7 +110,6 @@ def compare(held: Held, naive: NaiveBlocked) -> None:
     heads=st.integers(1, 3),
     size=st.sampled_from([2, 5, 8, 128]),
     components=st.sampled_from([1, 3]),
-    anchor=st.sampled_from(["recent", "first", "average"]),
     power=st.sampled_from([1.0, 1.0, 0.5, 0.0]),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     seed=st.integers(0, 2**16),
@@ -130,7 +126,6 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
     heads: int,
     size: int,
     components: int,
-    anchor: str,
     power: float,
     lengths: list[int],
     seed: int,
@@ -151,13 +146,11 @@ def test_the_rule_equals_the_rule_written_out_bit_for_bit(
         patch.setattr(Novelty, "share", lambda _: torch.tensor(shares))
         for module in (parts, naive_blocked):
             patch.setattr(module, "WIDTH", width)
-        held = Held(shape, K, anchor=anchor, power=power, quantized=quantized)
-        naive = NaiveBlocked(
-            K, layers * heads, anchor=anchor, merge_mass_power=power, quantized=quantized, shares=shares
-        )
+        held = Held(shape, K, power=power, quantized=quantized)
+        naive = NaiveBlocked(K, layers * heads, merge_mass_power=power, quantized=quantized, shares=shares)
         for index, T in enumerate([K - K // 3, *lengths]):
             step = source.step(T)
-            held.rule.absorb_(step, [], index)
+            held.rule.absorb_(step, index)
             naive.absorb(
                 step.keys,
                 step.values,
@@ -180,11 +173,11 @@ def test_slots_that_dropped_tokens_left_free_are_taken_again(lengths: list[int],
     source.drops, came = 2, 0
     for index, T in enumerate(lengths):
         step = source.step(T)
-        held.rule.absorb_(step, [], index)
+        held.rule.absorb_(step, index)
         came += int(step.mass.sum())
     source.drops = 0
     for index in range(len(lengths), len(lengths) + 2 * K):
-        held.rule.absorb_(source.step(1), [], index)
+        held.rule.absorb_(source.step(1), index)
     # No slot is lost for the rest of the stream, and no token counts for nothing.
     assert (held.bank.mass > 0).all()
     assert (held.bank.mass.sum(2) == came + 2 * K).all()
@@ -203,7 +196,7 @@ def test_how_much_is_done_at_once_changes_no_byte(rows: int, monkeypatch: pytest
         shape = shape_of(heads=2, size=8)
         source, held = Source(shape, 1, "any"), Held(shape, 150)
         for index in range(14):
-            held.rule.absorb_(source.step(17), [], index)
+            held.rule.absorb_(source.step(17), index)
         return held.state()
 
     whole = state()
@@ -245,7 +238,7 @@ def test_every_token_is_in_some_prototype_and_none_is_hidden(lengths: list[int],
     seen = 0
     # The first step leaves a third of the bank for the others to fill.
     for index, T in enumerate([K - K // 3, *lengths]):
-        held.rule.absorb_(source.step(T), [], index)
+        held.rule.absorb_(source.step(T), index)
         seen += T
         mass = held.bank.mass
         assert (mass.sum(2) == seen).all()
@@ -278,9 +271,6 @@ def test_which_rule_serves_follows_the_size_of_the_bank_unless_it_is_set() -> No
     assert Durable.rule_type(DurableConfig(budget=1000)) is BlockedRule
     assert Durable.rule_type(DurableConfig(budget=6000, rule="exact")) is Agglomerative
     assert Durable.rule_type(DurableConfig(budget=151, rule="blocked")) is BlockedRule
-    assert Durable.rule_type(DurableConfig(budget=6000, residual=True)) is Agglomerative
-    with pytest.raises(ConfigError, match="residual"):
-        DurableConfig(rule="blocked", residual=True)
     with pytest.raises(ConfigError, match="at least two"):
         DurableConfig(rule="blocked", budget=2)
 
@@ -337,12 +327,12 @@ def test_a_step_at_the_shapes_of_a_7b_model_asks_for_no_data_and_for_few_operati
         places = TokenPositions(torch.zeros(196, 2), torch.zeros(196, 3))
         step = FarTokens(tokens, tokens, places, torch.ones(196, dtype=torch.int64))
         for index in range(K // 196 + 5):
-            held.rule.absorb_(step, [], index)
+            held.rule.absorb_(step, index)
         with Counting() as counting:
             counts = []
             for index in range(4):
                 counting.operations.clear()
-                held.rule.absorb_(step, [], K + index)
+                held.rule.absorb_(step, K + index)
                 counts.append(counting.operations.total())
     assert not counting.waits
     assert len(set(counts)) == 1

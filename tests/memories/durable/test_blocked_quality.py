@@ -62,7 +62,7 @@ def bank_of(rule: str, kind: str, K: int, side: int) -> tuple[PrototypeBank, flo
     for step, features in enumerate(scenes(kind, K, T)):
         seen = TokenPositions(coordinates, step * T + torch.arange(T)[:, None].double())
         keys, values = features[None, :, :D].contiguous(), features[None, :, D:].contiguous()
-        policy.absorb_(FarTokens(keys, values, seen, torch.ones(T, dtype=torch.int64)), [], step)
+        policy.absorb_(FarTokens(keys, values, seen, torch.ones(T, dtype=torch.int64)), step)
         squares += float(features.double().square().sum())
     centers = torch.cat((bank.key_center, bank.value_center), 3).double().square().sum(3)
     return bank, squares - float((centers * bank.mass).sum())

@@ -17,7 +17,7 @@ def watched(steps: list[Tensor], rule: str = "exact", budget: int = 60) -> Durab
     """A memory that has seen steps of values `[B, T, D]`."""
     shape = shape_of(layers=1, heads=len(steps[0]), size=steps[0].shape[2])
     world = World(shape, 0)
-    memory = Durable(small_durable(budget=budget, pseudo_tokens=1, residual=False, rule=rule), shape, world.rotary)
+    memory = Durable(small_durable(budget=budget, rule=rule), shape, world.rotary)
     memory.start(*world.sink())
     for index, values in enumerate(steps):
         T = values.shape[1]

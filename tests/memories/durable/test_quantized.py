@@ -152,11 +152,6 @@ def test_a_prototype_takes_a_quarter_of_the_bytes_and_the_declaration_says_so() 
     assert saved * 3 < saved_float
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"center_bits": 16}, {"residual": True}, {"pseudo_tokens": 2}],
-    ids=["16 bits", "residuals", "S = 2"],
-)
-def test_what_quantized_centres_do_not_go_with_is_refused(changes: dict[str, object]) -> None:
+def test_another_number_of_bits_is_refused() -> None:
     with pytest.raises(ConfigError, match="center_bits"):
-        DurableConfig(budget=40).with_fields({"center_bits": 8} | changes)
+        DurableConfig(budget=40).with_fields({"center_bits": 16})
