@@ -58,7 +58,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """Return name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if not (name and equals and value):
-        raise ConfigError(f"setting: expected NAME=VALUE, got {text!r}", hint="for example split=1:5 or anchor=first")
+        raise ConfigError(f"setting: expected NAME=VALUE, got {text!r}", hint="for example split=1:5 or seed=7")
     pair = re.fullmatch(r"(\d{1,9}):(\d{1,9})", value, re.ASCII)
     if pair:
         return name.replace("-", "_"), (int(pair[1]), int(pair[2]))

@@ -126,6 +126,7 @@ def verify(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
 def check_whole(state: State) -> None:
     """Check everything that must hold in a loaded state, and in the records of its sources. Raises as `verify`."""
     sources_of(state)
+    attachments.restore_attachments(state.tensors)
     verify(state, *_restore(state))
 
 

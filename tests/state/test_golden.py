@@ -36,7 +36,7 @@ def test_a_state_of_any_version_passes_every_check_and_keeps_its_content(name):
     assert read_header(FOLDER / name).format_version == int(name[1 : name.index("-")])
     document = describe(FOLDER / name, values=True)
     assert document["stream"]["steps"] == STEPS
-    assert len(document["verified"]) >= 6
+    assert len(document["verified"]) >= 3
     assert content(FOLDER / name) == HELD[name]
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the rows again, into the folder of the first argument (default: ./again): about 11 minutes of CPU time for
 # `harder`, 4 for natural backdrops, 7 for centres of 32 bits, 3 for `decay`, 14 for `order`, 20 for `time`, at most 22
-# for `hour`, 15 for its middle, 6 for the full cache over an hour, and 9 for `modes`. The same command continues an
+# for `hour`, 15 for its middle, 6 for the full cache over an hour. The same command continues an
 # interrupted run. Each part first says how long it will take.
 set -eu
 root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -26,5 +26,4 @@ replay hour --before 30m --delays 0,10m,28m -o "$out/hour-middle.jsonl"
 replay hour --memory full -o "$out/hour-full.jsonl"
 replay order -o "$out/order.jsonl"
 replay time -o "$out/time.jsonl"
-replay modes -o "$out/modes.jsonl"
 worlds --report "$out/harder.jsonl"
