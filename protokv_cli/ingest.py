@@ -307,14 +307,7 @@ def _target_in_folder(source: str, state: str | None) -> str | None:
 
 def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:
     """Try a few steps of a video, and show what all of it would take."""
-    from protokv.backbones import load_backbone
     from protokv.ingestion.estimate import estimate
-    from protokv.ingestion.run import find_words
-    from protokv.video import open_source
-    from protokv.video.derived import Part
     from protokv_cli.ingest_report import show_estimate
 
-    backbone = chosen.prompted(load_backbone(**chosen.new_model, **chosen.frames))
-    with open_source(source, chosen.decoder, max_pixels=chosen.max_frame_pixels) as opened:
-        part = Part(opened, chosen.start_s, chosen.duration_s) if chosen.is_part else opened
-        show_estimate(out, estimate(part, backbone, chosen, find_words(source, part, chosen)))
+    show_estimate(out, estimate(source, chosen))

@@ -107,12 +107,12 @@ def ingest_fleet(
 
 def _refuse_single(chosen: IngestOptions) -> None:
     """Refuse options that are for one video only. ConfigError."""
-    from protokv.words.find import is_file
+    from protokv.words.find import names_file
 
     live = chosen.live
     given = {
         "--append": chosen.append,
-        "--subtitles FILE": is_file(chosen.subtitles),
+        "--subtitles FILE": names_file(chosen.subtitles),
         "--resume": chosen.resume,
         "--start": chosen.start_s,
         "--duration": chosen.duration_s is not None,

@@ -162,17 +162,19 @@ def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> Non
 
 def _show_words(out: Output, reader: Reader) -> None:
     """Show what was said, a line for each step with words."""
-    from protokv.words.find import named, recorded
+    from protokv.words.find import name_subtitles, recorded_subtitles
 
     state, transcript = reader.state, reader.transcript
     note_commit(out, state.clock.stream_time_s, reader.at_s)
-    record = recorded(state.source)
+    record = recorded_subtitles(state.source)
     if lost := record.get("lost"):
         out.warn(f"Warning: not all words are known: {lost}")
     if transcript.full:
         out.note("older lines may be gone: a state keeps the last ones, about five hours of speech")
     if not transcript.lines:
-        out.note(f"nothing was said so far in {named(record)}" if record else "no words are known: there were none")
+        out.note(
+            f"nothing was said so far in {name_subtitles(record)}" if record else "no words are known: there were none"
+        )
     rows = [{"start_s": line.start_s, "end_s": line.end_s, "text": line.text} for line in transcript.lines]
     cells = [(time_text(line.start_s), line.text) for line in transcript.lines]
     table = [grid(["time", "words"], cells, left=("words",))] if cells else []

@@ -40,7 +40,15 @@ from protokv.video import Damage
 from protokv.video.address import source_kind
 from protokv.video.bucket import is_object
 from protokv.video.registry import fingerprint_source, open_source
-from protokv.words.find import AUTO, OFF, file_of, identity, record_of_file, recorded, two_letters
+from protokv.words.find import (
+    AUTO,
+    OFF,
+    describe_file,
+    find_subtitle_file,
+    identify_subtitles,
+    recorded_subtitles,
+    two_letters,
+)
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
@@ -277,16 +285,16 @@ def _find_status(source: str, target: str, recipe: Recipe, identity: BackboneIde
 
 def read_damage(header: Header) -> str:
     """Return the damage of the last source of a state, or of its subtitles; empty if all was read."""
-    lost = str(recorded(header.source).get("lost") or "")
+    lost = str(recorded_subtitles(header.source).get("lost") or "")
     return Damage.from_dict((header.source or {}).get("damage")).message or lost
 
 
 def _has_other_words(source: str, header: Header, options: IngestOptions) -> bool:
     """Return True if the subtitles of a video came, went or changed; a track of its container changes with it."""
-    before, choice = recorded(header.source), options.subtitles
-    file = file_of(source, choice)
+    before, choice = recorded_subtitles(header.source), options.subtitles
+    file = find_subtitle_file(source, choice)
     if file is not None:
-        return identity(before) != record_of_file(file)
+        return identify_subtitles(before) != describe_file(file)
     if choice in (AUTO, OFF):
         return before.get("kind") == "file" or (choice == OFF and before != {})
     return two_letters(str(before.get("language", ""))) != two_letters(choice)

@@ -22,11 +22,11 @@ from protokv.state.form import StatePath
 from protokv.state.snapshot import Header, State
 from protokv.state.watched import Segment, fingerprints, next_segment, records_of, segment_of
 from protokv.video import Source
-from protokv.words import Coming, Words
-from protokv.words.find import identity, named, recorded
+from protokv.words import LiveSubtitles, Subtitles
+from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles
 
 
-def existing_state(path: StatePath) -> State | None:
+def load_existing(path: StatePath) -> State | None:
     """Load the state at a path; None if there is none. StateError if it cannot be read."""
     try:
         return load_state(path, admit=admit)
@@ -34,33 +34,27 @@ def existing_state(path: StatePath) -> State | None:
         return None
 
 
-def find_segment(path: StatePath, state: State, source: Source | LiveSource, *, append: bool) -> Segment:
+def find_segment(path: StatePath, state: State, source: Source, *, append: bool) -> Segment:
     """Find where the source begins in the stream of a state, or stands in it already.
+
+    A file is the same by its content, and a live source by its address: it goes on in the same state.
 
     Raises:
         StateMismatch: the state is of another source, or its last source is not watched to its end.
     """
+    last = state.source or {}
     if isinstance(source, LiveSource):
-        return _live_segment(path, state, source, append=append)
-    segment, ours = segment_of(state), source.info.fingerprint
-    watched = fingerprints(state)
-    # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
-    if not append and (ours is None or ours != watched[0]):
-        raise _another_source(path, state, source)
-    if ours is not None and ours == watched[-1]:
-        return segment
-    if ours is not None and ours in watched:
-        # Another source was appended since, so this one was watched to its end.
-        return Segment(done=True)
-    _check_finished(path, state, source.info.name)
-    return next_segment(state)
-
-
-def _live_segment(path: StatePath, state: State, source: LiveSource, *, append: bool) -> Segment:
-    """Find the segment of a live source: it is identified by its address and goes on in the same state."""
-    record = state.source or {}
-    if (record.get("kind"), record.get("name")) == (source.info.kind, source.info.name):
-        return replace(segment_of(state), done=False)
+        if (last.get("kind"), last.get("name")) == (source.info.kind, source.info.name):
+            return replace(segment_of(state), done=False)
+    else:
+        ours, watched = source.info.fingerprint, fingerprints(state)
+        # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
+        if ours is not None and (append or ours == watched[0]):
+            if ours == watched[-1]:
+                return segment_of(state)
+            if ours in watched:
+                # Another source was appended since, so this one was watched to its end.
+                return Segment(done=True)
     if not append:
         raise _another_source(path, state, source)
     _check_finished(path, state, source.info.name)
@@ -77,7 +71,7 @@ def _check_finished(path: StatePath, state: State, ours: str) -> None:
         )
 
 
-def _another_source(path: StatePath, state: State, source: Source | LiveSource) -> StateMismatch:
+def _another_source(path: StatePath, state: State, source: Source) -> StateMismatch:
     theirs = records_of(state)[0].get("name")
     if theirs is None:
         what = "frames from a program"
@@ -123,13 +117,13 @@ def check_chunk(path: StatePath, state: State, chunk: int) -> None:
     check_equal(path, "chunk", (state.source or {}).get("chunk", 1), chunk)
 
 
-def check_subtitles(path: StatePath, record: Mapping[str, Any], words: Words | None) -> None:
+def check_subtitles(path: StatePath, record: Mapping[str, Any], subtitles: Subtitles) -> None:
     """Refuse other subtitles than those on record of a source that was begun. StateMismatch."""
-    theirs, ours = recorded(record), {} if words is None else words.record
-    if isinstance(words, Coming) and "live" in record and theirs.get("kind") != "file":
+    theirs, ours = recorded_subtitles(record), subtitles.record
+    if isinstance(subtitles, LiveSubtitles) and "live" in record and theirs.get("kind") != "file":
         return  # a live source shows its tracks with its first frame, and may have others each time
-    if record and identity(theirs) != identity(ours):
-        was, now = named(theirs) or "no subtitles", named(ours) or "no subtitles"
+    if record and identify_subtitles(theirs) != identify_subtitles(ours):
+        was, now = name_subtitles(theirs) or "no subtitles", name_subtitles(ours) or "no subtitles"
         what = f"it has {was}, this run has {now}" if was != now else f"{now} has changed"
         raise StateMismatch(
             f"the state at {path} cannot be continued: {what}",
@@ -146,7 +140,9 @@ def check_equal(path: StatePath, field: str, found: object, wanted: object) -> N
         )
 
 
-def record_of(state: State, fingerprint: str | None) -> Mapping[str, Any]:
-    """Return a state's record of the source with this fingerprint; empty if none."""
-    records = reversed(records_of(state))
-    return next((one for one in records if fingerprint and one.get("fingerprint") == fingerprint), {})
+def find_record(state: State, source: Source, segment: Segment) -> Mapping[str, Any]:
+    """Return a state's record of a source that it has begun to watch, or has watched; empty if it has not."""
+    if isinstance(source, LiveSource):
+        return (state.source or {}) if segment.first_step < state.clock.steps else {}
+    ours = source.info.fingerprint
+    return next((one for one in reversed(records_of(state)) if ours and one.get("fingerprint") == ours), {})

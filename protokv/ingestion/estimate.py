@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from dataclasses import dataclass
 
-from protokv.core.backbone import Backbone
 from protokv.core.memory import Memory
 from protokv.core.session import Session
 from protokv.errors import SourceUnreadable
 from protokv.ingestion.options import IngestOptions
 from protokv.state.thumbnails import Thumbnails
-from protokv.video import Source, read_steps
-from protokv.words import Words, speak
-from protokv.words.find import named
+from protokv.video import Source, open_source, read_steps
+from protokv.words import Subtitles
+from protokv.words.find import name_subtitles
 from protokv.words.transcript import Transcript
 
 # Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
@@ -63,63 +63,68 @@ def most_bytes(memory: Memory, thumbnails: int, *, words: bool = False) -> int |
 
     With `words` it has a transcript, too.
     """
-    beside = (Thumbnails(thumbnails).capacity_bytes if thumbnails else 0) + words * Transcript.capacity_bytes()
-    return None if memory.most_bytes is None else memory.most_bytes + beside
+    attached = (Thumbnails(thumbnails).capacity_bytes if thumbnails else 0) + words * Transcript.capacity_bytes()
+    return None if memory.most_bytes is None else memory.most_bytes + attached
 
 
-def end_bytes(memory: Memory, backbone: Backbone, tokens: int, pictures: int) -> int:
-    """Return about how many bytes a state takes on disk after so many tokens: each of them, until the memory is full.
+def estimate_end_bytes(session: Session, end_s: float, thumbnails: Thumbnails | None) -> int:
+    """Return about how many bytes a state takes on disk once its stream reaches `end_s`, going on as until now."""
+    memory, backbone, clock = session.memory, session.backbone, session.clock
+    share = max(1.0, end_s / clock.stream_time_s)
+    token_bytes = 2 * backbone.layers * backbone.kv_heads * backbone.head_size * backbone.dtype.itemsize
+    # Each token, until the memory is full.
+    tokens = round(clock.tokens_seen * share) * token_bytes
+    pictures = 0 if thumbnails is None else thumbnails.expected_bytes(round(clock.steps * share))
+    return (tokens if memory.most_bytes is None else min(tokens, memory.most_bytes)) + HEAD_BYTES + pictures
 
-    `pictures` are the bytes of its thumbnails.
-    """
-    held = tokens * 2 * backbone.layers * backbone.kv_heads * backbone.head_size * backbone.dtype.itemsize
-    if memory.most_bytes is not None:
-        held = min(held, memory.most_bytes)
-    return held + HEAD_BYTES + pictures
 
-
-def estimate(source: Source, backbone: Backbone, options: IngestOptions, words: Words | None) -> Estimate:
-    """Watch the first steps of a source, with its words, and extrapolate to the rest.
+def estimate(source: str | os.PathLike[str], options: IngestOptions) -> Estimate:
+    """Watch the first steps of a video, with its words, and extrapolate to the rest.
 
     Steps become slower while the memory fills. If that takes longer than `FILL_S`, a long stream takes longer than this
     says.
 
     Raises:
-        ConfigError: the memory fits neither the model nor the machine, or fps is out of range.
-        SourceUnreadable: not one frame can be read.
+        SourceError: it is not there, or not one frame can be read.
+        ModelError: the model cannot be loaded.
+        ConfigError: the memory fits neither the model nor the machine, or an option is out of range.
     """
-    config, thumbnails = options.config_with(words), options.thumbnails
-    session = Session.start(backbone, config, fps=options.fps)
-    clock = session.clock
+    with open_source(source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
+        video = options.cut_part(opened)
+        subtitles = options.find_subtitles(source, video)
+        session = Session.start(options.load_model(), options.config_with(subtitles), fps=options.fps)
+        return _try_steps(video, session, subtitles, options.thumbnails)
+
+
+def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnails: int) -> Estimate:
+    clock, info = session.clock, source.info
     ends, began = deque[float](maxlen=STEPS + 1), time.perf_counter()
     tried = 0
     for step in read_steps(source, clock.fps, clock.frames_per_step):
-        said = [] if words is None else words.between(step.time_s, step.time_s + clock.step_seconds)
-        session.watch(step.images, step.time_s, said)
+        texts = subtitles.between(step.time_s, step.time_s + clock.step_seconds)
+        session.watch(step.images, step.time_s, texts)
         tried += 1
         ends.append(time.perf_counter())
-        filled = session.clock.tokens_seen > config.budget or ends[-1] - began > FILL_S
+        filled = session.clock.tokens_seen > session.config.budget or ends[-1] - began > FILL_S
         if tried > STEPS and filled:
             break
     if not tried:
-        raise SourceUnreadable(f"no frame of {source.info.name} can be read", hint="check that the file is a video")
+        raise SourceUnreadable(f"no frame of {info.name} can be read", hint="check that the file is a video")
     per_step_s = (ends[-1] - ends[0]) / (len(ends) - 1) if tried > 1 else None
     per_step = session.clock.tokens_seen / tried
-    duration_s = source.info.duration_s
-    steps = None if duration_s is None else math.ceil(duration_s / clock.step_seconds - 1e-6)
-    tokens = None if steps is None else round(steps * per_step)
-    pictures = Thumbnails(thumbnails).expected_bytes(steps) if thumbnails and steps else 0
+    steps = None if info.duration_s is None else math.ceil(info.duration_s / clock.step_seconds - 1e-6)
+    pictures = Thumbnails(thumbnails) if thumbnails else None
     return Estimate(
-        source=source.info.name,
-        duration_s=duration_s,
+        source=info.name,
+        duration_s=info.duration_s,
         steps=steps,
-        tokens=tokens,
+        tokens=None if steps is None else round(steps * per_step),
         tokens_per_step=per_step,
         state_bytes=session.memory.bytes_held,
-        most_bytes=most_bytes(session.memory, thumbnails, words=speak(words)),
-        end_bytes=None if tokens is None else end_bytes(session.memory, backbone, tokens, pictures),
+        most_bytes=most_bytes(session.memory, thumbnails, words=subtitles.may_come),
+        end_bytes=None if steps is None else estimate_end_bytes(session, steps * clock.step_seconds, pictures),
         seconds=None if steps is None or per_step_s is None else steps * per_step_s,
         tried_steps=tried,
-        words=None if words is None else named(words.record),
-        words_lost=(words.lost or "") if words is not None else "",
+        words=name_subtitles(subtitles.record),
+        words_lost=subtitles.lost or "",
     )

@@ -1,25 +1,30 @@
 """The options of an ingest: `IngestOptions`, and `LiveOptions` for sources that may wait or be lost.
 
-`Every` says when to commit on the way, and `Ending` decides when a run ends by itself.
+`Every` says when to commit on the way.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
+from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.settings import check_fps
 from protokv.errors import ConfigError, use_one_of
 from protokv.memories import DurableConfig, MemoryConfig
+from protokv.state.checkpoint import load_backbone_of
+from protokv.state.snapshot import Header
 from protokv.state.thumbnails import DEFAULT as THUMBNAILS
 from protokv.state.thumbnails import MOST as MOST_THUMBNAILS
-from protokv.video import Decoder
+from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
-from protokv.words import Words, speak
+from protokv.video.derived import Part
+from protokv.words import Subtitles
+from protokv.words.find import find_subtitles
 
 DEFAULT_MODEL = "protokv/mini"
 """The model where none is named."""
@@ -61,51 +66,6 @@ LIVE = Every(wall_s=5.0)
 
 NEVER = Every()
 """Only at the end."""
-
-
-class Ending:
-    """Decides whether a run has reached its end.
-
-    Attributes:
-        over: it has.
-    """
-
-    def __init__(
-        self,
-        for_s: float | None,
-        until: float | None,
-        from_s: float,
-        *,
-        live: bool,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        """Begin now.
-
-        Args:
-            for_s: stream time to watch; None: no end.
-            until: real time to end at, in seconds since 1970; None: no end.
-            from_s: stream time now.
-            live: `for_s` counts real time too, because stream time stands still while a source is lost.
-            clock: seconds that only go forward.
-            now: seconds since 1970.
-        """
-        self._for_s, self._until, self._from_s = for_s, until, from_s
-        self._live, self._clock, self._now = live, clock, now
-        self._began_s = clock()
-        self.over = False
-
-    def reached(self, stream_s: float) -> bool:
-        """Return True if the run is to end, at this stream time."""
-        gone_s = stream_s - self._from_s
-        if self._live:
-            gone_s = max(gone_s, self._clock() - self._began_s)
-        self.over = (
-            self.over
-            or (self._for_s is not None and gone_s >= self._for_s)
-            or (self._until is not None and self._now() >= self._until)
-        )
-        return self.over
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +193,6 @@ class IngestOptions:
         names = ("device", "dtype", "device_map", "quantization", "revision")
         return {name: getattr(self, name) for name in names}
 
-    def prompted(self, backbone: Backbone) -> Backbone:
-        """Return a model with the system prompt, if there is one. Raises as `Backbone.with_system`."""
-        return backbone if self.system is None else backbone.with_system(self.system)
-
-    def config_with(self, words: Words | None) -> MemoryConfig:
-        """Return the memory of a new state of a source with these words."""
-        # A live source shows only with its first frame whether it has words.
-        return self.config.with_words(True) if speak(words) else self.config
-
     @property
     def new_model(self) -> dict[str, Any]:
         """Keywords of `identify_backbone` for the model of a new state."""
@@ -252,7 +203,38 @@ class IngestOptions:
         """The other keywords of `load_backbone`: what a frame may cost. It is no part of a model's identity."""
         return {"frame_tokens": self.frame_tokens, "max_pixels": self.max_pixels}
 
-    @property
-    def is_part(self) -> bool:
-        """True if only a part of the source is watched."""
-        return bool(self.start_s) or self.duration_s is not None
+    def prompted(self, backbone: Backbone) -> Backbone:
+        """Return a model with the system prompt, if there is one. Raises as `Backbone.with_system`."""
+        return backbone if self.system is None else backbone.with_system(self.system)
+
+    def load_model(self, state: Header | None = None) -> Backbone:
+        """Return the model of a new state, or the one to continue a state with; it is loaded unless it is given.
+
+        Raises as `load_backbone` and `Backbone.with_system`, or as `load_backbone_of`.
+        """
+        if isinstance(self.backbone, Backbone):
+            model = self.backbone
+        elif state is None:
+            model = load_backbone(**self.new_model, **self.frames)
+        else:
+            model = load_backbone_of(state, self.backbone, **self.placement, **self.frames)
+        return model if state is not None else self.prompted(model)
+
+    def config_with(self, subtitles: Subtitles) -> MemoryConfig:
+        """Return the memory of a new state of a source with these subtitles."""
+        # A live source shows only with its first frame whether it has any.
+        return self.config.with_words(True) if subtitles.may_come else self.config
+
+    def cut_part(self, video: Source) -> Source:
+        """Return the part of an open source that is to be watched; all of it by default. Raises as `Part`."""
+        whole = not self.start_s and self.duration_s is None
+        return video if whole else Part(video, self.start_s, self.duration_s)
+
+    def find_subtitles(self, source: object, video: Source) -> Subtitles:
+        """Return the subtitles that are meant for a source; `video` is the source, or the part, open.
+
+        Raises:
+            SourceNotFound: they are not there.
+        """
+        place = source if isinstance(source, str | os.PathLike) else None
+        return find_subtitles(video, place, self.subtitles, self.start_s)

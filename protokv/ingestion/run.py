@@ -13,42 +13,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protokv.backbones import load_backbone
-from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateNotFound
-from protokv.ingestion.continuation import (
-    check_chunk,
-    check_memory,
-    check_sampling,
-    check_subtitles,
-    check_system,
-    existing_state,
-    find_segment,
-    record_of,
-)
+from protokv.ingestion import continuation
 from protokv.ingestion.events import Event
-from protokv.ingestion.live.source import LiveSource, open_input
-from protokv.ingestion.options import LIVE, MINUTELY, Ending, IngestOptions
-from protokv.ingestion.watching import LiveRun, Run, Start
+from protokv.ingestion.live.source import LiveSource, open_stream
+from protokv.ingestion.options import LIVE, MINUTELY, IngestOptions
+from protokv.ingestion.watching import Ending, LiveRun, Run, Start
 from protokv.memories import MemoryConfig
 from protokv.state.api import check_not_read, check_target
-from protokv.state.checkpoint import from_state, load_backbone_of
+from protokv.state.checkpoint import from_state
 from protokv.state.form import DEFAULT_SUFFIX, StatePath
-from protokv.state.snapshot import State
 from protokv.state.thumbnails import Thumbnails
 from protokv.state.watched import Segment
 from protokv.state.writer import Writer
 from protokv.timings import Timings, stage
 from protokv.video import Source, address, open_source
 from protokv.video.bucket import is_object
-from protokv.video.derived import Part
 from protokv.video.source import never
-from protokv.words import Words
-from protokv.words.find import words_of, write_subtitles
+from protokv.words import Subtitles
+from protokv.words.find import write_subtitles
 from protokv.words.transcript import Transcript
 
-AnySource = str | os.PathLike[str] | Source | LiveSource
+AnySource = str | os.PathLike[str] | Source
 
 
 def ingest(
@@ -110,95 +97,72 @@ def _events(
     check_target(path)
     if options.transcribe is not None:
         write_subtitles(source, options.subtitles, options.transcribe, options.device, should_stop)
-    with ExitStack() as held:
-        video = _open_source(source, options, held)
-        live = video.options if isinstance(video, LiveSource) else options.live
+    with ExitStack() as opened:
+        video = _open_source(source, options, opened)
         # Lock before the state is read, so that nobody else writes between this and the first commit.
-        writer = held.enter_context(Writer(path, keep=options.keep))
-        words = find_words(source, video, options)
-        start = _start(path, video, words, options, timings)
-        kept = [one for one in start.session.attachments if isinstance(one, Thumbnails)] or [Thumbnails()]
-        others = [one for one in start.session.attachments if not isinstance(one, Thumbnails)]
-        pictures = [kept[0].limited(options.thumbnails)] if options.thumbnails else []
-        start.session.attachments = [*others, *pictures]
-        clock = start.session.clock
-        ending = Ending(live.for_s, live.until, clock.stream_time_s, live=isinstance(video, LiveSource))
+        writer = opened.enter_context(Writer(path, keep=options.keep))
+        start = _start(path, video, options.find_subtitles(source, video), options, timings)
+        _limit_thumbnails(start.session, options.thumbnails)
+        live = video.options if isinstance(video, LiveSource) else options.live
+        ending = Ending(live, start.session.clock.stream_time_s, live=isinstance(video, LiveSource))
 
         def stop() -> bool:
-            return should_stop() or ending.reached(start.session.clock.stream_time_s)
+            return should_stop() or ending.is_reached(start.session.clock.stream_time_s)
 
         if isinstance(video, LiveSource):
             yield from LiveRun(start, video, writer, ending, timings).watch(options.every or LIVE, stop)
         else:
-            run = Run(start, video, writer, options.chunk, timings)
-            yield from run.watch(options.every or MINUTELY, stop)
+            yield from Run(start, video, writer, options.chunk, timings).watch(options.every or MINUTELY, stop)
 
 
-def _open_source(source: AnySource, options: IngestOptions, held: ExitStack) -> Source | LiveSource:
-    """Open the source, unless it is open already, and cut out the part that is wanted."""
-    video: Source | LiveSource
-    if isinstance(source, str | os.PathLike):
+def _open_source(source: AnySource, options: IngestOptions, opened: ExitStack) -> Source:
+    """Return the part of the source that is to be watched; open it unless it is open already."""
+    video = source
+    if isinstance(video, str | os.PathLike):
         pixels = options.max_frame_pixels
-        video = open_input(source, options.live, pixels) or open_source(source, options.decoder, max_pixels=pixels)
-        held.enter_context(video)
-    else:
-        video = source
-    if isinstance(video, LiveSource):
-        if options.is_part:
-            raise ConfigError(f"{video.info.name} is live, and parts are of files", hint="use --for or --until")
-        if options.chunk > 1:
-            raise ConfigError(f"{video.info.name} is live, and a chunk is for files", hint="leave --chunk out")
-        return video
-    return Part(video, options.start_s, options.duration_s) if options.is_part else video
-
-
-def find_words(source: AnySource, video: Source | LiveSource, options: IngestOptions) -> Words | None:
-    """Read the subtitles that are meant; `video` is the source, or the part, open."""
-    place = source if isinstance(source, str | os.PathLike) else None
-    return words_of(video, place, options.subtitles, options.start_s)
+        found = open_stream(video, options.live, pixels)
+        video = opened.enter_context(found or open_source(video, options.decoder, max_pixels=pixels))
+    if not isinstance(video, LiveSource):
+        return options.cut_part(video)
+    if options.start_s or options.duration_s is not None:
+        raise ConfigError(f"{video.info.name} is live, and parts are of files", hint="use --for or --until")
+    if options.chunk > 1:
+        raise ConfigError(f"{video.info.name} is live, and a chunk is for files", hint="leave --chunk out")
+    return video
 
 
 def _start(
-    path: StatePath,
-    video: Source | LiveSource,
-    words: Words | None,
-    options: IngestOptions,
-    timings: Timings | None,
+    path: StatePath, video: Source, subtitles: Subtitles, options: IngestOptions, timings: Timings | None
 ) -> Start:
     """Start a session, or continue the one of the state at `path`."""
-    state = None if options.overwrite else existing_state(path)
+    state = None if options.overwrite else continuation.load_existing(path)
     if state is None:
         if options.resume and not options.overwrite:
             raise StateNotFound(f"there is no state at {path} to continue", hint="start one: the same without --resume")
         with stage(timings, "model"):
-            model = options.prompted(_load(None, options))
+            model = options.load_model()
         with stage(timings, "state"):
-            session = Session.start(model, options.config_with(words), fps=options.fps, attachments=[Transcript()])
-            return Start(session, Segment(), {}, words)
-    segment = find_segment(path, state, video, append=options.append)
-    if isinstance(video, LiveSource):
-        record = (state.source or {}) if segment.first_step < state.clock.steps else {}
-    else:
-        record = record_of(state, video.info.fingerprint)
-    check_subtitles(path, record, words)
-    check_memory(path, state, options.config)
-    check_chunk(path, state, options.chunk)
-    check_system(path, state, options.system)
+            config = options.config_with(subtitles)
+            session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
+            return Start(session, Segment(), {}, subtitles)
+    segment = continuation.find_segment(path, state, video, append=options.append)
+    record = continuation.find_record(state, video, segment)
+    continuation.check_subtitles(path, record, subtitles)
+    continuation.check_memory(path, state, options.config)
+    continuation.check_chunk(path, state, options.chunk)
+    continuation.check_system(path, state, options.system)
     with stage(timings, "model"):
-        model = _load(state, options)
-    check_sampling(path, state, model, options.fps)
+        model = options.load_model(state)
+    continuation.check_sampling(path, state, model, options.fps)
     with stage(timings, "state"):
         session = from_state(state, model)
     if isinstance(video, LiveSource):
-        video.continues(record, state.clock.stream_time_s)
-        return Start(session, segment, record, words)
-    return Start(session, segment, record, words)
+        video.continue_from(record, state.clock.stream_time_s)
+    return Start(session, segment, record, subtitles)
 
 
-def _load(state: State | None, options: IngestOptions) -> Backbone:
-    wanted = options.backbone
-    if isinstance(wanted, Backbone):
-        return wanted
-    if state is None:
-        return load_backbone(**options.new_model, **options.frames)
-    return load_backbone_of(state, wanted, **options.placement, **options.frames)
+def _limit_thumbnails(session: Session, most: int) -> None:
+    """Let a session keep so many thumbnails, with those that it has; 0: none."""
+    kept = [one for one in session.attachments if isinstance(one, Thumbnails)] or [Thumbnails()]
+    others = [one for one in session.attachments if not isinstance(one, Thumbnails)]
+    session.attachments = [*others, *([kept[0].limited(most)] if most else [])]

@@ -10,7 +10,7 @@ from typing import Any
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.replay.questions import Question, load_questions
 from protokv.video import Step, open_source, read_steps
-from protokv.words.find import OFF, identity, words_of
+from protokv.words.find import OFF, find_subtitles, identify_subtitles
 
 
 class Stream(ABC):
@@ -45,7 +45,7 @@ class ReplayFile(Stream):
     """A video file."""
 
     def __init__(self, path: str | Path, questions: Sequence[Question], subtitles: str = OFF) -> None:
-        """Open the file to learn its length, and read the subtitles that enter the stream (`words_of`), if any.
+        """Open the file to learn its length, and read the subtitles that enter the stream (`find_subtitles`), if any.
 
         Raises:
             SourceError: it cannot be read, does not say how long it is, or has no subtitles in the wanted language.
@@ -57,11 +57,11 @@ class ReplayFile(Stream):
                 raise SourceUnreadable(f"{path} does not say how long it is", hint="remux it: ffmpeg -i IN -c copy OUT")
             self.name, self.length_s = info.name, info.duration_s
             self.facts = {"size_bytes": info.size_bytes, "fingerprint": info.fingerprint}
-            self._words = words_of(source, Path(path), subtitles)
-        if self._words is not None:
-            self.has_words, self.words_lost = not self._words.silent, self._words.lost or ""
+            self._words = find_subtitles(source, Path(path), subtitles)
+        if self._words.record:
+            self.has_words, self.words_lost = self._words.may_come, self._words.lost or ""
             lost = {"lost": self.words_lost} if self.words_lost else {}
-            self.facts["subtitles"] = {**identity(self._words.record), **lost}
+            self.facts["subtitles"] = {**identify_subtitles(self._words.record), **lost}
         self.questions = questions
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
@@ -71,7 +71,7 @@ class ReplayFile(Stream):
 
     def words(self, start_s: float, end_s: float) -> list[str]:
         """Return what the subtitles say there."""
-        return [] if self._words is None else self._words.between(start_s, end_s)
+        return self._words.between(start_s, end_s)
 
 
 def open_files(sources: Sequence[str | Path], questions: str | Path, subtitles: str = OFF) -> list[Stream]:

@@ -1,7 +1,7 @@
-"""Text tracks of a container with PyAV: which there are, and their lines.
+"""The text tracks of a container with PyAV, and their lines at the times of the pictures.
 
-Packets are taken as they are, since FFmpeg's decoders drop the times of words. Markup is left in the lines, except what
-only ASS has. Sizes are bounded.
+Packets are taken as they are, since FFmpeg's decoders drop the times of words. Markup stays in the lines, except what
+only ASS has. Sizes are bounded: all text of a container is untrusted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import av
 from protokv.video.container import discard_others, explain_error, open_container
 from protokv.video.source import Line, Lines, TextTrack
 
+# The codecs of text in packets.
 CODECS = {"srt", "subrip", "ass", "ssa", "webvtt", "mov_text", "text"}
 
-# Bounds of one line, in characters, and of all lines of a track together. A day of speech is a megabyte.
-MOST_CHARACTERS, MOST_BYTES, MOST_LINES = 1 << 13, 16 << 20, 100_001
+# Bounds of one line, and of all lines of a track or a file together. A day of speech is a megabyte.
+MOST_OF_LINE, MOST_LINES, MOST_CHARACTERS = 1 << 13, 100_000, 16 << 20
 
 # A line without an end stays this long, in seconds.
 STAYS_S = 3.0
@@ -41,57 +42,60 @@ def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
 
     `origin_s` is the time stamp at which the video begins.
     """
+    found: list[Line] = []
+    size = 0
     with open_container(path) as (container, _):
         stream = container.streams[number]
         discard_others(container, stream)
-        return read_lines(container, stream, origin_s)
-
-
-def read_lines(container: Any, stream: Any, origin_s: float = 0.0) -> Lines:
-    """Read the lines of a stream up to the bounds, the end, or an error of the demultiplexer.
-
-    `origin_s` is the time stamp at which the video begins.
-    """
-    found: list[Line] = []
-    size, lost = 0, ""
-    try:
-        for packet in container.demux(stream):
-            line = line_from(packet, stream, origin_s)
-            size += 0 if line is None else len(line.text)
-            if len(found) == MOST_LINES or size > MOST_BYTES:
-                lost = "" if len(found) == MOST_LINES else f"only its first {MOST_BYTES >> 20} MiB are read"
-                break
-            if line is not None:
+        try:
+            for packet in container.demux(stream):
+                if (line := line_from(packet, stream, origin_s)) is None:
+                    continue
+                size += len(line.text)
+                if len(found) == MOST_LINES or size > MOST_CHARACTERS:
+                    return Lines(tuple(found), f"only the first {len(found):,} lines are read; the rest is left out")
                 found.append(line)
-    except Exception as error:  # PyAV raises more than its own errors on a damaged file
-        lost = f"it breaks off: {explain_error(error)}"
-    return Lines(tuple(found), lost)
+        except Exception as error:  # PyAV raises more than its own errors on a damaged file
+            return Lines(tuple(found), f"it breaks off: {explain_error(error)}")
+    return Lines(tuple(found))
 
 
 def line_from(packet: Any, stream: Any, origin_s: float = 0.0) -> Line | None:
-    """Return the line of a packet; None if there is none in it."""
+    """Return the line in a packet, at its time minus `origin_s`; None if there is none in it."""
     if packet.pts is None or not packet.size:
         return None
     start_s = float(packet.pts * stream.time_base) - origin_s
     long_s = float(packet.duration * stream.time_base) if packet.duration else 0.0
-    text = _text_from(bytes(packet)[: 4 * MOST_CHARACTERS], stream.codec_context.name).strip()
-    return Line(start_s, start_s + (long_s if long_s > 0 else STAYS_S), text[:MOST_CHARACTERS]) if text else None
-
-
-def _text_from(data: bytes, codec: str) -> str:
+    data, codec = bytes(packet)[: 4 * MOST_OF_LINE], stream.codec_context.name
     if codec == "mov_text":
         # The length of the text, the text, and boxes with its styles.
-        return data[2 : 2 + int.from_bytes(data[:2], "big")].decode(errors="replace")
-    text = data.decode(errors="replace")
-    if codec not in ("ass", "ssa"):
-        return re.sub(r"\{\\[^}]*\}", "", text)
-    # ReadOrder, Layer, Style, Name, three margins, Effect, Text
-    marked = text.split(",", 8)[-1]
-    visible, drawing = "", False
-    for part in re.split(r"(\{[^{}]*\})", marked):
+        text = data[2 : 2 + int.from_bytes(data[:2], "big")].decode(errors="replace")
+    elif codec in ("ass", "ssa"):
+        # ReadOrder, Layer, Style, Name, three margins, Effect, Text
+        text = without_ass_markup(data.decode(errors="replace").split(",", 8)[-1])
+    else:
+        text = without_overrides(data.decode(errors="replace"))
+    return line_at(start_s, long_s, text)
+
+
+def line_at(start_s: float, long_s: float, text: str) -> Line | None:
+    """Return a line of at most `MOST_OF_LINE` characters; None without text."""
+    text = text.strip()[:MOST_OF_LINE]
+    return Line(start_s, start_s + (long_s if long_s > 0 else STAYS_S), text) if text else None
+
+
+def without_overrides(text: str) -> str:
+    r"""Leave out the overrides of ASS that SubRip files have, such as `{\an8}`."""
+    return re.sub(r"\{\\[^}]*\}", "", text)
+
+
+def without_ass_markup(text: str) -> str:
+    r"""Leave out the overrides and the drawings of ASS; `\N` becomes a new line."""
+    kept, drawing = "", False
+    for part in re.split(r"(\{[^{}]*\})", text):
         if part.startswith("{"):
             # What follows \p1 is a drawing, up to \p0.
             drawing = (re.findall(r"\\p(\d)", part) or ["0" if not drawing else "1"])[-1] != "0"
         elif not drawing:
-            visible += part
-    return re.sub(r"\\[Nn]", "\n", visible).replace("\\h", " ")
+            kept += part
+    return re.sub(r"\\[Nn]", "\n", kept).replace("\\h", " ")

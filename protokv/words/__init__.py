@@ -1,7 +1,7 @@
-"""Words of a source: what was said in a step, from subtitles."""
+"""Words of a source: its subtitles, from file or track to step, and the transcript that a state keeps."""
 
 from __future__ import annotations
 
-from protokv.words.cues import Coming, Cue, Track, Words, speak
+from protokv.words.cues import Cue, KnownSubtitles, LiveSubtitles, Subtitles
 
-__all__ = ["Coming", "Cue", "Track", "Words", "speak"]
+__all__ = ["Cue", "KnownSubtitles", "LiveSubtitles", "Subtitles"]

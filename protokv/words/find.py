@@ -1,7 +1,7 @@
-"""Find the words of a video: which subtitles are meant, what they say, and what a state keeps on record of them.
+"""Find the subtitles of a video: which are meant, what they say, and what a state keeps on record of them.
 
 `auto` takes a file of subtitles beside the video, in a folder or a bucket, else a text track of its container, else
-nothing. What cannot be read gives no words and one sentence in `lost`: the video is watched all the same.
+nothing. What cannot be read gives no lines and one sentence in `lost`: the video is watched all the same.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from protokv.errors import ConfigError, SourceError, SourceNotFound
-from protokv.ingestion.live.source import LiveSource
+from protokv.errors import ConfigError, SourceError, SourceNotFound, SourceUnreadable
 from protokv.video.address import source_kind
 from protokv.video.bucket import fetch, is_object, list_beginning
+from protokv.video.file import fingerprint
 from protokv.video.registry import fingerprint_source, open_source
 from protokv.video.source import Lines, ShouldStop, Source, TextTrack
-from protokv.words.cues import Coming, Cue, Track, Words
+from protokv.words.cues import Cue, KnownSubtitles, LiveSubtitles, Subtitles
+from protokv.words.files import read_subtitles
 from protokv.words.plain import Plain, plain
-from protokv.words.tracks import read_file
 
 AUTO, OFF = "auto", "off"
 SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
@@ -37,13 +37,10 @@ _TWO_LETTERS = dict(
 )
 
 
-def words_of(
-    source: Source | LiveSource,
-    video: str | os.PathLike[str] | None,
-    choice: str,
-    start_s: float = 0.0,
-) -> Words | None:
-    """Return the words of a video; None if it has none, or none are wanted.
+def find_subtitles(
+    source: Source, video: str | os.PathLike[str] | None, choice: str, start_s: float = 0.0
+) -> Subtitles:
+    """Return the subtitles of a video; with an empty record if it has none, or none are wanted.
 
     Args:
         source: the open video, or the part of it that is watched.
@@ -54,18 +51,16 @@ def words_of(
     Raises:
         SourceNotFound: the named file is not there, or nothing is in that language.
     """
-    file = file_of(video, choice)
+    file = find_subtitle_file(video, choice)
     if file is not None:
-        return _track(record_of_file(file), lambda: _read(file).since(start_s))
-    if isinstance(source, LiveSource):
-        return None if choice == OFF else _coming(source, choice)
-    track = track_of(source, choice)
-    if track is not None and source.streams_text:
-        return _coming(source, choice)
+        return _read(describe_file(file), lambda: _read_file(file).since(start_s))
+    track = choose_track(source.texts, choice)
+    if source.streams_text and choice != OFF and (track is not None or not source.info.seekable):
+        return _read_live(source, choice)
     if track is not None:
-        return _track(_record_of(track), lambda: source.lines(track.number))
+        return _read(_describe_track(track), lambda: source.lines(track.number))
     if choice in (AUTO, OFF):
-        return None
+        return KnownSubtitles(())
     languages = {two_letters(one.language) for one in source.texts} | {language for language, _ in _beside(video)}
     known = ", ".join(sorted(languages - {""}))
     raise SourceNotFound(
@@ -85,34 +80,38 @@ def write_subtitles(source: object, choice: str, model: str, device: str, should
     if not isinstance(source, str | os.PathLike) or source_kind(os.fspath(source)) != "file":
         raise ConfigError("what is said can be written down for files alone", hint="leave --transcribe out")
     with open_source(source) as video:
-        found = file_of(source, choice) is not None or track_of(video, choice) is not None
-    if not found:
+        track = choose_track(video.texts, choice)
+    if track is None and find_subtitle_file(source, choice) is None:
         from protokv.words.speech import transcribe
 
         suffix = ".srt" if choice == AUTO else f".{choice.lower()}.srt"
         transcribe(Path(source), Path(source).with_suffix(suffix), model, device, should_stop)
 
 
-def file_of(video: str | os.PathLike[str] | None, choice: str) -> str | None:
-    """Return the file of subtitles, or the object, that is meant for a video; None: none. Raises as `words_of`."""
+def find_subtitle_file(video: str | os.PathLike[str] | None, choice: str) -> str | None:
+    """Return the file of subtitles, or the object, that is meant for a video; None: none.
+
+    Raises:
+        SourceNotFound: the named file is not there.
+    """
     if choice == OFF:
         return None
-    if is_file(choice):
+    if names_file(choice):
         if not is_object(choice) and not Path(choice).is_file():
             raise SourceNotFound(f"no subtitles at {choice}", hint="name a file, a language such as en, auto, or off")
         return choice
-    found = [(language, file) for language, file in _beside(video) if _speaks(language, choice)]
+    found = [(language, file) for language, file in _beside(video) if _suits(language, choice)]
     # The plain name first, then English, then by name.
     return min(found, key=lambda one: (one[0] != "", one[0] != "en", one[1]), default=("", None))[1]
 
 
-def track_of(source: Source | LiveSource, choice: str) -> TextTrack | None:
+def choose_track(tracks: Iterable[TextTrack], choice: str) -> TextTrack | None:
     """Return the text track that is meant; None: none."""
-    tracks = [] if choice == OFF else [one for one in source.texts if _speaks(two_letters(one.language), choice)]
-    return min(tracks, key=lambda one: (one.forced, not one.default, one.number), default=None)
+    found = [] if choice == OFF else [one for one in tracks if _suits(two_letters(one.language), choice)]
+    return min(found, key=lambda one: (one.forced, not one.default, one.number), default=None)
 
 
-def is_file(choice: str) -> bool:
+def names_file(choice: str) -> bool:
     """Return True if a choice names a file."""
     return choice not in (AUTO, OFF) and (choice.lower().endswith(SUFFIXES) or not LANGUAGE.fullmatch(choice))
 
@@ -123,18 +122,22 @@ def two_letters(language: str) -> str:
     return "" if first == "und" else _TWO_LETTERS.get(first, first[:2])
 
 
-def record_of_file(file: str) -> dict[str, Any]:
+def describe_file(file: str) -> dict[str, Any]:
     """Return what a state keeps on record of a file of subtitles; SourceError if it cannot be read."""
-    return {"kind": "file", "name": Path(file).name, "fingerprint": fingerprint_source(file)}
+    try:
+        content = fingerprint_source(file) if is_object(file) else fingerprint(Path(file))
+    except OSError as error:
+        raise SourceUnreadable(f"cannot read {file}: {error.strerror or error}") from error
+    return {"kind": "file", "name": Path(file).name, "fingerprint": content}
 
 
-def recorded(source: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return what the record of a source in a state, which may come from anywhere, says of its words."""
+def recorded_subtitles(source: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the subtitles on record of a source of a state, which may come from anywhere; empty: none."""
     words = (source or {}).get("words")
     return words if isinstance(words, Mapping) else {}
 
 
-def named(record: Mapping[str, Any] | None) -> str | None:
+def name_subtitles(record: Mapping[str, Any] | None) -> str | None:
     """Return subtitles on record in a few words; None for none."""
     if not record:
         return None
@@ -143,36 +146,36 @@ def named(record: Mapping[str, Any] | None) -> str | None:
     return str(record.get("name")) if record.get("kind") == "file" else track
 
 
-def identity(record: Mapping[str, Any] | None) -> dict[str, Any]:
+def identify_subtitles(record: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what of a record tells subtitles apart; empty for none."""
     return {name: value for name, value in (record or {}).items() if name != "lost"}
 
 
-def _record_of(track: TextTrack) -> dict[str, Any]:
+def _describe_track(track: TextTrack) -> dict[str, Any]:
     return {"kind": "track", "number": track.number, "codec": track.codec, "language": track.language}
 
 
-def _coming(source: Source | LiveSource, choice: str) -> Coming:
-    """Return the words of the track that is meant, of each connection. A live source has no track before the first."""
+def _read_live(source: Source, choice: str) -> LiveSubtitles:
+    """Return the lines of the track that is meant, of each connection."""
     become = Plain()
 
-    def take(*_: float) -> Iterator[Cue]:
-        new, track = source.new_lines(), track_of(source, choice)
+    def take_new() -> Iterator[Cue]:
+        new, track = source.new_lines(), choose_track(source.texts, choice)
         if track is not None:
-            words.record = _record_of(track)
+            found.record = _describe_track(track)
             yield from filter(None, (become(line) for number, line in new if number == track.number))
 
-    track = track_of(source, choice)
-    words = Coming(take, {} if track is None else _record_of(track))
-    return words
+    track = choose_track(source.texts, choice)
+    found = LiveSubtitles(take_new, {} if track is None else _describe_track(track))
+    return found
 
 
-def _track(record: dict[str, Any], read: Callable[[], Lines]) -> Track:
+def _read(record: dict[str, Any], read: Callable[[], Lines]) -> KnownSubtitles:
     try:
         lines, lost = read()
     except SourceError as error:
         lines, lost = (), error.message
-    return Track(plain(lines), record, lost or None)
+    return KnownSubtitles(plain(lines), record, lost or None)
 
 
 def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:
@@ -193,13 +196,13 @@ def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:
                 yield two_letters(between), file
 
 
-def _read(file: str) -> Lines:
+def _read_file(file: str) -> Lines:
     if not is_object(file):
-        return read_file(Path(file))
+        return read_subtitles(Path(file))
     with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
         fetch(file, copy := Path(folder, Path(file).name))
-        return read_file(copy)
+        return read_subtitles(copy)
 
 
-def _speaks(language: str, choice: str) -> bool:
+def _suits(language: str, choice: str) -> bool:
     return choice == AUTO or (language != "" and language == two_letters(choice))

@@ -53,7 +53,7 @@ def transcribe(video: Path, target: Path, model: str, device: str = "auto", shou
         ModelError: there is no such model, it is damaged, or it recognises no speech.
         ConfigError: the device does not exist here, or the text cannot be written.
     """
-    recogniser, rows = load_recogniser(model, device), []
+    recogniser, rows = load_recogniser(model, device), list[str]()
     longest_s = LONGEST_S[recogniser.model.config.model_type]
     for start_s, samples in sound_pieces(video, recogniser.feature_extractor.sampling_rate, longest_s):
         if should_stop():

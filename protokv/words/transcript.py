@@ -3,8 +3,6 @@
 It is complete up to `MOST_LINES` lines and `MOST_BYTES` bytes; then the oldest lines go. It tells where words stand,
 so that evidence behind them gets its time (`Backbone.times_of`) and a resumed stream continues where it was. A stream
 without words has none, and its state no tensor of it.
-
-It is data from anywhere when a state is read: text without control characters, in the order of the stream.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _TEXT, _ENDS, _STEP, _POSITION, _TIME = (
 )
 
 
-class Line(NamedTuple):
+class TranscriptLine(NamedTuple):
     """What was said in a step: its index, its stream time in seconds, the position of its last token, and the text."""
 
     step: int
@@ -51,7 +49,7 @@ class Transcript(SpokenWords):
     """
 
     def __init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[TranscriptLine] = []
         self._bytes = 0
 
     @staticmethod
@@ -75,7 +73,7 @@ class Transcript(SpokenWords):
         """Return that of a state, without lines if it has none.
 
         Raises:
-            StateCorrupt: it is no plain text, or not of this stream.
+            StateCorrupt: its tensors do not fit together.
         """
         found, names = cls(), {spec.name for spec in cls.declare()}
         if own := {name: tensor for name, tensor in tensors.items() if name in names}:
@@ -102,10 +100,11 @@ class Transcript(SpokenWords):
         """Keep what was said in a step."""
         if not step.tokens.words:
             return
-        clock, text = step.clock, "".join(one if one.isprintable() else " " for one in step.tokens.said)
-        text = text.encode()[:MOST_OF_LINE].decode(errors="ignore")
+        clock, text = step.clock, _plain(step.tokens.said).encode()[:MOST_OF_LINE].decode(errors="ignore")
         start_s = clock.stream_time_s - clock.step_seconds
-        self.lines.append(Line(clock.steps - 1, max(0.0, start_s), clock.stream_time_s, clock.next_position - 1, text))
+        self.lines.append(
+            TranscriptLine(clock.steps - 1, max(0.0, start_s), clock.stream_time_s, clock.next_position - 1, text)
+        )
         self._bytes += len(text.encode())
         while len(self.lines) > MOST_LINES or self._bytes > MOST_BYTES:
             self._bytes -= len(self.lines.pop(0).text.encode())
@@ -142,27 +141,14 @@ class Transcript(SpokenWords):
         }
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that it is plain text, and in the order of the stream."""
+        """Check that its tensors are there and divide the text into lines."""
         specs = Transcript.declare()
         if missing := {spec.name for spec in specs} - tensors.keys():
             raise StateCorrupt(f"state: tensor {min(missing)} is missing")
         check_shapes(tensor_shapes(tensors), specs)
-        ends = tensors[_ENDS].tolist()
-        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-        if not ends or ends[-1] != len(tensors[_TEXT]) or min(sizes) <= 0 or max(sizes) > MOST_OF_LINE:
+        ends = tensors[_ENDS]
+        if not len(ends) or ends[0] <= 0 or (ends.diff() <= 0).any() or ends[-1] != len(tensors[_TEXT]):
             raise StateCorrupt(f"state: tensor {_ENDS} does not divide {_TEXT} into lines")
-        starts_s, ends_s = tensors[_TIME].unbind(1)
-        for name, values in ((_STEP, tensors[_STEP]), (_POSITION, tensors[_POSITION]), (_TIME, ends_s)):
-            if values[0] < 0 or (values.diff() <= 0).any():
-                raise StateCorrupt(f"state: tensor {name} is not in the order of the stream")
-        if (starts_s > ends_s).any():
-            raise StateCorrupt(f"state: tensor {_TIME} holds a line that ends before it starts")
-        try:
-            plain = all(line.text.isprintable() for line in _split(tensors))
-        except UnicodeDecodeError:
-            plain = False
-        if not plain:
-            raise StateCorrupt(f"state: tensor {_TEXT} holds something other than plain text")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked one."""
@@ -187,12 +173,17 @@ def check_words(backbone: Any, config: Any) -> None:
         )
 
 
-def _split(tensors: Mapping[str, Tensor]) -> list[Line]:
+def _plain(text: str) -> str:
+    """Return text without control characters: it is printed, and may come from anywhere."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def _split(tensors: Mapping[str, Tensor]) -> list[TranscriptLine]:
     text, ends = tensors[_TEXT].cpu().numpy().tobytes(), tensors[_ENDS].tolist()
     rows = zip(
         [0, *ends], ends, tensors[_STEP].tolist(), tensors[_POSITION].tolist(), tensors[_TIME].tolist(), strict=False
     )
     return [
-        Line(step, time_s[0], time_s[1], position, text[start:end].decode())
+        TranscriptLine(step, time_s[0], time_s[1], position, _plain(text[start:end].decode(errors="replace")))
         for start, end, step, position, time_s in rows
     ]

@@ -27,7 +27,7 @@ QUESTION = "what is the first star ?"
 
 
 def events(path: Path, **options: Any) -> list[object]:
-    return list(ingest(options.pop("source", SOURCE), path, CONFIGS["durable"], backbone=MockBackbone(), **options))
+    return list(ingest(options.pop("source", SOURCE), path, SAVED["durable"], backbone=MockBackbone(), **options))
 
 
 def watched(backbone: Backbone, config: MemoryConfig, n: int, chunk: int) -> Session:
@@ -103,7 +103,7 @@ def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(stop_after: i
     run = ingest(
         SOURCE,
         path,
-        CONFIGS["durable"],
+        SAVED["durable"],
         backbone=MockBackbone(),
         chunk=4,
         should_stop=lambda: sum(isinstance(event, Progress) for event in told) >= stop_after,

@@ -1,20 +1,20 @@
-"""Real protocols on loopback: a thread is the camera, which comes, goes and comes again."""
+"""Real protocols on loopback: a program is the camera, which comes, goes and comes again."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import socket
 import socketserver
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import av
 import pytest
 
 from protokv.errors import SourceDenied, SourceError
@@ -22,52 +22,12 @@ from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered
 from protokv.memories import DurableConfig
 from protokv.state import api as storage
 from protokv.state.watched import WallClockLog
+from tests.ingestion.camera import send
 from tests.mock_backbone import MockBackbone
-from tests.video.conftest import burn
 from tests.video.test_stream import Quiet, served
 
 CONFIG = DurableConfig(budget=40)
-
-
-# Seconds to try to connect; frames a second, and the size of the pictures.
-PATIENCE_S, RATE, WIDTH, HEIGHT = 20.0, 10, 128, 96
-
-
-@dataclass
-class Camera:
-    """Encodes numbered frames and sends them to an address, at `pace` times real speed; 0: as fast as it can."""
-
-    url: str
-    format: str = "mpegts"
-    frames: int = 20
-    pace: float = 0.0
-    options: dict[str, str] = field(default_factory=dict)
-    gone: threading.Event = field(default_factory=threading.Event)
-
-    def run(self) -> None:
-        """Send everything; connect again after an error, until the camera is `gone`."""
-        until_s = time.monotonic() + PATIENCE_S
-        while not self.gone.is_set() and time.monotonic() < until_s:
-            try:
-                with av.open(self.url, "w", format=self.format, options=self.options) as output:
-                    self._send(output)
-                return
-            except av.error.FFmpegError:
-                self.gone.wait(0.02)
-
-    def _send(self, output: Any) -> None:
-        stream = output.add_stream("libx264", rate=RATE, options={"tune": "zerolatency", "preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-        stream.codec_context.gop_size = 5
-        stream.codec_context.thread_count = 1
-        began_s = time.monotonic()
-        for i in range(self.frames):
-            frame = av.VideoFrame.from_ndarray(burn(i, WIDTH, HEIGHT), format="rgb24")
-            frame.pts = i
-            output.mux(stream.encode(frame))
-            if self.pace and self.gone.wait(max(0.0, began_s + (i + 1) / RATE / self.pace - time.monotonic())):
-                return
-        output.mux(stream.encode(None))
+ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
@@ -77,20 +37,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def sending() -> Iterator[Callable[[Camera], None]]:
-    """Give a function that starts a camera in a thread; all of them are gone afterwards."""
-    running: list[tuple[Camera, threading.Thread]] = []
+def sending() -> Iterator[Callable[..., None]]:
+    """Give a function that starts a camera (`tests.ingestion.camera.send`); all of them are gone afterwards."""
+    running: list[subprocess.Popen[bytes]] = []
 
-    def start(camera: Camera) -> None:
-        running.append((camera, threading.Thread(target=camera.run, daemon=True)))
-        running[-1][1].start()
+    def start(**how: Any) -> None:
+        running.append(subprocess.Popen([sys.executable, "-m", "tests.ingestion.camera", json.dumps(how)], cwd=ROOT))
 
     try:
         yield start
     finally:
-        for camera, thread in running:
-            camera.gone.set()
-            thread.join(30)
+        for camera in running:
+            camera.kill()
+            camera.wait()
 
 
 def watch(
@@ -115,18 +74,19 @@ def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_pa
     address = f"rtsp://127.0.0.1:{free_port()}/1"
     path = tmp_path / "s.safetensors"
     # At real speed: frames far ahead of the clock begin a new count.
-    camera = Camera(address, "rtsp", frames=12, pace=1.0, options={"rtsp_transport": "tcp"})
+    options = {"rtsp_transport": "tcp"}
+    camera: dict[str, Any] = {"url": address, "form": "rtsp", "frames": 12, "pace": 1.0, "options": options}
 
     def recovered(events: list[Any]) -> bool:
         return any(isinstance(one, SourceRecovered) for one in events) and isinstance(events[-1], Progress)
 
     with sending() as start:
-        start(camera)
+        start(**camera)
         events = watch(
             address.replace("//", "//admin:s3cret@"),
             path,
             recovered,
-            lambda event: start(camera) if isinstance(event, SourceLost) else None,
+            lambda event: start(**camera) if isinstance(event, SourceLost) else None,
             input={"rtsp_flags": "listen"},
         )
     kinds = [type(one) for one in events if isinstance(one, SourceLost | SourceRecovered)]
@@ -158,7 +118,7 @@ def test_a_stream_from_the_network_is_watched(
 ) -> None:
     address = f"{scheme}://127.0.0.1:{free_port()}"
     with sending() as start:
-        start(Camera(address + theirs, form, frames=10**6, pace=2.0))
+        start(url=address + theirs, form=form, frames=10**6, pace=2.0)
         *_, summary = watch(
             address + ours, tmp_path / "s.safetensors", lambda events: steps_in(events) >= 1, input=options
         )
@@ -213,7 +173,7 @@ class Playlist(Quiet):
 @contextmanager
 def segments(folder: Path, falling: int, *, ends: bool) -> Iterator[str]:
     options = {"hls_time": "1", "hls_list_size": "0", "hls_segment_filename": str(folder / "%d.ts")}
-    Camera(str(folder / "live.m3u8"), "hls", frames=60, options=options).run()
+    send(str(folder / "live.m3u8"), "hls", 60, options=options)
     playlist = folder / "live.m3u8"
     if not ends:
         playlist.write_text(playlist.read_text().replace("#EXT-X-ENDLIST\n", ""))

@@ -12,7 +12,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import NEVER, Commit, Every, IngestOptions, LiveOptions, Progress, Started, Summary, ingest
-from protokv.ingestion.options import Ending
+from protokv.ingestion.watching import Ending
 from protokv.state import api as storage
 from protokv.state.describe import describe
 from protokv.state.writer import Writer
@@ -197,23 +197,23 @@ def test_a_state_that_is_moved_away_after_a_commit_is_no_error(mock: MockBackbon
 @pytest.mark.parametrize(
     ("options", "live", "stream_s", "passed_s", "over"),
     [
-        ({"for_s": None, "until": None}, True, 1e9, 1e9, False),
-        ({"for_s": 60.0, "until": None}, False, 159.0, 1e6, False),
-        ({"for_s": 60.0, "until": None}, False, 160.0, 0.0, True),
-        ({"for_s": 60.0, "until": None}, True, 100.0, 59.0, False),
-        ({"for_s": 60.0, "until": None}, True, 100.0, 60.0, True),
-        ({"for_s": None, "until": 1e9 + 5}, False, 100.0, 4.0, False),
-        ({"for_s": None, "until": 1e9 + 5}, False, 100.0, 5.0, True),
+        ({}, True, 1e9, 1e9, False),
+        ({"for_s": 60.0}, False, 159.0, 1e6, False),
+        ({"for_s": 60.0}, False, 160.0, 0.0, True),
+        ({"for_s": 60.0}, True, 100.0, 59.0, False),
+        ({"for_s": 60.0}, True, 100.0, 60.0, True),
+        ({"until": 1e9 + 5}, False, 100.0, 4.0, False),
+        ({"until": 1e9 + 5}, False, 100.0, 5.0, True),
     ],
 )
 def test_a_run_ends_when_it_was_told_to_and_stays_ended(options, live, stream_s, passed_s, over):
     now_s = 0.0
-    ending = Ending(from_s=100.0, live=live, clock=lambda: now_s, now=lambda: 1e9 + now_s, **options)
-    assert not ending.reached(100.0)
+    ending = Ending(LiveOptions(**options), 100.0, live=live, clock=lambda: now_s, now=lambda: 1e9 + now_s)
+    assert not ending.is_reached(100.0)
     now_s = passed_s
-    assert ending.reached(stream_s) is over
+    assert ending.is_reached(stream_s) is over
     now_s = 0.0
-    assert ending.over is over
+    assert ending.reached is over
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video import open_source
 from protokv.video.bucket import fingerprint, list_objects
 from protokv.video.registry import fingerprint_source
-from protokv.words.find import words_of
+from protokv.words.find import find_subtitles
 from tests.fleet.conftest import films, store
 
 pytest.importorskip("obstore")
@@ -48,13 +48,13 @@ def test_subtitles_beside_an_object_are_found_like_those_beside_a_file(
         store.put(f"talks/{name}", f"{words}{name}\n".encode())
     with open_source(films / "a.mp4") as source:
         for choice, name in (("auto", "talk.en.vtt"), ("de", "talk.de.srt"), ("s3://bucket/talks/t.srt", "t.srt")):
-            words = words_of(source, video, choice)
-            assert words is not None
+            words = find_subtitles(source, video, choice)
+            assert words.record
             assert (words.between(0.0, 1.0), words.record["name"]) == ([name], name)
-        assert words_of(source, "s3://bucket/talks/talks.mp4", "auto").record["name"] == "talks.srt"  # type: ignore[union-attr]
+        assert find_subtitles(source, "s3://bucket/talks/talks.mp4", "auto").record["name"] == "talks.srt"
         # Whoever may not list reads the video all the same.
         monkeypatch.setattr("obstore.store.S3Store.list", refused)
-        assert words_of(source, video, "auto") is None
+        assert find_subtitles(source, video, "auto").record == {}
 
 
 def test_an_object_is_read_like_its_file_and_leaves_no_copy(

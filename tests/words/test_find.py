@@ -14,12 +14,12 @@ import protokv
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch
 from protokv.ingestion import Event, LiveOptions, Started, Summary, WordsLost, ingest
-from protokv.ingestion.live.source import LiveSource, open_input
+from protokv.ingestion.live.source import LiveSource, open_stream
 from protokv.state import api as storage
 from protokv.state.watched import Segment
 from protokv.video import Step, open_source
 from protokv.video.source import never
-from protokv.words.find import words_of
+from protokv.words.find import find_subtitles
 from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
 from tests.words.subtitled import write_subtitled
@@ -49,8 +49,8 @@ def watch(video: Path, subtitles: str = "auto", **options: Any) -> dict[type, Ev
 def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_english_before_others(video: Path) -> None:
     def found(choice: str) -> str | None:
         with open_source(video) as source:
-            words = words_of(source, video, choice)
-        return None if words is None else words.between(0, 9)[0]
+            words = find_subtitles(source, video, choice)
+        return words.between(0, 9)[0] if words.record else None
 
     folder = video.parent
     assert found("auto") == found("en") == found("deu") == "a track"
@@ -106,11 +106,10 @@ def test_lines_of_a_pipe_come_with_the_frames(video: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, video.read_bytes())
     os.close(writing)
-    opened = open_input(f"pipe:{reading}", LiveOptions(), None)
+    opened = open_stream(f"pipe:{reading}", LiveOptions(), None)
     assert isinstance(opened, LiveSource)
     with opened:
-        words = words_of(opened, None, "en")
-        assert words is not None
+        words = find_subtitles(opened, None, "en")
         steps = [step for step in opened.steps(2.0, 2, Segment(), 0.0, never) if isinstance(step, Step)]
         said = [words.between(step.time_s, step.time_s + 1) for step in steps]
         assert words.record["language"] == "eng"

@@ -13,8 +13,8 @@ import torch
 from protokv.errors import ConfigError, ModelError
 from protokv.ingestion import Started, ingest
 from protokv.video.source import Line
+from protokv.words.files import read_subtitles
 from protokv.words.speech import load_recogniser, recognise, sound_pieces, transcribe
-from protokv.words.tracks import read_file
 from tests.backbones.tiny import save_random, write_tokenizer
 from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
@@ -93,13 +93,13 @@ def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitl
         return event
 
     assert watch().words == "talk.srt"
-    lines, lost = read_file(tmp_path / "talk.srt")
+    lines, lost = read_subtitles(tmp_path / "talk.srt")
     assert lines
     assert not lost
     assert all(0 <= line.start_s <= 5 for line in lines)
     (tmp_path / "talk.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nmine\n")
     assert watch().words == "talk.srt"
-    assert read_file(tmp_path / "talk.srt").lines == (Line(1.0, 2.0, "mine"),)
+    assert read_subtitles(tmp_path / "talk.srt").lines == (Line(1.0, 2.0, "mine"),)
     assert watch(subtitles="de").words == "talk.de.srt"
 
 

@@ -1,7 +1,7 @@
 """`LiveSource`: a live source in an ingest, its steps, its wall clock log, and the events about it.
 
 It joins the feed (frames and news from a thread) to the run that watches steps: it groups frames, closes a step that a
-loss cuts short, and counts gaps and dropped frames. `open_input` opens a source that is read as a stream.
+loss cuts short, and counts gaps and dropped frames. `open_stream` opens a source that is read as a stream.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from protokv.errors import SourceError
+from protokv.errors import SourceError, SourceUnreadable
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
 from protokv.ingestion.options import LiveOptions
 from protokv.state.watched import Segment, WallClockLog
 from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.sampling import Sample, Step, make_step
-from protokv.video.source import Closable, Line, TextTrack, never
+from protokv.video.source import Frame, FrameRequest, Line, never
 
 # A silence of more than this is a gap, even if the source was never lost.
 GAP_S = 5.0
@@ -33,13 +33,12 @@ ASK_S = 0.1
 MANY = 8
 
 
-class LiveSource(Closable):
-    """A source that goes on whether it is read or not. It stands in an ingest where a `Source` stands.
+class LiveSource(Source):
+    """A source that goes on whether it is read or not: its `steps` are read, not its frames. See `Source`.
 
     Attributes:
         options: of its reading.
         info: its name and kind; complete after the first connection.
-        damage: of all connections together.
         log: its running times, gaps and losses.
         texts: the text tracks of the connection; none before the first one.
     """
@@ -72,14 +71,21 @@ class LiveSource(Closable):
         kind = address.source_kind(text)
         self.info = SourceInfo(address.public_name(text), kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
         self._listens = address.listens(text, options.input)
-        self.damage = Damage()
         self.log = WallClockLog()
-        self.texts: tuple[TextTrack, ...] = ()
+        self.texts = ()
 
     def new_lines(self) -> Sequence[tuple[int, Line]]:
         """Return what came since the last call, as a `Source`, in time counted from the start of the segment."""
         lines = self._feed.lines if self._feed is not None else deque()
         return [lines.popleft() for _ in range(len(lines))]
+
+    @property
+    def damage(self) -> Damage:
+        """None: `log` counts what is lost and damaged."""
+        return Damage()
+
+    def _read(self, request: FrameRequest) -> Iterator[Frame]:
+        raise SourceUnreadable(f"{self.info.name} is live", hint="give it to ingest")
 
     def close(self) -> None:
         """End the thread and the connection. May be called more than once."""
@@ -88,7 +94,7 @@ class LiveSource(Closable):
         if self._opened is not None:
             self._opened.close()
 
-    def continues(self, record: Mapping[str, Any], stream_s: float) -> None:
+    def continue_from(self, record: Mapping[str, Any], stream_s: float) -> None:
         """Go on in the stream of a state at `stream_s`, whose record of this source is `record`.
 
         Raises:
@@ -245,9 +251,7 @@ class Rates:
         return FramesDropped((self._taken + lost) / passed_s, self._taken / passed_s)
 
 
-def open_input(
-    source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None
-) -> Source | LiveSource | None:
+def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None) -> Source | None:
     """Open a source that is read as a stream; return None for a file.
 
     A video on a server, which has an end, is read like a file; every other source is a `LiveSource`.

@@ -1,0 +1,86 @@
+"""Files of subtitles as people and programs write them: every line with its times, in any encoding, within bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protokv.errors import SourceUnreadable
+from protokv.video.source import Line
+from protokv.words import files
+from protokv.words.files import read_subtitles
+
+SPOKEN = "Schöne Grüße für die Gäste, ließ sie später hören."
+SRT = f"1\n00:00:01,000 --> 00:00:02,500\n{SPOKEN}\n\n2\n00:00:03,000 --> 00:00:04,000\nThe answer\n42\n"
+ONE, TWO = Line(1.0, 2.0, "one"), Line(3.0, 4.0, "two")
+DIALOGUE = "[Events]\nFormat: {}\nDialogue: {}\nDialogue: {}\nComment: {}\n"
+
+
+def read(tmp_path: Path, text: str, suffix: str = "srt") -> list[Line]:
+    path = tmp_path / f"x.{suffix}"
+    path.write_text(text, newline="")
+    lines, lost = read_subtitles(path)
+    assert not lost
+    return list(lines)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_a_file_is_read_in_its_encoding(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.srt"
+    path.write_bytes(SRT.encode(encoding))
+    assert read_subtitles(path).lines == (Line(1.0, 2.5, SPOKEN), Line(3.0, 4.0, "The answer\n42"))
+
+
+ASS_ROWS = [f"0,0:00:0{n}.0,0:00:0{n + 1}.0,,,0,0,0,,{text}" for n, text in ((1, "o{\\i1}ne"), (3, "two"), (5, "no"))]
+MINIMAL_ROWS = ["0:00:01.00,0:00:02.00,0,one", "0:00:03.00,0:00:04.00,0,two", "0:00:05.00,0:00:06.00,0,no"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1\n00:00:01,000 --> 00:00:02,000\none\n2\n00:00:03,000 --> 00:00:04,000\ntwo\n",
+        "1\r00:00:01,000 --> 00:00:02,000\rone\r\r2\r00:00:03,000 --> 00:00:04,000\rtwo",
+        "0:00:01 --> 0:00:02\n{\\an8}one\n\n00:00:03.0 --> 00:00:04.00000\ntwo",
+        "WEBVTT\n00:01.000 --> 00:02.000\none\n\nNOTE one\ntwo\n\n7\n00:03,000 --> 00:04,000 line:0\ntwo\n\nSTYLE",
+        "WEBVTT - x\nKind: captions\n\nid\n00:00:01.000 --> 00:00:02.000\none\n\n00:00:03.000 --> 00:00:04.000\ntwo",
+        DIALOGUE.format("Start, End, Layer, Text", *MINIMAL_ROWS),
+        DIALOGUE.format(files._ASS_FIELDS, *ASS_ROWS),
+    ],
+    ids=["no blank row", "bare CR", "short times", "WebVTT by hand", "WebVTT", "ASS of any order", "ASS"],
+)
+def test_every_line_is_read_however_it_is_written(text: str, tmp_path: Path) -> None:
+    assert read(tmp_path, text) == [ONE, TWO]
+
+
+def test_words_keep_their_times_and_a_line_without_an_end_stays_a_while(tmp_path: Path) -> None:
+    spoken = "so<00:00:00.300><c> today</c><00:00:00.560><c> we</c>"
+    text = f"WEBVTT\n\n00:00.100 --> 00:02.500\n \n{spoken}\n\n00:03.000 --> 00:03.000\n<v Mara>x, y\n"
+    assert read(tmp_path, text, "vtt") == [Line(0.1, 2.5, spoken), Line(3.0, 6.0, "<v Mara>x, y")]
+    drawn = "0,0:00:01.00,0:00:02.00,,,0,0,0,,two\\Nrows{\\p1}m 0 0 l 1 1{\\p0}, here"
+    assert read(tmp_path, DIALOGUE.format(files._ASS_FIELDS, drawn, drawn.replace("two", "{\\p1}"), drawn), "ass") == [
+        Line(1.0, 2.0, "two\nrows, here"),
+        Line(1.0, 2.0, ", here"),
+    ]
+
+
+def test_what_holds_no_line_is_one_error_and_what_is_long_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.vtt"
+    junk = (b"", b"\0\1\2" * 999, b"#EXTM3U\nhttp://there/x.vtt\n", b"<html>no</html>", b"WEBVTT\n\n9 --> 10\nx\n")
+    for data in junk:
+        path.write_bytes(data)
+        with pytest.raises(SourceUnreadable, match=r"x\.vtt holds no subtitles"):
+            read_subtitles(path)
+    path.write_text("WEBVTT\n\nNOTE nobody speaks\n")
+    assert read_subtitles(path) == ((), "")
+    monkeypatch.setattr(files, "MOST_LINES", 5)
+    path.write_text("WEBVTT\n\n" + "".join(f"00:0{n}.000 --> 00:09.000\na{n}\n\n" for n in range(9)))
+    lines, lost = read_subtitles(path)
+    assert (len(lines), "only the first 5 lines" in lost) == (5, True)
+    monkeypatch.setattr(files, "MOST_CHARACTERS", 10_000)
+    path.write_text("WEBVTT\n\n00:01.000 --> 00:02.000\n" + "word " * 10_000)
+    (line,), lost = read_subtitles(path)
+    assert len(line.text) < 10_000
+    assert "is read" in lost or "are read" in lost
