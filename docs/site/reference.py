@@ -183,11 +183,9 @@ def list_events() -> str:
 
 def list_fleet_rows() -> str:
     """Return the keys of each kind of row of a fleet."""
-    from protokv.fleet.forecast import Forecast
-    from protokv.fleet.records import Failure, Footage, Outcome
+    from protokv.fleet import Failure, Outcome
 
-    kinds = {"video": Outcome, "failure": Failure, "plan": Footage, "forecast": Forecast}
-    return "\n\n".join(_keys_of(name, kind) for name, kind in kinds.items())
+    return "\n\n".join(_keys_of(name, kind) for name, kind in (("video and plan", Outcome), ("failure", Failure)))
 
 
 def list_replay_keys() -> str:

@@ -16,7 +16,7 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones import FAMILIES, identify_backbone, load_backbone, loading
-from protokv.backbones.files import read_video_processor
+from protokv.backbones.files import find_families, find_packaged_models, read_video_processor
 from protokv.backbones.llava_onevision import LlavaOnevision
 from protokv.backbones.loading import find_devices
 from protokv.backbones.qwen_vl import QwenVL
@@ -216,6 +216,16 @@ def test_another_architecture_is_named_with_those_supported(folder: Path, kind: 
     error = refused(folder)
     assert f"it is a {kind} model, which is not supported" in error.message
     assert all(family in error.hint for family in FAMILIES)
+
+
+def test_an_installed_package_adds_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_package-1.dist-info").mkdir()
+    entry = "[protokv.backbones]\nmy_vl = my_package.backbone:MyVL\nme/model = my_package.backbone:Packed\n"
+    (tmp_path / "my_package-1.dist-info" / "entry_points.txt").write_text(entry)
+    (tmp_path / "my_package-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_families.__wrapped__()["my_vl"].value == "my_package.backbone:MyVL"
+    assert "me/model" in find_packaged_models.__wrapped__()
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
