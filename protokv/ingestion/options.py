@@ -22,7 +22,7 @@ from protokv.state.thumbnails import DEFAULT as THUMBNAILS
 from protokv.state.thumbnails import MOST as MOST_THUMBNAILS
 from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
-from protokv.video.derived import Part
+from protokv.video.part import Part
 from protokv.words import Subtitles
 from protokv.words.find import find_subtitles
 

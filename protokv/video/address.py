@@ -1,7 +1,7 @@
 """Addresses of sources: which kind an address names, and how to show it without its secrets.
 
-A password may stand before the host, in the query or, with some cameras, in the path. `shown` leaves out the user, the
-password and the value of every parameter that is not known to be harmless.
+A password may stand before the host, in the query or, with some cameras, in the path. `public_name` leaves out the
+user, the password and the value of every parameter that is not known to be harmless.
 """
 
 from __future__ import annotations

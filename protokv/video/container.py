@@ -28,13 +28,13 @@ FORMATS = frozenset((
     "h261", "h263", "h264", "hevc", "vvc", "evc", "m4v", "mpegvideo", "mjpeg", "mpjpeg", "smjpeg", "mxg", "vc1",
     "vc1test", "av1", "obu", "dirac", "dnxhd", "cavsvideo", "avs2", "avs3",
     "jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe",
-    # Without pictures; named so that the error says what they are, and for the sound beside the pictures of HLS.
+    # Without pictures; named so that the error says what they are, and for the sound of HLS.
     "aac", "ac3", "eac3", "flac", "mp3", "wav",
 ))
 # fmt: on
 
 # These decoders show old memory where a frame is cut short, unless they are told to refuse such frames; and where this
-# mark is missing, behind which the pixels come.
+# mark is missing, after which the pixels come.
 SHOWING_MEMORY = {"mjpeg": b"\xff\xda"}
 
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can make them take.

@@ -72,7 +72,7 @@ class Probe:
         return _stamp(self.info.container, frame)
 
     def expected_s(self, packet: Any) -> float | None:
-        """Return the stream time of the frame that a packet should give; None if none is due or it cannot be told."""
+        """Return the stream time of the frame that a packet should give; None if none is due or it is unknown."""
         if packet.pts is None or packet.is_discard or not self.has_pts:
             return None
         # VP8 has reference frames that are never shown; key frames are.
@@ -170,5 +170,5 @@ def _stated_length_s(container: Any, stream: Any, whole_s: float | None) -> floa
         own_s = int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3])
     if own_s is not None:
         return own_s if whole_s is None else min(own_s, whole_s)
-    # With other streams beside it, the whole may be longer than the video.
+    # With other streams, the whole may be longer than the video.
     return whole_s if len(container.streams) == 1 else None

@@ -191,7 +191,7 @@ def decode(
     *,
     drop_leading: bool = False,
 ) -> Iterator[Frame]:
-    """Decode packets in order, to the last one or until told to stop, and tell the report.
+    """Decode packets in order, to the last one or until `should_stop`, and report them.
 
     With `drop_leading`, after a seek, frames shown before the first key frame are dropped: they need packets that are
     not here, and never count as lost. A frame marked as corrupt may show old memory of the decoder: that

@@ -46,7 +46,7 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
     if kind == "file":
         return _open_file(Path(source), decoder, max_pixels)
     if bucket.is_object(text):
-        from protokv.video.derived import ObjectSource
+        from protokv.video.object_source import ObjectSource
 
         return ObjectSource(text, partial(_open_file, decoder=decoder, max_pixels=max_pixels))
     if kind in STREAMED:

@@ -1,7 +1,7 @@
 """The account of one reading of a file: which frames went into a decoder, which came back, and which are lost.
 
 Decoders give frames in order of presentation. A frame that is older than one that came back will never come, so only
-awaited frames are held and memory does not grow with the video. Times are seconds. Knows no files and no decoders.
+awaited frames are kept and memory does not grow with the video. Times are seconds. Knows no files and no decoders.
 """
 
 from __future__ import annotations

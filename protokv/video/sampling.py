@@ -65,23 +65,23 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: f
     """
     _check_rate(fps)
     k = max(0, math.ceil(start_s * fps - 1e-6))
-    shown: Frame | None = None
+    current: Frame | None = None
     gap_s = 1.0 / fps
     for frame in frames:
-        before = shown if shown is not None else frame
+        before = current if current is not None else frame
         while k / fps + SLACK_S < frame.time_s:
             if until_s is not None and k / fps >= until_s - 1e-9:
                 return
             yield Sample(k / fps, before.image, before.decoder)
             k += 1
-        if shown is not None:
-            gap_s = min(frame.time_s - shown.time_s, 1.0 / fps)
-        shown = frame
-    if shown is None:
+        if current is not None:
+            gap_s = min(frame.time_s - current.time_s, 1.0 / fps)
+        current = frame
+    if current is None:
         return
-    end_s = shown.time_s + (shown.duration_s or gap_s)
+    end_s = current.time_s + (current.duration_s or gap_s)
     while k / fps + SLACK_S < end_s and (until_s is None or k / fps < until_s - 1e-9):
-        yield Sample(k / fps, shown.image, shown.decoder)
+        yield Sample(k / fps, current.image, current.decoder)
         k += 1
 
 

@@ -130,7 +130,7 @@ class Line(NamedTuple):
     end_s: float
     text: str
 
-    def moved(self, by_s: float) -> Line:
+    def shift(self, by_s: float) -> Line:
         """Return the line that much later."""
         return Line(self.start_s + by_s, self.end_s + by_s, self.text)
 
@@ -143,7 +143,7 @@ class Lines(NamedTuple):
 
     def since(self, start_s: float) -> Lines:
         """Return those of the part of the source that begins at `start_s`, in its own time."""
-        return Lines(tuple(line.moved(-start_s) for line in self.lines if line.end_s > start_s), self.lost)
+        return Lines(tuple(line.shift(-start_s) for line in self.lines if line.end_s > start_s), self.lost)
 
 
 class Closable:
@@ -237,14 +237,14 @@ class Source(Closable, ABC):
 
 def drop_before(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:
     """Drop frames that are over before `start_s`: begin with the last one whose `time_s <= start_s`."""
-    held: Frame | None = None
+    last: Frame | None = None
     for frame in frames:
         if frame.time_s <= start_s:
-            held = frame
+            last = frame
             continue
-        if held is not None:
-            yield held
-            held = None
+        if last is not None:
+            yield last
+            last = None
         yield frame
-    if held is not None:
-        yield held
+    if last is not None:
+        yield last

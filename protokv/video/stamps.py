@@ -34,7 +34,7 @@ class Stamps:
 
     Cameras begin with a frame without a time stamp, jump back to 0, and drift; networks deliver in bursts. The frames
     of a live stream keep their own spacing while it agrees with their arrival within `slack_s`; else the arrival
-    counts. A pipe or a growing file has a clock of its own (`slack_s` is infinite): only a stamp that is missing, runs
+    counts. A pipe has a clock of its own (`slack_s` is infinite): only a stamp that is missing, runs
     back or leaps begins a new count.
     """
 

@@ -166,7 +166,7 @@ class StreamSource(Source):
 
     def _place(self, later_s: float) -> None:
         """Give the lines that wait for it their stream time."""
-        placed = ((number, line.moved(later_s)) for number, line in self._waiting)
+        placed = ((number, line.shift(later_s)) for number, line in self._waiting)
         self._new_lines += [one for one in placed if one[1].end_s > self._from_s]
         del self._new_lines[:-MOST_WAITING]
         self._waiting.clear()

@@ -17,7 +17,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.video import Source, open_source, read_steps
-from protokv.video.derived import Part
+from protokv.video.part import Part
 from tests.cli.conftest import write_video
 from tests.video.conftest import CLIPS, number_in
 

@@ -213,7 +213,7 @@ class Feed:
         return frames, silence if stalled() else why or "the source ended", None
 
     def _keep_lines(self, source: Source, offset_s: float) -> None:
-        self.lines.extend((number, line.moved(offset_s)) for number, line in source.new_lines())
+        self.lines.extend((number, line.shift(offset_s)) for number, line in source.new_lines())
 
 
 def backoff(first_s: float, longest_s: float, draw: Callable[[], float] = random.random) -> Iterator[float]:

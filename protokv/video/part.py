@@ -1,23 +1,15 @@
-"""Sources made of another source: `Part`, a part of one, and `ObjectSource`, the copy of an object of a store.
+"""`Part`: a part of a source, with times that begin at 0.
 
-A part has times that begin at 0. Its fingerprint names start and duration, so it differs from the whole and from other
-parts. Damage before or after the part does not count.
-
-Objects are copied into a temporary file, because decoders seek, and FFmpeg's own readers of object stores do not know
-our credentials and endpoints. So the disk must hold one video per open source. The fingerprint comes from metadata of
-the store: it is known without a copy, and differs from that of the same video in a file.
+Its fingerprint names start and duration, so it differs from the whole and from other parts. Damage before or after the
+part does not count.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
 
-from protokv.errors import ConfigError, SourceError, SourceUnreadable
-from protokv.video.bucket import fetch
+from protokv.errors import ConfigError
 from protokv.video.source import Damage, Frame, FrameRequest, Line, Lines, Source
 
 
@@ -72,7 +64,7 @@ class Part(Source):
     def new_lines(self) -> Sequence[tuple[int, Line]]:
         """See `Source`; in the part's own time."""
         start_s, found = self._start_s, self._source.new_lines()
-        return [(number, one.moved(-start_s)) for number, one in found if one.end_s > start_s]
+        return [(number, one.shift(-start_s)) for number, one in found if one.end_s > start_s]
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         fps = wanted.fps
@@ -85,19 +77,19 @@ class Part(Source):
             should_stop=wanted.should_stop,
         )
         end_s = float("inf") if self._duration_s is None else self._duration_s
-        held: Frame | None = None
+        last: Frame | None = None
         for frame in frames:
             time_s = max(0.0, frame.time_s - self._start_s)
             if time_s >= end_s:
-                if held is not None:
-                    yield _moved(held, held.time_s, end_s - held.time_s)
+                if last is not None:
+                    yield _shift(last, last.time_s, end_s - last.time_s)
                 return
-            if held is not None:
-                yield held
-            held = _moved(frame, time_s, frame.duration_s)
-        if held is not None:
-            most_s = None if held.duration_s is None else min(held.duration_s, end_s - held.time_s)
-            yield _moved(held, held.time_s, most_s)
+            if last is not None:
+                yield last
+            last = _shift(frame, time_s, frame.duration_s)
+        if last is not None:
+            most_s = None if last.duration_s is None else min(last.duration_s, end_s - last.time_s)
+            yield _shift(last, last.time_s, most_s)
 
     def close(self) -> None:
         """End any reading, and the source."""
@@ -105,51 +97,5 @@ class Part(Source):
         self._source.close()
 
 
-def _moved(frame: Frame, time_s: float, duration_s: float | None) -> Frame:
+def _shift(frame: Frame, time_s: float, duration_s: float | None) -> Frame:
     return Frame(time_s, lambda: frame.image, duration_s, frame.decoder)
-
-
-class ObjectSource(Source):
-    """The video at an address. See `Source` for the contract.
-
-    Args:
-        address: `s3://BUCKET/KEY`, `gs://...` or `az://...`.
-        open_copy: opens the file into which the object is copied.
-
-    Raises:
-        SourceError: as for a file, or the store cannot be read.
-    """
-
-    def __init__(self, address: str, open_copy: Callable[[Path], Source]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="protokv-", ignore_cleanup_errors=True)
-        path = Path(self._folder.name, PurePosixPath(address).name or "video")
-        with ExitStack() as on_error:
-            on_error.callback(self._folder.cleanup)
-            try:
-                fingerprint = fetch(address, path)
-                self._file = open_copy(path)
-            except SourceError as error:
-                raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
-            except OSError as error:
-                raise SourceUnreadable(
-                    f"cannot copy {address} to {path.parent}: {error.strerror or error}",
-                    hint="make room there, or name another folder with TMPDIR",
-                ) from error
-            on_error.pop_all()
-        self.info = replace(self._file.info, kind=address.partition("://")[0], fingerprint=fingerprint)
-        self.texts, self.lines = self._file.texts, self._file.lines  # type: ignore[method-assign]
-
-    @property
-    def damage(self) -> Damage:
-        """See `Source`."""
-        return self._file.damage
-
-    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
-        start_s, fps, from_beginning, should_stop = wanted
-        return self._file.frames(start_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
-
-    def close(self) -> None:
-        """End any reading, and remove the copy."""
-        super().close()
-        self._file.close()
-        self._folder.cleanup()
