@@ -15,7 +15,7 @@ from protokv.replay.plan import Unread
 from protokv.replay.report import summarise
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
-from protokv.replay.tables import list_facts, save_csv, tabulate
+from protokv.replay.tables import save_csv, tabulate
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import Bar, left_text
 from protokv_cli.tables import grid, pairs, time_text
@@ -76,15 +76,15 @@ def show(
             hint="try shorter --delays, a longer stream, --no-intersection, or --types all",
         )
     report = summarise(rows)
-    if dropped is not None:
-        report["dropped"] = dict(dropped)
-    if missing or report["benchmark"]:
-        report["missing"], report["notes"] = dict(missing or {}), dict(notes or {})
+    report["missing"] = dict(missing or {})
+    left_out = {f"left out, {why}": str(n) for why, n in (dropped or {}).items()}
+    left_out |= {f"left out, video {name}": why for name, why in report["missing"].items()}
+    report["facts"] |= left_out | {note: str(n) for note, n in (notes or {}).items()}
     if out.format is Format.JSON:
         out.json(report)
     else:
         found = tabulate(report)
-        out.table(pairs(list_facts(report)), "", grid(found.head, found.rows), found.note)
+        out.table(pairs(report["facts"]), "", grid(found.head, found.rows), found.note)
     if table:
         save_csv(report, table)
         out.note(f"numbers: {table}")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protokv.errors import ConfigError
-from protokv.replay.tables import Report, format_delay
+from protokv.replay.report import Report
+from protokv.replay.tables import format_delay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,19 +37,24 @@ def save_figure(report: Report, path: str | Path) -> None:
     check_figure(path)
     from matplotlib.figure import Figure
 
-    curves, groups = report["curves"], list(report["curves"][0]["groups"])
-    parts = ["all", *(groups if len(groups) > 1 else [])]
-    names = [curve["memory"] for curve in curves]
-    budgets = sorted({curve["budget"] for curve in curves}, reverse=True)
+    shown = [point for point in report["points"] if point["part"] != "type"]
+    budgets = sorted({point["budget"] for point in shown}, reverse=True)
+    memories = list(dict.fromkeys(point["memory"] for point in shown))
+    # A memory that ran at one budget only, such as the full cache, stands in every row.
+    once = {name for name in memories if len({point["budget"] for point in shown if point["memory"] == name}) == 1}
+    parts = ["all", *report["groups"]]
     figure = Figure(figsize=(4.6 * len(parts), 3.4 * len(budgets) + 0.8), layout="constrained")
     axes = figure.subplots(len(budgets), len(parts), squeeze=False)
     for row, budget in zip(axes, budgets, strict=True):
-        # A memory that ran at one budget only, such as the full cache, stands in every row.
-        own = [curve for curve in curves if curve["budget"] == budget or names.count(curve["memory"]) == 1]
         for axis, part in zip(row, parts, strict=True):
-            found = {one["memory"]: one["all"] if part == "all" else one["groups"][part] for one in own}
-            floor = report["floor"] if part == "all" else report["floors"]["groups"][part]
-            _draw_panel(axis, f"{part} questions, {budget} tokens", found, list(dict.fromkeys(names)), report, floor)
+            curves: dict[str, list[Mapping[str, Any]]] = {}
+            for point in sorted(shown, key=lambda point: float(point["delay_s"])):
+                if point["name"] == part and (point["budget"] == budget or point["memory"] in once):
+                    curves.setdefault(point["memory"], []).append(point)
+            _draw_curves(axis, curves, memories, report["delays_s"])
+            floor = report["floor"] if part == "all" else report["floors"][part]
+            axis.axhline(100 * floor, color="#777777", lw=1, ls=":", label="without watching", zorder=0)
+            axis.set_title(f"{part} questions, {budget} tokens", fontsize=10, loc="left")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(6, len(labels)))
     try:
@@ -57,20 +63,14 @@ def save_figure(report: Report, path: str | Path) -> None:
         raise ConfigError(f"cannot draw to {path}: {error}", hint="name a file in a folder of yours") from error
 
 
-def _draw_panel(
-    axis: Axes,
-    title: str,
-    curves: Mapping[str, Sequence[Mapping[str, Any]]],
-    memories: Sequence[str],
-    report: Report,
-    floor: float | None,
+def _draw_curves(
+    axis: Axes, curves: Mapping[str, Sequence[Mapping[str, Any]]], memories: Sequence[str], delays_s: Sequence[float]
 ) -> None:
-    delays = report["delays_s"]
     apart = min(0.09, 0.6 / max(1, len(curves)))
     for order, (memory, points) in enumerate(curves.items()):
         place = memories.index(memory)
         axis.errorbar(
-            [delays.index(one["delay_s"]) + apart * (order - (len(curves) - 1) / 2) for one in points],
+            [delays_s.index(one["delay_s"]) + apart * (order - (len(curves) - 1) / 2) for one in points],
             [100 * one["accuracy"] for one in points],
             yerr=[[100 * abs(one[end] - one["accuracy"]) for one in points] for end in ("low", "high")],
             marker=_MARKERS[place % len(_MARKERS)],
@@ -80,9 +80,6 @@ def _draw_panel(
             elinewidth=0.7,
             label=memory,
         )
-    if floor is not None:
-        axis.axhline(100 * floor, color="#777777", lw=1, ls=":", label="without watching", zorder=0)
-    axis.set_title(title, fontsize=10, loc="left")
-    axis.set(xlabel="delay", ylabel="right answers, %", ylim=(-4, 104), xlim=(-0.5, len(delays) - 0.5))
-    axis.set_xticks(range(len(delays)), [format_delay(delay) for delay in delays])
+    axis.set(xlabel="delay", ylabel="right answers, %", ylim=(-4, 104), xlim=(-0.5, len(delays_s) - 0.5))
+    axis.set_xticks(range(len(delays_s)), [format_delay(delay) for delay in delays_s])
     axis.grid(alpha=0.25)

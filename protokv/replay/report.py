@@ -1,11 +1,14 @@
-"""The report of a replay, as plain JSON values: accuracies, differences, costs, and facts of a benchmark."""
+"""The report of a replay as plain JSON values: what the numbers depend on, and one flat list of points.
+
+A point is a part of the questions (all, a group, a type) under a memory at a budget and a delay. Table, CSV file and
+figure show the same points.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from protokv.memories import DEFAULT, FullConfig
 from protokv.replay.benchmarks import BENCHMARKS, find_group
@@ -22,236 +25,179 @@ from protokv.replay.metrics import (
     resample,
 )
 from protokv.replay.rows import Row
+from protokv.texts import count_text
 
-GroupOf = Callable[[str, str], str]
-"""The group of a type of questions in a data set."""
+Report = Mapping[str, Any]
+Cells = Mapping[tuple[Any, ...], Sequence[Row]]
+
+COLUMNS: Final = (
+    "part", "name", "memory", "budget", "delay_s", "n", "videos", "accuracy", "low", "high", "thin", "strict", "points",
+    "than", "difference", "difference_low", "difference_high", "ttft_ms_median", "ttft_ms_p95", "total_ms_median",
+    "total_ms_p95", "step_ms", "context_tokens", "state_bytes", "compression",
+)  # fmt: skip
+"""The values of a point.
+
+`low` and `high` are the wider one of Wilson's interval and of a bootstrap over videos; `thin`: few questions or videos.
+`strict` and `points` (of a judge) are of benchmarks. `difference` is the accuracy less that of the memory `than` on the
+same questions: the default memory, or the first one, at the same budget; for that memory itself, the full cache.
+"""
+
+_STARTS: Final = {
+    "evidence": "the moment when the answer was last visible",
+    "query": "the time that the question names",
+    "end": "the end of the video",
+}
 
 
-def summarise(rows: Sequence[Row], group: GroupOf = find_group) -> dict[str, Any]:
-    """Return the whole report.
+def summarise(rows: Sequence[Row], group: Callable[[str, str], str] = find_group) -> dict[str, Any]:
+    """Return the report of at least one answer.
 
-    - `curves`: for every memory and budget the accuracy at every delay, over all questions, by group and by type. A
-      point is `thin` if it has few questions or videos; its interval is the wider one of Wilson's and of a bootstrap
-      over videos.
-    - `differences`: accuracy less that of another memory at the same budget, and of the full cache, on the same
-      questions.
-    - `costs`: latencies, tokens and bytes of every memory.
-    - `reference`: number of questions whose delay counts from the evidence, the query time, the end of the stream.
-    - `floor`, `floors`: accuracy of the most frequent answer of each question's type.
-    - `setup`: the model, and where and how it ran.
-    - `benchmark`: see `summarise_benchmark`; None without one.
+    - `facts`: name -> text of everything that the numbers depend on.
+    - `videos`, `questions`, `delays_s`, `groups`: what was asked; groups in the order of the data set, none if all
+      questions are of one.
+    - `floor`, `floors`: accuracy of the most frequent answer of each question's type: of all, and by group.
+    - `points`: by `COLUMNS`.
+    - `means`: of a benchmark, the numbers that papers print, for every memory, budget and delay.
+
+    Args:
+        rows: all answers.
+        group: the group of a type of questions in a data set.
     """
-    questions = {(row.video, row.question_id): row for row in rows}
-    types = sorted({row.type for row in rows})
-    groups = {row.type: group(row.type, row.dataset) for row in rows}
-    names = _order_groups(rows, groups)
-    scores: dict[Any, dict[str, list[bool]]] = {}
+    grouped = {row.type: group(row.type, row.dataset) for row in rows}
+    groups = _order_groups(rows, set(grouped.values()))
+    cells: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        key = (row.memory, row.budget, row.delay_s)
-        for part in ("all", ("group", groups[row.type]), ("type", row.type)):
-            scores.setdefault((*key, part), {}).setdefault(row.video, []).append(row.correct)
-    delays = sorted({row.delay_s for row in rows})
-
-    def points(memory: str, budget: int, part: object) -> list[dict[str, Any]]:
-        cells = [(delay, scores.get((memory, budget, delay, part))) for delay in delays]
-        return [_point(delay, cell) for delay, cell in cells if cell]
-
-    curves, costs = [], []
-    for memory, budget in dict.fromkeys((row.memory, row.budget) for row in rows):
-        label = {"memory": memory, "budget": budget}
-        curves.append(
-            label
-            | {
-                "all": points(memory, budget, "all"),
-                "groups": {name: points(memory, budget, ("group", name)) for name in names},
-                "types": {name: points(memory, budget, ("type", name)) for name in types},
-            }
-        )
-        costs.append(label | _cost([row for row in rows if (row.memory, row.budget) == (memory, budget)]))
-    references = Counter(row.reference for row in questions.values())
+        parts = [("all", "all"), ("type", row.type), *([("group", grouped[row.type])] if groups else [])]
+        for part in parts:
+            cells.setdefault((*part, row.memory, row.budget, row.delay_s), []).append(row)
     return {
+        "facts": _list_facts(rows),
         "videos": len({row.video for row in rows}),
-        "questions": len(questions),
-        "reference": dict(sorted(references.items())),
-        "floor": _floor(rows),
+        "questions": len({(row.video, row.question_id) for row in rows}),
+        "delays_s": sorted({row.delay_s for row in rows}),
+        "groups": groups,
+        "floor": round(measure_floor(rows), 4),
         "floors": {
-            "groups": {name: _floor([row for row in rows if groups[row.type] == name]) for name in names},
-            "types": {name: _floor([row for row in rows if row.type == name]) for name in types},
+            name: round(measure_floor([row for row in rows if grouped[row.type] == name]), 4) for name in groups
         },
-        "benchmark": summarise_benchmark(rows),
-        "setup": _describe_setup(rows),
-        "delays_s": delays,
-        "curves": curves,
-        "differences": list(_compare(rows, groups, names)),
-        "costs": costs,
+        "points": list(_list_points(cells)),
+        "means": list(_list_means(cells)),
     }
 
 
-def _order_groups(rows: Sequence[Row], groups: Mapping[str, str]) -> list[str]:
-    """Return the groups in the order of the data set, `OTHER` last; none if all questions are of the group `OTHER`."""
-    datasets = dict.fromkeys(row.dataset for row in rows)
-    known = [kind.group for dataset in datasets if dataset in BENCHMARKS for kind in BENCHMARKS[dataset].types]
-    present = set(groups.values())
-    found = [name for name in dict.fromkeys((*known, *groups.values())) if name in present and name != OTHER]
-    return found + [OTHER] * (OTHER in present) if found else []
+def _order_groups(rows: Sequence[Row], present: set[str]) -> list[str]:
+    datasets = [BENCHMARKS[name] for name in dict.fromkeys(row.dataset for row in rows) if name in BENCHMARKS]
+    known = [kind.group for benchmark in datasets for kind in benchmark.types]
+    found = [name for name in dict.fromkeys((*known, *sorted(present))) if name in present and name != OTHER]
+    found += [OTHER] * (OTHER in present)
+    return found if len(found) > 1 else []
 
 
-def _floor(rows: Sequence[Row]) -> float | None:
-    floor = measure_floor(rows)
-    return None if math.isnan(floor) else round(floor, 4)
+def _list_points(cells: Cells) -> Iterator[dict[str, Any]]:
+    labels = dict.fromkeys((memory, budget) for _, _, memory, budget, _ in cells)
+    names = [memory for memory, _ in labels]
+    own = DEFAULT if DEFAULT in names else names[0]
+    full = next((label for label in labels if label[0] == FullConfig.name), None)
+    for (part, name, memory, budget, delay_s), rows in cells.items():
+        other = full if memory == own else None if memory == FullConfig.name else (own, budget)
+        others = cells.get((part, name, *other, delay_s), ()) if other is not None else ()
+        label = dict(zip(COLUMNS, (part, name, memory, budget, delay_s), strict=False))
+        yield label | _measure_accuracy(rows) | _measure_difference(rows, others) | _measure_costs(rows)
 
 
-def _point(delay: float, scores: Mapping[str, Sequence[bool]]) -> dict[str, Any]:
-    accuracy = Accuracy(sum(map(sum, scores.values())), sum(map(len, scores.values())))
+def _measure_accuracy(rows: Sequence[Row]) -> dict[str, Any]:
+    scores: dict[str, list[bool]] = {}
+    for row in rows:
+        scores.setdefault(row.video, []).append(row.correct)
+    accuracy = Accuracy(sum(row.correct for row in rows), len(rows))
+    # The bootstrap gives no interval to videos that agree, and too narrow a one to few videos.
     lows, highs = zip(resample(scores), accuracy.interval, strict=True)
-    return {
-        "delay_s": delay,
-        **accuracy.to_dict(),
+    found: dict[str, Any] = {
+        "n": accuracy.n,
         "videos": len(scores),
-        "thin": accuracy.n < FEW_QUESTIONS or len(scores) < FEW_VIDEOS,
-        # The bootstrap gives no interval to videos that agree, and too narrow a one to few videos.
+        "accuracy": round(accuracy.share, 4),
         "low": round(min(lows), 4),
         "high": round(max(highs), 4),
+        "thin": accuracy.n < FEW_QUESTIONS or len(scores) < FEW_VIDEOS,
     }
+    if rows[0].dataset:
+        points = [row.points for row in rows if row.points is not None]
+        found["strict"] = round(sum(map(_is_strictly_right, rows)) / len(rows), 4)
+        found["points"] = round(sum(points) / len(points), 3) if points else None
+    return found
 
 
-def _compare(rows: Sequence[Row], groups: Mapping[str, str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the default memory, or the first one, less each other at its budget, and less the full cache."""
-    labels = dict.fromkeys((row.memory, row.budget) for row in rows)
-    memories = [name for name, _ in labels]
-    own = DEFAULT if DEFAULT in memories else next(iter(memories), "")
-    pairs = [
-        ((own, budget), other)
-        for budget in dict.fromkeys(budget for name, budget in labels if name == own)
-        for other in labels
-        if other[0] != own and (other[1] == budget or (other[0] == FullConfig.name and memories.count(other[0]) == 1))
-    ]
-    for part in ("all", *names):
-        cells: dict[Any, list[Row]] = {}
-        for row in rows:
-            if part in ("all", groups[row.type]):
-                cells.setdefault((row.memory, row.budget, row.delay_s), []).append(row)
-        for one, other in pairs:
-            points = []
-            for delay in sorted({delay for *_, delay in cells}):
-                difference = compare(cells.get((*one, delay), ()), cells.get((*other, delay), ()))
-                if difference is not None:
-                    few = difference.n < FEW_QUESTIONS or difference.videos < FEW_VIDEOS
-                    points.append({"delay_s": delay, **difference.to_dict(), "thin": few})
-            if points:
-                yield {
-                    "group": part,
-                    "memory": own,
-                    "budget": one[1],
-                    "than": other[0],
-                    "than_budget": other[1],
-                    "points": points,
-                }
+def _measure_difference(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Any]:
+    found = compare(rows, others)
+    if found is None:
+        return {}
+    values = {"difference": found.share, "difference_low": found.low, "difference_high": found.high}
+    return {"than": others[0].memory} | {name: round(value, 4) for name, value in values.items()}
 
 
-def _cost(rows: Sequence[Row]) -> dict[str, Any]:
+def _measure_costs(rows: Sequence[Row]) -> dict[str, Any]:
     ttft, total = [row.ttft_ms for row in rows], [row.total_ms for row in rows]
     return {
         "ttft_ms_median": quantile(ttft, 0.5),
         "ttft_ms_p95": quantile(ttft, 0.95),
         "total_ms_median": quantile(total, 0.5),
         "total_ms_p95": quantile(total, 0.95),
+        "step_ms": quantile([row.step_ms for row in rows], 0.5),
         "context_tokens": max(row.context_tokens for row in rows),
         "state_bytes": max(row.state_bytes for row in rows),
-        "step_ms": quantile([row.step_ms for row in rows], 0.5),
         "compression": round(max(row.tokens_seen / max(1, row.context_tokens) for row in rows), 2),
     }
 
 
-def _describe_setup(rows: Sequence[Row]) -> dict[str, Any]:
-    if not rows:
-        return {}
-    first = rows[0]
-    tokens_per_step = max(
-        (row.tokens_seen * row.stream["fps"] / row.stream.get("frames_per_step", 1)) / row.asked_s
-        if row.asked_s
-        else 0.0
-        for row in rows
-    )
-    return {
-        "model": first.model["name"],
-        "dtype": first.model["dtype"],
-        "weights_digest": first.model["weights_digest"],
-        "frames": first.frames,
-        "tokens_per_step": round(tokens_per_step, 1),
-        "devices": sorted({row.device for row in rows}),
-        "fps": first.stream["fps"],
-        "subtitles": len({row.video for row in rows if "subtitles" in row.stream}),
-        "max_new_tokens": first.decoding["max_new_tokens"],
-        "protocol": first.protocol,
-    }
+def _list_means(cells: Cells) -> Iterator[dict[str, Any]]:
+    for (part, _, memory, budget, delay_s), rows in cells.items():
+        if part == "all" and rows[0].dataset in BENCHMARKS:
+            means = BENCHMARKS[rows[0].dataset].means
+            official, strict = (
+                means(
+                    {kind: found.share for kind, found in count_right((row.type, right(row)) for row in rows).items()}
+                )
+                for right in (lambda row: row.correct, _is_strictly_right)
+            )
+            for name, share in official.items():
+                label = {"name": name, "memory": memory, "budget": budget, "delay_s": delay_s, "n": len(rows)}
+                yield label | {"official": round(share, 4), "strict": round(strict[name], 4)}
 
 
-def summarise_benchmark(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Return the facts of a data set beside its accuracies; None if the rows are of none, or of several.
-
-    - `scores`: for every memory, budget and delay, accuracy by the official and by the strict rule, the mean of a
-      judge's points, and the means that papers print (`Benchmark.means`).
-    - `constant`: the best single answer to all questions.
-    - `judges`: number of answers that each judge decided.
-    """
-    names = {row.dataset for row in rows}
-    if len(names) != 1 or not names <= BENCHMARKS.keys():
-        return None
-    benchmark = BENCHMARKS[names.pop()]
-    answer, right = find_constant(rows)
-    types = {(row.video, row.question_id): row.type for row in rows}
-    by_type = _shares(count_right((types[question], hit) for question, hit in right.items()))
-    by_group = _shares(
-        count_right((benchmark.find_type(types[question]).group, hit) for question, hit in right.items())
-    )
-    cells: dict[tuple[str, int, float], list[Row]] = {}
-    for row in rows:
-        cells.setdefault((row.memory, row.budget, row.delay_s), []).append(row)
-    return {
-        "dataset": benchmark.name,
-        "source": benchmark.source,
-        "licence": benchmark.licence,
-        "prompt_hash": sorted({row.prompt_hash for row in rows}),
-        "judges": dict(Counter(row.judge or "the rule of the data set" for row in rows)),
-        "constant": {
-            "answer": answer,
-            "accuracy": round(sum(right.values()) / len(right), 4),
-            "groups": _round(by_group),
-            "types": _round(by_type),
-            "means": _round(benchmark.means(by_type)),
-        },
-        "scores": [
-            {"memory": memory, "budget": budget, "delay_s": delay, **_score(own)}
-            for (memory, budget, delay), own in cells.items()
-        ],
-    }
-
-
-def _score(rows: Sequence[Row]) -> dict[str, Any]:
-    benchmark = BENCHMARKS[rows[0].dataset]
-    points = [row.points for row in rows if row.points is not None]
-    return {
-        "n": len(rows),
-        "videos": len({row.video for row in rows}),
-        "official": round(sum(row.correct for row in rows) / len(rows), 4),
-        "strict": round(sum(map(_strict, rows)) / len(rows), 4),
-        "points": round(sum(points) / len(points), 3) if points else None,
-        "judged": len(points),
-        "means": {
-            "official": _round(benchmark.means(_shares(count_right((row.type, row.correct) for row in rows)))),
-            "strict": _round(benchmark.means(_shares(count_right((row.type, _strict(row)) for row in rows)))),
-        },
-    }
-
-
-def _strict(row: Row) -> bool:
+def _is_strictly_right(row: Row) -> bool:
     return row.correct if row.strict is None else row.strict
 
 
-def _shares(found: Mapping[str, Accuracy]) -> dict[str, float]:
-    return {name: accuracy.share for name, accuracy in found.items()}
-
-
-def _round(values: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in values.items()}
+def _list_facts(rows: Sequence[Row]) -> dict[str, str]:
+    first, questions = rows[0], {(row.video, row.question_id): row for row in rows}
+    starts = Counter(row.reference for row in questions.values())
+    per_step = max(
+        row.tokens_seen * row.stream["fps"] / row.stream.get("frames_per_step", 1) / row.asked_s if row.asked_s else 0
+        for row in rows
+    )
+    videos = {row.video for row in rows}
+    with_words = {row.video for row in rows if "subtitles" in row.stream}
+    facts = {
+        "asked": f"{count_text(len(questions), 'question')} about {count_text(len(videos), 'video')}",
+        "delay counts from": ", ".join(f"{_STARTS[name]} ({n})" for name, n in sorted(starts.items())),
+        "without watching": f"{measure_floor(rows):.0%} right, by always the most frequent answer of a type",
+        "model": f"{first.model['name']}, {first.model['dtype']}, weights {first.model['weights_digest'][:12] or '-'}",
+        "ran on": ", ".join(sorted({row.device for row in rows})),
+        "frames": f"{first.stream['fps']:g} a second, {per_step:.1f} tokens a step, {first.frames}",
+        "protocol": str(first.protocol),
+    }
+    if with_words:
+        facts["subtitles"] = (
+            f"of {count_text(len(with_words), 'video')}, in the stream at their times and within the budget; published "
+            "figures have them in the prompt"
+        )
+    if first.dataset in BENCHMARKS:
+        benchmark, (answer, right) = BENCHMARKS[first.dataset], find_constant(rows)
+        judges = Counter(row.judge or "the rule of the data set" for row in rows)
+        facts |= {
+            "data set": f"{benchmark.name}, {benchmark.source} ({benchmark.licence})",
+            "prompt": ", ".join(sorted({row.prompt_hash for row in rows})),
+            "judged by": "; ".join(f"{who} ({n})" for who, n in judges.items()),
+            "constant answer": f"{sum(right.values()) / len(right):.1%}, always {answer!r}",
+        }
+    return facts

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from protokv.replay.report import summarise
 from protokv.replay.request import make_setup
 from protokv.replay.rows import Row, RowFile, read_rows
 from protokv.replay.schedule import LADDER
-from protokv.replay.tables import list_facts, save_csv, tabulate
+from protokv.replay.tables import save_csv, tabulate
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_variation
 from samples.worlds.language import MEASURES, read_language, resume_rows, run_language, summarise_language
 from samples.worlds.llama import load_llama
@@ -168,20 +168,21 @@ def run_study(study: Study, options: argparse.Namespace) -> int:
         print(f"{without} answers have no verdict", file=sys.stderr)
     for video, why in missing.items():
         print(f"left out: {video}: {why}", file=sys.stderr)
-    show([results.rows[key] for key in keys], options, dropped=plan.dropped, missing=missing)
+    show([results.rows[key] for key in keys], options, plan.dropped)
     return 3 if missing else 0
 
 
-def show(rows: Sequence[Row], options: argparse.Namespace, **more: Any) -> None:
+def show(rows: Sequence[Row], options: argparse.Namespace, dropped: Mapping[str, int]) -> None:
     """Print the table of some rows, or their report as JSON, and write the files that were asked for."""
     if not rows:
-        raise ConfigError(f"there is nothing to show: no question could be asked ({dict(more.get('dropped', {}))})")
-    report = summarise(rows, find_group) | more
+        raise ConfigError(f"there is nothing to show: no question could be asked ({dict(dropped)})")
+    report = summarise(rows, find_group)
+    report["facts"] |= {f"left out, {why}": str(n) for why, n in dropped.items()}
     if options.json:
         print(json.dumps(report))
     else:
         table = tabulate(report)
-        print("\n".join(f"{name}: {text}" for name, text in list_facts(report).items()), end="\n\n")
+        print("\n".join(f"{name}: {text}" for name, text in report["facts"].items()), end="\n\n")
         print_grid([table.head, *table.rows])
         print(f"\n{table.note}")
     if options.csv:
@@ -251,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if texts:
                 show_text(summarise_language(texts), options.json)
             else:
-                show(read_rows(paths), options)
+                show(read_rows(paths), options, {})
             return 0
         if len(options.study) != 1:
             raise ConfigError("name one study", hint=", ".join(list_studies()))

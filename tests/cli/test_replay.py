@@ -52,12 +52,12 @@ def test_a_finished_replay_is_reported_again_and_asks_nothing(
     assert len(rows) == report["questions"] * 2 * 2 == 8
     assert {row["memory"] for row in rows} == {"durable", "sliding-window"}
     assert {row["delay_s"] for row in rows} == {0.0, 2.0}
-    assert report["reference"] == {"evidence": report["questions"]}
-    assert [curve["memory"] for curve in report["curves"]] == ["durable", "sliding-window"]
+    assert "was last visible (2)" in report["facts"]["delay counts from"]
+    assert {point["memory"] for point in report["points"]} == {"durable", "sliding-window"}
     assert protokv(*small, "--json", "--dry-run").rows()[0]["answers"] == 0
     # Rows of other memories stay in the file, and are not shown.
     (one,) = protokv(*small, "--memory", "sliding-window", "--json").rows()
-    assert [curve["memory"] for curve in one["curves"]] == ["sliding-window"]
+    assert {point["memory"] for point in one["points"]} == {"sliding-window"}
     assert (protokv.folder / "results.jsonl").read_bytes() == finished
 
 
@@ -98,10 +98,8 @@ def test_questions_about_a_file_are_asked_and_those_left_out_are_counted(protokv
     options = ("--questions", "q.jsonl", "--delays", "0,5s", "--memory", "durable", "--budget", "24", "--json")
     (report,) = protokv("replay", video, *options).rows()
     assert report["questions"] == 1
-    assert report["dropped"] == {
-        "type now, whose answers change with time": 1,
-        "beyond the end of the stream at some delay": 1,
-    }
+    assert report["facts"]["left out, type now, whose answers change with time"] == "1"
+    assert report["facts"]["left out, beyond the end of the stream at some delay"] == "1"
     assert {row["asked_s"] for row in results(protokv)} == {3.0, 8.0}
     (protokv.folder / "bad.srt").write_bytes(b"junk\0" * 99)
     partial = protokv("replay", video, *options, "--subtitles", "bad.srt", "-o", "bad.jsonl")
@@ -180,14 +178,14 @@ def test_a_table_names_everything_that_decides_its_numbers(protokv: Program, ovo
     assert "left out: Ego4D/clips/clip22.mp4" in done.err
     said = " ".join(done.out.split())
     for text in (
-        "ovo-bench,", "revision", "2 a second", "tokens a step", "videos left out 1:", "most frequent answer of a type",
+        "ovo-bench,", ", weights ", "2 a second", "tokens a step", "left out, video", "most frequent answer of a type",
         "always 'A'", "text only", "last 4 frames", "last 16 frames", "backward without HLD", "strict", "95% interval",
         "fewer than 100 questions or 5 videos", "CC BY-NC-SA 4.0",
     ):  # fmt: skip
         assert text in said, text
     (report,) = protokv("replay", "--dataset", "ovo-bench", "--data-root", ovo, *OF_DATA_SET, "--json").rows()
     assert report["missing"].keys() == {"Ego4D/clips/clip22.mp4"}
-    (hashed,) = report["benchmark"]["prompt_hash"]
+    hashed = report["facts"]["prompt"]
     assert len(hashed) == 12
     assert hashed in said
 
@@ -201,11 +199,10 @@ def test_open_answers_are_judged_after_the_pass(
     protokv.environment["OPENAI_API_KEY"] = "a-key"
     wanted = ("--dataset", "rvs-ego", "--data-root", data_root, *OF_DATA_SET, "--videos", "1", "--json")
     (report,) = protokv("replay", *wanted).rows()
-    assert report["benchmark"]["judges"] == {"offline, token F1 of 0.5 or more": report["questions"] * 4}
+    assert report["facts"]["judged by"] == f"offline, token F1 of 0.5 or more ({report['questions'] * 4})"
     monkeypatch.setattr(Judge, "read", lambda self, cases: ((case, Verdict(True, 5.0)) for case in cases))
     (judged,) = protokv("replay", *wanted, "--judge", "gpt").rows()
-    assert {score["official"] for score in judged["benchmark"]["scores"]} == {1.0}
-    assert {score["points"] for score in judged["benchmark"]["scores"]} == {5.0}
+    assert {(point["accuracy"], point["points"]) for point in judged["points"]} == {(1.0, 5.0)}
     refused = protokv("replay", "--dataset", "mlvu", "--data-root", data_root, "--judge", "gpt")
     assert refused.code == Exit.USAGE
     assert "reads open answers" in refused.err

@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protokv.replay.metrics import DRAWS, Accuracy, _draw, compare, measure_floor, quantile, resample
-from protokv.replay.report import summarise
+from protokv.replay.report import COLUMNS, summarise
 from protokv.replay.rows import Row
-from protokv.replay.tables import COLUMNS, FEW, format_delay, list_facts, save_csv, tabulate
+from protokv.replay.tables import format_delay, save_csv, tabulate
 from tests.replay.rows import ROW, example_rows
 
 
@@ -23,46 +24,49 @@ def group_of_example(kind: str, dataset: str) -> str:
     return {"colour": "content", "first": "order"}[kind]
 
 
+def points_of(report: dict[str, Any], name: str = "all") -> dict[tuple[str, int, float], dict[str, Any]]:
+    found = (point for point in report["points"] if point["name"] == name)
+    return {(point["memory"], point["budget"], point["delay_s"]): point for point in found}
+
+
 def test_the_report_adds_up() -> None:
     report = summarise(example_rows(), group_of_example)
     assert (report["videos"], report["questions"], report["delays_s"]) == (1, 3, [0.0, 30.0, 120.0])
-    assert report["reference"] == {"evidence": 2, "query": 1}
-    full, window = report["curves"]
-    assert [point["accuracy"] for point in full["all"]] == [1.0, 1.0, 1.0]
-    assert [point["accuracy"] for point in window["all"]] == [1.0, 0.0, 0.0]
-    assert [point["n"] for point in window["groups"]["content"]] == [2, 2, 2]
-    assert [point["n"] for point in window["types"]["first"]] == [1, 1, 1]
-    assert report["costs"][0]["ttft_ms_median"] == 2.0
-    assert report["costs"][0]["compression"] == 10.0
-    floors = {"groups": {"content": 0.5, "order": 1.0}, "types": {"colour": 0.5, "first": 1.0}}
-    assert report["floors"] == floors
+    assert report["facts"]["delay counts from"].endswith("(2), the time that the question names (1)")
+    assert report["groups"] == ["content", "order"]
+    found = points_of(report)
+    assert [found["full", 64, delay]["accuracy"] for delay in (0.0, 30.0, 120.0)] == [1.0, 1.0, 1.0]
+    assert [found["window", 64, delay]["accuracy"] for delay in (0.0, 30.0, 120.0)] == [1.0, 0.0, 0.0]
+    assert {point["n"] for point in points_of(report, "content").values()} == {2}
+    assert {point["n"] for point in points_of(report, "first").values()} == {1}
+    assert found["full", 64, 0.0]["ttft_ms_median"] == 2.0
+    assert found["full", 64, 0.0]["compression"] == 10.0
+    assert (report["floor"], report["floors"]) == (pytest.approx(2 / 3, abs=1e-4), {"content": 0.5, "order": 1.0})
+    assert all(point.keys() <= set(COLUMNS) for point in report["points"])
     json.dumps(report, allow_nan=False)
 
 
 def test_a_point_that_no_question_stands_on_is_left_out() -> None:
     kept = [row for row in example_rows() if not (row.delay_s == 120.0 and row.type == "first")]
-    curve = summarise(kept)["curves"][0]
-    assert [point["delay_s"] for point in curve["types"]["first"]] == [0.0, 30.0]
+    assert {delay for _, _, delay in points_of(summarise(kept), "first")} == {0.0, 30.0}
 
 
-def test_questions_without_a_known_group_are_not_shown_twice() -> None:
+def test_questions_of_one_group_are_not_shown_twice() -> None:
     report = summarise([replace(row, type="") for row in example_rows()])
-    assert report["curves"][0]["groups"] == {}
+    assert report["groups"] == []
+    assert {point["part"] for point in report["points"]} == {"all", "type"}
 
 
-def test_the_table_has_a_row_for_each_group_and_memory_and_its_difference_to_the_first(tmp_path: Path) -> None:
-    report = summarise(example_rows(), group_of_example)
-    table = tabulate(report)
+def test_the_table_has_a_row_for_each_group_and_memory_and_its_difference_to_the_first() -> None:
+    table = tabulate(summarise(example_rows(), group_of_example))
     assert table.head[:7] == ["questions", "memory", "budget", "n", "0 s", "30 s", "2 min"]
-    assert table.head[7:] == ["against full", "first token ms", "step ms", "KiB"]
+    assert table.head[7:] == ["difference", "first token ms", "step ms", "KiB"]
     assert [row[:4] for row in table.rows[:3]] == [
         ["all", "full", "all", "3"], ["all", "window", "64", "3"], ["content", "full", "all", "2"]
     ]  # fmt: skip
     assert len(table.rows) == 2 * 3
-    assert table.rows[1][4:8] == ["100% 44-100*", "0% 0-56*", "0% 0-56*", "-100 -100..+0*"]
+    assert table.rows[1][4:8] == ["100% 44-100*", "0% 0-56*", "0% 0-56*", "-100 -100..+0* to full"]
     assert all(len(row) == len(table.head) for row in table.rows)
-    assert FEW in table.note
-    assert list_facts(report)["asked"] == "3 questions about 1 video"
 
 
 def test_the_csv_file_has_a_row_for_each_part_memory_and_delay(tmp_path: Path) -> None:
@@ -135,7 +139,7 @@ def rows(memory: str, right: list[list[bool]]) -> list[Row]:
 
 def test_answers_that_go_together_widen_the_interval() -> None:
     together, apart = ([[v < 5] * 10 for v in range(10)], [[q < 5 for q in range(10)] for _ in range(10)])
-    wide, narrow = (summarise(rows("durable", answers))["curves"][0]["all"][0] for answers in (together, apart))
+    wide, narrow = (summarise(rows("durable", answers))["points"][0] for answers in (together, apart))
     assert wide["accuracy"] == narrow["accuracy"] == 0.5
     assert wide["high"] - wide["low"] > 2 * (narrow["high"] - narrow["low"])
 
@@ -157,17 +161,20 @@ def test_memories_without_a_different_answer_still_have_an_interval() -> None:
     assert (found.low, found.share, found.high) == (-0.05, 0.0, 0.05)
 
 
-def test_the_report_compares_the_default_with_each_other_memory_at_its_budget_and_with_the_full_cache() -> None:
+def test_each_memory_is_compared_with_the_default_at_its_budget_and_the_default_with_the_full_cache() -> None:
     right, wrong = [[True] * 3] * 6, [[False] * 3] * 6
-    found = summarise(
+    report = summarise(
         [
             *rows("full", right),
             *rows("durable", right),
             *rows("window", wrong),
             *(replace(row, budget=8) for row in rows("durable", wrong)),
         ]
-    )["differences"]
-    pairs = {(d["memory"], d["budget"], d["than"]): d for d in found if d["group"] == "all"}
-    assert set(pairs) == {("durable", 64, "full"), ("durable", 64, "window"), ("durable", 8, "full")}
-    points = [pairs[pair]["points"][0]["difference"] for pair in pairs]
-    assert sorted(points) == [-1.0, 0.0, 1.0]
+    )
+    found = {key: (point.get("than"), point.get("difference")) for key, point in points_of(report).items()}
+    assert found == {
+        ("full", 64, 0.0): (None, None),
+        ("durable", 64, 0.0): ("full", 0.0),
+        ("window", 64, 0.0): ("durable", -1.0),
+        ("durable", 8, 0.0): ("full", -1.0),
+    }

@@ -12,16 +12,14 @@ from samples.worlds.__main__ import main
 from samples.worlds.studies import FOLDER, list_studies, load_study
 
 
-def test_a_study_runs_and_its_rows_are_shown_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_runs_and_its_rows_are_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = str(tmp_path / "rows.jsonl")
     small = ("--worlds", "5002000:1", "--memory", "durable", "--budget", "43", "--delays", "0", "--types", "colour")
     assert main(["harder", *small, "-o", rows]) == 0
     assert "all" in capsys.readouterr().out
     assert main(["--report", rows, "--json"]) == 0
-    (curve,) = json.loads(capsys.readouterr().out)["curves"]
-    assert curve["groups"]["content"] == curve["all"]
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert {(point["part"], point["name"]) for point in points} == {("all", "all"), ("type", "colour")}
     found = {(row.video, row.question_id): row.prediction for row in read_rows([rows])}
     published = {
         (row.video, row.question_id): row.prediction

@@ -19,7 +19,6 @@ from protokv.replay.report import summarise
 from protokv.replay.request import ReplayRequest, make_setup
 from protokv.replay.rows import Row, RowFile
 from protokv.replay.runner import Watched
-from protokv.replay.tables import list_facts
 from tests.replay.benchmarks.miniature import SEEDS, WRITERS
 from tests.replay.rows import ROW
 
@@ -64,24 +63,20 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
     # Every step of a video is taken once for all questions.
     assert max(Counter((event.video, event.stream_time_s) for event in watched).values()) == 1
     report = summarise(rows)
-    benchmark = report["benchmark"]
-    assert benchmark["dataset"] == name
-    assert benchmark["prompt_hash"] == ["bare"]
+    facts, points = report["facts"], {p["memory"]: p for p in report["points"] if p["part"] == "all"}
+    assert facts["data set"].startswith(f"{name}, ")
+    assert facts["prompt"] == "bare"
     # The last frames have room for all of them: steps of two frames and nine tokens.
-    assert [(score["memory"], score["budget"]) for score in benchmark["scores"]] == [
+    assert [(memory, point["budget"]) for memory, point in points.items()] == [
         ("durable", 90), (TEXT_ONLY, 0), ("last 4 frames", 18), ("last 16 frames", 72)
     ]  # fmt: skip
-    assert {score["n"] for score in benchmark["scores"]} == {report["questions"]}
-    assert all(point["thin"] for curve in report["curves"] for point in curve["all"])
-    scores = {score["memory"]: score["official"] for score in benchmark["scores"]}
+    assert {point["n"] for point in points.values()} == {report["questions"]}
+    assert all(point["thin"] for point in points.values())
     if name != "ovo-bench":
         # A memory of nearly all steps still has the content, which nobody can know without the video.
-        assert scores["durable"] >= 0.8, scores
-        assert scores["durable"] > scores[TEXT_ONLY]
-    assert 0 < benchmark["constant"]["accuracy"] <= 1
-    assert benchmark["constant"]["accuracy"] <= report["floor"]
-    assert report["setup"]["tokens_per_step"] == 9
-    assert report["setup"]["frames"]["max_pixels"] > 0
+        assert points["durable"]["accuracy"] >= 0.8
+        assert points["durable"]["accuracy"] > points[TEXT_ONLY]["accuracy"]
+    assert "2 a second, 9.0 tokens a step" in facts["frames"] or name == "rvs-movie"
 
 
 def test_with_subtitles_the_same_is_asked_of_a_stream_with_their_words_and_the_report_says_so(
@@ -101,8 +96,8 @@ def test_with_subtitles_the_same_is_asked_of_a_stream_with_their_words_and_the_r
         (r.question, r.expected, r.memory, r.tokens_seen + more[r.video]) for r in played("videomme").rows
     ]
     assert sorted(more.values()) == [0, 6]
-    assert "of 1 video, in the stream" in list_facts(summarise(rows))["subtitles"]
-    assert "subtitles" not in list_facts(summarise(played("videomme").rows))
+    assert "of 1 video, in the stream" in summarise(rows)["facts"]["subtitles"]
+    assert "subtitles" not in summarise(played("videomme").rows)["facts"]
 
 
 def test_a_query_sees_no_frame_behind_its_time(played: Callable[[str], Played]) -> None:
@@ -164,9 +159,9 @@ def test_means_and_floors_of_hld_stand_beside_backward_without_it() -> None:
             [("EPM", "A", True), ("EPM", "B", False), ("ASI", "A", True), ("HLD", "A", False), ("HLD", "B", False)]
         )
     ]
-    report = summarise(rows)["benchmark"]
-    assert report["constant"]["answer"] == "A"
-    assert report["constant"]["types"] == {"EPM": 0.5, "ASI": 1.0, "HLD": 0.5}
-    means = report["scores"][0]["means"]["official"]
-    assert means == {"backward": 0.5, "backward without HLD": 0.75}
-    assert report["constant"]["means"]["backward"] == pytest.approx(2 / 3, abs=1e-4)
+    report = summarise(rows)
+    assert report["facts"]["constant answer"] == "60.0%, always 'A'"
+    assert {mean["name"]: mean["official"] for mean in report["means"]} == {
+        "backward": 0.5,
+        "backward without HLD": 0.75,
+    }
