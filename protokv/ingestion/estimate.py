@@ -28,34 +28,20 @@ HEAD_BYTES = 8 << 10
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The cost of an ingest; None where it needs a duration that the source does not say.
+    """The cost of an ingest; None where it needs a duration that the source does not say."""
 
-    Attributes:
-        source: its name.
-        duration_s: of the source.
-        steps, tokens: of the whole stream.
-        tokens_per_step: mean of the tried steps.
-        state_bytes: of the state in memory.
-        most_bytes: of its tensors on disk once the memory is full; None: they grow with the stream.
-        end_bytes: about what they take on disk at the end of the source.
-        seconds: time of the run at the speed of the last tried steps.
-        tried_steps: how many steps were tried.
-        words: the words that would enter the stream; None: none.
-        words_lost: what of them cannot be read; empty: nothing as yet.
-    """
-
-    source: str
+    source: str  # its name
     duration_s: float | None
-    steps: int | None
-    tokens: int | None
-    tokens_per_step: float
-    state_bytes: int
-    most_bytes: int | None
-    end_bytes: int | None
-    seconds: float | None
+    steps: int | None  # of the whole stream
+    tokens: int | None  # of the whole stream
+    tokens_per_step: float  # mean of the tried steps
+    state_bytes: int  # of the state in memory
+    most_bytes: int | None  # of its tensors on disk once the memory is full; None: they grow with the stream
+    end_bytes: int | None  # about what it takes on disk at the end of the source
+    seconds: float | None  # time of the run at the speed of the last tried steps
     tried_steps: int
-    words: str | None
-    words_lost: str
+    words: str | None  # the subtitles that would enter the stream; None: none
+    words_lost: str  # what of them cannot be read; empty: nothing as yet
 
 
 def most_bytes(memory: Memory, thumbnails: int, *, words: bool = False) -> int | None:
@@ -92,7 +78,8 @@ def estimate(source: str | os.PathLike[str], options: IngestOptions) -> Estimate
     with open_source(source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
         video = options.cut_part(opened)
         subtitles = options.find_subtitles(source, video)
-        session = Session.start(options.load_model(), options.config_with(subtitles), fps=options.fps)
+        model, config = options.load_model(), options.config_with(subtitles)
+        session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
         return _try_steps(video, session, subtitles, options.thumbnails)
 
 

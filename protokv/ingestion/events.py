@@ -1,4 +1,4 @@
-"""The events that `ingest` yields: plain records."""
+"""The events that `ingest` yields: plain records. A command prints them as JSON, with these names as keys."""
 
 from __future__ import annotations
 
@@ -8,168 +8,99 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The state is locked, and the session stands where the source is read on.
+    """The state is locked, and the session stands where the source is read on."""
 
-    Attributes:
-        state: its name.
-        source: its name.
-        steps, stream_time_s: of the state until now.
-        how: "started" anew, "continued" where an earlier run stopped, "appended" after other sources, or "finished":
-            the source was watched to its end before, and nothing is left to do.
-        locked: whether other processes are kept from writing the state.
-        fps: sampled frames a second.
-        source_fps: frames a second of the source; None if it does not say.
-        state_bytes: of the state in memory.
-        most_bytes: of the tensors of the state on disk once the memory is full; None: they grow with the stream.
-        model, dtype: name of the model, and dtype of its weights, such as `bfloat16+4bit`.
-        notice: what the model cannot read, in one line; empty: it reads any video.
-        words: the subtitles that enter the stream; None: none.
-    """
-
-    state: str
-    source: str
-    how: Literal["started", "continued", "appended", "finished"]
-    steps: int
+    state: str  # its name
+    source: str  # its name
+    how: Literal["started", "continued", "appended", "finished"]  # finished: watched to its end before, nothing to do
+    steps: int  # of the state until now
     stream_time_s: float
-    locked: bool
-    fps: float
-    source_fps: float | None
-    state_bytes: int
-    most_bytes: int | None
+    locked: bool  # other processes are kept from writing the state
+    fps: float  # sampled frames a second
+    source_fps: float | None  # frames a second of the source; None: it does not say
+    state_bytes: int  # of the state in memory
+    most_bytes: int | None  # of its tensors on disk once the memory is full; None: they grow with the stream
     model: str
-    dtype: str
-    notice: str = ""
-    words: str | None = None
+    dtype: str  # of the model's weights, such as `bfloat16+4bit`
+    notice: str = ""  # what the model cannot read, in one line; empty: it reads any video
+    words: str | None = None  # the subtitles that enter the stream; None: none
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After every step: where the stream stands, how fast it goes, and how large the state is.
+    """After every step or chunk: where the stream stands, how fast it goes, and how large the state is."""
 
-    Attributes:
-        steps, stream_time_s: watched until now.
-        duration_s: of the whole source; None if it does not say.
-        frames_per_second: sampled frames that were watched in a second of the clock.
-        state_bytes: of the state in memory.
-        end_bytes: about what its tensors take on disk at the end of the source; None if the source does not say its
-            length.
-        frames_dropped: as in `Summary`, of this run.
-    """
-
-    steps: int
+    steps: int  # watched until now
     stream_time_s: float
-    duration_s: float | None
-    frames_per_second: float
-    state_bytes: int
-    end_bytes: int | None = None
-    frames_dropped: int = 0
+    duration_s: float | None  # of the whole source; None: it does not say
+    frames_per_second: float  # sampled frames that were watched in a second of the clock
+    state_bytes: int  # of the state in memory
+    end_bytes: int | None = None  # about what it takes on disk at the end of the source; None: no length is known
+    frames_dropped: int = 0  # as in `Summary`, until now
 
 
 @dataclass(frozen=True, slots=True)
 class WordsLost:
-    """Subtitles could not be read, or not all of them. Yielded once a run; the video is watched all the same.
+    """Subtitles could not be read, or not all of them. Yielded once a run; the video is watched all the same."""
 
-    Attributes:
-        words: which subtitles.
-        why: what was wrong.
-    """
-
-    words: str
+    words: str  # which subtitles
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLost:
-    """The source gives no more frames; it is tried again until it recovers or is given up.
+    """The source gives no more frames; it is tried again until it recovers or is given up."""
 
-    Attributes:
-        source: its name.
-        stream_time_s: when it was lost.
-        why: what was wrong.
-    """
-
-    source: str
-    stream_time_s: float
+    source: str  # its name
+    stream_time_s: float  # when it was lost
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRecovered:
-    """The source gives frames again.
+    """The source gives frames again."""
 
-    Attributes:
-        source: its name.
-        stream_time_s: when it came back.
-        gap_s: how long it was away.
-    """
-
-    source: str
-    stream_time_s: float
-    gap_s: float
+    source: str  # its name
+    stream_time_s: float  # when it came back
+    gap_s: float  # how long it was away
 
 
 @dataclass(frozen=True, slots=True)
 class FramesDropped:
-    """The model is slower than the stream, so frames are dropped. Yielded once a run.
+    """The model is slower than the stream, so frames are dropped. Yielded once a run."""
 
-    Attributes:
-        stream_fps: sampled frames a second that come in.
-        watched_fps: frames a second that the model watches.
-    """
-
-    stream_fps: float
-    watched_fps: float
+    stream_fps: float  # sampled frames a second that come in
+    watched_fps: float  # frames a second that the model watches
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The state at this step is on disk.
+    """The state at this step is on disk."""
 
-    Attributes:
-        state: its name.
-        steps, stream_time_s: of the state.
-        file_bytes: of the state on disk.
-    """
-
-    state: str
+    state: str  # its name
     steps: int
     stream_time_s: float
-    file_bytes: int
+    file_bytes: int  # of the state on disk
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The end of a run.
+    """The end of a run. What is lost or damaged counts all runs over the source."""
 
-    Attributes:
-        state: its name.
-        steps, tokens_seen: of the whole stream.
-        stream_time_s: at the end of the last step.
-        watched_s: at the end of the source, which may lie within that step; `stream_time_s` if it was not reached.
-        state_bytes, file_bytes: of the state in memory and on disk.
-        elapsed_s: that this run took.
-        complete: the source was read to its end.
-        damaged: this run or an earlier one could not read all of the source.
-        damage: what could not be read, where and why.
-        frames_dropped: sampled frames of a live source that the model had no time for, in all runs.
-        gaps: how often a live source was lost, in all runs.
-        words_lost: what of the subtitles could not be read, in this run or an earlier one; empty: nothing.
-    """
-
-    state: str
-    steps: int
-    stream_time_s: float
-    watched_s: float
-    tokens_seen: int
-    state_bytes: int
-    file_bytes: int
-    elapsed_s: float
-    complete: bool
-    damaged: bool
-    damage: str
-    frames_dropped: int = 0
-    gaps: int = 0
-    words_lost: str = ""
+    state: str  # its name
+    steps: int  # of the whole stream
+    stream_time_s: float  # at the end of the last step
+    watched_s: float  # at the end of the source, which may lie within that step; `stream_time_s` before the end
+    tokens_seen: int  # of the whole stream
+    state_bytes: int  # of the state in memory
+    file_bytes: int  # of the state on disk
+    elapsed_s: float  # that this run took
+    complete: bool  # the source was read to its end
+    damaged: bool  # not all of the source could be read
+    damage: str  # what could not be read, where and why
+    frames_dropped: int = 0  # sampled frames of a live source that the model had no time for
+    gaps: int = 0  # how often a live source was lost
+    words_lost: str = ""  # what of the subtitles could not be read; empty: nothing
 
 
 Event = Started | Progress | WordsLost | SourceLost | SourceRecovered | FramesDropped | Commit | Summary

@@ -70,27 +70,15 @@ NEVER = Every()
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """Options for a source that may wait or be lost.
+    """Options for a source that may wait or be lost."""
 
-    Attributes:
-        stall_s: seconds without a frame after which a source is lost; None: `STALL_S`, but a pipe is waited for without
-            end.
-        give_up_s: seconds to try a lost source again; None: for ever.
-        on_pressure: if the model is slower than the source, `drop` the oldest frames, or make the source
-            `wait`; None: a pipe waits, every other source drops.
-        for_s: end after this much stream time.
-        until: end at this real time, in seconds since 1970.
-        input: options for FFmpeg.
-        retry_s: the first and the longest pause before the next attempt.
-    """
-
-    stall_s: float | None = None
-    give_up_s: float | None = None
-    on_pressure: Literal["drop", "wait"] | None = None
-    for_s: float | None = None
-    until: float | None = None
-    input: Mapping[str, str] = field(default_factory=dict)
-    retry_s: tuple[float, float] = (1.0, 30.0)
+    stall_s: float | None = None  # seconds without a frame after which it is lost; None: 20, for a pipe without end
+    give_up_s: float | None = None  # seconds to try a lost source again; None: for ever
+    on_pressure: Literal["drop", "wait"] | None = None  # of a slow model; None: a pipe waits, others drop old frames
+    for_s: float | None = None  # end after this much stream time
+    until: float | None = None  # end at this real time, in seconds since 1970
+    input: Mapping[str, str] = field(default_factory=dict)  # options for FFmpeg
+    retry_s: tuple[float, float] = (1.0, 30.0)  # the first and the longest pause before the next attempt
 
     def __post_init__(self) -> None:
         for name in ("stall_s", "for_s"):
@@ -117,39 +105,14 @@ class LiveOptions:
 class IngestOptions:
     """Options to watch one source and keep its state.
 
-    Attributes:
-        config: the memory.
-        backbone: a loaded model, so that one process can ingest many sources; or a name or folder; None: the model
-            that the state names, or the embedded one.
-        device, dtype, device_map, quantization, revision: how to load the model, as for `load_backbone`. None means
-            the value of the state; without a state, the default of `load_backbone`.
-        frame_tokens, max_pixels: what a frame may cost, in the same way.
-        system: the system prompt, which the model reads before the video; None: that of the state, or the model's own.
-        fps: sampled frames per second; None: the model's default.
-        every: how often to commit on the way; None: once a minute, and every 5 seconds for a live source.
-        keep: how many commits to keep, the last one included; None: only the last.
-        append: watch the source after the earlier ones of a finished state; start a state if there is none.
-        resume: raise StateNotFound if there is no state.
-        overwrite: ignore an existing state; the first commit replaces it.
-        start_s: where in the source to begin; stream time begins there.
-        duration_s: how much of the source to watch; None: to its end. A part is a different source from the whole.
-        decoder: of a file; see `open_source`.
-        max_frame_pixels: the most that a frame of a file may have; None: 8K.
-        chunk: steps that go through the model together (`Session.watch_prepared`). Commits and `Progress` come after
-            whole chunks. More than 1 is faster, for files only, and gives another state, which only the same chunk
-            continues.
-        thumbnails: how many small pictures of the stream the state keeps for people; 0: none.
-        subtitles: which enter the stream: `auto` (a file beside the video, else a text track), `off`, a file, or a
-            language.
-        transcribe: a model that recognises speech, by name or folder. It writes subtitles beside a file that has none
-            such, before that is watched (`protokv.words.speech`).
-        live: options for a source that may wait or be lost, and the end of the run. A `LiveSource` brings its own.
-
     Raises:
         ConfigError: chunk or thumbnails is out of range, or two options contradict each other.
     """
 
     config: MemoryConfig = field(default_factory=DurableConfig)
+
+    # The model: a loaded one, so that one process can ingest many sources, or a name or folder; None: the model that
+    # the state names, or the default. How to load it is as for `load_backbone`; None: as the state says.
     backbone: Backbone | str | None = None
     device: str = "auto"
     dtype: str | None = None
@@ -158,21 +121,30 @@ class IngestOptions:
     revision: str | None = None
     frame_tokens: int | None = None
     max_pixels: int | None = None
-    system: str | None = None
-    fps: float | None = None
-    every: Every | None = None
-    keep: int | None = None
-    append: bool = False
-    resume: bool = False
-    overwrite: bool = False
-    start_s: float = 0.0
-    duration_s: float | None = None
-    decoder: Decoder = "auto"
-    max_frame_pixels: int | None = None
+    system: str | None = None  # the system prompt, before the video; None: that of the state, or the model's own
+
+    # The source. A part of it is a different source from the whole; stream time begins with the part.
+    fps: float | None = None  # sampled frames per second; None: the model's default
+    start_s: float = 0.0  # where to begin
+    duration_s: float | None = None  # how much to watch; None: to its end
+    decoder: Decoder = "auto"  # of a file; see `open_source`
+    max_frame_pixels: int | None = None  # the most that a frame of a file may have; None: 8K
+    subtitles: str = "auto"  # a file beside the video, else a text track; or `off`, a file, or a language
+    transcribe: str | None = None  # a model that writes subtitles where there are none such (`protokv.words.speech`)
+
+    # The state.
+    every: Every | None = None  # when to commit on the way; None: once a minute, every 5 seconds for a live source
+    keep: int | None = None  # how many commits to keep, the last one included; None: only the last
+    append: bool = False  # watch the source after those of a finished state; start a state if there is none
+    resume: bool = False  # raise StateNotFound if there is no state
+    overwrite: bool = False  # ignore an existing state; the first commit replaces it
+    thumbnails: int = THUMBNAILS  # how many small pictures of the stream to keep for people; 0: none
+
+    # Steps that go through the model together (`Session.watch_prepared`), for files. Commits and `Progress` come after
+    # whole chunks. More than 1 is faster and gives another state, which only the same chunk continues.
     chunk: int = 1
-    thumbnails: int = THUMBNAILS
-    subtitles: str = "auto"
-    transcribe: str | None = None
+
+    # The end of the run, and a source that may wait or be lost. A `LiveSource` brings its own.
     live: LiveOptions = field(default_factory=LiveOptions)
 
     def __post_init__(self) -> None:

@@ -113,7 +113,7 @@ def test_a_model_that_cannot_hear_is_refused_before_anything_is_watched(protokv:
 
 def test_a_long_moment_tells_the_words_that_were_read_most_and_no_line_is_printed_twice() -> None:
     found = transcript.Transcript()
-    found.lines = [transcript.Line(n, n * 0.1, (n + 1) * 0.1, n, f"line {n}") for n in range(20)]
+    found.lines = [transcript.TranscriptLine(n, n * 0.1, (n + 1) * 0.1, n, f"line {n}") for n in range(20)]
     shares = {n: float(n % 10) for n in range(20)}
     # Steps 2 to 17 have the shares 2 to 9 and 0 to 7.
     words = evidence._words(found, Moment(0.2, 18 * 0.1, 0.5), shares, 0.1)
