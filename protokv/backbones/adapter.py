@@ -1,8 +1,8 @@
-"""The common part of families of transformers: the language model behind a chat prompt.
+"""The common part of families of transformers: the language model with its chat prompt.
 
 `Adapter` runs the language model; a family adds its vision tower and positions. `ChatPrompt` is the model's own chat
 template, cut at the video: the prefix before it is forwarded once and kept as the sink of every memory, the suffix
-behind it carries the conversation. A control token in a text would end its turn early, so such a text is refused.
+after it carries the conversation. A control token in a text would end its turn early, so such a text is refused.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ class Adapter(Backbone):
     def _carried_shape(self, devices: Sequence[torch.device] | None) -> CarriedShape:
         """Return what layers without full attention hold, by the names that configs of transformers have for it."""
         config = self._text.config
-        held = [place.kind for place in self._places if not place.shared]
+        kinds = [place.kind for place in self._places if not place.shared]
         sliding = recurrent = convolution = None
-        if count := held.count(Kind.SLIDING):
+        if count := kinds.count(Kind.SLIDING):
             heads, size = self._heads_of([place.kind for place in self._places].index(Kind.SLIDING))
             sliding = (count, heads, config.sliding_window - 1, size)
-        if count := held.count(Kind.LINEAR):
+        if count := kinds.count(Kind.LINEAR):
             keys = config.linear_num_key_heads * config.linear_key_head_dim
             values = config.linear_num_value_heads * config.linear_value_head_dim
             recurrent = (count, config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
@@ -120,7 +120,7 @@ class Adapter(Backbone):
         return self._prompt.prefix_ids
 
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
-        """Return the token ids behind the video."""
+        """Return the token ids after the video."""
         return self._prompt.suffix_ids(question, turns)
 
     def with_system(self, text: str | None) -> Self:
@@ -133,7 +133,7 @@ class Adapter(Backbone):
         return found
 
     def words_ids(self, text: str) -> list[int]:
-        """Return the token ids of what was said, between those of `words_form`."""
+        """Return the token ids of the words of a step, between those of `words_form`."""
         closing, ids, opening = self._words_parts(text)
         ids = [token for token in ids if token not in self._prompt.control_ids][:MOST_WORDS]
         _, blank, _ = self._words_parts("")
@@ -223,10 +223,10 @@ class Adapter(Backbone):
         scores: Tensor = self._head(hidden).float().to(self.device)
         return scores
 
-    def _framed(self, before: str, visual: Tensor, behind: str, grid: tuple[int, int]) -> StepTokens:
+    def _framed(self, before: str, visual: Tensor, after: str, grid: tuple[int, int]) -> StepTokens:
         """Return a step of visual tokens `[n, E]` between two texts, which belong to it."""
         opening, closing = (
-            self.embed_text(self._tokenizer.encode(text, add_special_tokens=False)) for text in (before, behind)
+            self.embed_text(self._tokenizer.encode(text, add_special_tokens=False)) for text in (before, after)
         )
         place = slice(len(opening), len(opening) + len(visual))
         return StepTokens(torch.cat((opening, visual, closing)), grid, place)
@@ -320,7 +320,7 @@ class ChatPrompt:
         return ChatPrompt(self._tokenizer, self._video_token, **settings)
 
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
-        """Return the token ids behind the video: earlier turns, the question, and the start of the answer.
+        """Return the token ids after the video: earlier turns, the question, and the start of the answer.
 
         Raises:
             QuestionError: the question is empty, or a text spells a control token.
@@ -334,10 +334,10 @@ class ChatPrompt:
         return ids
 
     def _render(self, question: str, turns: Sequence[Turn]) -> tuple[str, str, str]:
-        """Return the conversation as text: before the video, its placeholder if it is shown, and behind it."""
-        said = [] if self._system is None else [("system", self._system)]
-        said += [pair for turn in turns for pair in zip(("user", "assistant"), turn, strict=True)]
-        messages = [self._message(role, text.strip()) for role, text in (*said, ("user", question))]
+        """Return the conversation as text: before the video, its placeholder if there is one, and after it."""
+        earlier = [] if self._system is None else [("system", self._system)]
+        earlier += [pair for turn in turns for pair in zip(("user", "assistant"), turn, strict=True)]
+        messages = [self._message(role, text.strip()) for role, text in (*earlier, ("user", question))]
         first = next(message for message in messages if message["role"] == "user")
         if self._text_only:
             first["content"] = f"{self._video_token}\n{first['content']}"

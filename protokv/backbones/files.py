@@ -297,7 +297,7 @@ def _quiet_hub() -> Iterator[None]:
 
 @contextmanager
 def _progress_bars(before: Callable[[], None] | None) -> Iterator[Any]:
-    """Yield a class of progress bars that draws nothing if `before` is None, and leaves nothing behind."""
+    """Yield a class of progress bars that draws nothing if `before` is None, and removes them afterwards."""
     from huggingface_hub.utils.tqdm import tqdm
 
     opened: list[Any] = []

@@ -1,4 +1,4 @@
-"""Gemma 4 as a backbone: a frame a step behind its time as text, and a language model of sliding and full layers.
+"""Gemma 4 as a backbone: one frame a step, after its time as text, and a language model of sliding and full layers.
 
 A step has the form of transformers' processor for one frame of a video: `00:07 <boi>...<eoi>`, the stream time in
 minutes and seconds, with a space before it unless the stream time is 0. This text belongs to the step, as in Qwen3-VL.
@@ -35,7 +35,7 @@ from protokv.core.step import StepTokens
 from protokv.errors import ModelError, SourceUnreadable
 
 _VIDEO_TOKEN: Final = "<|video|>"
-# A video on the hub is shown at one frame a second.
+# The examples on the hub sample one frame a second.
 _DEFAULT_FPS: Final = 1.0
 # Of transformers' video processor; a still image has 280 tokens.
 VIDEO_SETTINGS: Final[dict[str, Any]] = {
@@ -106,15 +106,15 @@ class Gemma4(Adapter):
             self.settings = {**self.settings, "frame_tokens": tokens}
 
     def embed_text(self, ids: list[int]) -> Tensor:
-        """Return `[n, E]`, with the digits of the ids behind."""
+        """Return `[n, E]`, with the digits of the ids appended."""
         return self._with_digits(super().embed_text(ids), torch.tensor(ids, device=self.device))
 
     def embed_token(self, token: Tensor) -> Tensor:
-        """Return `[1, E]`, with the digits of the id behind."""
+        """Return `[1, E]`, with the digits of the id appended."""
         return self._with_digits(super().embed_token(token), token)
 
     def _with_digits(self, embeddings: Tensor, ids: Tensor | None) -> Tensor:
-        """Return embeddings `[n, E]` with three digits behind each, 0 without ids, in a model that needs them."""
+        """Return embeddings `[n, E]` with three digits appended to each, 0 without ids, in a model that needs them."""
         if not self._layered:
             return embeddings
         if ids is None:
@@ -139,12 +139,12 @@ class Gemma4(Adapter):
         places = torch.stack([self._patch_places(step, pixels.shape[1]) for step in steps]).to(self.device)
         features = torch.cat(self._image_features(pixels, places).pooler_output).to(self.device, self.dtype)
         begin, end = self._marks
-        behind, tokens, counts = self.embed_text([end]), [], [prod(step.grid) for step in steps]
+        after, tokens, counts = self.embed_text([end]), [], [prod(step.grid) for step in steps]
         for step, time_s, own in zip(steps, times_s, torch.split(features, counts), strict=True):
             stamp = f"{' ' if time_s else ''}{int(time_s // 60):02d}:{int(time_s % 60):02d} "
             before = self.embed_text([*self._tokenizer.encode(stamp, add_special_tokens=False), begin])
             visual = slice(len(before), len(before) + len(own))
-            tokens.append(StepTokens(torch.cat((before, self._with_digits(own, None), behind)), step.grid, visual))
+            tokens.append(StepTokens(torch.cat((before, self._with_digits(own, None), after)), step.grid, visual))
         return tokens
 
     def _patch_places(self, step: PreparedStep, patches: int) -> Tensor:

@@ -5,7 +5,7 @@ belongs to the step, as in Qwen3-VL. Frames are squares of one size (448 pixels 
 models), without the tiles that still images are cut into.
 
 The processor counts the frames of a video. Here the number is the stream time in frames of the default rate, from 1:
-the processor's number at that rate; at another rate, or behind a gap, it still tells the time. The vision tower
+the processor's number at that rate; at another rate, or after a gap, it still tells the time. The vision tower
 (`model.get_image_features`: tower, pixel shuffle, projector) sees each frame by itself.
 """
 

@@ -1,7 +1,7 @@
-"""LLaVA-OneVision as a backbone: one frame per step, RoPE, a newline embedding behind the whole video.
+"""LLaVA-OneVision as a backbone: one frame per step, RoPE, a newline embedding after the whole video.
 
 The only file that touches this model's internals: `model.get_video_features` (vision tower, projector and pooling) and
-the embedding `model.image_newline`. transformers appends that embedding once, behind all frames of a video. A stream
+the embedding `model.image_newline`. transformers appends that embedding once, after all frames of a video. A stream
 has no end, so here it begins the suffix of every question: the model reads it in the same place; no memory holds it.
 """
 
@@ -74,18 +74,18 @@ class LlavaOnevision(Adapter):
         return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
 
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
-        """Return the newline behind the video (`NEWLINE`) and the chat prompt after it."""
+        """Return the newline after the video (`NEWLINE`) and the chat prompt after it."""
         return [NEWLINE, *super().suffix_ids(question, turns)]
 
     def words_ids(self, text: str) -> list[int]:
-        """Return the newline behind the video so far, and the words as a line."""
+        """Return the newline after the video so far, and the words as a line."""
         ids = super().words_ids(text)
         return [NEWLINE, *ids] if ids else []
 
     def behind_words(
         self, ids: list[int], context: Context, clock: StreamClock
     ) -> tuple[list[int], Context, StreamClock]:
-        """Leave out the newline behind the video, which stands in front of the words."""
+        """Leave out the newline after the video, which stands in front of the words."""
         return super().behind_words(ids[ids[0] == NEWLINE :], context, clock)
 
     def embed_text(self, ids: list[int]) -> Tensor:

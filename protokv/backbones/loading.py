@@ -201,7 +201,7 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def _unmapped() -> Iterator[None]:
-    """Let transformers read weight files. It maps them, and what is mapped stays beside its copy in another dtype."""
+    """Let transformers read weight files instead of mapping them: a mapped file and its copy would both take memory."""
     from transformers import modeling_utils
 
     opened = modeling_utils.safe_open

@@ -212,7 +212,7 @@ class TimedGrid(Backbone):
     ) -> StepPositions:
         """Return (t, h, w) of every token: time or patches since the start, row, column, each from `origin`.
 
-        Words begin behind the highest position so far.
+        Words begin after the highest position so far.
         """
         per_second = self._tokens_per_second
         # The small term undoes rounding errors of sums such as 3 * 0.1. transformers truncates, too.
@@ -222,9 +222,9 @@ class TimedGrid(Backbone):
         seen = origin + cells(tokens.grid, t, self.device)
         if not tokens.words:
             return StepPositions(seen, highest)
-        behind = self.text_positions(max(start, max(highest) + 1), tokens.words)
+        after = self.text_positions(max(start, max(highest) + 1), tokens.words)
         last = max(start, max(highest) + 1) + tokens.words - 1
-        return StepPositions(torch.cat((seen, behind)), (last, last, last))
+        return StepPositions(torch.cat((seen, after)), (last, last, last))
 
     def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
         """Return times from the first component, which is time.

@@ -3,8 +3,8 @@
 A step has the form of transformers' processor for one temporal patch: `<0.2 seconds><|vision_start|>...<|vision_end|>`.
 The time is the mean over the patch's frames. This text belongs to the step: a memory holds it like the rest, and the
 length of a step varies with the digits of its time. Positions are those of `get_rope_index`: text advances all
-components, visual tokens stand at the next position plus their row and column, and later tokens stand behind the
-highest of these. The vision tower's intermediate features (DeepStack) are added to the visual tokens behind each of the
+components, visual tokens stand at the next position plus their row and column, and later tokens stand after the
+highest of these. The vision tower's intermediate features (DeepStack) are added to the visual tokens after each of the
 first layers while their own step is forwarded. No other token is touched, so a stream equals the whole video.
 
 The chat template puts a pair of vision tokens around the video; the supported versions of transformers keep it around
@@ -87,12 +87,12 @@ class Qwen3VL(QwenVL):
     ) -> StepPositions:
         """Return one position per text token; visual tokens stand at the next position plus (0, row, column)."""
         assert tokens.visual is not None
-        before, behind = tokens.visual.start, len(tokens.embeddings) - tokens.visual.stop
+        before, after = tokens.visual.start, len(tokens.embeddings) - tokens.visual.stop
         seen = start + before + cells(tokens.grid, 0, self.device)
         end = start + before + max(tokens.grid)
-        places = torch.cat((self.text_positions(start, before), seen, self.text_positions(end, behind)))
+        places = torch.cat((self.text_positions(start, before), seen, self.text_positions(end, after)))
         rows, columns = tokens.grid
-        last = end + behind - 1 if behind else start + before - 1
+        last = end + after - 1 if after else start + before - 1
         return StepPositions(places, tuple(max(last, start + before + most) for most in (0, rows - 1, columns - 1)))
 
     def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
@@ -100,7 +100,7 @@ class Qwen3VL(QwenVL):
         return Backbone.time_within(self, passed, positions, seconds, clock)
 
     def _step_arguments(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
-        """Return the mask of visual tokens, and the features added to them behind each of the first layers."""
+        """Return the mask of visual tokens, and the features added to them after each of the first layers."""
         deepstack = [step.deepstack for step in steps if step.deepstack is not None]
         if not deepstack:
             return {}

@@ -1,4 +1,4 @@
-"""SmolVLM2 as a backbone: one frame a step behind its time as text, RoPE, a small Llama.
+"""SmolVLM2 as a backbone: one frame a step, after its time as text, RoPE, a small Llama.
 
 A step has the form of transformers' processor for one frame of a video: a line `Frame from 00:07:`, then the visual
 tokens between the marks of an unsplit image. This text belongs to the step, as in Qwen3-VL. The chat template is the

@@ -18,7 +18,7 @@ from protokv.fleet.plan import find_states
 from protokv.fleet.worker import Failure, read_damage
 from protokv.state.reader import Reader
 
-# The failures of a run, a JSON object a line, beside the states.
+# The failures of a run, a JSON object a line, in the folder of the states.
 FAILURES = "failures.jsonl"
 
 _UNKNOWN = {
