@@ -43,19 +43,12 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _PIECE_BYTES = 1 << 20
 
 # More threads do not help: a few cores hash as fast as memory delivers.
-THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+_THREADS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def tensor_bytes(tensor: Tensor) -> NDArray[np.uint8]:
     """Return the bytes of a contiguous CPU tensor of any dtype, `[nbytes]` uint8, sharing its memory."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
-
-
-def tensor_digest(dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> str:
-    """Return the digest of a tensor, given the name of its dtype, its shape and its bytes."""
-    digest = _begun(dtype, shape)
-    digest.update(data.data)
-    return str(digest.hexdigest())
 
 
 def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
@@ -65,9 +58,15 @@ def check_dtypes(tensors: Mapping[str, Tensor]) -> None:
             raise StateError(f"tensor {name}: a state cannot hold {tensor.dtype}")
 
 
-def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def digest_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the digests of contiguous CPU tensors by name; computed a few at a time."""
-    return _of_each(tensors, lambda one: tensor_digest(NAMES[one.dtype], tuple(one.shape), tensor_bytes(one)))
+
+    def digest(tensor: Tensor) -> str:
+        digest = _begin_digest(tensor)
+        digest.update(tensor_bytes(tensor).data)
+        return str(digest.hexdigest())
+
+    return _map_tensors(tensors, digest)
 
 
 def copy_and_digest(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, str]]:
@@ -77,7 +76,7 @@ def copy_and_digest(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, st
     """
 
     def copy(tensor: Tensor) -> tuple[Tensor, str]:
-        made, digest = torch.empty_like(tensor), _begun(NAMES[tensor.dtype], tuple(tensor.shape))
+        made, digest = torch.empty_like(tensor), _begin_digest(tensor)
         source, target = tensor_bytes(tensor), tensor_bytes(made)
         for begin in range(0, len(source), _PIECE_BYTES):
             piece = target[begin : begin + _PIECE_BYTES]
@@ -85,12 +84,7 @@ def copy_and_digest(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, st
             digest.update(piece.data)
         return made, digest.hexdigest()
 
-    return _of_each(tensors, copy)
-
-
-def bytes_digest(data: bytes | memoryview) -> str:
-    """Return the XXH3 digest of bytes, hexadecimal."""
-    return xxhash.xxh3_128_hexdigest(data)
+    return _map_tensors(tensors, copy)
 
 
 def canonical(document: Mapping[str, Any]) -> str:
@@ -103,15 +97,16 @@ def document_digest(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(document).encode()).hexdigest()
 
 
-def _begun(dtype: str, shape: tuple[int, ...]) -> Any:
+def _begin_digest(tensor: Tensor) -> Any:
+    """Return a digest that has taken the dtype and the shape of a tensor."""
     digest: Any = xxhash.xxh3_128()
-    digest.update(memoryview(f"{dtype}{list(shape)}\n".encode()))
+    digest.update(memoryview(f"{NAMES[tensor.dtype]}{list(tensor.shape)}\n".encode()))
     return digest
 
 
-def _of_each(tensors: Mapping[str, Tensor], call: Callable[[Tensor], T]) -> dict[str, T]:
+def _map_tensors(tensors: Mapping[str, Tensor], call: Callable[[Tensor], T]) -> dict[str, T]:
     """Return the result of `call` for each tensor; large ones in threads, as hashing and copying release the GIL."""
-    if THREADS == 1 or sum(tensor.nbytes for tensor in tensors.values()) < 4 * _PIECE_BYTES:
+    if _THREADS == 1 or sum(tensor.nbytes for tensor in tensors.values()) < 4 * _PIECE_BYTES:
         return {name: call(tensor) for name, tensor in tensors.items()}
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         return dict(zip(tensors, pool.map(call, tensors.values()), strict=True))

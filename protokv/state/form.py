@@ -1,73 +1,85 @@
-"""The interface of a storage form, and the choice of a form by the path of a state.
+"""The interface of a storage form, and what the forms in the file system share.
 
-The suffix of a path chooses a form. The module of a form is imported when it is first needed. Each form keeps writers
-apart in its own way: files have a lock beside them, an object is replaced on a condition. `api` decides which
-commits are kept and which one answers for a time.
+A form chooses where a state is and how its bytes lie there. `Form` is what every form does; `LocalForm` does most of it
+for one file or folder: a lock keeps writers apart, and kept commits lie beside the state. `video.safetensors` has its
+kept commits beside it as `video.safetensors@000123.000s`; each is a complete state, and `*.safetensors` does not match
+it. `protokv.state.forms` chooses the form of a path, `protokv.state.writer` which commits are kept.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from importlib import import_module
-from pathlib import PurePath
-from typing import Any, Self, TypeVar, cast
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from protokv.errors import SourceError, StateCorrupt, StateError, UnknownForm, did_you_mean
+from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown, system_error
 from protokv.machine import memory_bytes
-from protokv.state.snapshot import Admit, Found, Header, State
-from protokv.texts import find_broken
+from protokv.state.commit import Lock, keep_as, recover, replace, retire, writing
+from protokv.state.digest import NAMES, check_dtypes, copy_and_digest, digest_tensors
+from protokv.state.header import Admit, Header, Shapes, State, reading, seal, unseal
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 StatePath = str | os.PathLike[str]
 
-# The class of each form, as module:class.
-FORMS = {
-    ".safetensors": "protokv.state.files:SafetensorsForm",
-    ".zarr": "protokv.state.zarr:ZarrForm",
-    ".pt": "protokv.state.files:PtForm",
-}
-DEFAULT_SUFFIX = ".safetensors"
-
 # A kept commit has the name of the state with its stream time appended.
 MOMENT = re.compile(r"@(\d{6,}\.\d{3})s$")
-_URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 # Give up on a state that is replaced faster than it can be read.
 _ATTEMPTS = 20
 
+# Systems allow names of 255 bytes; kept commits and temporary files append at most 48.
+_LONGEST_NAME_BYTES = 255 - 48
 
-class Stored(ABC):
-    """A state whose header and digests are read and verified; its tensors are not read yet.
+
+class Stored:
+    """A state whose header is read and verified. Its tensors are mapped, not read yet.
 
     Attributes:
         header: of the state.
-        digests: of everything else, by the names that the form uses.
+        shapes: shape and dtype of each tensor.
+        nbytes: the stored bytes.
     """
 
-    header: Header
-    digests: Mapping[str, str]
+    def __init__(self, document: object, tensors: Mapping[str, Tensor], nbytes: int) -> None:
+        """Check everything that needs no byte of a tensor.
 
-    @property
-    @abstractmethod
-    def found(self) -> Found:
-        """Shape and dtype of the tensors. StateCorrupt if they do not fit the stored bytes."""
+        Raises:
+            StateCorrupt: document and tensors are no state; the tensor or field is named.
+            StateMismatch: a newer version wrote it.
+        """
+        self.header, self._digests = unseal(document)
+        self._tensors, self.nbytes = tensors, nbytes
+        if set(self._digests) != set(tensors):
+            raise StateCorrupt("digests: expected one for every tensor and no other")
+        for name, one in tensors.items():
+            if not isinstance(one, Tensor) or one.dtype not in NAMES or one.device.type != "cpu":
+                raise StateCorrupt(f"tensor {name}: expected a tensor")
+            if not one.is_contiguous():
+                raise StateCorrupt(f"tensor {name}: its numbers do not lie in order")
+        # Tensors that share bytes could take far more memory than the file.
+        if (needed := sum(one.nbytes for one in tensors.values())) > nbytes:
+            raise StateCorrupt(f"tensors of {needed} bytes do not fit the file")
+        self.shapes: Shapes = {name: (tuple(one.shape), one.dtype) for name, one in tensors.items()}
 
-    @abstractmethod
-    def tensors(self, verify: bool, names: Collection[str] | None = None) -> Mapping[str, Tensor]:
-        """Return the tensors of `found`, or some of them, contiguous CPU copies; check their digests if `verify`."""
-
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Return the stored bytes."""
+    def read(self, verify: bool, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Return copies of the tensors, or of those named; check their digests if `verify`. StateCorrupt."""
+        copied = copy_and_digest(self._tensors if names is None else {name: self._tensors[name] for name in names})
+        for name, (tensor, digest) in copied.items():
+            if verify and digest != self._digests[name]:
+                raise StateCorrupt(f"tensor {name}: its bytes are not those that were saved")
+            if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+                raise StateCorrupt(f"tensor {name}: a truth value is neither 0 nor 1")
+        return {name: tensor for name, (tensor, _) in copied.items()}
 
 
 class Form(ABC):
@@ -127,21 +139,16 @@ class Form(ABC):
         """Remove a kept commit if possible."""
 
     def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
-        """Read the kept commit `at`, or the current state; see `api.load_state`."""
+        """Read the kept commit `at`, or the current state; see `protokv.state.reader.load_state`."""
 
         def read(stored: Stored) -> State:
-            found, available = stored.found, memory_bytes()
             if admit is not None:
-                admit(stored.header, found)
+                admit(stored.header, stored.shapes)
             # Sparse files can claim tensors that were never written.
-            size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in found.values())
-            if available is not None and size > available:
-                raise StateError(f"the state has {size} bytes of tensors, this machine has {available} bytes of memory")
-            tensors = stored.tensors(verify)
-            for name, tensor in tensors.items():
-                if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
-                    raise StateCorrupt(f"tensor {name}: a truth value is neither 0 nor 1")
-            return State.of(stored.header, tensors)
+            available = memory_bytes()
+            if available is not None and stored.nbytes > available:
+                raise StateError(f"the state has {stored.nbytes} bytes, this machine has {available} bytes of memory")
+            return State.of(stored.header, stored.read(verify))
 
         return self.look(at, read)
 
@@ -151,7 +158,134 @@ class Form(ABC):
 
     def stored_bytes(self) -> int:
         """Return the stored bytes of the current state, without kept commits."""
-        return self.look(None, lambda stored: stored.nbytes())
+        return self.look(None, lambda stored: stored.nbytes)
+
+
+class LocalForm(Form):
+    """A form in the file system: the document of a state and its tensors, in one file or folder.
+
+    Attributes:
+        suffix: of its paths.
+        kind: "file" or "folder".
+    """
+
+    suffix: ClassVar[str]
+    kind: ClassVar[str] = "file"
+
+    @abstractmethod
+    def write(self, path: Path, document: str, state: State) -> None:
+        """Create and sync the file or folder. The tensors are contiguous and on the CPU; StateError as `replace`."""
+
+    @abstractmethod
+    def map(self, path: Path) -> Stored:
+        """Map the tensors of the file or folder. Nothing may be allocated because it claims a size.
+
+        An exception of a library means that it is no state.
+        """
+
+    @property
+    def target(self) -> Path:
+        """The path with links resolved, so that a commit replaces the target of a link."""
+        return Path(os.path.realpath(self.path))
+
+    def check_target(self) -> None:
+        """Raise StateError if a state cannot be put there."""
+        with writing(self.path):
+            target, folder, what = self.target, Path(self.path).parent, f"cannot write the state {self.path}"
+            if not target.parent.is_dir():
+                raise StateError(f"{what}: there is no folder {folder}", hint="create the folder first")
+            if not os.access(target.parent, os.W_OK):
+                raise StateError(f"{what}: {folder} is read-only", hint="choose a folder that you may write to")
+            if len(os.fsencode(target.name)) > _LONGEST_NAME_BYTES:
+                why = f"its name takes more than {_LONGEST_NAME_BYTES} bytes"
+                raise StateError(f"{what}: {why}", hint="choose a shorter name")
+            recover(target)
+            there = "nothing" if not target.exists() else "folder" if target.is_dir() else "file"
+            if there not in ("nothing", self.kind):
+                raise StateError(f"{what}: it is a {there}", hint="choose another name")
+
+    def __enter__(self) -> Self:
+        """Take the lock."""
+        self.check_target()
+        self._lock = Lock(self.path).__enter__()
+        self.locked = self._lock.held
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Release the lock."""
+        self.locked = False
+        self._lock.__exit__()
+
+    def replace(self, state: State) -> None:
+        """Put the file or folder in place."""
+        self.check_target()
+        with writing(self.path):
+            check_dtypes(state.tensors)
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+            copied = State.of(state, tensors, state.tensor_info)
+            document = seal(copied, digest_tensors(tensors))
+            replace(self.target, lambda path: self.write(path, document, copied))
+
+    def look(self, at: str | None, read: Callable[[Stored], T]) -> T:
+        """Read the file or folder `at`, or the current state."""
+        path = at or self.path
+        target = Path(os.path.realpath(path))
+
+        def identify() -> tuple[int, ...]:
+            """Return numbers that differ between one state at this path and the next."""
+            recover(target)
+            found = target.stat()
+            kind = {stat.S_IFREG: "file", stat.S_IFDIR: "folder"}.get(stat.S_IFMT(found.st_mode), "pipe or device")
+            if kind != self.kind:
+                raise StateCorrupt(f"expected a state, which is a {self.kind} here; it is a {kind}")
+            return found.st_dev, found.st_ino, found.st_mtime_ns
+
+        def read_same(seen: tuple[int, ...]) -> T:
+            try:
+                found = read(self.map(target))
+            except StateError:
+                raise
+            except Exception as error:
+                # A disk that cannot be read, or too little memory, is no damage of the state.
+                if (why := system_error(error)) is not None:
+                    raise why from error
+                raise StateCorrupt(f"it cannot be read as a state ({shown(error)})") from error
+            if identify() != seen:
+                raise StateError("it was replaced meanwhile")
+            return found
+
+        with reading(path):
+            return read_unchanged(path, identify, read_same)
+
+    def kept(self) -> Iterator[tuple[str, Header]]:
+        """Yield the commits beside the state whose name and header agree, oldest first. Links do not count."""
+        target = self.target
+        with reading(self.path), suppress(FileNotFoundError, NotADirectoryError):
+            for one in sorted(target.parent.iterdir()):
+                named = MOMENT.search(one.name)
+                if named and one.name[: named.start()] == target.name and not one.is_symlink():
+                    with suppress(StateNotFound, StateCorrupt, StateMismatch):
+                        header = self.read_header(str(one))
+                        if name_moment(header) == named[0]:
+                            yield str(one), header
+
+    def keep(self, header: Header) -> None:
+        """Give the state a second name."""
+        target = self.target
+        name = target.with_name(target.name + name_moment(header))
+        if not os.path.lexists(name):
+            with writing(self.path):
+                keep_as(target, name)
+
+    def retire(self, at: str) -> None:
+        """Remove a kept commit. If a reader prevents that, the next commit removes it."""
+        with suppress(OSError):
+            retire(self.target, Path(at))
+
+
+def name_moment(header: Header) -> str:
+    """Return what the name of a kept commit with this header ends in."""
+    return f"@{header.clock.stream_time_s:010.3f}s"
 
 
 def read_unchanged(path: StatePath, look: Callable[[], S], read: Callable[[S], T]) -> T:
@@ -164,60 +298,3 @@ def read_unchanged(path: StatePath, look: Callable[[], S], read: Callable[[S], T
             if look() == seen:
                 raise
     raise StateError(f"{os.fspath(path)} is replaced faster than it can be read", hint="try again")
-
-
-def is_url(path: StatePath) -> bool:
-    """Return True if a path names a place outside the file system."""
-    return isinstance(path, str) and _URL.match(path) is not None
-
-
-def form_of(path: StatePath, *, to_read: bool = False) -> Form:
-    """Return the form of a state at this path. With `to_read`, an unknown suffix means the default form.
-
-    Raises:
-        UnknownForm: the suffix names no form, or it is that of a video; or the path is not UTF-8.
-        StateError: a package that the form needs is not installed.
-    """
-    if find_broken(str(path)) is not None:
-        # Found out by the libraries of the forms only when a whole video is watched.
-        raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
-    suffix = suffix_of(path) or ""
-    if to_read and not suffix and not is_url(path):
-        _refuse_video(path)
-        suffix = DEFAULT_SUFFIX
-    if not suffix or (is_url(path) and suffix == ".zarr"):
-        known, given = sorted(FORMS), PurePath(path).suffix
-        known = [one for one in known if one != ".zarr" or not is_url(path)]
-        raise UnknownForm(
-            f"expected a path that ends in one of {', '.join(known)}, got {path}",
-            hint=did_you_mean(given, known) or "choose another name",
-        )
-    module, _, name = FORMS[suffix].partition(":")
-    made = getattr(import_module(module), name)
-    if not is_url(path):
-        return cast(Form, made(path))
-    from protokv.state.objects import ObjectForm
-
-    try:
-        return ObjectForm(os.fspath(path), made)
-    except SourceError as error:
-        raise StateError(error.message, hint=error.hint) from error
-
-
-def _refuse_video(path: StatePath) -> None:
-    """Tell a user who names a video where its state belongs. UnknownForm."""
-    # This imports what reads frames.
-    from protokv.video.address import VIDEO_SUFFIXES
-
-    video = PurePath(path)
-    if video.suffix.lower() in VIDEO_SUFFIXES:
-        state = video.with_suffix(DEFAULT_SUFFIX).name
-        raise UnknownForm(
-            f"{path} is a video, not a state", hint=f"watch it first: protokv ingest {path}; it writes {state}"
-        )
-
-
-def suffix_of(path: StatePath) -> str | None:
-    """Return the suffix that chooses the form of a state or kept commit; None if there is none."""
-    name = MOMENT.sub("", os.fspath(path).rstrip("/"))
-    return next((suffix for suffix in FORMS if name.endswith(suffix)), None)

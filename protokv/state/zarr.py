@@ -1,84 +1,50 @@
-"""A state as a Zarr v3 hierarchy that every zarr library opens: a `.zarr` folder, or inside another store.
+"""A state as a `.zarr` folder, a Zarr v3 hierarchy that every zarr library opens.
 
-    zarr.json                   the root group; its attribute "protokv" is the sealed document
+    zarr.json                   the root group; its attribute "protokv" is the document
     bank/zarr.json              a group for each first part of the tensors' names
     bank/key_center/zarr.json   an array for each tensor: shape, dtype, dimension names, units and meaning
-    bank/key_center/c.0.0.1.0   a chunk: a few MiB, split along the longest axis, little-endian, uncompressed
+    bank/key_center/c.0.0.0.0   its numbers: one chunk, little-endian, uncompressed
 
-bfloat16 is stored as uint16, and the attribute `torch_dtype` says so. The document holds the header and the digest of
-everything else by its key. A commit writes a complete folder and swaps it with the old one. A reader trusts nothing:
-folders and files only, no links, array metadata exactly as this module writes them for the shape, and chunks of exactly
-the size that the shape gives, so nothing decompresses or grows.
-Specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
+bfloat16 is stored as uint16, and the attribute `torch_dtype` says so. A commit writes a complete folder and swaps it
+with the old one. A reader trusts nothing: it reads only files that are no links, whose metadata are exactly those that
+this module writes for the shape, and maps chunks of exactly the size that the shape gives, so nothing decompresses or
+grows. Specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 import torch
-import zarr
 from msgspec import Meta
 from torch import Tensor
-from zarr.abc.store import ByteRequest, Store
-from zarr.api import asynchronous
-from zarr.codecs import BytesCodec
-from zarr.core import sync as in_thread
-from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
-from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
-from protokv.errors import StateCorrupt, shown
-from protokv.state.commit import replace, sync_folder, write_file, writing
-from protokv.state.digest import DTYPES, bytes_digest, check_dtypes
-from protokv.state.files import LocalForm
-from protokv.state.form import Stored
-from protokv.state.snapshot import (
-    KEY,
-    Found,
-    State,
-    check_tensor_names,
-    not_found,
-    not_ours,
-    parse_state_json,
-    seal,
-    unseal,
-)
+from protokv.errors import StateCorrupt, StateError, shown
+from protokv.state.commit import sync_folder, write_file, writing
+from protokv.state.digest import DTYPES, canonical, tensor_bytes
+from protokv.state.form import LocalForm, Stored
+from protokv.state.header import HEADER_LIMIT_BYTES, KEY, State, TensorInfo, not_found, parse_object
 
 # The metadata file of a group or an array.
-ROOT = "zarr.json"
+METADATA = "zarr.json"
 
-# Small enough that a step changes few chunks, large enough that a state of gigabytes has only hundreds.
-CHUNK_BYTES = 4 << 20
-
-# Enough for 200 GB of tensors; parsed JSON may take twenty times its length in memory.
-DOCUMENT_LIMIT_BYTES = 4 << 20
-_METADATA_LIMIT_BYTES = 1 << 16
-
-# Far more files than a state has.
-_MOST_FILES = 1 << 18
+# The root's metadata hold the document again as an object, with spaces if another program has written them.
+_ROOT_LIMIT_BYTES = 2 * HEADER_LIMIT_BYTES
+_ARRAY_LIMIT_BYTES = 1 << 16
 
 # Threads that write and sync files.
 _WRITERS = 4
 
-# Digest smaller data without a thread.
-_SMALL_BYTES = 1 << 16
-
-_Sizes = Sequence[int]
-_Result = TypeVar("_Result")
-_NOTHING: Mapping[str, str] = {}
-_BUFFERS = default_buffer_prototype()
+_GROUP: Mapping[str, Any] = {"zarr_format": 3, "node_type": "group"}
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values() if dtype != torch.bfloat16}
 _Shape = Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**40)], ...], Meta(max_length=16)]
 
@@ -95,311 +61,140 @@ class ZarrForm(LocalForm):
         with writing(self.path):
             foreign = _find_foreign(self.target)
         if foreign:
-            raise not_ours(self.path, f", or holds more ({shown(foreign)})")
+            raise StateError(
+                f"cannot write the state {self.path}: what is there is no state of ours, or more ({shown(foreign)})",
+                hint="remove it, or choose another name",
+            )
 
-    def replace(self, state: State) -> None:
-        """Put the folder in place."""
-        self.check_target()
-        with writing(self.path):
-            replace(self.target, lambda folder: _write_folder(state, folder))
+    def write(self, path: Path, document: str, state: State) -> None:
+        """Write the folder. All threads have ended when this returns or raises."""
+        files = {METADATA: _encode({**_GROUP, "attributes": {KEY: json.loads(document)}})}
+        for name, tensor in sorted(state.tensors.items()):
+            folder = name.replace(".", "/")
+            parents = folder.split("/")[:-1]
+            files |= {"/".join((*parents[: n + 1], METADATA)): _encode(_GROUP) for n in range(len(parents))}
+            described = _metadata(tuple(tensor.shape), tensor.dtype) | _description(name, tensor, state.tensor_info)
+            files[f"{folder}/{METADATA}"] = _encode(described)
+            if tensor.numel():
+                files[f"{folder}/{_chunk_name(tensor.dim())}"] = tensor_bytes(tensor).data
+        folders = {path / one for file in files for one in Path(file).parents}
+        for one in sorted(folders):
+            one.mkdir()
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            list(pool.map(lambda file: write_file(path / file, lambda out: out.write(files[file])), files))
+        for one in sorted(folders, reverse=True):
+            sync_folder(one)
 
-    def open(self, target: Path) -> Stored:
-        """Open the folder after a look at all of its files."""
-        if not any(target.iterdir()):
+    def map(self, path: Path) -> Stored:
+        """Check the metadata, and map the chunks."""
+        if not any(path.iterdir()):
             # A user may make the folder first.
             raise not_found(self.path)
-        sizes = _file_sizes(target)
-        return Hierarchy(LocalStore(target, read_only=True), lambda keys: {key: sizes.get(key, 0) for key in keys})
+        root = parse_object(_read_small(path / METADATA, _ROOT_LIMIT_BYTES), METADATA)
+        attributes = root.pop("attributes", None)
+        if root != _GROUP or not isinstance(attributes, dict) or not isinstance(attributes.get(KEY), dict):
+            raise StateCorrupt(f"no zarr group of a state: it lacks the attribute {KEY}")
+        document = canonical(attributes[KEY])
+        names = attributes[KEY].get("digests")
+        tensors = {str(name): _map_array(path, str(name)) for name in names if isinstance(names, dict)}
+        size = sum(file.lstat().st_size for file in path.rglob("*") if file.name == METADATA)
+        return Stored(document, tensors, size + sum(one.nbytes for one in tensors.values()))
 
 
-def sync(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Return what a coroutine returns in zarr's thread."""
+def _map_array(root: Path, name: str) -> Tensor:
+    """Return the mapped tensor of an array. StateCorrupt, naming it, if it is not as we write it."""
+    where, folder = f"tensor {shown(name)}", root.joinpath(*name.split("."))
+    metadata = parse_object(_read_small(folder / METADATA, _ARRAY_LIMIT_BYTES), where)
+    attributes = metadata.pop("attributes", None)
+    metadata.pop("dimension_names", None)
     try:
-        loop = in_thread._get_loop()
-    except BaseException:
-        # A thread that could not begin: zarr would wait for it from now on.
-        if in_thread.loop[0] is not None:
-            in_thread.loop[0].close()
-            in_thread.loop[0] = None
-        coroutine.close()
-        raise
-    return in_thread.sync(coroutine, loop)
+        shape = msgspec.convert(metadata.get("shape"), _Shape)
+        is_bfloat16 = (metadata["data_type"], attributes.get("torch_dtype")) == ("uint16", "bfloat16")  # type: ignore[union-attr]
+        dtype = torch.bfloat16 if is_bfloat16 else _DTYPES[metadata["data_type"]]
+    except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
+        raise StateCorrupt(f"{where}: its metadata are not those of a tensor ({shown(error)})") from None
+    expected = _metadata(shape, dtype)
+    for key in sorted({*metadata, *expected}):
+        if json.dumps(metadata.get(key)) != json.dumps(expected.get(key)):
+            raise StateCorrupt(f"{where}: its metadata say another {shown(key)} than ours would")
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    chunk = folder / _chunk_name(len(shape))
+    if (size := _file_size(chunk)) != count * dtype.itemsize:
+        raise StateCorrupt(f"{where}: {size} bytes instead of {count * dtype.itemsize}")
+    return torch.from_file(str(chunk), shared=False, size=count, dtype=dtype).reshape(shape)
 
 
-class _NewFolder(LocalStore):
-    """A new folder for the zarr library to write into; a few threads write and sync every file once."""
-
-    def __init__(self, root: Path, pool: ThreadPoolExecutor) -> None:
-        super().__init__(root)
-        self._pool, self.folders = pool, [root]
-        root.mkdir()
-
-    async def set(self, key: str, value: Buffer) -> None:
-        """Write a file, unless it is the metadata of a group that is there already."""
-        file = self.root / key
-        for folder in reversed(file.relative_to(self.root).parents):
-            if self.root / folder not in self.folders:
-                (self.root / folder).mkdir()
-                self.folders.append(self.root / folder)
-        if not file.exists():
-            data = as_bytes(value)
-            await asyncio.wrap_future(self._pool.submit(write_file, file, lambda out: out.write(data)))
+def _metadata(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """Return the metadata of an array, without names and attributes."""
+    little = {} if dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": "uint16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch."),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [max(1, size) for size in shape]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": False if dtype == torch.bool else 0,
+        "codecs": [{"name": "bytes", **little}],
+    }
 
 
-def _write_folder(state: State, root: Path) -> None:
-    """Write and sync a new hierarchy. All threads have ended when this returns or raises."""
-    with ThreadPoolExecutor(_WRITERS) as pool:
-        store = _NewFolder(root, pool)
-        write_state(state, store)
-    for folder in reversed(store.folders):
-        sync_folder(folder)
+def _description(name: str, tensor: Tensor, info: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    """Return the names of the axes, and what else other programs can show of an array."""
+    attributes = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
+    known = info.get(name)
+    if known is None or len(known.dims) != tensor.dim():
+        last = name.rpartition(".")[2]
+        return {"attributes": attributes, "dimension_names": [f"{last}_{axis}" for axis in range(tensor.dim())]}
+    attributes |= {key: value for key, value in (("long_name", known.meaning), ("units", known.unit)) if value}
+    return {"attributes": attributes, "dimension_names": list(known.dims)}
 
 
-def _fail(error: OSError) -> None:
-    # A folder that cannot be listed is not an empty one.
-    raise error
+def _chunk_name(dims: int) -> str:
+    return ".".join(["c", *["0"] * dims])
 
 
-def _file_sizes(root: Path) -> dict[str, int]:
-    """Return the bytes of every file by its path from the root. Links and other special files are refused."""
-    sizes: dict[str, int] = {}
-    walk = os.walk(root, onerror=_fail)
-    for n, path in enumerate(Path(where, name) for where, folders, files in walk for name in (*folders, *files)):
-        key, status = path.relative_to(root).as_posix(), path.lstat()
-        if stat.S_ISREG(status.st_mode):
-            sizes[key] = status.st_size
-        elif not stat.S_ISDIR(status.st_mode):
-            raise StateCorrupt(f"{shown(key)} is neither a file nor a folder")
-        if n > _MOST_FILES:
-            raise StateCorrupt(f"more than {_MOST_FILES} files")
-    return sizes
+def _encode(metadata: Mapping[str, Any]) -> bytes:
+    return json.dumps(metadata, indent=1, sort_keys=True).encode()
+
+
+def _read_small(file: Path, limit: int) -> bytes:
+    """Return the bytes of a metadata file. StateCorrupt if it is missing, too long, or no file."""
+    size = _file_size(file)
+    if not 0 < size <= limit:
+        raise StateCorrupt(f"{shown(file.name)} of {shown(file.parent.name)}: it is missing or has {size} bytes")
+    return file.read_bytes()
+
+
+def _file_size(file: Path) -> int:
+    """Return the bytes of a file, 0 if it is missing. StateCorrupt if it is no file, or a link leads to it."""
+    try:
+        status = file.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    if not stat.S_ISREG(status.st_mode) or os.path.realpath(file) != str(file):
+        raise StateCorrupt(f"{shown(file.name)} of {shown(file.parent.name)} is no file, or behind a link")
+    return status.st_size
 
 
 def _find_foreign(target: Path) -> str:
     """Return a file there that belongs to no state of ours; empty if the folder may be replaced."""
     if not target.is_dir() or not any(target.iterdir()):
         return ""
-    root = target / ROOT
-    ours = root.is_file() and not root.is_symlink() and root.stat().st_size <= DOCUMENT_LIMIT_BYTES
+    root = target / METADATA
+    ours = root.is_file() and not root.is_symlink() and root.stat().st_size <= _ROOT_LIMIT_BYTES
     if not ours or f'"{KEY}"'.encode() not in root.read_bytes():
-        return ROOT
+        return METADATA
     # os.walk does not enter a link to a folder; the link goes with the state.
     for folder, _, files in os.walk(target, onerror=_fail):
         for name in files:
-            if name != ROOT and not re.fullmatch(r"c(\.\d+)*", name):
+            if name != METADATA and not re.fullmatch(r"c(\.\d+)*", name):
                 return str(Path(folder, name).relative_to(target))
     return ""
 
 
-def write_state(
-    state: State, store: Store, separator: str = ".", there: Mapping[str, str] = _NOTHING
-) -> dict[str, str]:
-    """Write a state into a store; the root's metadata, with the document, come last.
-
-    Args:
-        state: to be written.
-        store: of the zarr library.
-        separator: between the numbers in the keys of chunks.
-        there: digests of the contents of the store, by key; equal contents are not written again.
-
-    Returns:
-        The digests of everything but the root's metadata, by key.
-
-    Raises:
-        StateError: the state could not be read again; nothing was written.
-    """
-    check_dtypes(state.tensors)
-    seal(state, DOCUMENT_LIMIT_BYTES // 2, {})
-    return sync(_write_hierarchy(state, _DigestingStore(store, there), separator))
-
-
-async def _write_hierarchy(state: State, store: _DigestingStore, separator: str) -> dict[str, str]:
-    for name, tensor in sorted(state.tensors.items()):
-        values = tensor.detach().cpu()
-        attributes: dict[str, Any] = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
-        # Axes are named after the tensor if nothing describes it, or something with other axes.
-        dims: Sequence[str] = [f"{name.rpartition('.')[2]}_{axis}" for axis in range(tensor.dim())]
-        info = state.tensor_info.get(name)
-        if info is not None and len(info.dims) == tensor.dim():
-            told = {"long_name": info.meaning, "units": info.unit}
-            attributes |= {key: value for key, value in told.items() if value}
-            dims = info.dims
-        array = (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
-        named = {"dimension_names": dims, "attributes": attributes}
-        made = await _create(store, name, array.shape, _chunk_shape(tensor), array.dtype, separator, **named)
-        if array.size:
-            await made.setitem(..., array)
-    text = seal(state, DOCUMENT_LIMIT_BYTES // 2, store.digests)
-    root: dict[str, Buffer] = {}
-    await asynchronous.create_group(store=MemoryStore(root), attributes={KEY: json.loads(text)})
-    digests = dict(store.digests)
-    await store.set(ROOT, root[ROOT])
-    return digests
-
-
-class Hierarchy(Stored):
-    """A state in a store of the zarr library. StateCorrupt if the root group is not that of a state."""
-
-    def __init__(self, store: Store, sizes: Callable[[Collection[str]], Mapping[str, int]]) -> None:
-        """Read the document. `sizes` returns the bytes of each key, 0 for a missing key."""
-        found = sync(store.get(ROOT, _BUFFERS)) if 0 < sizes([ROOT])[ROOT] <= DOCUMENT_LIMIT_BYTES else None
-        if found is None:
-            raise StateCorrupt(f"there is no {ROOT} that could be that of a state")
-        group = parse_state_json(found.to_bytes())
-        attributes = group.get("attributes")
-        if group.get("zarr_format") != 3 or group.get("node_type") != "group" or not isinstance(attributes, dict):
-            raise StateCorrupt("not a group of zarr version 3")
-        if not isinstance(document := attributes.get(KEY), dict):
-            raise StateCorrupt(f"a zarr group but no state: it lacks the attribute {KEY}")
-        self.header, self.digests = unseal(document)
-        self._store, self._sizes = store, sizes
-
-    @cached_property
-    def found(self) -> Found:
-        """Shape and dtype of the arrays, after a check of their metadata and of the sizes of their chunks."""
-        found = sync(_find_arrays(_VerifyingStore(self._store, self.digests, verify=False), self._sizes(self.digests)))
-        check_tensor_names(found)
-        return found
-
-    def tensors(self, verify: bool, names: Collection[str] | None = None) -> Mapping[str, Tensor]:
-        """Read the arrays."""
-        wanted = self.found if names is None else {name: self.found[name] for name in names}
-        return sync(_read(_VerifyingStore(self._store, self.digests, verify), wanted))
-
-    def nbytes(self) -> int:
-        """Return the bytes of the root and of everything that it names."""
-        return sum(self._sizes([ROOT, *self.digests]).values())
-
-
-async def _find_arrays(store: _VerifyingStore, sizes: Mapping[str, int]) -> Found:
-    found = {}
-    for key in store.digests:
-        if key.endswith(f"/{ROOT}"):
-            small = 0 < sizes[key] <= _METADATA_LIMIT_BYTES
-            if (data := await store.get(key, _BUFFERS) if small else None) is None:
-                raise StateCorrupt(f"{shown(key)}: such metadata are missing")
-            metadata = parse_state_json(data.to_bytes())
-            if metadata.get("node_type") != "group":
-                name = key.removesuffix(f"/{ROOT}").replace("/", ".")
-                found[name] = await _check_array(name, metadata, sizes)
-    return found
-
-
-async def _read(store: _VerifyingStore, found: Found) -> dict[str, Tensor]:
-    tensors = {}
-    for name, (shape, dtype) in found.items():
-        array = await asynchronous.open_array(store=store, path=name.replace(".", "/"), mode="r")
-        values = np.asarray(await array.getitem(...))
-        tensor = torch.from_numpy(values) if values.size else torch.empty(shape, dtype=dtype)
-        tensors[name] = tensor.view(dtype) if dtype == torch.bfloat16 else tensor
-    return tensors
-
-
-def _chunk_shape(tensor: Tensor) -> list[int]:
-    """Split the longest axis, which is the tokens' in every large tensor; chunks stay the same when it grows."""
-    shape = [max(1, size) for size in tensor.shape]
-    if shape:
-        longest = max(shape)
-        rows = CHUNK_BYTES * longest // max(1, tensor.nbytes)
-        shape[shape.index(longest)] = max(1, min(rows, longest))
-    return shape
-
-
-async def _create(
-    store: Store, name: str, shape: _Sizes, chunks: _Sizes, dtype: Any, separator: str, **told: Any
-) -> zarr.AsyncArray[Any]:
-    return await asynchronous.create_array(
-        store,
-        name=name.replace(".", "/"),
-        shape=tuple(shape),
-        chunks=tuple(chunks),
-        dtype=dtype,
-        fill_value=0,
-        serializer=BytesCodec(),
-        compressors=None,
-        filters=None,
-        chunk_key_encoding={"name": "default", "separator": separator},
-        # Write chunks of zeros too: a missing chunk is damage.
-        config={"write_empty_chunks": True},
-        **told,
-    )
-
-
-async def _check_array(name: str, metadata: dict[str, Any], sizes: Mapping[str, int]) -> tuple[_Shape, torch.dtype]:
-    """Return shape and dtype of an array if its metadata are as we write them and its chunks have the right sizes."""
-    where = f"tensor {shown(name)}"
-    try:
-        shape = msgspec.convert(metadata.get("shape"), _Shape)
-        chunks = msgspec.convert(metadata["chunk_grid"]["configuration"]["chunk_shape"], _Shape)
-        stored_dtype, torch_dtype = metadata["data_type"], metadata["attributes"].get("torch_dtype")
-        dtype = torch.bfloat16 if (stored_dtype, torch_dtype) == ("uint16", "bfloat16") else _DTYPES[stored_dtype]
-    except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
-        raise StateCorrupt(f"{where}: its metadata are not those of a tensor ({shown(error)})") from None
-    if len(chunks) != len(shape) or 0 in chunks:
-        raise StateCorrupt(f"{where}: no tensor is cut like this")
-    separator = "/" if "/" in json.dumps(metadata.get("chunk_key_encoding")) else "."
-    made: dict[str, Buffer] = {}
-    array = await _create(MemoryStore(made), name, shape, chunks, stored_dtype, separator)
-    expected = parse_state_json(made[f"{name.replace('.', '/')}/{ROOT}"].to_bytes())
-    for key in sorted({*metadata, *expected} - {"attributes", "dimension_names"}):
-        if json.dumps(metadata.get(key)) != json.dumps(expected.get(key)):
-            raise StateCorrupt(f"{where}: its metadata say another {shown(key)} than ours would")
-    if array.nchunks > len(sizes):
-        raise StateCorrupt(f"{where}: chunks of it are missing")
-    chunk_bytes = math.prod(chunks) * dtype.itemsize
-    for index in np.ndindex(*array.cdata_shape):
-        key = f"{name.replace('.', '/')}/{array.metadata.encode_chunk_key(index)}"
-        if (size := sizes.get(key, 0)) != chunk_bytes:
-            problem = f"{size} bytes instead of {chunk_bytes}" if size else "missing"
-            raise StateCorrupt(f"{where}: its chunk {shown(key)} is {problem}")
-    return shape, dtype
-
-
-class _DigestingStore(WrapperStore[Store]):
-    """A store for writing: it records all digests and skips contents that the store has already."""
-
-    def __init__(self, store: Store, there: Mapping[str, str]) -> None:
-        super().__init__(store)
-        self._there = there
-        self.digests: dict[str, str] = {}
-
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> None:
-        """Return nothing: chunks are overwritten, and the part of a chunk outside the tensor is zeros."""
-
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        if key != ROOT and key not in self.digests:
-            await self.set(key, value)
-
-    async def set(self, key: str, value: Buffer) -> None:
-        self.digests[key] = await _digest(value)
-        if self._there.get(key) != self.digests[key]:
-            await self._store.set(key, value)
-
-
-class _VerifyingStore(WrapperStore[Store]):
-    """A store for reading: it returns only saved keys, and verifies metadata always, chunks if `verify`."""
-
-    def __init__(self, store: Store, digests: Mapping[str, str], verify: bool) -> None:
-        super().__init__(store)
-        self.digests, self._verify = digests, verify
-
-    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        data = await self._store.get(key, prototype, byte_range)
-        if key not in self.digests:
-            return None
-        where = f"tensor {shown(key.rpartition('/')[0].replace('/', '.'))}"
-        if data is None:
-            raise StateCorrupt(f"{where}: {shown(key)} is missing")
-        if (self._verify or key.endswith(ROOT)) and await _digest(data) != self.digests[key]:
-            raise StateCorrupt(f"{where}: its bytes are not those that were saved")
-        return data
-
-
-async def _digest(data: Buffer) -> str:
-    view = as_bytes(data)
-    return await asyncio.to_thread(bytes_digest, view) if len(view) > _SMALL_BYTES else bytes_digest(view)
-
-
-def as_bytes(data: Buffer) -> memoryview:
-    """Return the bytes of a buffer of the zarr library, without a copy."""
-    return memoryview(data.as_numpy_array().data).cast("B")
+def _fail(error: OSError) -> None:
+    # A folder that cannot be listed is not an empty one.
+    raise error

@@ -1,11 +1,9 @@
-"""A saved state: `Header`, `State`, the sealed document, and the layout of one `.safetensors` file.
+"""A state: its `Header`, its tensors, and the sealed document that goes with them into every form.
 
 A state is a header of plain values and tensors by name. The header says which model made it, how its memory is
 configured, where the stream stands and what was watched. `seal` makes one JSON document of the header, a digest of
-every tensor and a digest of itself; `unseal` refuses a document that was changed. A `.safetensors` file holds the
-document and the tensors. It is written whole or not at all: `protokv.state` writes it under a temporary name, syncs
-it and moves it into place. On loading, each tensor is copied and compared with its digest. A state is untrusted input:
-every field and size is checked before it is used. Knows no models and not what the tensors mean.
+every tensor and a digest of itself; `unseal` refuses a document that was changed. A state is untrusted input: every
+field and size is checked before it is used. Knows no models and not what the tensors mean.
 """
 
 from __future__ import annotations
@@ -17,19 +15,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from protokv import __version__
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, cause_of, shown
-from protokv.state.digest import NAMES, canonical, document_digest, tensor_bytes
+from protokv.state.digest import canonical, document_digest
 
 FORMAT_VERSION = 1
 
@@ -127,10 +123,10 @@ class State(Header):
         return cls(**{f.name: getattr(header, f.name) for f in fields(Header)}, tensors=tensors)
 
 
-Found = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor in a state, by name, as the state declares them."""
 
-Admit = Callable[[Header, Found], None]
+Admit = Callable[[Header, Shapes], None]
 """Called before memory is allocated for tensors; raises StateCorrupt if no stream leaves such a state."""
 
 
@@ -162,11 +158,11 @@ def _values(value: object, depth: int = 0) -> Iterator[tuple[object, int]]:
         yield from _values(one, depth + 1)
 
 
-def seal(state: State, limit: int, digests: Mapping[str, str]) -> str:
-    """Return the document of a state: its header, the digests of its tensors, and the digest of both.
+def seal(state: State, digests: Mapping[str, str]) -> str:
+    """Return the document of a state: its header, the digests of its tensors, and the digest of both, as JSON.
 
     Raises:
-        StateError: the header could not be read again, or the document takes more than `limit` bytes.
+        StateError: the header could not be read again, or the document is too long.
     """
     try:
         check_tensor_names(state.tensors)
@@ -177,23 +173,26 @@ def seal(state: State, limit: int, digests: Mapping[str, str]) -> str:
         raise StateError(f"the header of the state is not plain JSON: {error}") from error
     except (StateCorrupt, StateMismatch) as error:
         raise StateError(f"the state cannot be written: {error.message}") from error
-    check_length(len(text), limit)
+    check_length(len(text))
     return text
 
 
-def check_length(takes: int, limit: int) -> None:
-    """Raise StateError if a header takes more bytes than the limit; it could not be read again."""
-    if takes > limit:
-        raise StateError(f"the header of the state takes {takes} bytes, at most {limit} are allowed")
+def check_length(takes: int) -> None:
+    """Raise StateError if a header takes more bytes than allowed; it could not be read again."""
+    if takes > HEADER_LIMIT_BYTES:
+        raise StateError(f"the header of the state takes {takes} bytes, at most {HEADER_LIMIT_BYTES} are allowed")
 
 
-def unseal(document: dict[str, Any]) -> tuple[Header, dict[str, str]]:
-    """Return the header and the digests of the tensors.
+def unseal(text: object) -> tuple[Header, dict[str, str]]:
+    """Return the header and the digests of the tensors that a document holds.
 
     Raises:
-        StateCorrupt: the document was changed, or a field is not valid; the message names it.
+        StateCorrupt: it is no document, it was changed, or a field is not valid; the message names it.
         StateMismatch: the format is newer than this version reads.
     """
+    if not isinstance(text, str):
+        raise StateCorrupt("header: there is no state of protokv in it")
+    document = parse_object(text, "header")
     digest = document.pop("digest", None)
     try:
         intact = digest == document_digest(document)
@@ -204,59 +203,19 @@ def unseal(document: dict[str, Any]) -> tuple[Header, dict[str, str]]:
     header = Header.from_json(document.get("header"))
     if set(document) != {"header", "digests"} or not isinstance(document["digests"], dict):
         raise StateCorrupt("header: expected digests, an object, and no other part")
+    check_tensor_names(document["digests"])
     return header, document["digests"]
 
 
-def parse_state_json(data: bytes | str) -> dict[str, Any]:
-    """Return the JSON object in a text, or raise StateCorrupt; `unseal` checks its digest."""
+def parse_object(data: bytes | str, what: str) -> dict[str, Any]:
+    """Return the JSON object in a text; StateCorrupt, naming `what` it should be, if it is none."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise StateCorrupt(f"header: not the JSON that was saved ({shown(error)})") from error
+        raise StateCorrupt(f"{what}: not the JSON that was saved ({shown(error)})") from error
     if not isinstance(found, dict):
-        raise StateCorrupt("header: expected an object")
+        raise StateCorrupt(f"{what}: expected an object")
     return found
-
-
-def write_safetensors(file: BinaryIO, document: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous CPU tensors and the document, which is the entry `KEY` of `__metadata__`.
-
-    Every safetensors library can read the file: 8 bytes with the length of the head, the head as JSON, the tensors.
-    The library's own `save_file` is four times slower and hides why a write failed.
-    Layout: https://github.com/huggingface/safetensors#format
-
-    Raises:
-        StateError: the head would be too long to be read again.
-    """
-    # The widest dtypes come first, so that every tensor is aligned to its element size.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    begin, described = 0, {}
-    for name in order:
-        tensor = tensors[name]
-        end = begin + tensor.nbytes
-        entry = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        described[name], begin = entry, end
-    head = json.dumps({"__metadata__": {KEY: document}, **described}, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    check_length(len(head), HEADER_LIMIT_BYTES)
-    file.write(len(head).to_bytes(8, "little") + head)
-    for name in order:
-        file.write(tensor_bytes(tensors[name]).data)
-
-
-def map_safetensors(path: Path) -> tuple[object, object]:
-    """Return the document and the memory-mapped tensors by name. The caller checks both.
-
-    The library checks offsets and shapes against the file.
-    """
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-    # A false length must not make the library allocate.
-    if length > min(HEADER_LIMIT_BYTES, path.stat().st_size - 8):
-        raise StateCorrupt(f"header: a length of {length} bytes in a file of {path.stat().st_size}")
-    with safe_open(path, framework="pt", device="cpu") as library:
-        document = (library.metadata() or {}).get(KEY)
-        return document, {name: library.get_tensor(name) for name in library.keys()}  # noqa: SIM118
 
 
 @contextmanager

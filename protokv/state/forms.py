@@ -1,0 +1,82 @@
+"""The form of a path: the suffix chooses it, and `s3://`, `gs://` and `az://` put the one file into an object store.
+
+A form that lives elsewhere registers its `Form` under its suffix, as an entry point of the group `protokv.forms`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import PurePath
+
+from protokv.errors import SourceError, StateError, UnknownForm, did_you_mean
+from protokv.state.form import MOMENT, Form, LocalForm, StatePath
+from protokv.state.objects import ObjectForm
+from protokv.state.pt import PtForm
+from protokv.state.safetensors import SafetensorsForm
+from protokv.state.zarr import ZarrForm
+from protokv.texts import find_broken
+
+DEFAULT_SUFFIX = ".safetensors"
+
+_LOCAL: Mapping[str, type[LocalForm]] = {one.suffix: one for one in (SafetensorsForm, ZarrForm, PtForm)}
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://")
+
+
+@cache
+def load_forms() -> Mapping[str, Callable[[StatePath], Form]]:
+    """Return what makes the form of a path, by suffix: those of this package and the registered ones."""
+    return {one.name: one.load() for one in entry_points(group="protokv.forms")} | dict(_LOCAL)
+
+
+def is_url(path: StatePath) -> bool:
+    """Return True if a path names a place outside the file system."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def suffix_of(path: StatePath) -> str | None:
+    """Return the suffix that chooses the form of a state or kept commit; None if there is none."""
+    name = MOMENT.sub("", os.fspath(path).rstrip("/"))
+    return next((suffix for suffix in load_forms() if name.endswith(suffix)), None)
+
+
+def form_of(path: StatePath, *, to_read: bool = False) -> Form:
+    """Return the form of a state at this path. With `to_read`, a file without a suffix has the default form.
+
+    Raises:
+        UnknownForm: the suffix names no form, or it is that of a video; or the path is not UTF-8.
+        StateError: a package that the form needs is not installed.
+    """
+    if find_broken(str(path)) is not None:
+        # Found out by the libraries of the forms only when a whole video is watched.
+        raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
+    suffix, outside = suffix_of(path), is_url(path)
+    if to_read and suffix is None and not outside:
+        _refuse_video(path)
+        suffix = DEFAULT_SUFFIX
+    known = sorted(suffix for suffix, one in _LOCAL.items() if one.kind == "file") if outside else sorted(load_forms())
+    if suffix not in known:
+        raise UnknownForm(
+            f"expected a path that ends in one of {', '.join(known)}, got {path}",
+            hint=did_you_mean(PurePath(path).suffix, known) or "choose another name",
+        )
+    try:
+        return ObjectForm(os.fspath(path), _LOCAL[suffix]) if outside else load_forms()[suffix](path)
+    except SourceError as error:
+        raise StateError(error.message, hint=error.hint) from error
+
+
+def _refuse_video(path: StatePath) -> None:
+    """Tell a user who names a video where its state belongs. UnknownForm."""
+    from protokv.video.address import VIDEO_SUFFIXES
+
+    video = PurePath(path)
+    if video.suffix.lower() in VIDEO_SUFFIXES:
+        state = video.with_suffix(DEFAULT_SUFFIX).name
+        raise UnknownForm(
+            f"{path} is a video, not a state", hint=f"watch it first: protokv ingest {path}; it writes {state}"
+        )
