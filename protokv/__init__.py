@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from protokv.core.session import Answer, Session
     from protokv.ingestion import Every, ingest
     from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-    from protokv.state.checkpoint import load, save
+    from protokv.state.reader import load
+    from protokv.state.writer import save
     from protokv.video import open_source, read_steps
 
 
@@ -47,11 +48,11 @@ _HOMES = {
     "PaperConfig": "protokv.memories",
     "Session": "protokv.core.session",
     "ingest": "protokv.ingestion",
-    "load": "protokv.state.checkpoint",
+    "load": "protokv.state.reader",
     "load_backbone": "protokv.backbones",
     "open_source": "protokv.video",
     "read_steps": "protokv.video",
-    "save": "protokv.state.checkpoint",
+    "save": "protokv.state.writer",
 }
 
 

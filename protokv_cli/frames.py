@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from protokv.core.parts import Moment
     from protokv.core.session import Answer, Session
-    from protokv.state.snapshot import Header
+    from protokv.state.header import Header
 
 # Of one moment; a longer one is shown at evenly spaced steps.
 MOST_FRAMES = 8
@@ -45,7 +45,7 @@ class FrameWriter:
         Raises:
             SourceError, StateMismatch: a video is not at hand, or has changed.
         """
-        from protokv.state.watched import records_of
+        from protokv.state.sources import records_of
 
         places = [video] if video is not None else [Path(), Path(state).parent]
         records = records_of(header)

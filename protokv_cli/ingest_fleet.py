@@ -134,7 +134,7 @@ def _refuse_single(chosen: IngestOptions) -> None:
 
 def _place(output: str | None) -> str:
     """Return the folder or prefix of the states. ConfigError if `-o` names a single state."""
-    from protokv.state.form import is_url, suffix_of
+    from protokv.state.forms import is_url, suffix_of
 
     place = output or "."
     if suffix_of(place) is not None and not Path(place).is_dir():
@@ -186,6 +186,6 @@ def _open_pool(fleet: FleetFlags, recipe: Any) -> Any:
 
 def _failures_file(fleet: FleetFlags, place: str) -> Path:
     from protokv.fleet.states import FAILURES
-    from protokv.state.form import is_url
+    from protokv.state.forms import is_url
 
     return fleet.failures or Path("." if is_url(place) else place, FAILURES)

@@ -107,7 +107,7 @@ class ResultFlags:
     def check(self, *inputs: object) -> None:
         """Refuse to write over an input, and a figure that cannot be drawn. ConfigError."""
         from protokv.replay.figure import check_figure
-        from protokv.state.api import check_not_read
+        from protokv.state.writer import check_not_read
 
         for written in (None if self.report else self.results, self.plot, self.table):
             if written is not None:

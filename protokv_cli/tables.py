@@ -111,7 +111,7 @@ def _titled(title: str, table: RenderableType) -> RenderableType:
 
 def flat_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield path and value of every field of a JSON document that holds something, for grep and cut."""
-    from protokv.state.describe import flatten
+    from protokv.state.compare import flatten
 
     for path, value in flatten(document):
         if value not in ({}, []):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+import protokv
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
-from protokv.state import checkpoint
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
@@ -72,8 +72,8 @@ def use(backbone: Backbone, config: MemoryConfig, path: Path) -> tuple[list[dict
         session.watch(random_frames(step, backbone.frames_per_step), words=words)
     states, logits = [held(session)], session.prefill(QUESTION)
     answer = session.ask(QUESTION, Decoding(2), evidence=config.name != "dycoke-decode")
-    checkpoint.save(session, path)
-    session = checkpoint.load(path, backbone)
+    protokv.save(session, path)
+    session = protokv.load(path, backbone)
     seconds = session.clock.step_seconds
     chunk = [backbone.prepare(random_frames(step, backbone.frames_per_step)) for step in (6, 7)]
     session.watch_prepared(chunk, [6 * seconds, 7 * seconds])

@@ -30,12 +30,12 @@ from protokv.ingestion.continuation import (
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest
-from protokv.state.api import read_header, stored_bytes
 from protokv.state.checkpoint import check_fits
 from protokv.state.commit import writing
-from protokv.state.form import is_url
-from protokv.state.snapshot import Header
-from protokv.state.watched import fingerprints
+from protokv.state.forms import is_url
+from protokv.state.header import Header
+from protokv.state.reader import read_header, stored_bytes
+from protokv.state.sources import fingerprints
 from protokv.video import Damage
 from protokv.video.address import source_kind
 from protokv.video.bucket import is_object

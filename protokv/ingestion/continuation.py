@@ -16,11 +16,11 @@ from protokv.core.backbone import Backbone
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.live.source import LiveSource
 from protokv.memories import MemoryConfig
-from protokv.state.api import load_state
 from protokv.state.checkpoint import admit, config_of
 from protokv.state.form import StatePath
-from protokv.state.snapshot import Header, State
-from protokv.state.watched import Segment, fingerprints, next_segment, records_of, segment_of
+from protokv.state.header import Header, State
+from protokv.state.reader import load_state
+from protokv.state.sources import Segment, fingerprints, next_segment, records_of, segment_of
 from protokv.video import Source
 from protokv.words import LiveSubtitles, Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles

@@ -17,7 +17,7 @@ from protokv.core.settings import check_fps
 from protokv.errors import ConfigError, use_one_of
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.state.checkpoint import load_backbone_of
-from protokv.state.snapshot import Header
+from protokv.state.header import Header
 from protokv.state.thumbnails import DEFAULT as THUMBNAILS
 from protokv.state.thumbnails import MOST as MOST_THUMBNAILS
 from protokv.video import Decoder, Source

@@ -21,12 +21,12 @@ from protokv.ingestion.live.source import LiveSource, open_stream
 from protokv.ingestion.options import LIVE, MINUTELY, IngestOptions
 from protokv.ingestion.watching import Ending, LiveRun, Run, Start
 from protokv.memories import MemoryConfig
-from protokv.state.api import check_not_read, check_target
 from protokv.state.checkpoint import from_state
-from protokv.state.form import DEFAULT_SUFFIX, StatePath
+from protokv.state.form import StatePath
+from protokv.state.forms import DEFAULT_SUFFIX
+from protokv.state.sources import Segment
 from protokv.state.thumbnails import Thumbnails
-from protokv.state.watched import Segment
-from protokv.state.writer import Writer
+from protokv.state.writer import Writer, check_not_read, check_target
 from protokv.timings import Timings, stage
 from protokv.video import Source, address, open_source
 from protokv.video.bucket import is_object

@@ -21,10 +21,10 @@ from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Starte
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Every, LiveOptions
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
-from protokv.state.api import stored_bytes
 from protokv.state.checkpoint import to_state
+from protokv.state.reader import stored_bytes
+from protokv.state.sources import Segment, end_of, frames_by_decoder
 from protokv.state.thumbnails import Picture, Thumbnails, shrink
-from protokv.state.watched import Segment, end_of, frames_by_decoder
 from protokv.state.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps

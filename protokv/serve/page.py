@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from protokv.serve.states import States
-from protokv.state.api import read_thumbnails
-from protokv.state.snapshot import Header
-from protokv.state.watched import WallClockLog, sources_of
+from protokv.state.header import Header
+from protokv.state.reader import read_thumbnails
+from protokv.state.sources import WallClockLog, sources_of
 
 _HTML = Path(__file__).with_name("page.html")
 

@@ -1,6 +1,6 @@
-"""Save sessions and load them again: convert between sessions and states, and load the model of a state.
+"""Make states of sessions and sessions of states, and load the model of a state.
 
-`protokv.save` and `protokv.load` are here. A state identifies its model by architecture and weights, so a model's
+A state identifies its model by architecture and weights, so a model's
 folder may move. The name of the model is untrusted data; `load_backbone_of` says which names are followed.
 """
 
@@ -25,65 +25,7 @@ from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
 from protokv.memories import MemoryConfig
 from protokv.state import attachments
-from protokv.state.api import load_state
-from protokv.state.form import StatePath
-from protokv.state.snapshot import Found, Header, State, TensorInfo
-from protokv.state.writer import Writer
-from protokv.timings import Timings, stage
-
-
-def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
-    """Write a session so that the path holds the old or the new state whole; return the stored bytes.
-
-    Args:
-        session: to be saved.
-        path: of the state.
-        source: record of the watched source, plain JSON.
-        complete: True if the source has ended.
-
-    Raises:
-        StateLocked: another writer is writing the state.
-        StateError: the state cannot be written.
-    """
-    with Writer(path) as writer:
-        (committed,) = writer.commit(to_state(session, source=source, complete=complete), wait=True)
-    return committed.file_bytes
-
-
-def load(
-    path: StatePath,
-    backbone: Backbone | str | None = None,
-    *,
-    revision: str | None = None,
-    device: str = "auto",
-    device_map: str | None = None,
-    at_s: float | None = None,
-    verify: bool = True,
-    timings: Timings | None = None,
-) -> Session:
-    """Read a session back.
-
-    Args:
-        path: of a state.
-        backbone: the model, or its name or folder; with None, the one that the state names (`load_backbone_of`).
-        revision: branch, tag or commit of a hub model; with None, see `load_backbone_of`.
-        device: where to load it.
-        device_map: spread it over all devices instead; see `load_backbone`.
-        at_s: read the newest kept commit that is not after this stream time, in seconds.
-        verify: check the digests of the tensors; their shapes are checked in any case.
-        timings: add up the seconds of each stage here.
-
-    Raises:
-        StateError: the state is missing, damaged, or made by another model.
-        ModelError: the model cannot be loaded.
-    """
-    with stage(timings, "state"):
-        state = load_state(path, verify=verify, at_s=at_s, admit=admit)
-    with stage(timings, "model"):
-        if backbone is None or isinstance(backbone, str):
-            backbone = load_backbone_of(state, backbone, revision, device=device, device_map=device_map)
-    with stage(timings, "session"):
-        return from_state(state, backbone)
+from protokv.state.header import Header, Shapes, State, TensorInfo
 
 
 def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
@@ -144,17 +86,17 @@ def config_of(header: Header) -> MemoryConfig:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
 
-def shape_of(header: Header, found: Found) -> MemoryShape:
+def shape_of(header: Header, shapes: Shapes) -> MemoryShape:
     """Return the shape of the memory that left these tensors. They do not tell its device; the CPU is named.
 
     Raises:
         StateCorrupt: `sink.keys` or positions are missing or have the wrong number of axes.
     """
     try:
-        (L, H, P0, D), dtype = found["sink.keys"]
+        (L, H, P0, D), dtype = shapes["sink.keys"]
         # Every memory holds positions of something, and their components are the last axis.
-        components = next(shape[-1] for name, (shape, _) in found.items() if name.endswith(".positions"))
-        carried = CarriedShape.of(found)
+        components = next(shape[-1] for name, (shape, _) in shapes.items() if name.endswith(".positions"))
+        carried = CarriedShape.of(shapes)
     except (KeyError, ValueError, IndexError, StopIteration) as error:
         raise StateCorrupt("the state lacks sink.keys, positions or layers in their form") from error
     return MemoryShape(
@@ -170,7 +112,7 @@ def shape_of(header: Header, found: Found) -> MemoryShape:
     )
 
 
-def admit(header: Header, found: Found) -> None:
+def admit(header: Header, shapes: Shapes) -> None:
     """Check the claimed shapes of a state against its settings before memory is allocated for its tensors.
 
     Raises:
@@ -178,7 +120,7 @@ def admit(header: Header, found: Found) -> None:
     """
     config = config_of(header)
     try:
-        check_shapes(found, (*declare_memory(config, shape_of(header, found)), *attachments.SPECS))
+        check_shapes(shapes, (*declare_memory(config, shape_of(header, shapes)), *attachments.SPECS))
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 

@@ -148,7 +148,7 @@ class Form(ABC):
             available = memory_bytes()
             if available is not None and stored.nbytes > available:
                 raise StateError(f"the state has {stored.nbytes} bytes, this machine has {available} bytes of memory")
-            return State.of(stored.header, stored.read(verify))
+            return State.join(stored.header, stored.read(verify))
 
         return self.look(at, read)
 
@@ -222,7 +222,7 @@ class LocalForm(Form):
         with writing(self.path):
             check_dtypes(state.tensors)
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-            copied = State.of(state, tensors, state.tensor_info)
+            copied = State.join(state, tensors, state.tensor_info)
             document = seal(copied, digest_tensors(tensors))
             replace(self.target, lambda path: self.write(path, document, copied))
 

@@ -118,9 +118,12 @@ class State(Header):
     tensor_info: Mapping[str, TensorInfo] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, header: Header, tensors: Mapping[str, Tensor]) -> State:
+    def join(
+        cls, header: Header, tensors: Mapping[str, Tensor], tensor_info: Mapping[str, TensorInfo] | None = None
+    ) -> State:
         """Return a state of this header and these tensors."""
-        return cls(**{f.name: getattr(header, f.name) for f in fields(Header)}, tensors=tensors)
+        fields_ = {f.name: getattr(header, f.name) for f in fields(Header)}
+        return cls(**fields_, tensors=tensors, tensor_info=tensor_info or {})
 
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from protokv.errors import SourceError, SourceNotFound, StateCorrupt, StateError, StateLocked, StateMismatch
-from protokv.state.files import FileForm
-from protokv.state.form import MOMENT, Form, Stored
-from protokv.state.snapshot import Header, State, not_found, reading
+from protokv.state.form import MOMENT, Form, LocalForm, Stored, name_moment
+from protokv.state.header import HEADER_LIMIT_BYTES, Header, State, not_found, reading
+from protokv.state.safetensors import SafetensorsForm, parse_header
 from protokv.video.bucket import explained, fetch, list_beginning, open_store
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 
 class ObjectForm(Form):
-    """One object; `file` makes the form of a file with the same contents."""
+    """One object; `file` is the form of a file with the same contents."""
 
-    def __init__(self, path: str, file: Callable[[Path], FileForm]) -> None:
+    def __init__(self, path: str, file: type[LocalForm]) -> None:
         super().__init__(path)
         self._address, self._file = path, file
         self._store, self._key = open_store(path)
@@ -88,18 +88,28 @@ class ObjectForm(Form):
                 if (named := MOMENT.search(address)) and address[: named.start()] == self._address:
                     with suppress(StateCorrupt, StateMismatch):
                         header = self.read_header(address)
-                        if f"{header.clock.stream_time_s:010.3f}" == named[1]:
+                        if name_moment(header) == named[0]:
                             yield address, header
 
     def keep(self, header: Header) -> None:
         """Let the store copy the object."""
         with _asking(self._address, "write"), explained(self._address, "write"):
-            self._store.copy(self._key, f"{self._key}@{header.clock.stream_time_s:010.3f}s")
+            self._store.copy(self._key, self._key + name_moment(header))
 
     def retire(self, at: str) -> None:
         """Delete an object if the store allows it."""
         with suppress(SourceError), explained(at, "write"):
             self._store.delete(open_store(at)[1])
+
+    def read_header(self, at: str | None = None) -> Header:
+        """Read the header alone: of a `.safetensors` without the tensors."""
+        if self._file is not SafetensorsForm:
+            return super().read_header(at)
+        address = at or self._address
+        key = open_store(address)[1]
+        with reading(address), _asking(address, "read"), explained(address):
+            there = self._store.get(key, options={"range": (0, HEADER_LIMIT_BYTES + 8)})
+            return parse_header(there.bytes().to_bytes(), there.meta["size"])
 
     def stored_bytes(self) -> int:
         """Return the size of the object."""

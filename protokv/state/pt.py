@@ -1,4 +1,4 @@
-"""A state as one `.pt` file for `torch.load(..., weights_only=True)`: `{"protokv": document, "tensors": {name: tensor}}`.
+"""A state as one `.pt` file: `{"protokv": document, "tensors": {name: tensor}}`, for `torch.load(weights_only=True)`.
 
 It is a zip archive with a pickle in it, and a pickle can run code. `torch.load(weights_only=True, mmap=True)` runs none
 and maps every tensor, so no tensor is larger than the file. What could still make it allocate memory is refused first:
@@ -7,6 +7,7 @@ compressed members, a long pickle, and a pickle that names more than tensors nee
 
 from __future__ import annotations
 
+import errno
 import pickletools
 import re
 import zipfile
@@ -48,7 +49,10 @@ class PtForm(LocalForm):
         """Check the pickle, and map the tensors."""
         try:
             _check_pickle(path)
-        except (zipfile.BadZipFile, ValueError, LookupError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, ValueError, LookupError, NotImplementedError, OSError) as error:
+            # A place before the beginning of the file is one that a damaged archive names.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
             raise StateCorrupt(f"not a file that torch.save wrote of a state ({shown(error)})") from error
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(content, dict) or set(content) != {KEY, "tensors"} or type(content["tensors"]) is not dict:

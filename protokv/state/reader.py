@@ -2,6 +2,9 @@
 
 `Reader.open` reads the header alone. The rest is read when it is first used: the tensors (`state`), the small pictures
 and what was said. `session` makes a session of it, which answers questions.
+
+A kept commit counts only if its header says that it is an earlier moment of the same stream: same model, memory, rate
+and sources. Commits of other streams are never answered from.
 """
 
 from __future__ import annotations
@@ -12,16 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from protokv.core.backbone import Backbone
+from protokv.core.packing import check_shapes
 from protokv.core.session import Session
+from protokv.errors import StateError, StateNotFound
 from protokv.memories import MemoryConfig
-from protokv.state.api import load_state, moments, read_header, read_thumbnails, stored_bytes
 from protokv.state.checkpoint import admit, config_of, from_state, load_backbone_of
-from protokv.state.form import StatePath
-from protokv.state.snapshot import Header, State
-from protokv.state.thumbnails import Thumbnail
-from protokv.state.watched import WallClockLog, records_of, sources_of
+from protokv.state.form import Form, StatePath, Stored, read_unchanged
+from protokv.state.forms import form_of
+from protokv.state.header import Admit, Header, State
+from protokv.state.sources import WallClockLog, is_before, records_of, sources_of
+from protokv.state.thumbnails import Thumbnail, Thumbnails
 from protokv.timings import Timings, stage
 from protokv.words.transcript import Transcript
+
+# Names of kept commits are rounded to milliseconds.
+ROUNDING_S = 5e-4
 
 
 class Reader:
@@ -80,7 +88,7 @@ class Reader:
     @cached_property
     def commits_s(self) -> list[float]:
         """The stream times that `at` can read, in seconds, ascending; the last is the current commit's."""
-        return moments(self.path)
+        return commit_times(self.path)
 
     @cached_property
     def file_bytes(self) -> int:
@@ -135,3 +143,111 @@ class Reader:
                 backbone = load_backbone_of(state, backbone, revision, **placement)
         with stage(timings, "session"):
             return from_state(state, backbone)
+
+
+def load(
+    path: StatePath,
+    backbone: Backbone | str | None = None,
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    device_map: str | None = None,
+    at_s: float | None = None,
+    verify: bool = True,
+    timings: Timings | None = None,
+) -> Session:
+    """Read a session back.
+
+    Args:
+        path: of a state.
+        backbone: the model, or its name or folder; with None, the one that the state names (`load_backbone_of`).
+        revision: branch, tag or commit of a hub model; with None, see `load_backbone_of`.
+        device: where to load it.
+        device_map: spread it over all devices instead; see `load_backbone`.
+        at_s: read the newest kept commit that is not after this stream time, in seconds.
+        verify: check the digests of the tensors; their shapes are checked in any case.
+        timings: add up the seconds of each stage here.
+
+    Raises:
+        StateError: the state is missing, damaged, or made by another model.
+        ModelError: the model cannot be loaded.
+    """
+    with stage(timings, "state"):
+        reader = Reader.open(path, at_s=at_s, verify=verify)
+    return reader.session(backbone, revision=revision, timings=timings, device=device, device_map=device_map)
+
+
+def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = None, admit: Admit | None = None) -> State:
+    """Read a state; its tensors are on the CPU.
+
+    Args:
+        path: where it is.
+        verify: check the digests of the tensors.
+        at_s: read the newest kept commit that is not after this stream time, in seconds.
+        admit: called with header and shapes before memory is allocated; raises StateCorrupt to refuse the state.
+
+    Raises:
+        StateNotFound: nothing is there, or nothing at or before `at_s`; the message lists the commits.
+        StateMismatch: a newer version wrote it.
+        StateCorrupt: the state is damaged or hostile; names the tensor or field if possible.
+        StateError: it cannot be read.
+    """
+    form = form_of(path, to_read=True)
+    if at_s is None:
+        return form.read(verify=verify, admit=admit)
+    latest = at_s + ROUNDING_S
+
+    def read_newest(commits: list[tuple[float, str | None]]) -> State:
+        fit = [at for time_s, at in commits if time_s <= latest]
+        if not fit:
+            listed = ", ".join(f"{time_s:g} s" for time_s, _ in commits)
+            raise StateNotFound(
+                f"{path} has no commit at or before {at_s:g} s; it has those at {listed}",
+                hint="`protokv ingest --every 30s --keep 20` keeps earlier commits",
+            )
+        state = form.read(fit[-1], verify=verify, admit=admit)
+        if state.clock.stream_time_s > latest:
+            raise StateError(f"{path} was replaced meanwhile")
+        return state
+
+    return read_unchanged(path, lambda: _list_commits(form), read_newest)
+
+
+def read_header(path: StatePath) -> Header:
+    """Read and verify the header alone. Raises as `load_state`."""
+    return form_of(path, to_read=True).read_header()
+
+
+def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
+    """Read the header and the small pictures of a state, and no other tensor. Raises as `load_state`."""
+
+    def read(stored: Stored) -> tuple[Header, list[Thumbnail]]:
+        specs = Thumbnails.declare()
+        names = {spec.name for spec in specs} & stored.shapes.keys()
+        check_shapes({name: stored.shapes[name] for name in names}, specs)
+        stored.header.clock.check()
+        found = Thumbnails.of(stored.read(True, names))
+        return stored.header, found.all() if found else []
+
+    return form_of(path, to_read=True).look(None, read)
+
+
+def stored_bytes(path: StatePath) -> int:
+    """Return the stored bytes of a state, without kept commits. Raises as `load_state`."""
+    return form_of(path, to_read=True).stored_bytes()
+
+
+def commit_times(path: StatePath) -> list[float]:
+    """Return the stream times that `at_s` of `load_state` can read, ascending; the last is the current state's.
+
+    Raises as `load_state`.
+    """
+    return [time_s for time_s, _ in _list_commits(form_of(path, to_read=True))]
+
+
+def _list_commits(form: Form) -> list[tuple[float, str | None]]:
+    """Return stream time and place of the kept commits and of the current state (place None), ascending."""
+    # Read this first: a commit that comes in between is later than this one.
+    now = form.read_header()
+    past = [(header.clock.stream_time_s, at) for at, header in form.kept() if is_before(header, now)]
+    return [*sorted(past), (now.clock.stream_time_s, None)]

@@ -1,4 +1,6 @@
-"""Commit to a state as its only writer, keep earlier commits, and write in the background if tensors are on a GPU.
+"""`Writer`: commit to a state as its only writer, keep earlier commits, and write in the background from a GPU.
+
+A kept commit is replaced or removed only if its header says that it is an earlier moment of the same stream.
 
 With tensors on a GPU, a commit copies them to the host and returns; a thread writes the copy while the stream goes on.
 At most one write is in flight: the next commit waits for it. On a CPU a commit is written at once: a thread would only
@@ -7,15 +9,49 @@ take cores from the model. The stored bytes are the same.
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
+from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt, StateError, StateMismatch, StateNotFound
-from protokv.state.form import Form, StatePath, form_of
-from protokv.state.snapshot import State
-from protokv.state.watched import is_before, same_stream
+from protokv.state.checkpoint import to_state
+from protokv.state.form import Form, StatePath
+from protokv.state.forms import form_of, is_url
+from protokv.state.header import Header, State
+from protokv.state.sources import fingerprints, is_before, same_stream
+
+
+def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
+    """Write a session so that the path holds the old or the new state whole; return the stored bytes.
+
+    Args:
+        session: to be saved.
+        path: of the state.
+        source: record of the watched source, plain JSON.
+        complete: True if the source has ended.
+
+    Raises:
+        StateLocked: another writer is writing the state.
+        StateError: the state cannot be written.
+    """
+    with Writer(path) as writer:
+        (committed,) = writer.commit(to_state(session, source=source, complete=complete), wait=True)
+    return committed.file_bytes
+
+
+def save_state(state: State, path: StatePath) -> None:
+    """Write a state; the path holds the old or the new one whole at any time.
+
+    Raises:
+        StateError: the suffix names no form, or the state cannot be written; the old one is still there.
+        StateLocked: another writer is writing it.
+    """
+    with form_of(path) as form:
+        form.replace(state)
 
 
 def commit(form: Form, state: State, keep: int | None = None) -> None:
@@ -132,3 +168,46 @@ class Writer:
     def _write(self, state: State) -> Committed:
         commit(self._form, state, self._keep)
         return Committed(state.clock.steps, state.clock.stream_time_s, self._form.stored_bytes())
+
+
+def check_target(path: StatePath) -> None:
+    """Check that a state could be written to `path`, before hours of work. StateError if not."""
+    form_of(path).check_target()
+
+
+def check_not_read(target: StatePath, *inputs: object) -> None:
+    """Refuse to overwrite an input, also under another name. Inputs that are no existing paths are ignored.
+
+    Raises:
+        ConfigError: the target is one of the inputs.
+    """
+    for one in inputs:
+        if isinstance(one, str | os.PathLike) and not is_url(target) and _is_same_file(target, one):
+            raise ConfigError(
+                f"{os.fspath(target)} is what is read, and would be written over", hint="name another file with -o"
+            )
+
+
+def check_replaceable(target: StatePath, state: Header) -> None:
+    """Allow to replace a state of the same sources, or nothing.
+
+    Raises:
+        StateMismatch: something else is there.
+        StateError: it cannot be read at the moment.
+    """
+    try:
+        there = fingerprints(form_of(target, to_read=True).read_header())
+    except StateNotFound:
+        return
+    except (StateCorrupt, StateMismatch):
+        there = ()
+    if not there or None in there or there != fingerprints(state):
+        what = "the state of another stream" if there else "no state that can be read"
+        raise StateMismatch(f"{os.fspath(target)} is there already, and it is {what}", hint="replace it with --force")
+
+
+def _is_same_file(target: StatePath, one: str | os.PathLike[str]) -> bool:
+    try:
+        return Path(target).samefile(one)
+    except (OSError, ValueError):
+        return False

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import re
-import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,6 +39,9 @@ METADATA = "zarr.json"
 # The root's metadata hold the document again as an object, with spaces if another program has written them.
 _ROOT_LIMIT_BYTES = 2 * HEADER_LIMIT_BYTES
 _ARRAY_LIMIT_BYTES = 1 << 16
+
+# Far more files than a state has.
+_MOST_FILES = 1 << 16
 
 # Threads that write and sync files.
 _WRITERS = 4
@@ -68,7 +70,9 @@ class ZarrForm(LocalForm):
 
     def write(self, path: Path, document: str, state: State) -> None:
         """Write the folder. All threads have ended when this returns or raises."""
-        files = {METADATA: _encode({**_GROUP, "attributes": {KEY: json.loads(document)}})}
+        files: dict[str, bytes | memoryview] = {
+            METADATA: _encode({**_GROUP, "attributes": {KEY: json.loads(document)}})
+        }
         for name, tensor in sorted(state.tensors.items()):
             folder = name.replace(".", "/")
             parents = folder.split("/")[:-1]
@@ -90,40 +94,40 @@ class ZarrForm(LocalForm):
         if not any(path.iterdir()):
             # A user may make the folder first.
             raise not_found(self.path)
-        root = parse_object(_read_small(path / METADATA, _ROOT_LIMIT_BYTES), METADATA)
+        sizes = _list_files(path)
+        root = _read_metadata(path, METADATA, sizes, _ROOT_LIMIT_BYTES)
         attributes = root.pop("attributes", None)
         if root != _GROUP or not isinstance(attributes, dict) or not isinstance(attributes.get(KEY), dict):
             raise StateCorrupt(f"no zarr group of a state: it lacks the attribute {KEY}")
         document = canonical(attributes[KEY])
         names = attributes[KEY].get("digests")
-        tensors = {str(name): _map_array(path, str(name)) for name in names if isinstance(names, dict)}
-        size = sum(file.lstat().st_size for file in path.rglob("*") if file.name == METADATA)
-        return Stored(document, tensors, size + sum(one.nbytes for one in tensors.values()))
+        tensors = {str(name): _map_array(path, str(name), sizes) for name in names if isinstance(names, dict)}
+        return Stored(document, tensors, sum(sizes.values()))
 
 
-def _map_array(root: Path, name: str) -> Tensor:
+def _map_array(root: Path, name: str, sizes: Mapping[str, int]) -> Tensor:
     """Return the mapped tensor of an array. StateCorrupt, naming it, if it is not as we write it."""
-    where, folder = f"tensor {shown(name)}", root.joinpath(*name.split("."))
-    metadata = parse_object(_read_small(folder / METADATA, _ARRAY_LIMIT_BYTES), where)
+    where, folder = f"tensor {shown(name)}", name.replace(".", "/")
+    metadata = _read_metadata(root, f"{folder}/{METADATA}", sizes, _ARRAY_LIMIT_BYTES)
     attributes = metadata.pop("attributes", None)
     metadata.pop("dimension_names", None)
     try:
         shape = msgspec.convert(metadata.get("shape"), _Shape)
-        is_bfloat16 = (metadata["data_type"], attributes.get("torch_dtype")) == ("uint16", "bfloat16")  # type: ignore[union-attr]
+        is_bfloat16 = (metadata["data_type"], attributes.get("torch_dtype")) == ("uint16", "bfloat16")
         dtype = torch.bfloat16 if is_bfloat16 else _DTYPES[metadata["data_type"]]
     except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
         raise StateCorrupt(f"{where}: its metadata are not those of a tensor ({shown(error)})") from None
     expected = _metadata(shape, dtype)
     for key in sorted({*metadata, *expected}):
-        if json.dumps(metadata.get(key)) != json.dumps(expected.get(key)):
+        if _encode(metadata.get(key)) != _encode(expected.get(key)):
             raise StateCorrupt(f"{where}: its metadata say another {shown(key)} than ours would")
     count = math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=dtype)
-    chunk = folder / _chunk_name(len(shape))
-    if (size := _file_size(chunk)) != count * dtype.itemsize:
+    chunk = f"{folder}/{_chunk_name(len(shape))}"
+    if (size := sizes.get(chunk, 0)) != count * dtype.itemsize:
         raise StateCorrupt(f"{where}: {size} bytes instead of {count * dtype.itemsize}")
-    return torch.from_file(str(chunk), shared=False, size=count, dtype=dtype).reshape(shape)
+    return torch.from_file(str(root / chunk), shared=False, size=count, dtype=dtype).reshape(shape)
 
 
 def _metadata(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
@@ -156,27 +160,33 @@ def _chunk_name(dims: int) -> str:
     return ".".join(["c", *["0"] * dims])
 
 
-def _encode(metadata: Mapping[str, Any]) -> bytes:
+def _encode(metadata: object) -> bytes:
     return json.dumps(metadata, indent=1, sort_keys=True).encode()
 
 
-def _read_small(file: Path, limit: int) -> bytes:
-    """Return the bytes of a metadata file. StateCorrupt if it is missing, too long, or no file."""
-    size = _file_size(file)
-    if not 0 < size <= limit:
-        raise StateCorrupt(f"{shown(file.name)} of {shown(file.parent.name)}: it is missing or has {size} bytes")
-    return file.read_bytes()
+def _list_files(root: Path) -> dict[str, int]:
+    """Return the bytes of every file by its path from the root. StateCorrupt if there is a link or a device."""
+    sizes: dict[str, int] = {}
+    folders = [(root, "")]
+    for folder, prefix in folders:
+        with os.scandir(folder) as entries:
+            for one in entries:
+                if one.is_dir(follow_symlinks=False):
+                    folders.append((folder / one.name, f"{prefix}{one.name}/"))
+                elif one.is_file(follow_symlinks=False):
+                    sizes[prefix + one.name] = one.stat(follow_symlinks=False).st_size
+                else:
+                    raise StateCorrupt(f"{shown(prefix + one.name)} is neither a file nor a folder")
+                if len(sizes) + len(folders) > _MOST_FILES:
+                    raise StateCorrupt(f"more than {_MOST_FILES} files")
+    return sizes
 
 
-def _file_size(file: Path) -> int:
-    """Return the bytes of a file, 0 if it is missing. StateCorrupt if it is no file, or a link leads to it."""
-    try:
-        status = file.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-    if not stat.S_ISREG(status.st_mode) or os.path.realpath(file) != str(file):
-        raise StateCorrupt(f"{shown(file.name)} of {shown(file.parent.name)} is no file, or behind a link")
-    return status.st_size
+def _read_metadata(root: Path, file: str, sizes: Mapping[str, int], limit: int) -> dict[str, Any]:
+    """Return the object in a metadata file. StateCorrupt if it is missing, too long, or no object."""
+    if not 0 < (size := sizes.get(file, 0)) <= limit:
+        raise StateCorrupt(f"{shown(file)}: it is missing or has {size} bytes")
+    return parse_object((root / file).read_bytes(), shown(file))
 
 
 def _find_foreign(target: Path) -> str:

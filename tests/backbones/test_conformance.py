@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import protokv
 from protokv.backbones import FAMILIES, load_backbone
 from protokv.core.backbone import MOST_WORDS, Backbone
 from protokv.core.decoding import Decoding
@@ -20,7 +21,6 @@ from protokv.core.rotary import rerotate, unrotate
 from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig, MemoryConfig
-from protokv.state import checkpoint
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream
@@ -244,8 +244,8 @@ def assert_continues(backbone: Backbone, tmp_path: Path) -> None:
     """Save and resume an overfull memory; it keeps to its budget and gives finite logits."""
     steps = video(backbone, 9)
     whole = watched(backbone, SMALL, steps[:7])
-    checkpoint.save(whole, tmp_path / "state.safetensors")
-    resumed = checkpoint.load(tmp_path / "state.safetensors", backbone)
+    protokv.save(whole, tmp_path / "state.safetensors")
+    resumed = protokv.load(tmp_path / "state.safetensors", backbone)
     for images in steps[7:]:
         whole.watch(images)
         resumed.watch(images)

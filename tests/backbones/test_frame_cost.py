@@ -27,7 +27,8 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
-from protokv.state.checkpoint import load, save
+from protokv.state.reader import load
+from protokv.state.writer import save
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.prepared import Prepared

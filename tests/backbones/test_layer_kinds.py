@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
 
+import protokv
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.hybrid import Carried, WithCarried, window_mask
@@ -108,8 +109,8 @@ def test_what_is_carried_has_one_size_and_continues_to_the_bit(
     backbone, steps = model[0], video(model[0], 6)
     whole = watched(backbone, steps[:2])
     sizes = carried_of(whole).nbytes()
-    checkpoint.save(whole, tmp_path / "state.safetensors")
-    resumed = checkpoint.load(tmp_path / "state.safetensors", backbone)
+    protokv.save(whole, tmp_path / "state.safetensors")
+    resumed = protokv.load(tmp_path / "state.safetensors", backbone)
     for session in (whole, resumed):
         for images in steps[2:]:
             session.watch(images)
@@ -120,7 +121,7 @@ def test_what_is_carried_has_one_size_and_continues_to_the_bit(
 
 
 def test_inspect_tells_the_kind_of_every_layer(model: tuple[Backbone, Upstream], tmp_path: Path) -> None:
-    checkpoint.save(watched(model[0], video(model[0], 1)), tmp_path / "state.safetensors")
+    protokv.save(watched(model[0], video(model[0], 1)), tmp_path / "state.safetensors")
     found = describe(tmp_path / "state.safetensors", values=True)
     kinds = [kind.removesuffix("_attention") for kind in model[1].model.config.text_config.layer_types]
     assert [row["kind"] for row in found["layer_kinds"]] == kinds

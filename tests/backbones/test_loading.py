@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+import protokv
 from protokv.backbones import FAMILIES, identify_backbone, load_backbone, loading
 from protokv.backbones.files import find_families, find_packaged_models, read_video_processor
 from protokv.backbones.llava_onevision import LlavaOnevision
@@ -26,7 +27,6 @@ from protokv.core.session import Session
 from protokv.core.sharding import LayerShards
 from protokv.errors import ConfigError, ModelError, StateMismatch
 from protokv.memories import MemoryConfig
-from protokv.state import checkpoint
 from tests.conftest import random_frames
 
 QUESTION = "what is the first star ?"
@@ -340,11 +340,11 @@ def test_a_state_of_a_quantised_model_names_it_fits_no_other_and_loads_it_again(
 ) -> None:
     session = Session.start(on_cpu(folder, quantization="4bit"), MemoryConfig.of("sliding-window", budget=20))
     session.watch(random_frames(0))
-    checkpoint.save(session, tmp_path / "a.safetensors")
+    protokv.save(session, tmp_path / "a.safetensors")
     with pytest.raises(StateMismatch, match=r"backbone\.dtype is 'float32\+4bit', here it is 'float32'"):
-        checkpoint.load(tmp_path / "a.safetensors", on_cpu(folder))
+        protokv.load(tmp_path / "a.safetensors", on_cpu(folder))
     asked.clear()
-    again = checkpoint.load(tmp_path / "a.safetensors", str(folder), device="cpu")
+    again = protokv.load(tmp_path / "a.safetensors", str(folder), device="cpu")
     assert asked["quantization_config"].load_in_4bit
     assert torch.equal(again.prefill(QUESTION), session.prefill(QUESTION))
 
@@ -396,10 +396,10 @@ def test_a_model_over_several_devices_streams_answers_and_saves_as_on_one(
     assert answers[0] == answers[1]
     assert torch.equal(*(session.prefill(QUESTION) for session in sessions))
     for session, name in zip(sessions, ("one", "several"), strict=True):
-        checkpoint.save(session, tmp_path / f"{name}.safetensors")
-    states = [checkpoint.load(tmp_path / f"{name}.safetensors", tiny).tensors() for name in ("one", "several")]
+        protokv.save(session, tmp_path / f"{name}.safetensors")
+    states = [protokv.load(tmp_path / f"{name}.safetensors", tiny).tensors() for name in ("one", "several")]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert torch.equal(
-        checkpoint.load(tmp_path / "one.safetensors", spread).prefill(QUESTION), sessions[0].prefill(QUESTION)
+        protokv.load(tmp_path / "one.safetensors", spread).prefill(QUESTION), sessions[0].prefill(QUESTION)
     )

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from protokv.state.api import load_state, save_state
 from protokv.state.digest import tensor_bytes
+from protokv.state.reader import load_state
+from protokv.state.writer import save_state
 from tests.benchmarks.results import paired, write_table
 from tests.state.conftest import make
 

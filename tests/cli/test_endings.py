@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from protokv.ingestion import Progress
-from protokv.state import api as storage
 from protokv.state.commit import Lock
+from protokv.state.reader import load_state
 from protokv_cli.exits import Exit
 from protokv_cli.process import stopping
 from tests.cli.conftest import Program, read_to_the_end, wait_for_commits, write_video
@@ -92,7 +92,7 @@ def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
 ) -> None:
     at_fifth_step(lambda: (signal.raise_signal(signal.SIGHUP), signal.raise_signal(signal.SIGHUP)))
     assert protokv("ingest", video, *ARGUMENTS).code == Exit.HUNG_UP
-    state = storage.load_state("clip.safetensors")
+    state = load_state("clip.safetensors")
     assert (state.complete, state.clock.steps) == (False, 5)
 
 
@@ -130,7 +130,7 @@ def test_a_reader_who_leaves_ends_the_report_and_is_no_error(protokv: Program, m
         assert seen.code == Exit.DONE, seen.screen
         assert "Error" not in seen.screen
         # The ingest goes on, because its purpose is the state.
-        assert storage.load_state("clip.safetensors").complete
+        assert load_state("clip.safetensors").complete
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -140,7 +140,7 @@ def test_a_report_that_cannot_be_written_is_told_and_the_state_is_there(
     seen = run_on_terminal(protokv.environment, "ingest", video, *ARGUMENTS, stdout=Path("/dev/full"))
     assert seen.code == Exit.FAILURE
     assert "Error: stdout cannot be written" in seen.screen
-    assert storage.load_state("clip.safetensors").complete
+    assert load_state("clip.safetensors").complete
 
 
 def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
@@ -172,7 +172,7 @@ def test_an_error_keeps_what_was_watched_and_says_so(
     assert result.code == Exit.FAILURE
     assert "Error: RuntimeError: the projector is on fire" in result.err
     assert "Note: clip.safetensors holds what was watched until 5 s" in result.err
-    assert storage.load_state("clip.safetensors").clock.steps == 5
+    assert load_state("clip.safetensors").clock.steps == 5
 
 
 def test_damage_is_shown_and_the_same_command_keeps_its_exit_code(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from protokv.fleet import Recipe
-from protokv.state import api as storage
+from protokv.state.reader import load_state, read_header
 from protokv_cli.exits import Exit
 from protokv_cli.fleet_report import Ledger
 from tests.cli.conftest import Program, read_to_the_end, write_video
@@ -82,7 +82,7 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     assert result.err.splitlines()[-1] == "1 of 4 videos have no whole state; why is in states/failures.jsonl"
 
     assert protokv("ingest", folder / "one.mp4", "-o", "single.safetensors", *SMALL).code == 0
-    mine, theirs = (storage.load_state(path) for path in ("states/one.safetensors", "single.safetensors"))
+    mine, theirs = (load_state(path) for path in ("states/one.safetensors", "single.safetensors"))
     assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
 
     # What is done is not counted again.
@@ -179,7 +179,7 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: 
     # The second may not have been begun.
     assert {row.get("status") for row in rows[:-1]} <= {"stopped"}
     assert rows[-1].items() >= {"watched": 1, "left": 1}.items()
-    assert storage.read_header("states/one.safetensors").complete
+    assert read_header("states/one.safetensors").complete
 
 
 @pytest.mark.usefixtures("pools", "mocked")

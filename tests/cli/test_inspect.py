@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from protokv.state import api as storage
+from protokv.state.reader import load_state
+from protokv.state.writer import save_state
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
 
@@ -66,8 +67,8 @@ def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, vi
             # A source behind a damaged one is watched once the state counts as complete.
             assert result.code == Exit.PARTIAL
             damage = result.rows()[-1]["damage"]
-            state = storage.load_state("s.safetensors")
-            storage.save_state(replace(state, complete=True), "s.safetensors")
+            state = load_state("s.safetensors")
+            save_state(replace(state, complete=True), "s.safetensors")
     stream = protokv("inspect", "s.safetensors", "--json").rows()[0]["stream"]
     names = [one["name"] for one in stream["sources"]]
     assert names == ["clip.mp4", "cut.mkv", "last [x].mp4"]

@@ -20,7 +20,7 @@ from unittest import mock
 import pytest
 
 from protokv.backbones.files import digest_weights
-from protokv.state.api import read_header
+from protokv.state.reader import read_header
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import run_on_terminal

@@ -16,7 +16,7 @@ import typer
 from protokv import __version__
 from protokv.memories import CONFIGS
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.state.form import FORMS
+from protokv.state.forms import load_forms
 from protokv_cli import main, options
 from protokv_cli.exits import Exit
 from protokv_cli.panels import Panel
@@ -203,7 +203,7 @@ def test_states_are_completed_in_a_folder_and_below_it(protokv: Program) -> None
         (protokv.folder / name).touch()
     assert options.states("") == ["a.safetensors", "b.zarr", "days/", "days/c.pt"]
     assert options.states("days/") == ["days/c.pt", "days/deep/", "days/deep/d.pt"]
-    assert set(FORMS) == set(options.STATE_SUFFIXES)
+    assert set(load_forms()) == set(options.STATE_SUFFIXES)
     for command in ("query", "inspect", "query --state"):
         words = f"protokv {command} a"
         protokv.environment |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}

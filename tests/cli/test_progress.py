@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.ingestion import Progress
-from protokv.state import api as storage
+from protokv.state.reader import load_state
+from protokv.state.writer import save_state
 from protokv_cli import progress
 from protokv_cli.ingest_report import progress_parts
 from protokv_cli.progress import fit, shorten
@@ -154,14 +155,14 @@ def test_words_of_any_script_stay_words() -> None:
 def evil(protokv: Program, mocked: None, video: Path) -> Path:
     """A state that says evil things wherever a state may say something, under an evil name."""
     assert protokv("ingest", video, "--budget", "24", "--quiet", "--json").code == 0
-    found = storage.load_state("clip.safetensors")
+    found = load_state("clip.safetensors")
     decoders = {EVIL: 2, "b": 1, "c": EVIL}
     source = {**(found.source or {}), "name": EVIL, "decoder": EVIL, "decoders": decoders, EVIL: EVIL}
     damaged = {**source, "damage": {"frames_lost": 1, "message": EVIL}}
     backbone = replace(found.backbone, name=EVIL, family=EVIL)
     path = protokv.folder / f"e\x1b[2Kvil\u202e{'[red]'}.safetensors"
     state = replace(found, source=damaged, backbone=backbone, settings={EVIL: EVIL}, created_by=EVIL)
-    storage.save_state(state, path)
+    save_state(state, path)
     return path
 
 

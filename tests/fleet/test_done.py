@@ -12,7 +12,8 @@ import pytest
 from protokv.fleet import Job, Recipe, locate_state
 from protokv.fleet.worker import Failure, Worker, examine
 from protokv.ingestion import Progress, ingest
-from protokv.state import api as storage
+from protokv.state.reader import load_state
+from protokv.state.writer import save_state
 from tests.fleet.conftest import CONFIG, write_video
 from tests.mock_backbone import MockBackbone
 
@@ -119,9 +120,9 @@ def test_another_file_is_corrupt_and_replaced_by_force_alone(job: Job, recipe: R
 def test_damage_of_a_complete_state_is_reported_again(job: Job, recipe: Recipe) -> None:
     watch(job, recipe)
     path = locate_state(recipe.place, "v")
-    state = storage.load_state(path)
+    state = load_state(path)
     damaged = {**(state.source or {}), "damage": {"ok": False, "message": "2 frames lost", "frames_lost": 2}}
-    storage.save_state(replace(state, source=damaged), path)
+    save_state(replace(state, source=damaged), path)
     found = examine(job, recipe, MOCK)
     assert (found.status, found.failure) == ("done", Failure("Damaged", "2 frames lost"))
 

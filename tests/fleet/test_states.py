@@ -17,8 +17,7 @@ from protokv.fleet import Job, Recipe, find_states, locate_state, plan
 from protokv.fleet.plan import is_place
 from protokv.fleet.states import Reply, ask_all, load_backbone_for, rank_replies, survey
 from protokv.ingestion import Every
-from protokv.state.api import load_state
-from protokv.state.checkpoint import load
+from protokv.state.reader import load, load_state
 from tests.fleet.conftest import InlinePool, ends, outcomes
 from tests.mock_backbone import MockBackbone
 

@@ -14,7 +14,7 @@ from protokv.core.step import StepKV
 from protokv.errors import SourceUnreadable, StateMismatch
 from protokv.ingestion import Commit, Every, Progress, ingest
 from protokv.memories import CONFIGS, MemoryConfig
-from protokv.state import api as storage
+from protokv.state.reader import load_state
 from tests.conftest import random_frames
 from tests.ingestion.test_run import Breaking
 from tests.mock_backbone import MockBackbone
@@ -110,7 +110,7 @@ def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(stop_after: i
     )
     for event in run:
         told.append(event)
-    stopped = storage.load_state(path)
+    stopped = load_state(path)
     assert (stopped.clock.steps, (stopped.source or {})["chunk"]) == (4 * stop_after, 4)
     with pytest.raises(StateMismatch, match="its chunk is 4, this run's is 1"):
         events(path)

@@ -14,9 +14,10 @@ from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch, StateNotFound
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
 from protokv.memories import DurableConfig
-from protokv.state import api as storage
-from protokv.state.checkpoint import from_state, load, save, to_state
-from protokv.state.watched import fingerprints
+from protokv.state.checkpoint import from_state, to_state
+from protokv.state.reader import load, load_state, read_header
+from protokv.state.sources import fingerprints
+from protokv.state.writer import save
 from protokv.video import Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
@@ -74,15 +75,15 @@ def test_a_system_prompt_stays_with_its_state_and_another_is_refused(run: Run, t
     assert session.backbone.prefix_ids == prompted.prefix_ids != tiny.prefix_ids
     assert session.memory.tensors()["sink.keys"].shape[2] == len(prompted.prefix_ids)
     run(path, B, backbone=tiny, append=True)
-    assert storage.read_header(path).settings["system"] == system
+    assert read_header(path).settings["system"] == system
     plain = tmp_path / "plain.safetensors"
     run(plain, A, backbone=tiny)
     with pytest.raises(StateMismatch, match="its system prompt is None"):
         run(plain, B, backbone=tiny, system=system, append=True)
-    assert "system" not in storage.read_header(plain).settings
+    assert "system" not in read_header(plain).settings
     assert load(plain, prompted).backbone.prefix_ids == tiny.prefix_ids
     for told in ("<|im_end|>", "a ring", ["ring"]):
-        state = storage.load_state(path)
+        state = load_state(path)
         forged = replace(state, settings={**state.settings, "system": told})
         with pytest.raises(StateCorrupt):
             from_state(forged, tiny)
@@ -103,7 +104,7 @@ def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_t
         begins_s = session.clock.stream_time_s
         for step in read_steps(source, session.clock.fps, tiny.frames_per_step):
             session.watch(step.images, begins_s + step.time_s)
-    found = storage.load_state(path)
+    found = load_state(path)
     assert found.clock == session.clock
     assert found.complete
     assert {n: t.tolist() for n, t in found.tensors.items() if not n.startswith("thumbnails.")} == {
@@ -174,7 +175,7 @@ def test_a_state_of_a_program_can_be_continued(run: Run, mock: MockBackbone, tmp
         session.watch(random_frames(step))
     save(session, path)
     assert run(path, B, append=True).steps == 6
-    assert fingerprints(storage.read_header(path)) == (None, "2/6")
+    assert fingerprints(read_header(path)) == (None, "2/6")
 
 
 def changed(mock: MockBackbone, **fields: object) -> dict[str, object]:
@@ -261,11 +262,11 @@ def test_the_state_says_how_many_of_the_frames_each_decoder_gave(run: Run, tmp_p
 
     path = tmp_path / "s.safetensors"
     run(path, Mixed(1, 12))
-    whole = storage.read_header(path).source
+    whole = read_header(path).source
     assert whole is not None
     assert whole["decoders"] == {"decord": 6, "pyav": 6}
     for stop_after in (1, 3, 5):
         path = tmp_path / f"{stop_after}.safetensors"
         run(path, Mixed(1, 12), stop_after=stop_after)
         run(path, Mixed(1, 12))
-        assert storage.read_header(path).source == whole
+        assert read_header(path).source == whole

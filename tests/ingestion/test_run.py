@@ -13,8 +13,8 @@ import pytest
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import NEVER, Commit, Every, IngestOptions, LiveOptions, Progress, Started, Summary, ingest
 from protokv.ingestion.watching import Ending
-from protokv.state import api as storage
 from protokv.state.describe import describe
+from protokv.state.reader import commit_times, load_state, read_header
 from protokv.state.writer import Writer
 from protokv.video import Damage, Frame
 from tests.mock_backbone import MockBackbone
@@ -53,13 +53,13 @@ def test_start_steps_commits_and_end_are_events_and_the_state_has_the_name_of_th
     assert [type(event) for event in events] == kinds
     assert [event.steps for event in events] == [0, 1, 2, 2, 3, 4, 4, 5, 5, 5]
     assert events[-1].state == "1.safetensors"
-    assert storage.load_state("1.safetensors").complete
+    assert load_state("1.safetensors").complete
 
 
 def test_settings_by_name_replace_those_of_a_record_of_options(mock: MockBackbone, tmp_path: Path) -> None:
     path, options = tmp_path / "s.safetensors", IngestOptions(config=CONFIG, backbone=mock, keep=9, every=NEVER)
     list(ingest(A, path, options=options, every=Every(n_steps=1), keep=2))
-    assert storage.moments(path) == [4.0, 5.0]
+    assert commit_times(path) == [4.0, 5.0]
     with pytest.raises(TypeError, match="evry"):
         ingest(A, path, options=options, evry=NEVER)
 
@@ -74,7 +74,7 @@ def test_commits_on_the_way_are_events_in_order_once_they_are_on_disk(
     for event in ingest(A, path, CONFIG, backbone=mock, every=Every(n_steps=1)):
         if isinstance(event, Commit):
             commits.append(event.steps)
-            assert storage.read_header(path).clock.steps >= event.steps
+            assert read_header(path).clock.steps >= event.steps
             assert event.file_bytes > 0
     assert commits == [1, 2, 3, 4, 5, 5]
 
@@ -117,7 +117,7 @@ def test_watched_steps_are_saved_whatever_error_ends_the_run(
     path = tmp_path / "s.safetensors"
     with pytest.raises(type(error)):
         list(ingest(Breaking(1, 9, 7, error), path, CONFIG, backbone=mock))
-    found = storage.load_state(path)
+    found = load_state(path)
     assert (found.clock.steps, found.complete) == (3, False)
     list(ingest(A, path, CONFIG, backbone=mock))
     list(ingest(A, tmp_path / "whole.safetensors", CONFIG, backbone=mock))
@@ -130,7 +130,7 @@ def test_watched_steps_are_saved_when_the_caller_closes_the_run(mock: MockBackbo
     while not (isinstance(event := next(run), Progress) and event.steps == 2):
         pass
     run.close()  # type: ignore[attr-defined]
-    assert storage.load_state(path).clock.steps == 2
+    assert load_state(path).clock.steps == 2
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_what_is_no_sound_state_does_not_replace_the_last_commit(
     monkeypatch.setattr(broken, refuse)
     with pytest.raises(type(error), match=str(error)):
         list(run)
-    assert storage.load_state(path).clock.steps == 2
+    assert load_state(path).clock.steps == 2
 
 
 def test_a_source_that_ends_early_is_a_state_and_damage(mock: MockBackbone, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_damage_is_in_the_state_and_told_again_by_every_later_run(mock: MockBack
     source.damage = Damage(2, 0, 1.5, "2 frames could not be decoded, first at 1.50 s")
     *_, first = ingest(source, path, CONFIG, backbone=mock)
     assert first.damaged
-    written = storage.load_state(path)
+    written = load_state(path)
     assert written.source is not None
     assert written.source["damage"] == source.damage.to_dict()
     assert describe(path)["stream"]["damage"] == source.damage.message

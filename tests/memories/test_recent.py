@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import protokv
 from protokv.backbones import load_backbone
 from protokv.core.attention import LocalKV
 from protokv.core.backbone import Backbone
@@ -118,8 +119,8 @@ def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_
     path = tmp_path / "state.safetensors"
     # A question changes nothing.
     part.ask(QUESTION)
-    checkpoint.save(part, path)
-    resumed = checkpoint.load(path, tiny)
+    protokv.save(part, path)
+    resumed = protokv.load(path, tiny)
     for seed in range(cut, 7):
         resumed.watch(random_frames(seed))
     ours, theirs = whole.tensors(), resumed.tensors()

@@ -16,8 +16,9 @@ from protokv.core.parts import Evidence, Moment, Said
 from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
-from protokv.state.api import load_state, save_state
-from protokv.state.watched import WallClockLog
+from protokv.state.reader import load_state
+from protokv.state.sources import WallClockLog
+from protokv.state.writer import save_state
 from tests.cli.conftest import write_video
 from tests.mock_backbone import MockBackbone
 from tests.serve.test_serve import server

@@ -20,7 +20,8 @@ from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
 from protokv.serve import States, build_app
 from protokv.serve.access import Access
-from protokv.state.api import load_state, save_state
+from protokv.state.reader import load_state
+from protokv.state.writer import save_state
 from tests.cli.conftest import write_video
 from tests.mock_backbone import MockBackbone
 

@@ -1,12 +1,8 @@
-"""A small state with every kind of field, a limit of memory, and an object store on loopback."""
+"""A small state with every kind of field, and an object store on loopback."""
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +10,8 @@ import torch
 
 from protokv.core.records import BackboneIdentity
 from protokv.core.step import StreamClock
-from protokv.errors import StateError
-from protokv.state.api import load_state, moments, read_header, stored_bytes
-from protokv.state.snapshot import State
-from tests.peak import peak_kib
+from protokv.state.forms import load_forms
+from protokv.state.header import State
 
 if TYPE_CHECKING:
     from tests.state.s3 import S3Server
@@ -65,40 +59,12 @@ def same(a: State, b: State) -> bool:
     )
 
 
-@pytest.fixture(scope="session")
-def same_state() -> Callable[[State, State], bool]:
-    return same
+def moment(make_state: Callable[..., State], step: int, **changes: Any) -> State:
+    """Return the state of a stream at a step of two seconds; its tensors differ from step to step."""
+    return make_state(seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes)
 
 
-@contextlib.contextmanager
-def limited_memory(spare_bytes: int, most_grown_kib: int) -> Iterator[None]:
-    """Let this process allocate no more than `spare_bytes`, and check that its peak grew less than allowed (Linux)."""
-    if sys.platform != "linux":
-        yield
-        return
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    # The kernel starts to count the peak anew.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = peak_kib()
-    resource.setrlimit(resource.RLIMIT_AS, (used + spare_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
-    assert peak_kib() - before < most_grown_kib
-
-
-READS = (load_state, read_header, moments, stored_bytes)
-
-
-def failure(call: Callable[..., Any], *arguments: Any) -> StateError | None:
-    """Return the error of a call, if any."""
-    try:
-        call(*arguments)
-    except StateError as error:
-        return error
-    return None
+EVERY_FORM = pytest.mark.parametrize("suffix", sorted(load_forms()))
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from protokv.core.backbone import Backbone
-from protokv.core.packing import pack
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateError, StateMismatch
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-from protokv.state import api as storage
-from protokv.state.checkpoint import check_fits, from_state, load, save, to_state
+from protokv.state.checkpoint import check_fits, from_state, to_state
 from protokv.state.describe import describe
 from protokv.state.digest import canonical
+from protokv.state.reader import load, load_state
+from protokv.state.writer import save, save_state
 from tests.conftest import random_frames
-from tests.state.mutations import joined, resealed, split
+from tests.state.crafted import joined, resealed, split
 
 CONFIGS = {
     "paper": PaperConfig(budget=40),
@@ -37,26 +37,21 @@ def watched(backbone: Backbone, config: MemoryConfig, first: int, last: int, ses
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_saving_and_loading_on_the_way_gives_the_same_bytes(tiny: Backbone, tmp_path: Path, name: str) -> None:
-    whole, half, joined = (tmp_path / f"{part}.safetensors" for part in ("whole", "half", "joined"))
+def test_saving_and_loading_on_the_way_gives_the_same_bytes(
+    tiny: Backbone, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, half, both = (tmp_path / f"{part}.safetensors" for part in ("whole", "half", "both"))
     save(watched(tiny, CONFIGS[name], 0, 16), whole)
     saved, seen = None, 0
     for stop in (1, 9):
         saved = watched(tiny, CONFIGS[name], seen, stop, saved)
         seen = stop
         save(saved, half)
-        save(watched(tiny, CONFIGS[name], stop, 16, load(half, tiny)), joined)
-        assert joined.read_bytes() == whole.read_bytes(), stop
-
-
-def test_a_loaded_session_forwards_nothing(tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(watched(tiny, CONFIGS["durable"], 0, 3), tmp_path / "s.safetensors")
-
-    def forward(*_: object, **__: object) -> None:
-        raise AssertionError("the prompt is in the state already")
-
-    monkeypatch.setattr(tiny, "forward", forward)
-    assert load(tmp_path / "s.safetensors", tiny).clock.steps == 3
+        with monkeypatch.context() as loading:
+            loading.setattr(tiny, "forward", lambda *_, **__: pytest.fail("the prompt is in the state already"))
+            loaded = load(half, tiny)
+        save(watched(tiny, CONFIGS[name], stop, 16, loaded), both)
+        assert both.read_bytes() == whole.read_bytes(), stop
 
 
 @pytest.mark.parametrize(
@@ -75,18 +70,6 @@ def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(field, chang
         from_state(replace(state, **{field: changed}), tiny)
 
 
-def test_a_state_is_gathered_once(tiny: Backbone) -> None:
-    session = Session.start(tiny, DurableConfig(budget=24), fps=2.0)
-    session.watch(random_frames(1))
-    memory, gathered = session.memory, []
-    held = memory.held
-    memory.held = lambda: gathered.append(1) or held()
-    state = to_state(session)
-    assert len(gathered) == 1
-    packed = pack(memory.tensors(), memory.specs())
-    assert all(packed[name].equal(tensor) for name, tensor in state.tensors.items())
-
-
 def hollow(path: Path, session: Session, shape: list[int]) -> None:
     """Write a sparse file with a state whose near.keys claim a shape that no stream leaves."""
     save(session, path)
@@ -100,7 +83,7 @@ def hollow(path: Path, session: Session, shape: list[int]) -> None:
         "rest": {"dtype": "U8", "shape": [end], "data_offsets": [0, end]},
     }
     with path.open("wb") as file:
-        file.write(joined(json.dumps(hole).encode()))
+        file.write(joined(hole))
         file.truncate(file.tell() + end + size)
 
 
@@ -109,18 +92,18 @@ def test_a_sparse_file_that_claims_more_than_its_settings_or_the_machine_is_not_
 ) -> None:
     path, session = tmp_path / "a.safetensors", watched(tiny, CONFIGS["durable"], 0, 2)
     hollow(path, session, [2, 2, 1 << 25, 16])
-    monkeypatch.setattr("protokv.state.files.copy_and_digest", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("protokv.state.form.copy_and_digest", lambda *_: pytest.fail("it was read"))
     for call in (describe, load):
         with pytest.raises(StateCorrupt, match=r"sink\.keys|state: tensor"):
             call(path)
     monkeypatch.setattr("os.sysconf", lambda name: 1 << 16)
     with pytest.raises(StateError, match="4294967296 bytes of memory"):
-        storage.load_state(path)
+        load_state(path)
 
 
 def test_a_huge_budget_alone_takes_no_memory(tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, state = tmp_path / "a.safetensors", to_state(watched(tiny, CONFIGS["full"], 0, 2))
-    storage.save_state(replace(state, memory={**state.memory, "budget": 2**24}), path)
+    save_state(replace(state, memory={**state.memory, "budget": 2**24}), path)
     largest, zeros = [0], torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *a, **o: largest.append((made := zeros(*a, **o)).nbytes) or made)
     describe(path, values=True)

@@ -10,8 +10,9 @@ import pytest
 
 from protokv.errors import StateError, StateNotFound
 from protokv.state import commit
-from protokv.state.api import load_state, save_state
-from tests.state.conftest import failure
+from protokv.state.reader import load_state
+from protokv.state.writer import save_state
+from tests.state.conftest import same
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
@@ -59,14 +60,15 @@ def test_other_files_of_the_folder_are_left_alone(exchanges, make_state, tmp_pat
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_an_empty_folder_is_no_state_yet_and_becomes_one(exchanges, make_state, same_state, tmp_path, monkeypatch):
+def test_an_empty_folder_is_no_state_yet_and_becomes_one(exchanges, make_state, tmp_path, monkeypatch):
     if not exchanges:
         monkeypatch.setattr(commit, "exchange", lambda *_: False)
     path = tmp_path / "e.zarr"
     path.mkdir()
-    assert isinstance(failure(load_state, path), StateNotFound)
+    with pytest.raises(StateNotFound):
+        load_state(path)
     save_state(make_state(), path)
-    assert same_state(load_state(path), make_state())
+    assert same(load_state(path), make_state())
 
 
 def test_a_file_system_that_cannot_sync_folders_is_accepted(make_state, tmp_path, monkeypatch):

@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protokv.state import describe as module
-from protokv.state.describe import compare
+from protokv.state import compare as module
+from protokv.state.compare import compare
 from tests.state.conftest import make as make_state
-from tests.state.form_tests import names, tensors
+from tests.state.test_forms import names, tensors
 
 
 def with_tensor(state, name, tensor):

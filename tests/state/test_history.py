@@ -12,14 +12,13 @@ import torch
 
 from protokv.errors import ConfigError, StateError, StateNotFound
 from protokv.state import writer
-from protokv.state.api import load_state, moments, read_header, save_state
-from protokv.state.files import SafetensorsForm
-from protokv.state.form import FORMS, form_of
-from protokv.state.watched import fingerprints, is_before, next_segment, segment_of
-from protokv.state.writer import Writer
-from tests.state.form_tests import moment as at
-
-EVERY_FORM = pytest.mark.parametrize("suffix", sorted(FORMS))
+from protokv.state.forms import form_of
+from protokv.state.reader import commit_times, load_state, read_header
+from protokv.state.safetensors import SafetensorsForm
+from protokv.state.sources import fingerprints, is_before, next_segment, segment_of
+from protokv.state.writer import Writer, save_state
+from tests.state.conftest import EVERY_FORM, same
+from tests.state.conftest import moment as at
 
 
 def commit(state, path: Path, keep: int | None = None) -> None:
@@ -47,7 +46,7 @@ OTHER_STREAMS = {
 
 
 @pytest.mark.parametrize("other", OTHER_STREAMS)
-def test_commits_of_another_stream_are_neither_read_nor_removed(other, make_state, same_state, tmp_path):
+def test_commits_of_another_stream_are_neither_read_nor_removed(other, make_state, tmp_path):
     path = tmp_path / "a.safetensors"
     for step in (1, 2, 3):
         commit(OTHER_STREAMS[other](at(make_state, step)), path, 3)
@@ -55,14 +54,14 @@ def test_commits_of_another_stream_are_neither_read_nor_removed(other, make_stat
     with pytest.raises(StateNotFound, match=r"at 10 s$"):
         load_state(path, at_s=9.0)
     commit(at(make_state, 6), path, 3)
-    assert moments(path) == [10.0, 12.0]
-    assert same_state(load_state(path, at_s=10.0), at(make_state, 5))
+    assert commit_times(path) == [10.0, 12.0]
+    assert same(load_state(path, at_s=10.0), at(make_state, 5))
     # Commits of others are not removed.
     assert times(path) == [2.0, 4.0, 10.0]
 
 
 @EVERY_FORM
-def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, make_state, same_state, tmp_path):
+def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, make_state, tmp_path):
     """A file, a folder, a state of another time, a link, which is not followed, and files with similar names."""
     path, elsewhere = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     similar = [tmp_path / name for name in (f"a{suffix}@1s", f"ab{suffix}@000001.000s", f"a{suffix}@000001.000s.bak")]
@@ -78,12 +77,12 @@ def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, mak
     mine[3].symlink_to(elsewhere)
     for step in range(1, 7):
         commit(at(make_state, step), path, 2)
-        assert same_state(load_state(path), at(make_state, step))
-        assert moments(path) == ([10.0, 12.0] if step == 6 else [2.0 * step])
+        assert same(load_state(path), at(make_state, step))
+        assert commit_times(path) == ([10.0, 12.0] if step == 6 else [2.0 * step])
     assert mine[0].read_text() == (mine[1] / "mine").read_text() == "mine"
-    assert same_state(load_state(mine[2]), at(make_state, 1))
+    assert same(load_state(mine[2]), at(make_state, 1))
     assert mine[3].is_symlink()
-    assert same_state(load_state(elsewhere), at(make_state, 4))
+    assert same(load_state(elsewhere), at(make_state, 4))
     assert all(one.read_text() == "mine" for one in similar)
 
 
@@ -102,7 +101,7 @@ def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(make_state, tmp_
     assert times(path) == []
 
 
-def test_a_reader_looks_again_for_a_commit_that_was_removed_meanwhile(make_state, same_state, tmp_path, monkeypatch):
+def test_a_reader_looks_again_for_a_commit_that_was_removed_meanwhile(make_state, tmp_path, monkeypatch):
     """A writer commits between the reader's listing and its reading."""
     path = tmp_path / "a.safetensors"
     for step in (1, 2, 3):
@@ -118,7 +117,7 @@ def test_a_reader_looks_again_for_a_commit_that_was_removed_meanwhile(make_state
     with pytest.raises(StateNotFound, match=r"it has those at 4 s, 6 s, 8 s$"):
         load_state(path, at_s=3.0)
     steps = iter((7, 8))
-    assert same_state(load_state(path, at_s=1e9), at(make_state, 7))
+    assert same(load_state(path, at_s=1e9), at(make_state, 7))
 
 
 def test_a_link_stays_a_link_and_its_target_has_the_history(make_state, tmp_path):
@@ -134,7 +133,7 @@ def test_a_link_stays_a_link_and_its_target_has_the_history(make_state, tmp_path
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_kept_commit_is_a_hard_link_or_a_copy_without_links(links, make_state, same_state, tmp_path, monkeypatch):
+def test_a_kept_commit_is_a_hard_link_or_a_copy_without_links(links, make_state, tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -145,7 +144,7 @@ def test_a_kept_commit_is_a_hard_link_or_a_copy_without_links(links, make_state,
         monkeypatch.setattr(os, "link", refuse)
     commit(at(make_state, 2), path, 2)
     assert (kept(path)[0].stat().st_ino == before) == links
-    assert same_state(load_state(path, at_s=2.0), at(make_state, 1))
+    assert same(load_state(path, at_s=2.0), at(make_state, 1))
 
 
 def test_fewer_than_one_commit_cannot_be_kept(tmp_path):
@@ -162,7 +161,7 @@ def commit_and(state, path: Path, then) -> None:
 
 class TestWriter:
     @EVERY_FORM
-    def test_a_background_write_has_the_bytes_of_one_in_the_foreground(self, suffix, make_state, same_state, tmp_path):
+    def test_a_background_write_has_the_bytes_of_one_in_the_foreground(self, suffix, make_state, tmp_path):
         states = [at(make_state, step) for step in (1, 2, 3)]
         with (
             Writer(tmp_path / f"a{suffix}", keep=3) as now,
@@ -183,14 +182,12 @@ class TestWriter:
             [tmp_path / f"b{suffix}", *kept(tmp_path / f"b{suffix}")],
             strict=True,
         ):
-            assert same_state(load_state(mine), load_state(other))
+            assert same(load_state(mine), load_state(other))
             assert mine.is_dir() or mine.read_bytes() == other.read_bytes()
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-    def test_on_a_device_the_copy_is_written_although_the_stream_changes_the_tensors(
-        self, make_state, same_state, tmp_path
-    ):
+    def test_on_a_device_the_copy_is_written_although_the_stream_changes_the_tensors(self, make_state, tmp_path):
         host = at(make_state, 1)
         live = replace(host, tensors={name: tensor.cuda() for name, tensor in host.tensors.items()})
         with Writer(tmp_path / "a.safetensors") as writer:
@@ -198,16 +195,16 @@ class TestWriter:
             for tensor in live.tensors.values():
                 tensor.zero_()
             assert [one.steps for one in writer.landed(wait=True)] == [1]
-        assert same_state(load_state(tmp_path / "a.safetensors"), host)
+        assert same(load_state(tmp_path / "a.safetensors"), host)
 
-    def test_an_error_of_the_thread_is_raised_by_the_next_call_and_at_the_end(self, make_state, same_state, tmp_path):
+    def test_an_error_of_the_thread_is_raised_by_the_next_call_and_at_the_end(self, make_state, tmp_path):
         path = tmp_path / "a.safetensors"
         save_state(at(make_state, 1), path)
         bad = replace(at(make_state, 2), settings={"not": object()})
         for then in (lambda w: w.commit(at(make_state, 3), wait=True), lambda w: w.landed(wait=True), lambda w: None):
             with pytest.raises(StateError, match="not plain JSON"):
                 commit_and(bad, path, then)
-            assert same_state(load_state(path), at(make_state, 1))
+            assert same(load_state(path), at(make_state, 1))
 
     def test_an_error_of_the_stream_is_not_hidden_by_one_of_the_thread(self, make_state, tmp_path):
         bad = replace(at(make_state, 2), settings={"not": object()})

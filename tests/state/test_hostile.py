@@ -1,223 +1,290 @@
-"""Damaged and hostile states: one StateError each, no code run, no memory beyond the file's size."""
+"""A state from anywhere is data: whatever its bytes are, it loads as it was saved or ends in one clear error.
+
+Nothing in it runs, and nothing is allocated because it claims a size.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pickle
 import shutil
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from protokv.core.session import Session
-from protokv.core.step import MOST_COUNT
-from protokv.errors import StateCorrupt, StateError
-from protokv.memories import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
-from protokv.state.api import load_state, read_header, save_state
-from protokv.state.checkpoint import from_state, to_state
+from protokv.errors import StateCorrupt, StateMismatch
+from protokv.state.compare import compare
 from protokv.state.describe import convert, describe
-from protokv.state.form import FORMS
-from protokv.state.snapshot import State
-from tests.conftest import random_frames
-from tests.state.mutations import MUTATIONS, RAN, change_document, claim, joined, split
+from protokv.state.digest import canonical, digest_tensors
+from protokv.state.forms import load_forms
+from protokv.state.header import FORMAT_VERSION, Header
+from protokv.state.reader import Reader, commit_times, load_state, read_header, stored_bytes
+from protokv.state.writer import save_state
+from tests.state.conftest import EVERY_FORM, make, same
+from tests.state.crafted import change_document, change_head, joined, resealed
 
-GOLDEN = Path(__file__).parent / "golden" / "v1-paper.safetensors"
-
-
-@pytest.fixture(scope="module")
-def good(make_state, tmp_path_factory) -> dict[str, Path]:
-    """A state in every form, by suffix."""
-    folder = tmp_path_factory.mktemp("good")
-    for suffix in FORMS:
-        save_state(make_state(), folder / f"a{suffix}")
-    return {suffix: folder / f"a{suffix}" for suffix in FORMS}
+RAN = "ran"
 
 
-def copied(good: dict[str, Path], suffix: str, folder: Path) -> Path:
-    path = folder / f"a{suffix}"
-    (shutil.copytree if good[suffix].is_dir() else shutil.copyfile)(good[suffix], path)
+class Evil:
+    """Leaves a file behind where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (RAN,)
+
+
+def in_header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    return lambda path: change_document(path, lambda document: change(document["header"]))
+
+
+def in_digests(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    return lambda path: change_document(path, lambda document: change(document["digests"]))
+
+
+def in_file(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(change(path.read_bytes())) and None
+
+
+def in_pickle(content: object) -> Callable[[Path], None]:
+    return lambda path: torch.save(content, path)
+
+
+def repack(change: Callable[[str, bytes], bytes], compression: int = 0) -> Callable[[Path], None]:
+    """Write the archive of a .pt file again; `change` gets each member's name and bytes."""
+
+    def act(path: Path) -> None:
+        with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as old, zipfile.ZipFile(path, "w", compression) as new:
+            for one in old.infolist():
+                new.writestr(one.filename, change(one.filename, old.read(one)))
+
+    return act
+
+
+def in_array(change: Callable[[dict[str, Any]], object], name: str = "bank/mass") -> Callable[[Path], None]:
+    def act(path: Path) -> None:
+        file = path / name / "zarr.json"
+        metadata = json.loads(file.read_text())
+        change(metadata)
+        file.write_text(json.dumps(metadata))
+
+    return act
+
+
+def in_root(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def act(path: Path) -> None:
+        root = json.loads((path / "zarr.json").read_text())
+        change(root["attributes"]["protokv"])
+        root["attributes"]["protokv"] = resealed(root["attributes"]["protokv"])
+        (path / "zarr.json").write_text(json.dumps(root))
+
+    return act
+
+
+def outside(path: Path, file: str) -> None:
+    """Move a part of a folder elsewhere, and leave a link."""
+    elsewhere = path.with_name("elsewhere")
+    shutil.move(path / file, elsewhere)
+    (path / file).symlink_to(elsewhere)
+
+
+def pipe(path: Path, file: str) -> None:
+    (path / file).unlink()
+    os.mkfifo(path / file)
+
+
+def truth_of_two(path: Path) -> None:
+    data = path.read_bytes()
+    tensor = torch.tensor([True, False, True])
+    changed = tensor.view(torch.uint8).clone()
+    changed[0] = 2
+    digest = digest_tensors({"": changed.view(torch.bool)})[""]
+    at = data.rindex(bytes([1, 0, 1]))
+    path.write_bytes(data[:at] + bytes([2, 0, 1]) + data[at + 3 :])
+    in_digests(lambda digests: digests.update({"bank.alive": digest}))(path)
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def set_entry(head: dict[str, Any], name: str, **entry: Any) -> None:
+    head[name] = {**head.get(name, {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}), **entry}
+
+
+ANY_FILE = {
+    "empty": in_file(lambda data: b""),
+    "cut": in_file(lambda data: data[: len(data) // 2]),
+    "another file": in_file(lambda data: b"\x89PNG" + os.urandom(3000)),
+}
+HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
+    ".safetensors": ANY_FILE
+    | {
+        "longer": in_file(lambda data: data + b"x"),
+        "length beyond the file": in_file(lambda data: (2**40).to_bytes(8, "little") + data[8:]),
+        "no JSON": in_file(lambda data: joined(b"{" * 100, data)),
+        "deep JSON": in_file(lambda data: joined(b"[" * 100_000)),
+        "no document": partial(change_head, change=lambda head: head.pop("__metadata__")),
+        "offsets that overlap": partial(change_head, change=lambda h: set_entry(h, "offset", data_offsets=[0, 8])),
+        "a shape that overflows": partial(change_head, change=lambda h: set_entry(h, "offset", shape=[2**62, 4])),
+        "a huge shape": partial(change_head, change=lambda h: set_entry(h, "offset", shape=[2**40])),
+        "a tensor without a digest": in_digests(lambda digests: digests.pop("offset")),
+        "a digest without a tensor": in_digests(lambda digests: digests.update({"x": "0"})),
+        "a digest that is no text": in_digests(lambda digests: digests.update({"offset": None})),
+        "another digest": in_digests(lambda digests: digests.update({"offset": "0" * 32})),
+        "a document not sealed": partial(
+            change_head, change=lambda head: head["__metadata__"].update(protokv=canonical({"header": {}}))
+        ),
+        "a truth of two": truth_of_two,
+        "a newer version": in_header(lambda header: header.update(format_version=FORMAT_VERSION + 1)),
+        "no version": in_header(lambda header: header.update(format_version=0)),
+        "nested memory": in_header(lambda header: header.update(memory={"a": nested(9)})),
+        "a huge number": in_header(lambda header: header.update(settings={"a": 2**64})),
+        "a steps of text": in_header(lambda header: header["clock"].update(steps="9")),
+        "a revision with a path": in_header(lambda header: header["backbone"].update(revision="../" * 14)),
+    },
+    ".pt": ANY_FILE
+    | {
+        "code": in_pickle({"protokv": Evil(), "tensors": {}}),
+        "a plain pickle": lambda path: path.write_bytes(pickle.dumps(Evil())),
+        "no state": in_pickle({"weights": torch.zeros(3)}),
+        "a bytearray": in_pickle({"protokv": "", "tensors": {"a": bytearray(9)}}),
+        "tensors that are none": in_pickle({"protokv": "", "tensors": {"a": 1}}),
+        "a strided tensor": in_pickle({"protokv": "", "tensors": {"a": torch.zeros(1).expand(1 << 40)}}),
+        "compressed": repack(lambda name, data: data, zipfile.ZIP_DEFLATED),
+        "a long pickle": repack(lambda name, data: data + b" " * (2 << 20) if name.endswith(".pkl") else data),
+        "bytes of a tensor": repack(lambda name, data: data[::-1] if "/data/" in name else data),
+    },
+    ".zarr": {
+        "no root": lambda path: (path / "zarr.json").unlink(),
+        "no chunk": lambda path: (path / "bank/mass/c.0.0.0").unlink(),
+        "a longer chunk": lambda path: (path / "bank/mass/c.0.0.0").write_bytes(b"\0" * 999),
+        "another chunk": lambda path: (path / "bank/mass/c.0.0.0").write_bytes(b"\1" * 264),
+        "no metadata": lambda path: (path / "bank/mass/zarr.json").unlink(),
+        "long metadata": lambda path: (path / "bank/mass/zarr.json").write_bytes(b" " * 99_999),
+        "compressed": in_array(lambda m: m["codecs"].append({"name": "gzip", "configuration": {"level": 1}})),
+        "big-endian": in_array(lambda m: m["codecs"][0]["configuration"].update(endian="big")),
+        "a huge shape": in_array(lambda m: m.update(shape=[2, 3, 2**39])),
+        "a shape that overflows": in_array(lambda m: m.update(shape=[2**39] * 16)),
+        "a negative shape": in_array(lambda m: m.update(shape=[-2, 3, 11])),
+        "an unknown type": in_array(lambda m: m.update(data_type="complex64")),
+        "smaller chunks": in_array(lambda m: m["chunk_grid"]["configuration"].update(chunk_shape=[1, 1, 1])),
+        "attributes that are none": in_array(lambda m: m.update(attributes=[1])),
+        "a name that leads out": in_root(lambda document: document["digests"].update({"../../etc": "0"})),
+        "digests that are none": in_root(lambda document: document.update(digests=3)),
+        "a link to a folder": partial(outside, file="bank"),
+        "a link to a chunk": partial(outside, file="bank/mass/c.0.0.0"),
+        "a pipe": partial(pipe, file="bank/mass/c.0.0.0"),
+    },
+}
+READS = (
+    load_state,
+    read_header,
+    stored_bytes,
+    commit_times,
+    describe,
+    lambda path: Reader.open(path).read_thumbnails(),
+)
+
+
+@pytest.fixture(params=[(suffix, name) for suffix, known in HOSTILE.items() for name in known], ids=str)
+def hostile(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    suffix, name = request.param
+    save_state(make(), path := tmp_path / f"a{suffix}")
+    HOSTILE[suffix][name](path)
     return path
 
 
-@contextmanager
-def little_memory(limit: int = 8 << 20) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < limit
-    finally:
-        tracemalloc.stop()
+def test_a_hostile_state_is_one_error_that_names_it_and_runs_nothing(hostile: Path) -> None:
+    with pytest.raises((StateCorrupt, StateMismatch)) as caught:
+        load_state(hostile)
+    message = caught.value.message
+    assert message.startswith(str(hostile))
+    assert message.isascii()
+    assert len(message) < len(str(hostile)) + 300
+    assert "\n" not in message
+    for read in (*READS, lambda path: convert(path, "b.pt"), lambda path: compare(load_state(path), load_state(path))):
+        with suppress(StateCorrupt, StateMismatch):
+            read(hostile)
+    assert not Path(RAN).exists()
 
 
-@pytest.mark.parametrize(("suffix", "name"), [(suffix, name) for suffix, table in MUTATIONS.items() for name in table])
-def test_a_hostile_state_is_refused_in_one_line_without_code_or_memory(suffix, name, good, tmp_path):
-    mutation, path = MUTATIONS[suffix][name], copied(good, suffix, tmp_path)
-    mutation.change(path)
-    with little_memory(), pytest.raises(mutation.error, match=mutation.match) as caught:
-        load_state(path)
-    assert caught.value.message.isprintable()
-    # The header alone may be fine; no other error may come.
-    with suppress(StateError):
-        read_header(path)
-    if "metadata" in name:
-        with pytest.raises(StateCorrupt):
-            load_state(path, verify=False)
-    assert not RAN.exists()
+@EVERY_FORM
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_damaged_bytes_never_load_as_another_state(suffix: str, data: st.DataObject, tmp_path: Path) -> None:
+    whole, path = tmp_path / f"whole{suffix}", tmp_path / f"a{suffix}"
+    if not whole.exists():
+        save_state(make(), whole)
+    if path.is_dir():
+        shutil.rmtree(path)
+    (shutil.copytree if whole.is_dir() else shutil.copy)(whole, path)
+    files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    file = data.draw(st.sampled_from(files))
+    old = bytearray(file.read_bytes())
+    at = data.draw(st.integers(0, len(old)))
+    until = data.draw(st.integers(at, min(len(old), at + 40)))
+    file.write_bytes(old[:at] + data.draw(st.binary(max_size=40)) + old[until:])
+    for verify in (True, False):
+        with suppress(StateCorrupt, StateMismatch):
+            found = load_state(path, verify=verify)
+            assert same(found, make()) or not verify
 
 
-def test_a_newer_state_names_the_version_that_wrote_it(good, tmp_path):
-    path = copied(good, ".safetensors", tmp_path)
-    MUTATIONS[".safetensors"]["newer"].change(path)
-    with pytest.raises(StateError) as caught:
-        read_header(path)
-    assert "protokv 9.1" in caught.value.hint
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=8), inside, max_size=3),
+    max_leaves=8,
+)
+PLACES = [(), *((name,) for name in make().to_json())]
+PLACES += [(part, name) for part in ("clock", "backbone") for name in make().to_json()[part]]
 
 
-def test_changes_without_a_meaning_load_equal(good, make_state, same_state, tmp_path):
-    """So the mutations above are refused for their content, and not for how they are made."""
-    for suffix in FORMS:
-        path = copied(good, suffix, tmp_path)
-        change_document(lambda document: None)(path)
-        assert same_state(load_state(path), make_state())
-    path = tmp_path / "a.zarr"
-    change_document(lambda document: document["digests"].update({"bank/mass/c.9": "0" * 32}))(path)
-    assert same_state(load_state(path), make_state())
-    path = tmp_path / "a.safetensors"
-    head, body = split(path.read_bytes())
-    twice = json.dumps(head)[:-1] + f', "offset": {json.dumps(head["offset"])}}}'
-    path.write_bytes(joined(twice.encode(), body))
-    assert same_state(load_state(path), make_state())
-    claim(tmp_path / "b.pt")
-    assert load_state(tmp_path / "b.pt").tensors["a"].equal(torch.zeros(4))
+@settings(max_examples=300, deadline=None)
+@given(place=st.sampled_from(PLACES), value=JSON)
+def test_any_value_in_any_field_of_a_header_is_the_same_header_or_one_error(place: tuple[str, ...], value: Any) -> None:
+    header: Any = {"": json.loads(canonical(make().to_json()))}
+    *outer, last = ("", *place)
+    inside = header
+    for name in outer:
+        inside = inside[name]
+    inside[last] = value
+    with suppress(StateCorrupt, StateMismatch):
+        found = Header.from_json(header[""])
+        assert Header.from_json(found.to_json()) == found
 
 
-@pytest.mark.parametrize("suffix", FORMS)
-def test_a_flipped_bit_in_a_tensor_is_found_and_the_tensor_named(suffix, make_state, tmp_path):
-    state, path = make_state(tensors={"bank.mass": torch.full((9,), 3.0), "b": torch.zeros(4)}), tmp_path / f"a{suffix}"
-    needle = state.tensors["bank.mass"].numpy().tobytes()
-    save_state(state, path)
-    (file,) = [p for p in ([path] if path.is_file() else path.rglob("c.0")) if needle in p.read_bytes()]
-    data = file.read_bytes()
-    for at in range(data.index(needle), data.index(needle) + len(needle), 5):
-        file.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
-        with pytest.raises(StateCorrupt, match=r"tensor bank\.mass"):
-            load_state(path)
-        # Without verification the changed bytes are returned.
-        assert not load_state(path, verify=False).tensors["bank.mass"].equal(state.tensors["bank.mass"])
+def test_every_field_is_named_if_it_is_missing_unknown_or_of_another_type() -> None:
+    good = make().to_json()
+    for place in PLACES[1:]:
+        for wrong in ("", object(), [], 1.5):
+            bad = json.loads(canonical(good))
+            inside = bad[place[0]] if len(place) == 2 else bad
+            optional = place[-1] in ("memory", "source", "settings", "revision")
+            if type(inside.get(place[-1])) is type(wrong) or optional:
+                continue
+            if wrong == "":
+                del inside[place[-1]]
+            else:
+                inside[place[-1]] = wrong
+            with pytest.raises((StateCorrupt, StateMismatch), match=place[-1]):
+                Header.from_json(bad)
+    with pytest.raises(StateCorrupt, match="novel"):
+        Header.from_json({**good, "novel": 1})
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_every_cut_of_a_file_is_refused_even_without_digests(suffix, good, tmp_path):
-    data, path = good[suffix].read_bytes(), tmp_path / f"a{suffix}"
-    for size in [*range(0, len(data), 97), *range(len(data) - 9, len(data))]:
-        path.write_bytes(data[:size])
-        with pytest.raises(StateError):
-            load_state(path, verify=False)
-
-
-def test_loading_takes_no_more_memory_than_the_file_has_bytes(make_state, tmp_path):
-    path = tmp_path / "a.safetensors"
-    save_state(make_state(tensors={"a": torch.zeros(1 << 20), "b": torch.zeros(1 << 20, dtype=torch.bool)}), path)
-    with little_memory(path.stat().st_size + (64 << 10)):
-        load_state(path)
-
-
-# What `inspect --verify` promises
-
-
-MEMORIES = {kind: MemoryConfig.of(kind, budget=24) for kind in CONFIGS} | {
-    "near only": PaperConfig(budget=24).with_fields({"split": (1, 0)}),
-    "durable, blocked": DurableConfig(budget=24, rule="blocked"),
-}
-
-
-@pytest.mark.parametrize("name", MEMORIES)
-def test_every_state_of_a_stream_passes(name, tiny, tmp_path):
-    session, path = Session.start(tiny, MEMORIES[name], fps=2.0), tmp_path / "a.safetensors"
-    for seed in range(8):
-        if seed in (0, 1, 6, 7):
-            save_state(to_state(session), path)
-            found = describe(path, values=True)["verified"]
-        session.watch(random_frames(seed))
-    assert [line.split(":")[0] for line in found[:3]] == ["bytes", "memory", "clock"]
-
-
-@pytest.mark.parametrize("name", ["paper", "durable", "sliding-window"])
-def test_a_stream_of_many_days_passes(name, tiny, tmp_path):
-    """Beyond 2**24, float32 does not hold every position."""
-    path, later = tmp_path / "a.safetensors", 2**24 + 1
-    session = Session.start(tiny, MEMORIES[name], fps=2.0)
-    for seed in range(6):
-        session.watch(random_frames(seed))
-    state = to_state(session)
-    moved = {n: t + later for n, t in state.tensors.items() if n in ("near.positions", "bank.position")}
-    clock = replace(state.clock, next_position=state.clock.next_position + later)
-    save_state(replace(state, tensors={**state.tensors, **moved}, clock=clock), path)
-    describe(path, values=True)
-    again = to_state(from_state(load_state(path), tiny))
-    assert again.tensors["near.positions"].max() == clock.next_position - 1
-    assert all(again.tensors[one].equal(tensor) for one, tensor in moved.items())
-
-
-@pytest.mark.filterwarnings("ignore::protokv.errors.PositionWarning")
-@pytest.mark.parametrize("field", ["steps", "tokens_seen"])
-def test_a_stream_at_the_end_of_what_a_state_can_count_leaves_none_that_does_not_load(field, tiny, tmp_path):
-    session = Session.start(tiny, MEMORIES["sliding-window"], fps=2.0)
-    session.watch(random_frames(0))
-    session.clock = replace(session.clock, **{field: MOST_COUNT - 1})
-    session.watch(random_frames(1))
-    with pytest.raises(StateCorrupt, match="end of what a state can count"):
-        to_state(session)
-
-
-Change = Callable[[State], State]
-
-
-def tensor(name: str, change: Callable[[torch.Tensor], object]) -> Change:
-    def apply(state: State) -> State:
-        one = state.tensors[name].clone()
-        changed = change(one)
-        # A change in place returns the tensor or nothing.
-        return replace(state, tensors={**state.tensors, name: changed if isinstance(changed, torch.Tensor) else one})
-
-    return apply
-
-
-def put(name: str, *at: int, value: float) -> Change:
-    return tensor(name, lambda one: one.__setitem__(at, value))
-
-
-def clock(**fields: object) -> Change:
-    return lambda state: replace(state, clock=replace(state.clock, **fields))
-
-
-# Each is refused with a message that names the tensor or field.
-LIES: dict[str, tuple[Change, str]] = {
-    "masses with fractions": (tensor("bank.mass", lambda t: t.double()), "bank.mass"),
-    "ring of another size": (put("near.ring", 1, value=99), "near.ring"),
-    "clock without steps": (clock(steps=0), "clock|step"),
-    "clock without tokens": (clock(tokens_seen=0), "clock"),
-    "fewer tokens than steps": (clock(tokens_seen=3), "clock.tokens_seen"),
-    "no stream time": (clock(stream_time_s=0.0), "clock"),
-    "source in the future": (lambda s: replace(s, source={"first_step": 99}), "source.first_step"),
-    "other kind of memory": (lambda s: replace(s, memory={**s.memory, "kind": "full"}), "memory|tensor|field|setting"),
-    "tensor left out": (
-        lambda s: replace(s, tensors={n: t for n, t in s.tensors.items() if n != "bank.mean"}),
-        "bank.mean",
-    ),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_a_state_that_no_stream_leaves_is_refused_with_the_tensor(lie, tmp_path):
-    change, name = LIES[lie]
-    # The digests are right.
-    save_state(change(load_state(GOLDEN)), tmp_path / "a.safetensors")
-    with pytest.raises(StateCorrupt, match=name):
-        describe(tmp_path / "a.safetensors", values=True)
-    with pytest.raises(StateCorrupt, match=name):
-        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+def test_every_form_has_its_hostile_states() -> None:
+    assert HOSTILE.keys() == load_forms().keys()

@@ -9,8 +9,8 @@ import pytest
 
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound, UnknownForm
-from protokv.state.api import load_state, moments, read_header, save_state, stored_bytes
-from protokv.state.writer import Writer
+from protokv.state.reader import commit_times, load_state, read_header, stored_bytes
+from protokv.state.writer import Writer, save_state
 from tests.state.conftest import same
 
 pytest.importorskip("obstore")
@@ -63,7 +63,7 @@ def test_commits_are_kept_and_read_at_a_time(url: str, make_state: Any, store: S
     with Writer(url, keep=2) as writer:
         for seconds in (5, 6, 7):
             writer.commit(at(make_state(), seconds), wait=True)
-    assert moments(url) == [6.0, 7.0]
+    assert commit_times(url) == [6.0, 7.0]
     assert load_state(url, at_s=6.5).clock.stream_time_s == 6.0
     assert len(store.objects(tmp_path.name)) == 2
 

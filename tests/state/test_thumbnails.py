@@ -22,9 +22,10 @@ from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
-from protokv.state.api import load_state, save_state
 from protokv.state.describe import describe
+from protokv.state.reader import load_state
 from protokv.state.thumbnails import MOST_BYTES, SIDE, Thumbnails, encode, shrink
+from protokv.state.writer import save_state
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 

@@ -15,8 +15,8 @@ from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch
 from protokv.ingestion import Event, LiveOptions, Started, Summary, WordsLost, ingest
 from protokv.ingestion.live.source import LiveSource, open_stream
-from protokv.state import api as storage
-from protokv.state.watched import Segment
+from protokv.state.reader import load_state, read_header
+from protokv.state.sources import Segment
 from protokv.video import Step, open_source
 from protokv.video.source import never
 from protokv.words.find import find_subtitles
@@ -73,9 +73,9 @@ def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_eng
 def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: Path, tmp_path: Path) -> None:
     state = video.with_suffix(".safetensors")
     assert watch(video)[Started].words == "text track 1 (ger)"
-    assert storage.read_header(state).source["words"]["kind"] == "track"
+    assert read_header(state).source["words"]["kind"] == "track"
     watch(video, "off", overwrite=True)
-    assert "words" not in storage.read_header(state).source
+    assert "words" not in read_header(state).source
     (tmp_path / "talk.srt").write_text(SRT.format("beside"))
     assert watch(video, overwrite=True)[Started].words == "talk.srt"
     assert watch(video)[Started].how == "finished"
@@ -94,9 +94,9 @@ def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(video: Pat
         assert "holds no subtitles" in events[Summary].words_lost
         assert events[Summary].complete
     # They take no room in the memory.
-    states = [storage.load_state(video.with_suffix(".safetensors"))]
+    states = [load_state(video.with_suffix(".safetensors"))]
     watch(video, "off", overwrite=True)
-    states.append(storage.load_state(video.with_suffix(".safetensors")))
+    states.append(load_state(video.with_suffix(".safetensors")))
     assert states[0].memory == states[1].memory
     assert states[0].tensors.keys() == states[1].tensors.keys()
     assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
@@ -126,7 +126,7 @@ def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny
     whole = watch(str(video), "whole.safetensors")
     asked = count()
     watch(str(video), "parts.safetensors", should_stop=lambda: next(asked) > 3)
-    assert not storage.read_header(tmp_path / "parts.safetensors").complete
+    assert not read_header(tmp_path / "parts.safetensors").complete
     assert watch(str(video), "parts.safetensors").read_bytes() == whole.read_bytes()
     reading, writing = os.pipe()
     os.write(writing, video.read_bytes())

@@ -16,7 +16,8 @@ from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
-from protokv.state.api import load_state, save_state
+from protokv.state.reader import load_state
+from protokv.state.writer import save_state
 from protokv.words import transcript
 from tests.conftest import random_frames
 

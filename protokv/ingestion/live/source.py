@@ -18,7 +18,7 @@ from protokv.errors import SourceError, SourceUnreadable
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
 from protokv.ingestion.options import LiveOptions
-from protokv.state.watched import Segment, WallClockLog
+from protokv.state.sources import Segment, WallClockLog
 from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.sampling import Sample, Step, make_step
 from protokv.video.source import Frame, FrameRequest, Line, never

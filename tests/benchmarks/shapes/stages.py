@@ -24,8 +24,8 @@ from protokv.core.session import Session
 from protokv.core.step import StepKV, StepTokens
 from protokv.memories import MemoryConfig
 from protokv.memories.durable.blocked import BlockedRule
-from protokv.state import api as storage
 from protokv.state.checkpoint import to_state
+from protokv.state.writer import save_state
 from protokv.video import open_source, read_steps
 from tests.benchmarks.shapes.models import Shape, frames_of
 
@@ -221,7 +221,7 @@ def measure(
 
         def commit(turn: int) -> None:
             path = Path(folder) / f"{turn}.safetensors"
-            stopwatch.time("commit", lambda: storage.save_state(to_state(session), path), by_clock=True)
+            stopwatch.time("commit", lambda: save_state(to_state(session), path), by_clock=True)
             path.unlink()
 
         stopwatch.rounds(commit, rounds)

@@ -17,10 +17,11 @@ import torch
 from protokv.backbones import load_backbone
 from protokv.core.session import Session
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-from protokv.state import api as storage
 from protokv.state.checkpoint import to_state
-from protokv.state.digest import canonical, tensor_bytes, tensor_digest
-from protokv.state.snapshot import FORMAT_VERSION
+from protokv.state.digest import canonical, digest_tensors
+from protokv.state.header import FORMAT_VERSION
+from protokv.state.reader import load_state
+from protokv.state.writer import save_state
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.conftest import random_frames
 
@@ -39,11 +40,9 @@ CONFIGS: dict[str, tuple[MemoryConfig, tuple[str, ...]]] = {
 
 def content(path: Path) -> str:
     """Return a digest of the content of a state; it is the same in every form."""
-    state = storage.load_state(path)
+    state = load_state(path)
     header = {name: value for name, value in state.to_json().items() if name not in ("format_version", "created_by")}
-    tensors = {
-        n: tensor_digest(str(one.dtype), tuple(one.shape), tensor_bytes(one)) for n, one in state.tensors.items()
-    }
+    tensors = digest_tensors(state.tensors)
     return hashlib.sha256(canonical({"header": header, "tensors": tensors}).encode()).hexdigest()[:16]
 
 
@@ -63,7 +62,7 @@ def main() -> None:
         state = replace(state, backbone=replace(state.backbone, name="tests/tiny"))
         for suffix in suffixes:
             path = FOLDER / f"v{FORMAT_VERSION}-{name}{suffix}"
-            storage.save_state(state, path)
+            save_state(state, path)
             contents[path.name] = content(path)
     CONTENTS.write_text(json.dumps(contents, indent=2, sort_keys=True) + "\n")
 

@@ -24,7 +24,7 @@ import msgspec
 
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt
-from protokv.state.snapshot import Header
+from protokv.state.header import Header
 from protokv.video import Damage
 
 

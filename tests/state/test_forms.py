@@ -1,0 +1,227 @@
+"""Every form keeps a state bit for bit, has one writer, keeps commits, and shows readers only whole states."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protokv.core.tensors import TensorSpec
+from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound, UnknownForm
+from protokv.state.digest import NAMES
+from protokv.state.form import Form
+from protokv.state.forms import form_of, load_forms
+from protokv.state.pt import PtForm
+from protokv.state.reader import commit_times, load_state, read_header, stored_bytes
+from protokv.state.writer import Writer, check_target, save_state
+from tests.state.conftest import EVERY_FORM, moment, same
+
+DTYPES = list(NAMES)
+words = st.from_regex(r"[a-zA-Z0-9_-]{1,8}", fullmatch=True)
+names = st.lists(words, min_size=1, max_size=3).map(".".join)
+
+
+@st.composite
+def tensors(draw):
+    """Draw any bits, so NaNs, infinities and subnormals too."""
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.lists(st.integers(0, 5), max_size=4))
+    count = torch.Size(shape).numel()
+    if dtype == torch.bool:
+        return torch.tensor(draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=dtype).reshape(shape)
+    data = draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
+    return torch.tensor(list(data), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def apart(made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Drop tensors whose name is that of another, in any case, or of a group that holds another."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in made.items():
+        one = name.lower() + "."
+        if not any(one.startswith(other.lower() + ".") or (other.lower() + ".").startswith(one) for other in found):
+            found[name] = tensor
+    return found
+
+
+@pytest.fixture
+def path(suffix: str, tmp_path: Path) -> Path:
+    return tmp_path / f"a{suffix}"
+
+
+@EVERY_FORM
+def test_every_dtype_comes_back_bit_for_bit_with_its_header(path, make_state):
+    whole = torch.arange(60.0).reshape(3, 4, 5)
+    made = {f"all.{dtype}".replace("torch.", ""): torch.arange(24).reshape(2, 3, 4).to(dtype) for dtype in DTYPES}
+    made |= {"none": torch.empty(3, 0, 2), "scalar": torch.tensor(7.5), "truth": torch.tensor(True)}
+    made |= {"odd": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]), "void": torch.empty(0)}
+    # Views and shared storages come back apart, and may be written to.
+    made |= {"a": whole.transpose(0, 2), "b": whole[:, 1], "c": whole, "d": whole, "e": whole[:1].expand(3, 4, 5)}
+    state = make_state(tensors=made, complete=True)
+    save_state(state, path)
+    found = load_state(path)
+    assert same(found, state)
+    assert same(load_state(path, verify=False), state)
+    assert read_header(path).to_json() == state.to_json()
+    assert stored_bytes(path) > sum(tensor.nbytes for tensor in made.values())
+    found.tensors["c"].zero_()
+    assert found.tensors["d"].equal(whole)
+    assert same(load_state(path), state)
+
+
+@EVERY_FORM
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(made=st.dictionaries(names, tensors(), max_size=4).map(apart))
+def test_any_tensors_under_any_names_come_back_bit_for_bit(made, path, make_state):
+    save_state(state := make_state(tensors=made), path)
+    assert same(load_state(path), state)
+
+
+@EVERY_FORM
+def test_the_same_state_gives_the_same_bytes_in_any_order(suffix, make_state, tmp_path):
+    state = make_state()
+    tensors, memory = dict(reversed(state.tensors.items())), dict(reversed(state.memory.items()))
+    for name, one in (("a", state), ("b", replace(state, tensors=tensors, memory=memory))):
+        save_state(one, tmp_path / f"{name}{suffix}")
+    a, b = (sorted([one, *one.rglob("*")]) for one in (tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"))
+    assert [one.read_bytes() for one in a if one.is_file()] == [one.read_bytes() for one in b if one.is_file()]
+
+
+UNREADABLE = [
+    ({"memory": {"rate": float("inf")}}, "JSON"),
+    ({"settings": {"what": object()}}, "JSON"),
+    ({"tensors": {"z": torch.zeros(2, dtype=torch.complex64)}}, "tensor z"),
+    ({"settings": {"long": "x" * (5 << 20)}}, "bytes"),
+    ({"tensors": {"../z": torch.zeros(2)}}, "not a name"),
+    ({"tensors": {"": torch.zeros(2)}}, "not a name"),
+    ({"tensors": {"a": torch.zeros(2), "A": torch.zeros(2)}}, "not a name"),
+    ({"tensors": {"a": torch.zeros(2), "a.b": torch.zeros(2)}}, "a group"),
+]
+
+
+@EVERY_FORM
+def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path, make_state):
+    for read in (load_state, read_header, stored_bytes, commit_times, lambda path: load_state(path, at_s=9.0)):
+        with pytest.raises(StateNotFound, match="no state at"):
+            read(path)
+    save_state(make_state(), path)
+    check_target(path)
+    for change, match in UNREADABLE:
+        with pytest.raises(StateError, match=match):
+            save_state(make_state(**change), path)
+    assert same(load_state(path), make_state())
+
+
+@EVERY_FORM
+def test_one_of_two_writers_commits_and_the_other_is_refused(path, make_state):
+    with Writer(path) as first:
+        assert first.locked
+        with pytest.raises(StateLocked), Writer(path):
+            pass
+        (committed,) = first.commit(moment(make_state, 4), wait=True)
+    assert same(load_state(path), moment(make_state, 4))
+    assert committed.file_bytes == stored_bytes(path)
+
+
+@EVERY_FORM
+def test_readers_beside_a_writer_only_ever_see_whole_states(path, make_state):
+    states = [make_state(seed=seed) for seed in range(4)]
+    save_state(states[0], path)
+    wrong, done = [], threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                found = load_state(path)
+            except StateError as error:
+                wrong.append(error)
+            else:
+                wrong.extend([] if any(same(found, state) for state in states) else [found])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with Writer(path) as writer:
+        for n in range(8):
+            writer.commit(states[n % 4], wait=True)
+    done.set()
+    reader.join()
+    assert not wrong
+
+
+@EVERY_FORM
+def test_names_at_the_limits_of_the_system(path, suffix, make_state):
+    path.symlink_to(path.name)
+    for read in (load_state, read_header, stored_bytes):
+        with pytest.raises(StateCorrupt, match="leads to itself"):
+            read(path)
+    with pytest.raises(StateNotFound):
+        load_state(path.with_name("x" * 5000 + suffix))
+    with pytest.raises(StateError, match="its name takes more than 207 bytes"):
+        save_state(make_state(), path.with_name("x" * (208 - len(suffix)) + suffix))
+    longest = path.with_name("x" * (207 - len(suffix)) + suffix)
+    with Writer(longest, keep=2) as writer:
+        for step in (1, 2, 3):
+            writer.commit(moment(make_state, step), wait=True)
+    assert commit_times(longest) == [4.0, 6.0]
+
+
+def test_the_path_chooses_the_form_and_others_may_be_registered(make_state, tmp_path, monkeypatch):
+    for name in ["a.npz", "a", "zarr"]:
+        with pytest.raises(UnknownForm, match="safetensors"):
+            save_state(make_state(), tmp_path / name)
+    with pytest.raises(UnknownForm, match="is a video, not a state"):
+        load_state("talk.mp4")
+
+    class Entry:
+        name = ".elsewhere"
+
+        def load(self) -> type[Form]:
+            return PtForm
+
+    monkeypatch.setattr("protokv.state.forms.entry_points", lambda group: [Entry()] if group == "protokv.forms" else [])
+    load_forms.cache_clear()
+    assert form_of(tmp_path / "a.elsewhere").path == tmp_path / "a.elsewhere"
+    load_forms.cache_clear()
+
+
+AXES = ("layer", "kv_head", "prototype")
+INFO = {
+    "bank.mass": TensorSpec("bank.mass", AXES, (2, 3, 11), torch.float32, "tokens in it", "tokens"),
+    # Of another tensor; it is ignored.
+    "near.step": TensorSpec("near.step", AXES, (2, 3, 11), torch.int64, "no such thing"),
+}
+
+
+def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(make_state, tmp_path):
+    zarr, xarray = pytest.importorskip("zarr"), pytest.importorskip("xarray")
+    state, path = make_state(tensor_info=INFO), tmp_path / "a.zarr"
+    save_state(state, path)
+    group = zarr.open_group(path, mode="r")
+    for name, tensor in state.tensors.items():
+        array = group[name.replace(".", "/")]
+        expected = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+        assert array.attrs.get("torch_dtype") == ("bfloat16" if tensor.dtype == torch.bfloat16 else None)
+        np.testing.assert_array_equal(array[...], expected.numpy())
+    assert group["near/step"].metadata.dimension_names == ("step_0",)
+    assert dict(group["bank/mass"].attrs) == {"long_name": "tokens in it", "units": "tokens"}
+    assert set(group.group_keys()) == {"near", "bank", "residual", "warmup"}
+    assert group.attrs["protokv"]["header"]["clock"]["steps"] == 5
+    with xarray.open_zarr(path, group="bank", consolidated=False) as found:
+        assert found["mass"].dims == AXES
+
+
+def test_a_zarr_folder_with_files_of_others_is_not_replaced_and_a_damaged_one_is(make_state, tmp_path):
+    path = tmp_path / "a.zarr"
+    for file in ("notes.txt", "near/notes.txt"):
+        save_state(make_state(), path)
+        (path / file).write_text("mine")
+        with pytest.raises(StateError, match="no state of ours"):
+            save_state(make_state(), path)
+        (path / file).unlink()
+    (path / "bank" / "mass" / "c.0.0.0").unlink()
+    save_state(make_state(seed=3), path)
+    assert same(load_state(path), make_state(seed=3))
