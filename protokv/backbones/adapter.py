@@ -142,7 +142,7 @@ class Adapter(Backbone):
     def _words_parts(self, text: str) -> Iterator[list[int]]:
         return (self._tokenizer.encode(part.format(text), add_special_tokens=False) for part in self.words_form)
 
-    def behind_words(
+    def after_words(
         self, ids: list[int], context: Context, clock: StreamClock
     ) -> tuple[list[int], Context, StreamClock]:
         """Leave out what closes the video in front of a question, and what the words opened for another one."""

@@ -82,11 +82,11 @@ class LlavaOnevision(Adapter):
         ids = super().words_ids(text)
         return [NEWLINE, *ids] if ids else []
 
-    def behind_words(
+    def after_words(
         self, ids: list[int], context: Context, clock: StreamClock
     ) -> tuple[list[int], Context, StreamClock]:
         """Leave out the newline after the video, which stands in front of the words."""
-        return super().behind_words(ids[ids[0] == NEWLINE :], context, clock)
+        return super().after_words(ids[ids[0] == NEWLINE :], context, clock)
 
     def embed_text(self, ids: list[int]) -> Tensor:
         """Return `[n, E]`, with the model's newline embedding for `NEWLINE`."""

@@ -201,9 +201,9 @@ class Backbone(ABC):
             return step
         visual = slice(*(step.visual or slice(None)).indices(len(step))[:2])
         embeddings = torch.cat((step.embeddings, self.embed_text(ids)))
-        return replace(step, embeddings=embeddings, visual=visual, words=len(ids), said=said)
+        return replace(step, embeddings=embeddings, visual=visual, words=len(ids), words_text=said)
 
-    def behind_words(
+    def after_words(
         self, ids: list[int], context: Context, clock: StreamClock
     ) -> tuple[list[int], Context, StreamClock]:
         """Return a question, what it attends to and where the stream stands, if the last step ends with words.

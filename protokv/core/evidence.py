@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import EMPTY, Context, Segment
-from protokv.core.parts import Evidence, Moment, Reading, Said, SessionView, SpokenWords
+from protokv.core.parts import Evidence, Moment, Reading, SessionView, SpokenWords, Utterance
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
@@ -98,7 +98,7 @@ def find_evidence(session: SessionView, reading: Reading) -> Evidence:
 
 def _words(
     transcript: SpokenWords, moment: Moment, by_step: Mapping[int, float], step_seconds: float
-) -> tuple[Said, ...]:
+) -> tuple[Utterance, ...]:
     # A step next to the moment touches it, give or take a rounding.
     lines = transcript.between(moment.start_s + 1e-6, moment.end_s - 1e-6)
     most = sorted(lines, key=lambda line: -by_step.get(int(line.start_s / step_seconds + 1e-6), 0.0))[:MOST_SAID]

@@ -36,7 +36,7 @@ class PositionedStep:
         coordinates: `[T, 2]` float32, centres of cells.
         highest: the highest position of each component in the whole step.
         clock: where the stream stands after it.
-        spoken: where it stood behind the last step with words, this one included; None: there was none.
+        words_end: where it stood behind the last step with words, this one included; None: there was none.
     """
 
     tokens: StepTokens
@@ -44,7 +44,7 @@ class PositionedStep:
     coordinates: Tensor
     highest: tuple[int, ...]
     clock: StreamClock
-    spoken: StreamClock | None = None
+    words_end: StreamClock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Attachment(SessionListener, StatePart):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Utterance:
     """What was said from `start_s` to `end_s` of stream time, as plain text."""
 
     start_s: float
@@ -174,7 +174,7 @@ class Moment:
     start_s: float
     end_s: float
     share: float
-    words: tuple[Said, ...] = ()
+    words: tuple[Utterance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class SpokenWords(Attachment):
     """An attachment that keeps what was said (`protokv.words.transcript`)."""
 
     @abstractmethod
-    def between(self, start_s: float, end_s: float) -> Sequence[Said]:
+    def between(self, start_s: float, end_s: float) -> Sequence[Utterance]:
         """Return what was said in the steps that touch a span of stream time, in order."""
 
     @abstractmethod
@@ -209,7 +209,7 @@ class SpokenWords(Attachment):
         """Return position and time behind each step with words, `[n, 2]` float64, for `Backbone.times_of`; or None."""
 
     @abstractmethod
-    def spoken(self, clock: StreamClock) -> StreamClock | None:
+    def words_end(self, clock: StreamClock) -> StreamClock | None:
         """Return where the stream of this clock stood behind the last step with words; None: there was none."""
 
 

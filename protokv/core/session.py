@@ -95,7 +95,7 @@ class Session:
         intact: whether memory and clock agree about the steps seen. False after an error within a step: such a
             session must not be saved.
         timings: where to add up seconds by stage; None: nowhere.
-        spoken: where the stream stood behind the last step with words; None: there was none.
+        words_end: where the stream stood behind the last step with words; None: there was none.
     """
 
     timings: Timings | None = None
@@ -116,7 +116,7 @@ class Session:
         advice = "" if compact else "; positions=compact would stay inside"
         self._limit = PositionLimit(backbone.max_position, backbone.moving, advice)
         self._memory_listeners = config.listeners()
-        self.spoken = None if self.transcript is None else self.transcript.spoken(clock)
+        self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self.intact = True
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
 
@@ -231,8 +231,8 @@ class Session:
 
     def skip(self, step: StepTokens, start_s: float) -> None:
         """Move the clock past a step that no question will depend on (`MemoryConfig.horizon`)."""
-        skipped = self._position(step, start_s, self.clock, self.spoken)
-        self.clock, self.spoken = skipped.clock, skipped.spoken
+        skipped = self._position(step, start_s, self.clock, self.words_end)
+        self.clock, self.words_end = skipped.clock, skipped.words_end
 
     def _forward_and_append(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
         with stage(self.timings, "memory"):
@@ -246,10 +246,10 @@ class Session:
     @torch.inference_mode()
     def position_steps(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> StepBatch:
         """Give steps their positions and their context: the part of `take` before the forward."""
-        clock, spoken, positioned = self.clock, self.spoken, []
+        clock, words_end, positioned = self.clock, self.words_end, []
         for one, start_s in zip(steps, starts_s, strict=True):
-            positioned.append(self._position(one, start_s, clock, spoken))
-            clock, spoken = positioned[-1].clock, positioned[-1].spoken
+            positioned.append(self._position(one, start_s, clock, words_end))
+            clock, words_end = positioned[-1].clock, positioned[-1].words_end
         positions = concatenate([step.positions for step in positioned])
         context = self.placement.place(self.memory.context(), self.clock)
         shown = self.placement.forward_positions(positions, context)
@@ -277,18 +277,18 @@ class Session:
             self.memory.observe(step.tokens, step.positions, index)
             for listener in self.listeners:
                 listener.after_append(self, step, batch.context)
-            self.clock, self.spoken = step.clock, step.spoken
+            self.clock, self.words_end = step.clock, step.words_end
         self.memory.carry(batch.local_kv.carried)
         self.intact = True
 
     def _position(
-        self, tokens: StepTokens, start_s: float, clock: StreamClock, spoken: StreamClock | None
+        self, tokens: StepTokens, start_s: float, clock: StreamClock, words_end: StreamClock | None
     ) -> PositionedStep:
         """Return the positions of a step that follows `clock`, and the tokens that the memory selects of it."""
         # As in a prompt of several videos: what follows words is a video of its own.
         origin, index, since_s = len(self.backbone.prefix_ids), clock.steps, 0.0
-        if spoken is not None:
-            origin, index, since_s = spoken.next_position, index - spoken.steps, spoken.stream_time_s
+        if words_end is not None:
+            origin, index, since_s = words_end.next_position, index - words_end.steps, words_end.stream_time_s
         placed = self.backbone.step_positions(
             tokens, origin=origin, start=clock.next_position, index=index, time_s=max(0.0, start_s - since_s)
         )
@@ -306,7 +306,9 @@ class Session:
             self.intact = False
             tokens, rows = tokens.select(selected)
             positions, coordinates = positions[rows], coordinates[rows]
-        return PositionedStep(tokens, positions, coordinates, placed.highest, clock, clock if tokens.words else spoken)
+        return PositionedStep(
+            tokens, positions, coordinates, placed.highest, clock, clock if tokens.words else words_end
+        )
 
     def _coordinates_of(self, tokens: StepTokens) -> Tensor:
         """Return the coordinates of a step, made anew only if its grid or its text differs from the last step's."""
@@ -426,8 +428,8 @@ class Session:
         positions = [where for _, where in prelude]
         local_kv = self.new_local_kv(sum(map(len, positions)) + len(ids) + room)
         context, clock = self.memory.recall(), self.clock
-        if clock == self.spoken and self.memory.hides_recent and not prelude:
-            ids, context, clock = backbone.behind_words(ids, context, clock)
+        if clock == self.words_end and self.memory.hides_recent and not prelude:
+            ids, context, clock = backbone.after_words(ids, context, clock)
         context = placement.place(context, clock)
         start = placement.text_start(context, clock)
         if prelude:

@@ -32,7 +32,7 @@ class StepTokens:
             such as its time, and words. None: all are visual.
         deepstack: `[n, V, E]`, added to the visual tokens after each of the first `n` layers of the language model;
             None if the family has no such features.
-        words, said: how many of the last tokens are what was said in the step, and its text.
+        words, words_text: how many of the last tokens are words of the step, and their text.
     """
 
     embeddings: Tensor
@@ -40,7 +40,7 @@ class StepTokens:
     visual: slice | None = None
     deepstack: Tensor | None = None
     words: int = 0
-    said: str = ""
+    words_text: str = ""
 
     def __len__(self) -> int:
         return len(self.embeddings)

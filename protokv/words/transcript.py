@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protokv.core.context import Context
 from protokv.core.packing import check_shapes
-from protokv.core.parts import PositionedStep, Said, SessionView, SpokenWords
+from protokv.core.parts import PositionedStep, SessionView, SpokenWords, Utterance
 from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec, tensor_shapes
 from protokv.errors import ConfigError, StateCorrupt
@@ -100,7 +100,7 @@ class Transcript(SpokenWords):
         """Keep what was said in a step."""
         if not step.tokens.words:
             return
-        clock, text = step.clock, _plain(step.tokens.said).encode()[:MOST_OF_LINE].decode(errors="ignore")
+        clock, text = step.clock, _plain(step.tokens.words_text).encode()[:MOST_OF_LINE].decode(errors="ignore")
         start_s = clock.stream_time_s - clock.step_seconds
         self.lines.append(
             TranscriptLine(clock.steps - 1, max(0.0, start_s), clock.stream_time_s, clock.next_position - 1, text)
@@ -109,12 +109,12 @@ class Transcript(SpokenWords):
         while len(self.lines) > MOST_LINES or self._bytes > MOST_BYTES:
             self._bytes -= len(self.lines.pop(0).text.encode())
 
-    def between(self, start_s: float, end_s: float) -> list[Said]:
+    def between(self, start_s: float, end_s: float) -> list[Utterance]:
         """Return what was said in the steps that touch a span of stream time."""
         found = (line for line in self.lines if line.start_s < end_s and line.end_s > start_s)
-        return [Said(line.start_s, line.end_s, line.text) for line in found]
+        return [Utterance(line.start_s, line.end_s, line.text) for line in found]
 
-    def spoken(self, clock: StreamClock) -> StreamClock | None:
+    def words_end(self, clock: StreamClock) -> StreamClock | None:
         """Return where the stream of this clock stood behind its last line; None: it has no line."""
         if not self.lines:
             return None

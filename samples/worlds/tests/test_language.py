@@ -113,7 +113,7 @@ def test_what_is_said_leaves_the_pictures_as_they_are_and_each_line_is_asked_for
     session, _ = language.watch(llama, name_memories(["full"], [400])[0], stream)
     # The last step ends with words.
     assert session.clock.tokens_seen == study.tokens + sum(map(len, lines))
-    assert session.spoken == session.clock
+    assert session.words_end == session.clock
 
 
 def test_a_model_that_knows_what_was_said_has_no_nats_and_says_every_name(
