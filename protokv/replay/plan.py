@@ -53,8 +53,8 @@ class Plan:
     def cost(self, done: Collection[str] = ()) -> dict[str, Any]:
         """Return the cost of a run without the trials that are done.
 
-        `hours` of video up to the last question about each stream; `steps` to encode, summed over memories; `embedded`
-        steps, which all memories share; `answers` to give.
+        `hours` of video up to the last questions; `steps` to encode, summed over memories; `embedded` steps, which all
+        memories share; `answers` to give.
         """
         steps_per_second = self.setup.fps / self.setup.frames_per_step
         steps = embedded = answers = 0
@@ -83,12 +83,7 @@ class Plan:
     def estimate(self, backbone: Backbone, cost: dict[str, Any], *, steps: int = 4) -> float | None:
         """Return the seconds that a run would take at least; None if there is nothing to do.
 
-        Times one answer and the first steps of the first stream under its first memory, which is nearly empty then.
-
-        Args:
-            backbone: the model.
-            cost: of the run.
-            steps: to time.
+        Times an answer and the first steps of the first stream under its first memory, which is nearly empty then.
 
         Raises:
             SourceError: the video cannot be read.
@@ -98,7 +93,7 @@ class Plan:
             return None
         stream, one = found
         session = Session.start(backbone, one.variant.config, fps=self.setup.fps)
-        embed_s, take_s = [], []
+        embed_s, take_s = math.inf, math.inf
         for step in islice(stream.steps(self.setup.fps, self.setup.frames_per_step), steps):
             began = time.perf_counter()
             tokens = session.embed(step.images, step.time_s)
@@ -106,14 +101,11 @@ class Plan:
             embedded = time.perf_counter()
             session.take([tokens], [step.time_s])
             synchronise(backbone)
-            embed_s.append(embedded - began)
-            take_s.append(time.perf_counter() - embedded)
-        began = time.perf_counter()
-        session.ask(one.trial.prompt or one.trial.question, self.setup.decoding)
-        answer_s = time.perf_counter() - began
-        # The least of each: the first step also sets things up.
-        seconds = cost["embedded"] * min(embed_s, default=0.0) + cost["steps"] * min(take_s, default=0.0)
-        return float(round(seconds + cost["answers"] * answer_s, 1))
+            # The least of each: the first step also sets things up.
+            embed_s, take_s = min(embed_s, embedded - began), min(take_s, time.perf_counter() - embedded)
+        answer = session.ask(one.trial.prompt or one.trial.question, self.setup.decoding)
+        seconds = cost["embedded"] * embed_s + cost["steps"] * take_s + cost["answers"] * answer.total_ms / 1e3
+        return round(seconds, 1)
 
 
 def make_plan(
