@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.attention import LocalKV
-from protokv.core.backbone import Backbone, PreparedStep
+from protokv.core.backbone import Backbone, BackboneIdentity, PreparedStep
 from protokv.core.context import Context
-from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens
 from protokv.errors import ConfigError
 

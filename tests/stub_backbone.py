@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.backbone import Backbone, PreparedStep
+from protokv.core.backbone import Backbone, BackboneIdentity, PreparedStep
 from protokv.core.hook import attention_forward
-from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens
 from tests.core.streams import PlainRotary
 

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from protokv.backbones.loading import Placement, find_devices, identify, read_decoding
 from protokv.core.attention import LocalKV
-from protokv.core.backbone import MOST_WORDS, Backbone, Turn
+from protokv.core.backbone import MOST_WORDS, Backbone, BackboneIdentity, Turn
 from protokv.core.context import Context
 from protokv.core.hook import LinearStates
-from protokv.core.hybrid import CarriedShape, Kind, places_of
-from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.tensors import HybridShape, Kind, layer_places
 from protokv.errors import ModelError, QuestionError
 from protokv.texts import admit_question
 
@@ -65,7 +64,7 @@ class Adapter(Backbone):
                 f"some of its layers have {min(odd)}, which is not supported",
                 hint=f"supported are {', '.join(_KINDS)}",
             )
-        self._places = places_of([_KINDS[kind] for kind in named], self._shared_layers())
+        self._places = layer_places([_KINDS[kind] for kind in named], self._shared_layers())
         self.max_position = getattr(config, "max_position_embeddings", None)
         # Embeddings are not quantised in a quantised model.
         self.dtype = self._embedding.weight.dtype
@@ -99,7 +98,7 @@ class Adapter(Backbone):
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return config.num_key_value_heads, size
 
-    def _carried_shape(self, devices: Sequence[torch.device] | None) -> CarriedShape:
+    def _carried_shape(self, devices: Sequence[torch.device] | None) -> HybridShape:
         """Return what layers without full attention hold, by the names that configs of transformers have for it."""
         config = self._text.config
         kinds = [place.kind for place in self._places if not place.shared]
@@ -112,7 +111,7 @@ class Adapter(Backbone):
             values = config.linear_num_value_heads * config.linear_value_head_dim
             recurrent = (count, config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
             convolution = (count, 2 * keys + values, config.linear_conv_kernel_dim)
-        return CarriedShape(len(self._places), sliding, recurrent, convolution, self._places, devices)
+        return HybridShape(len(self._places), sliding, recurrent, convolution, self._places, devices)
 
     @property
     def prefix_ids(self) -> list[int]:

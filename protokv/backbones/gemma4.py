@@ -28,9 +28,8 @@ from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images
 from protokv.core.attention import LocalKV
-from protokv.core.backbone import PreparedStep, check_cost
+from protokv.core.backbone import BackboneIdentity, PreparedStep, check_cost
 from protokv.core.context import Context
-from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
 from protokv.errors import ModelError, SourceUnreadable
 

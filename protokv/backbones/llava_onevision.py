@@ -19,9 +19,8 @@ from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_frame_size, check_images, make_processor
-from protokv.core.backbone import PreparedStep, Turn
+from protokv.core.backbone import BackboneIdentity, PreparedStep, Turn
 from protokv.core.context import Context
-from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens, StreamClock
 
 # Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.

@@ -18,9 +18,9 @@ from typing import Any, Final
 import torch
 
 from protokv.backbones.files import check_weights, digest_weights, find_commit, hash_config, read_template
+from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
 from protokv.core.hook import NAME, register
-from protokv.core.records import BackboneIdentity
 from protokv.errors import ConfigError, ModelError, use_one_of
 from protokv.machine import memory_bytes
 

@@ -17,8 +17,7 @@ from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import PixelConfig, TimedGrid
-from protokv.core.backbone import PreparedStep
-from protokv.core.records import BackboneIdentity
+from protokv.core.backbone import BackboneIdentity, PreparedStep
 from protokv.core.step import StepTokens
 
 VIDEO_TOKEN = "<|video_pad|>"

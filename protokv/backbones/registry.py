@@ -25,8 +25,7 @@ from protokv.errors import ConfigError, ModelError, ModelNotFound
 
 if TYPE_CHECKING:
     from protokv.backbones.loading import Placement
-    from protokv.core.backbone import Backbone
-    from protokv.core.records import BackboneIdentity
+    from protokv.core.backbone import Backbone, BackboneIdentity
 
 _OWN: Final = {
     "qwen2_vl": "qwen_vl:QwenVL",

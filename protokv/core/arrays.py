@@ -19,7 +19,7 @@ def write_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
     Rows are written as wide elements where they fit: a CPU moves one element after another.
     """
     if held.ndim == 2 and held.shape[1] * held.itemsize % _WIDE.itemsize == 0:
-        # A single row has any stride; a flat view has its own.
+        # The strides of a single row are arbitrary and may forbid the wide view; a flat view has stride 1.
         held = held.view(_WIDE)
         new = new.reshape(-1).view(_WIDE).view(-1, held.shape[1])
     held.index_copy_(0, rows, new)

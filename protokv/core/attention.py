@@ -8,17 +8,14 @@ values are never repeated; the bias of a slot is broadcast over queries. Knows n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from protokv.core import kernels
 from protokv.core.context import Context, Segment
+from protokv.core.hybrid import Carried
 from protokv.core.rotary import rotate
-
-if TYPE_CHECKING:
-    from protokv.core.hybrid import Carried
 
 
 def attend(
@@ -107,7 +104,7 @@ class LocalKV:
 
     Attributes:
         carried: what the other layers carry, advanced by every forward; None if there are none.
-        blocks: of the tokens being forwarded, as of `Carried.attend`; None: no token sees a later one.
+        blocks: of the tokens being forwarded, as of `Carried.window`; None: no token sees a later one.
     """
 
     carried: Carried | None = None

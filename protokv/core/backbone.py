@@ -11,19 +11,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.decoding import Decoding
-from protokv.core.hybrid import Carried, CarriedShape
-from protokv.core.precise_rotary import PreciseRotary
-from protokv.core.records import BackboneIdentity
+from protokv.core.hybrid import Carried
+from protokv.core.rotary import PreciseRotary
 from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.tensors import HybridShape
 from protokv.errors import ConfigError
 
 MOST_WORDS: Final = 1024
@@ -31,6 +32,31 @@ MOST_WORDS: Final = 1024
 
 Turn = tuple[str, str]
 """An earlier question of a conversation, and its answer."""
+
+
+# A commit of a hub model: nothing that could be a path.
+Commit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneIdentity:
+    """Which model this is: enough to refuse a state that another model made.
+
+    Attributes:
+        name: the name or folder it was loaded by; the embedded model is `protokv/mini`.
+        family: `model_type` of its config.
+        config_hash: sha256 of its architecture.
+        dtype: `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` if the weights are quantized.
+        weights_digest: sha256 over a small sample of its weight files; empty if there are none.
+        revision: the commit that a hub model was loaded from; None otherwise.
+    """
+
+    name: str
+    family: str
+    config_hash: str
+    dtype: str
+    weights_digest: str
+    revision: Commit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +101,7 @@ class Backbone(ABC):
     kv_heads: int
     head_size: int
     position_components: int
-    carried: CarriedShape | None = None
+    carried: HybridShape | None = None
     frames_per_step: int
     default_fps: float
     stop_ids: frozenset[int]

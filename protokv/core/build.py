@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.backbone import Backbone
-from protokv.core.hybrid import Carried, WithCarried
-from protokv.core.memory import Memory
+from protokv.core.hybrid import Carried
+from protokv.core.memory import Memory, WithCarried
 from protokv.core.packing import check_shapes
 from protokv.core.recent import RecentSteps, WithRecent
 from protokv.core.rotary import Rotary

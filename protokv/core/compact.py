@@ -19,8 +19,7 @@ from torch import Tensor
 from protokv.core.backbone import Backbone
 from protokv.core.context import Context, Segment, SlotContext
 from protokv.core.parts import Placement, PositionedStep, SessionListener, SessionView
-from protokv.core.precise_rotary import PreciseRotary, direction, rotate_by_moves_
-from protokv.core.rotary import rotate
+from protokv.core.rotary import PreciseRotary, direction, rotate, rotate_by_moves_
 from protokv.core.step import StreamClock
 from protokv.errors import PositionWarning
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.attention import LocalKV
+from protokv.core.attention import LocalKV, attend
 from protokv.core.context import Context
-from protokv.core.hybrid import Carried, Kind, Place
+from protokv.core.hybrid import Carried
+from protokv.core.tensors import Kind, LayerPlace
 
 NAME = "protokv"
 
@@ -31,10 +32,12 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """Attend as transformers calls it: query `[1, Hq, T, D]`, key and value `[1, H, T, D]`, returns `[1, T, Hq, D]`."""
     layer, local = int(module.layer_idx), protokv_local  # type: ignore[arg-type]
-    place = Place(Kind.FULL, layer) if local.carried is None else local.carried.places[layer]
+    place = LayerPlace(Kind.FULL, layer) if local.carried is None else local.carried.places[layer]
     if place.kind == Kind.SLIDING:
         assert local.carried is not None
-        out = local.carried.attend(place, query[0], key[0], value[0], scaling, local.blocks)
+        keys, values, mask = local.carried.window(place, key[0], value[0], local.blocks)
+        mask = mask.repeat(query.shape[1] // keys.shape[0], 1)[None]
+        out = attend(query[0], (), (keys, values), scaling, mask)
     elif place.shared:
         out = local.attend_again(place.number, query[0], scaling)
     else:

@@ -12,81 +12,16 @@ Letters: M layers of the model, Ls sliding, Ll linear.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from protokv.core.attention import attend
-from protokv.core.memory import Accompanied, Memory
 from protokv.core.sanitize import LARGEST
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import Kind, LayerPlace, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
-
-
-class Kind(IntEnum):
-    """What the attention of a layer calls for."""
-
-    FULL = 0
-    SLIDING = 1
-    LINEAR = 2
-
-
-class Place(NamedTuple):
-    """Where a layer reads: it is, or shares the tokens of, the `number`-th layer of its kind that holds something."""
-
-    kind: Kind
-    number: int
-    shared: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedShape:
-    """Sizes of what is carried.
-
-    Attributes:
-        layers: M.
-        sliding: Ls, KV heads, W - 1, head size; None if no layer is of this kind, as in the other two.
-        recurrent: Ll, value heads, key size, value size.
-        convolution: Ll, channels, inputs kept.
-        places: of the M layers; None: a state that is read without its model says so itself.
-        devices: of the M layers, if a model is spread over several.
-    """
-
-    layers: int
-    sliding: tuple[int, int, int, int] | None = None
-    recurrent: tuple[int, int, int, int] | None = None
-    convolution: tuple[int, int, int] | None = None
-    places: tuple[Place, ...] | None = None
-    devices: Sequence[torch.device] | None = None
-
-    @classmethod
-    def of(cls, found: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> CarriedShape | None:
-        """Return the sizes of a state from the shapes of its tensors; None if it carries nothing. ValueError."""
-        if "layers.places" not in found:
-            return None
-
-        def sizes(name: str, axes: int) -> Any:
-            shape = found[name][0] if name in found else None
-            if shape is not None and len(shape) != axes:
-                raise ValueError(f"{name} has {len(shape)} axes")
-            return shape
-
-        (layers, _) = found["layers.places"][0]
-        return cls(layers, sizes("sliding.keys", 4), sizes("linear.recurrent", 4), sizes("linear.convolution", 3))
-
-
-def places_of(kinds: Sequence[Kind], shared: Sequence[bool] | None = None) -> tuple[Place, ...]:
-    """Return the places of layers in order; a shared layer reads the last one of its kind that holds something."""
-    held, places = [0, 0, 0], []
-    for kind, reuses in zip(kinds, shared or [False] * len(kinds), strict=True):
-        held[kind] += not reuses
-        places.append(Place(kind, held[kind] - 1, reuses))
-    return tuple(places)
 
 
 class Carried(StatePart):
@@ -158,23 +93,21 @@ class Carried(StatePart):
         other._recurrent, other._convolution = list(self._recurrent), list(self._convolution)
         return other
 
-    def attend(
-        self, place: Place, query: Tensor, key: Tensor, value: Tensor, scaling: float, blocks: Tensor | None = None
-    ) -> Tensor:
-        """Let a sliding layer take `T` tokens and attend, each to itself and to the W - 1 tokens before it.
+    def window(
+        self, place: LayerPlace, key: Tensor, value: Tensor, blocks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Let a sliding layer take `T` tokens; return what they attend to, each to itself and the W - 1 before it.
 
         Args:
             place: of the layer; one that shares takes nothing and reads what its owner read in this forward.
-            query: `[Hq, T, D]`, rotated.
             key: `[H, T, D]`, rotated.
             value: `[H, T, D]`.
-            scaling: the factor on the logits.
             blocks: `[T]` int64; tokens of one block that is not -1 see each other both ways. None: none do.
 
         Returns:
-            `[Hq, T, D]`.
+            Keys and values `[H, W - 1 + T, D]`, and their mask `[T, W - 1 + T]` float32 (`window_mask`).
         """
-        T = query.shape[1]
+        T = key.shape[1]
         if not place.shared:
             # Tokens that are not finite are 0, and a window drops them as a memory does.
             sound = torch.maximum(key.abs(), value.abs()).amax((0, 2)) <= LARGEST
@@ -185,8 +118,7 @@ class Carried(StatePart):
             self._read[place.number] = keys, values, torch.cat((usable, torch.ones_like(sound)))
             self._windows[place.number] = keys[:, T:], values[:, T:], torch.cat((usable, sound))[T:]
         keys, values, usable = self._read[place.number]
-        mask = window_mask(T, usable, blocks).repeat(query.shape[0] // keys.shape[0], 1)
-        return attend(query, (), (keys, values), scaling, mask[None])
+        return keys, values, window_mask(T, usable, blocks)
 
     def convolution(self, index: int) -> Tensor:
         """Return the last inputs of a linear layer's convolution, `[1, C, k]`."""
@@ -245,7 +177,7 @@ class Carried(StatePart):
         if not self.places:
             rows = [(kind, number) for kind, number in tensors["layers.places"].tolist()]
             first = {row: i for i, row in reversed(list(enumerate(rows)))}
-            self.places = tuple(Place(Kind(row[0]), row[1], first[row] < i) for i, row in enumerate(rows))
+            self.places = tuple(LayerPlace(Kind(row[0]), row[1], first[row] < i) for i, row in enumerate(rows))
 
         def copies(name: str, index: int, like: Tensor) -> Tensor:
             return tensors[name][index].to(like.device, copy=True)
@@ -266,29 +198,6 @@ class Carried(StatePart):
         return {"layer_kinds": rows, "sliding_window": own.sliding[2] + 1 if own.sliding else None}
 
 
-class WithCarried(Accompanied):
-    """A memory of the layers with full attention, and what the other layers carry."""
-
-    part: Carried
-
-    def __init__(self, inner: Memory, shape: MemoryShape) -> None:
-        super().__init__(inner, Carried(shape), Carried.declare(shape))
-
-    def fork(self) -> Carried:
-        """Return what a forward may advance."""
-        return self.part.fork()
-
-    def carry(self, advanced: Carried | None) -> None:
-        """Keep what the forward of a step advanced."""
-        assert advanced is not None
-        advanced.settle(self.part)
-        self.part = advanced
-
-    def report(self) -> dict[str, Any]:
-        """Return the memory's report, and the layers of the model."""
-        return super().report() | self.part.report()
-
-
 def _is_sound(numbers: Tensor) -> Tensor:
     """Return `[]` bool, True if all numbers can be used."""
     low, high = numbers.aminmax()
@@ -304,7 +213,7 @@ def window_mask(queries: int, usable: Tensor, blocks: Tensor | None = None) -> T
     Args:
         queries: T.
         usable: `[n]` bool, False for tokens that nobody sees.
-        blocks: `[T]`, as of `Carried.attend`.
+        blocks: `[T]`, as of `Carried.window`.
     """
     n = len(usable)
     seen = torch.ones(queries, n, dtype=torch.bool, device=usable.device).tril(n - queries)

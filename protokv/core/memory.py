@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from protokv.core.context import Context
+from protokv.core.hybrid import Carried
 from protokv.core.near import Slots
 from protokv.core.packing import check_shapes, unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer, check_step
 from protokv.core.step import StepKV, StepTokens
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, add_up, tensor_shapes
-
-if TYPE_CHECKING:
-    from protokv.core.hybrid import Carried
 
 
 class Memory(ABC):
@@ -262,3 +260,26 @@ class Accompanied(Memory):
     def report(self) -> dict[str, Any]:
         """Return the memory's report."""
         return self.inner.report()
+
+
+class WithCarried(Accompanied):
+    """A memory of the layers with full attention, and what the other layers carry."""
+
+    part: Carried
+
+    def __init__(self, inner: Memory, shape: MemoryShape) -> None:
+        super().__init__(inner, Carried(shape), Carried.declare(shape))
+
+    def fork(self) -> Carried:
+        """Return what a forward may advance."""
+        return self.part.fork()
+
+    def carry(self, advanced: Carried | None) -> None:
+        """Keep what the forward of a step advanced."""
+        assert advanced is not None
+        advanced.settle(self.part)
+        self.part = advanced
+
+    def report(self) -> dict[str, Any]:
+        """Return the memory's report, and the layers of the model."""
+        return super().report() | self.part.report()

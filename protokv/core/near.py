@@ -130,7 +130,7 @@ class NearWindow(StatePart):
         self.usable = torch.ones(W, dtype=torch.bool, device=device)
         self.last_step = -1
         self._start = 0
-        # All slots twice over, so that any `n` of the ring are one part of it.
+        # The slot numbers twice, so that `n` slots of the ring from any start are one slice.
         self._twice = torch.arange(W, device=device).repeat(2)
         # Tokens of each held step, oldest first. Mirrors `step`, so that eviction asks nothing of the device.
         self._lengths: deque[int] = deque()

@@ -2,15 +2,20 @@
 
 Follows the half-split convention of transformers: component `i` of a key is paired with `i + R / 2`. A model rotates
 the first R components of a key (partial rotary), often all D. The angles of a position are the model's; a `Rotary`
-returns them.
+returns them. It multiplies position and rate in float32, so its angle at position 65,536 is off by up to 2**-9; a
+`PreciseRotary` multiplies them as integers, so that angles add up at any position.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import tau
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from protokv.core.arrays import chunks
 
 
 class Rotary(Protocol):
@@ -48,3 +53,90 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     rotated[..., :half].sub_(x[..., half:] * sin[..., :half], alpha=sign)
     rotated[..., half:].add_(x[..., :half] * sin[..., half:], alpha=sign)
     return rotated
+
+
+# Angles are whole multiples of a turn divided by this: products with positions below 2**33 are exact in int64.
+_TURN = 2**32
+# The rate of a pair is read at position 1, 2, 4, ..., 2**12; each doubling doubles its precision.
+_DOUBLINGS = 12
+
+
+class PreciseRotary:
+    """The angles of a model's rotary embedding without their rounding at large positions.
+
+    The angles of two positions add up to that of their sum, up to the rounding of cos and sin. At small positions they
+    are the model's: the rates are read off its own angles at powers of two, where its product is exact.
+    """
+
+    def __init__(self, rotary: Rotary, components: int) -> None:
+        """Read the rates of each pair of components off the angles of a rotary embedding.
+
+        Args:
+            rotary: the model's. Each pair rotates with one position component, by less than half a turn a position.
+            components: P.
+        """
+        positions = 2 ** torch.arange(_DOUBLINGS + 1)[:, None, None] * torch.eye(components, dtype=torch.int64)
+        cos, sin = rotary(positions)
+        half = cos.shape[-1] // 2
+        turns = torch.atan2(sin[..., :half].double(), cos[..., :half].double()) / tau
+        rate = turns[0]
+        for doubling in range(1, _DOUBLINGS + 1):
+            # The angle gives the part of a turn, the rate so far the whole turns.
+            rate = (turns[doubling] + (rate * 2**doubling - turns[doubling]).round()) / 2**doubling
+        self.components, self.pairs = components, half
+        owner = rate.abs().argmax(0)
+        whole = (rate.gather(0, owner[None])[0] * _TURN).round().long()
+        self._made = {rate.device: (owner, whole)}
+        # The component that each pair rotates with; None if it does not rotate.
+        self._owners = [own if turns else None for own, turns in zip(owner.tolist(), whole.tolist(), strict=True)]
+
+    def __call__(self, positions: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Return cos and sin `[..., D]` float32 of positions `[..., P]` int64 between -2**33 and 2**33."""
+        cos, sin = self.of_pairs(positions)
+        # Both halves of a key rotate by the same angles.
+        return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+
+    def of_pairs(self, positions: Tensor, pairs: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return cos and sin once for each of the first `pairs` pairs, `[..., pairs]`; None: of all."""
+        device = positions.device
+        if device not in self._made:
+            owner, rate = next(iter(self._made.values()))
+            self._made[device] = owner.to(device), rate.to(device)
+        owner, rate = (held[:pairs] for held in self._made[device])
+        own = positions if positions.shape[-1] == 1 else positions.index_select(-1, owner)
+        # The part of a turn, from -1/2 to 1/2.
+        part = (own * rate + _TURN // 2).bitwise_and(_TURN - 1) - _TURN // 2
+        angle = part.float() * (tau / _TURN)
+        return angle.cos(), angle.sin()
+
+    def moving_pairs(self, moving: Sequence[int]) -> int:
+        """Return how many of the first pairs of a key include all that rotate with these position components."""
+        return max((pair + 1 for pair, owner in enumerate(self._owners) if owner in moving), default=0)
+
+
+def direction(moving: Sequence[int], components: int, device: torch.device) -> Tensor:
+    """Return `[P]` int64, 1 for the components that move, else 0, without a copy from the host."""
+    where = torch.zeros(components, dtype=torch.int64, device=device)
+    for component in moving:
+        where[component].fill_(1)
+    return where
+
+
+# Rows that a CPU rotates at once, so that they stay in its cache; other devices rotate all at once.
+_ROWS = 1024
+
+
+def rotate_by_moves_(keys: Tensor, moves: Tensor, rotary: PreciseRotary, moving: Sequence[int]) -> None:
+    """Rotate keys `[H, N, D]` in place, each by the angle of its move `[H, N]` along the position components `moving`.
+
+    Only the first pairs of a key, which rotate with these components, are touched.
+    """
+    H, N, _ = keys.shape
+    pairs, along = rotary.moving_pairs(moving), direction(moving, rotary.components, keys.device)
+    for part in chunks(N, _ROWS // H, keys.device):
+        cos, sin = rotary.of_pairs(moves[:, part, None] * along, pairs)
+        first, second = keys[:, part, :pairs], keys[:, part, rotary.pairs : rotary.pairs + pairs]
+        a, b = first.float(), second.float()
+        rotated = torch.addcmul(a * cos, b, sin, value=-1)
+        second.copy_(torch.addcmul(b * cos, a, sin))
+        first.copy_(rotated)

@@ -285,7 +285,7 @@ class Session:
         self, tokens: StepTokens, start_s: float, clock: StreamClock, words_end: StreamClock | None
     ) -> PositionedStep:
         """Return the positions of a step that follows `clock`, and the tokens that the memory selects of it."""
-        # As in a prompt of several videos: what follows words is a video of its own.
+        # Words end a video, as in a prompt of several videos: the steps after them are a video of its own.
         origin, index, since_s = len(self.backbone.prefix_ids), clock.steps, 0.0
         if words_end is not None:
             origin, index, since_s = words_end.next_position, index - words_end.steps, words_end.stream_time_s
@@ -367,7 +367,7 @@ class Session:
         asked, kept = read_ids(self.backbone, question, turns, system)
         reading = self.read_question(asked, decoding.max_new_tokens, record=evidence)
         found = find_evidence(self, reading) if evidence else None
-        # Penalties are for text: what stands between the two is no token.
+        # Penalties count the text before and after the video; -1 stands for the video between the two.
         choose = Chooser(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
         text = TextStream(self.backbone.decode)
         chosen = choose(reading.logits[-1])
@@ -384,7 +384,7 @@ class Session:
             if len(ids) == decoding.max_new_tokens:
                 finish_reason = "length"
                 break
-            # A draw may find its way out.
+            # Greedy decoding repeats for ever once it repeats; a drawn answer may leave the loop.
             if decoding.temperature == 0 and is_repeating(ids):
                 finish_reason = "repetition"
                 break

@@ -129,7 +129,7 @@ class LayerShards(Memory):
     def report(self) -> dict[str, Any]:
         """Return the report of the memory of all layers."""
         reports = [part.report() for part in self._parts]
-        # A number that differs between parts is a least value, such as an oldest step.
+        # Where parts report different numbers, the number is a minimum over layers, such as the oldest step.
         least = {
             name: value if all(r[name] == value for r in reports) else min(r[name] for r in reports)
             for name, value in reports[0].items()

@@ -14,7 +14,7 @@ from protokv.core.backbone import Backbone, Turn
 from protokv.errors import QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, admit_question
 
-# This many take seconds on a CPU, and their room is no concern.
+# A question of this length takes seconds on a CPU, and its keys and values little memory.
 MOST_QUESTION_TOKENS = 4096
 
 

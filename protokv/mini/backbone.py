@@ -23,9 +23,8 @@ from protokv.backbones.files import digest_weights, read_model_file
 from protokv.backbones.loading import Packaged, Placement, PlacementRequest
 from protokv.backbones.pixels import PixelConfig, TimedGrid
 from protokv.core.attention import LocalKV
-from protokv.core.backbone import MOST_WORDS, PreparedStep, Turn
+from protokv.core.backbone import MOST_WORDS, BackboneIdentity, PreparedStep, Turn
 from protokv.core.context import Context
-from protokv.core.records import BackboneIdentity
 from protokv.core.step import StepTokens
 from protokv.mini.network import LanguageModel, VisionTower, select_prefix
 

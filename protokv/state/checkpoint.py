@@ -15,13 +15,11 @@ import torch
 
 from protokv.backbones import load_backbone
 from protokv.backbones.files import find_cached, find_packaged_models
-from protokv.core.backbone import Backbone
+from protokv.core.backbone import Backbone, BackboneIdentity
 from protokv.core.build import declare_memory
-from protokv.core.hybrid import CarriedShape
 from protokv.core.packing import check_shapes, pack
-from protokv.core.records import BackboneIdentity
 from protokv.core.session import Session
-from protokv.core.tensors import MemoryShape, TensorSpec
+from protokv.core.tensors import HybridShape, MemoryShape, TensorSpec
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
 from protokv.memories import MemoryConfig
 from protokv.state import attachments
@@ -96,7 +94,7 @@ def shape_of(header: Header, shapes: Shapes) -> MemoryShape:
         (L, H, P0, D), dtype = shapes["sink.keys"]
         # Every memory holds positions of something, and their components are the last axis.
         components = next(shape[-1] for name, (shape, _) in shapes.items() if name.endswith(".positions"))
-        carried = CarriedShape.of(shapes)
+        carried = HybridShape.of(shapes)
     except (KeyError, ValueError, IndexError, StopIteration) as error:
         raise StateCorrupt("the state lacks sink.keys, positions or layers in their form") from error
     return MemoryShape(

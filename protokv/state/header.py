@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from protokv import __version__
-from protokv.core.records import BackboneIdentity
+from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, cause_of, shown
 from protokv.state.digest import canonical, document_digest

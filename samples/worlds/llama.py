@@ -29,8 +29,7 @@ from protokv.backbones.loading import (
     load_tokenizer,
     quiet_transformers,
 )
-from protokv.core.backbone import PreparedStep
-from protokv.core.records import BackboneIdentity
+from protokv.core.backbone import BackboneIdentity, PreparedStep
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, ModelError
 

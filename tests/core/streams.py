@@ -10,8 +10,7 @@ from torch import Tensor
 from protokv.core.compact import Anchoring
 from protokv.core.context import EMPTY, Context
 from protokv.core.memory import Memory
-from protokv.core.precise_rotary import PreciseRotary
-from protokv.core.rotary import rotate, unrotate
+from protokv.core.rotary import PreciseRotary, rotate, unrotate
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import DurableConfig, PaperConfig

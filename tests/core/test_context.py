@@ -10,12 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.core import precise_rotary
+from protokv.core import rotary
 from protokv.core.build import build_memory
 from protokv.core.compact import Anchoring, CompactContext, compacted, far_span, next_position_of, shift_of
 from protokv.core.context import Context, SlotContext
-from protokv.core.precise_rotary import PreciseRotary, direction, rotate_by_moves_
-from protokv.core.rotary import rerotate, rotate, unrotate
+from protokv.core.rotary import PreciseRotary, direction, rerotate, rotate, rotate_by_moves_, unrotate
 from protokv.memories import DurableConfig, MemoryConfig
 from tests.core.streams import PlainRotary, World, anchored, feed, shape_of, shown_to, small_config
 from tests.oracles import attention as plain
@@ -50,10 +49,10 @@ def compact(context: SlotContext) -> CompactContext:
 
 
 def times_of(context: Context) -> list[list[int]]:
-    return places_of(context)[0, :, :, 0].tolist()
+    return shown_positions(context)[0, :, :, 0].tolist()
 
 
-def places_of(context: Context) -> torch.Tensor:
+def shown_positions(context: Context) -> torch.Tensor:
     assert isinstance(context, SlotContext | CompactContext)
     assert context.positions is not None
     return context.positions()
@@ -142,7 +141,7 @@ def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
     shown = compacted(context, anchoring, span)
     assert (shift_of(shown), next_position_of(shown)) == (shift, after)
     live = (context.bias > -torch.inf)[..., None]
-    assert torch.equal(places_of(shown) * live, places_of(expected) * live)
+    assert torch.equal(shown_positions(shown) * live, shown_positions(expected) * live)
     g = torch.Generator().manual_seed(1)
     H = context.keys.shape[1]
     query, tail = torch.randn(2 * H, 3, 8, generator=g), (torch.randn(H, 3, 8, generator=g),) * 2
@@ -194,7 +193,7 @@ def test_keys_are_turned_to_the_positions_that_are_named() -> None:
     context = context_of([[400, 90, 35]], [1000, 1001])
     shown = compact(context)
     keys, _, _ = shown_to(shown, 0, torch.ones(1, 1, 8))
-    bare = unrotate(keys, *PRECISE[1](places_of(shown)[0]))
+    bare = unrotate(keys, *PRECISE[1](shown_positions(shown)[0]))
     torch.testing.assert_close(bare, context.values[0], **near(context.values[0], 2 * TURNED))
     assert torch.equal(keys[:, :ORIGIN], context.keys[0, :, :ORIGIN])
 
@@ -205,7 +204,7 @@ def test_only_moving_components_are_shifted() -> None:
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1), lambda: positions)
     for moving, expected in (((0,), [[2, 3, 4], [3, 2, 5]]), ((0, 1, 2), [[2, -45, -44], [3, -895, -892]])):
         shown = compacted(context, Anchoring(PRECISE[3], ORIGIN, 901, moving))
-        assert places_of(shown)[0, 0].tolist() == expected
+        assert shown_positions(shown)[0, 0].tolist() == expected
 
 
 def test_a_context_without_positions_says_so() -> None:
@@ -221,7 +220,7 @@ def test_a_context_without_positions_says_so() -> None:
 def test_keys_turned_in_parts_by_the_pairs_that_move_are_turned_by_their_own_angles(
     rows: int, components: int, moving: tuple[int, ...], end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precise_rotary, "_ROWS", rows)
+    monkeypatch.setattr(rotary, "_ROWS", rows)
     g = torch.Generator().manual_seed(rows)
     keys = torch.randn(3, 11, 8, generator=g)
     moves = torch.randint(1 - end, end, (3, 11), generator=g)
@@ -305,7 +304,7 @@ def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(config: Memo
     assert context.positions is not None
     shown = compacted(context, anchored(world, ORIGIN))
     live = context.bias > -torch.inf
-    before, after = context.positions()[..., 0], places_of(shown)[..., 0]
+    before, after = context.positions()[..., 0], shown_positions(shown)[..., 0]
     assert int(after[live].max()) < config.budget + ORIGIN
     assert int(after[live].min()) == 0
     for old, new in zip(

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from protokv.core.backbone import Backbone, PreparedStep
-from protokv.core.records import BackboneIdentity
+from protokv.core.backbone import Backbone, BackboneIdentity, PreparedStep
 from protokv.core.step import StepTokens
 from protokv.errors import ModelError
 from protokv.fleet import Recipe

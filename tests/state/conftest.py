@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from protokv.core.records import BackboneIdentity
+from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.state.forms import load_forms
 from protokv.state.header import State

@@ -12,7 +12,7 @@ import pytest
 import torch
 import xxhash
 
-from protokv.core.records import BackboneIdentity
+from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.memories.durable.quantized import dequantize_centers
 from protokv.state.describe import describe

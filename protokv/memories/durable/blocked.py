@@ -76,7 +76,7 @@ class BlockedRule(NoveltyRule):
         self._tables = Tables.of(shape.head_size, K, L * H, shape.device)
         self._head = torch.arange(L * H, device=shape.device)[:, None] * K
         self._line = torch.arange(max(K, self._plans.numel()), device=shape.device)
-        # Where each plan is read next, and behind that: as far as the schedule says.
+        # Of each plan the merges that are next; the schedule says how many of these are left.
         self._next = self._line[: self._schedule.merges].repeat(L * H, 1)
         # The folded centres that plans read; zeros for an empty bank.
         self._folded = torch.zeros(L * H, K, self._tables.sketch.size, device=shape.device)
@@ -296,7 +296,7 @@ def plan_of(
     sketch = sketch_of(points.folded)
     orders = orders_of(sketch, points.mean, points.last_step, tables.line, tables.orders)
     share = _share(points.mass, power)
-    # What is kept is lightest here, so that only another one that is kept goes into it.
+    # A kept prototype is given mass 0 here, so nothing that is not kept may propose to merge into it.
     mass = points.mass.masked_fill(kept, 0)
     proposals = nearest_heavier(sketch, mass, share, orders, tables.line, tables.blocks)
     new = costs_of(proposals) >= REPEATS * usual_norm(sketch)[:, None]

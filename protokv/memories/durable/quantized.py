@@ -44,7 +44,7 @@ def quantize_centers(vectors: Tensor, mass: Tensor, feature: int = 0) -> tuple[T
     n, D = vectors.shape
     together = math.gcd(D, GROUP)
     parts = vectors.reshape(n, D // together, together)
-    # Of most = fraction * 2**exponent the least power of two that it is at most 127 of.
+    # The unit is the least power of two of which the greatest number is at most 127 times.
     fraction, exponent = torch.frexp(parts.abs().amax(2))
     exponent = (exponent - 7 + (fraction > _MOST / 128)).clamp_(min=_EXPONENTS[0])
     # All of a free slot is zero.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Squared distances below this share of the squared norms are rounding (in float64): the points are one.
+# Two points are the same if their squared distance is below this share of their squared norms: float64 rounding.
 _SAME = 1e-13
 # Costs that are worked out at once; more are done in turn.
 _BLOCK_ELEMENTS = 2**19
@@ -98,14 +98,15 @@ def merge_cheapest(cost: Tensor, mass: Tensor, merges: Tensor) -> Merged:
         b = other[here, a]
         ends = torch.stack((a, b), 1)
         height[s] = lowest
-        # Lance and Williams; reducible in spite of rounding, so that no pair besides becomes a nearest one.
+        # The recurrence of Lance and Williams, and at least the cost of the nearer part: in spite of rounding, a merge
+        # gives no point a nearer neighbour.
         rows, total = cost[s[:, None], ends], masses.gather(1, ends)
         scaled = (rows * (total[:, :, None] + masses[:, None])).sum(1) - masses * lowest[:, None]
         row = torch.maximum(scaled / (masses + total.sum(1, keepdim=True)), rows.amin(1))
         row.scatter_(1, ends, torch.inf)
         cost[s, a], cost[s, :, a] = row, row
         cost[s, :, b] = torch.inf
-        # Only whose nearest was one of the two has another nearest now.
+        # A point gets another nearest neighbour only if its nearest was one of the two.
         lost = (other == a[:, None]) | (other == b[:, None])
         lost.scatter_(1, ends, torch.tensor([[True, False]], device=device).expand(len(s), 2))
         mass[s, a] = total.sum(1)

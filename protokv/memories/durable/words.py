@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from protokv.core.near import Slots
+from protokv.core.prototypes import PrototypeMemory
 from protokv.core.tensors import SLOTS, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
-
-if TYPE_CHECKING:
-    from protokv.memories.durable.memory import Durable
 
 _PREFIX: Final = "words."
 
@@ -34,7 +32,7 @@ class Words(StatePart):
         seen: `[1]` int64, tokens of words that came.
     """
 
-    def __init__(self, memory: Durable) -> None:
+    def __init__(self, memory: PrototypeMemory) -> None:
         self.memory, self.seen = memory, torch.zeros(1, dtype=torch.int64)
 
     @staticmethod

@@ -96,7 +96,7 @@ class Residuals(StatePart):
             TensorSpec("warmup.keys", *waiting, f"key {wait}", optional=True),
             TensorSpec("warmup.values", *waiting, f"value {wait}", optional=True),
             TensorSpec("warmup.owner", *owner, "their prototype; -1: none", fill=-1, optional=True),
-            # The reservoir of a fitted head was full.
+            # Where the tensor is absent, all heads are fitted, and a fitted head had a full reservoir.
             TensorSpec("warmup.count", head, heads, i64, "residuals that came", "tokens", fill=R, optional=True),
         )
 

@@ -19,9 +19,8 @@ from torch import nn
 from protokv.backbones.llava_onevision import LlavaOnevision, read_frames
 from protokv.backbones.pixels import PixelConfig
 from protokv.backbones.qwen_vl import QwenVL
-from protokv.core.backbone import Backbone
+from protokv.core.backbone import Backbone, BackboneIdentity
 from protokv.core.hook import NAME, register
-from protokv.core.records import BackboneIdentity
 from protokv.core.tensors import MemoryShape
 
 # The language model of both is Qwen2-7B's.

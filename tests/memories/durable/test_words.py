@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protokv.core.backbone import Backbone
 from protokv.core.compact import Anchoring, compacted
-from protokv.core.precise_rotary import PreciseRotary
+from protokv.core.rotary import PreciseRotary
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.errors import ModelError
