@@ -13,13 +13,13 @@ from protokv.core.settings import CONFIGS, DEFAULT, MemoryConfig
 
 if TYPE_CHECKING:
     from protokv.core.prototypes import PrototypeConfig
-    from protokv.memories.durable.memory import DurableConfig
+    from protokv.memories.durable.settings import DurableConfig
     from protokv.memories.dycoke import DyCokeConfig, DyCokeDecodeConfig
     from protokv.memories.full import FullConfig
     from protokv.memories.hermes import HermesConfig
     from protokv.memories.infinipot_v import InfiniPotVConfig
     from protokv.memories.last_frames import LastFramesConfig
-    from protokv.memories.paper.memory import ContinuityConfig, PaperConfig
+    from protokv.memories.paper.rule import ContinuityConfig, PaperConfig
     from protokv.memories.rekv import ReKVConfig
     from protokv.memories.window import SlidingWindowConfig
 

@@ -120,7 +120,7 @@ class Residuals(StatePart):
         """Put residuals of heads that are not fitted into their reservoirs; return which, `[L * H, T]` bool."""
         count = self._warmup["warmup.count"].view(-1)
         place = count[:, None] + valid.cumsum(1) - 1
-        waits = valid & ~self.fitted.view(-1, 1) & (place < self._config.warmup_residuals)
+        waits: Tensor = valid & ~self.fitted.view(-1, 1) & (place < self._config.warmup_residuals)
         head, token = waits.nonzero(as_tuple=True)
         at = place[head, token]
         for name, given in (
