@@ -229,7 +229,7 @@ def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fp
     world = World(*scripts)
     options = LiveOptions(stall_s=1e9, retry_s=(1e-6, 1e-6), on_pressure="wait")
     feed = Feed(
-        world.connect, options=options, kind="rtsp", fps=fps, from_s=3.0, elapsed_s=None, clock=world.clock,
+        world.connect, "rtsp://camera/1", options, fps=fps, from_s=3.0, elapsed_s=None, clock=world.clock,
         now=world.now,
     )  # fmt: skip
     feed.start()

@@ -18,7 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound
 from protokv.ingestion.options import LiveOptions
-from protokv.video.address import PIPE
+from protokv.video.address import PIPE, listens, source_kind
 from protokv.video.source import Image, Line, Source, SourceInfo, TextTrack
 
 # A thread that has to end is waited for this long, in seconds.
@@ -82,13 +82,12 @@ class Feed:
     def __init__(
         self,
         connect: Callable[[Callable[[], bool]], Source],
-        *,
+        text: str,
         options: LiveOptions,
-        kind: str,
+        *,
         fps: float,
         from_s: float,
         elapsed_s: float | None,
-        listens: bool = False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -96,22 +95,24 @@ class Feed:
 
         Args:
             connect: opens the source, or raises SourceError; it is given a function that says when to stop trying.
+            text: the address.
             options: how the source is read.
-            kind: of the source.
             fps: samples a second.
             from_s: stream time to go on at.
             elapsed_s: real time since the stream began; None: it begins with the first frame.
-            listens: connecting waits for a publisher, so there is no pause before the next attempt.
             clock: seconds that only go forward.
             now: seconds since 1970.
         """
+        kind = source_kind(text)
         self.mailbox: Mailbox[News] = Mailbox(ROOM, wait=options.waits(kind))
         self.lines: deque[tuple[int, Line]] = deque(maxlen=ROOM_OF_LINES)
         self._connect, self._fps = connect, fps
         self._next_slot = math.ceil(from_s * fps - 1e-6)
         # Whether the source gave frames, to this run or to an earlier one.
         self._ever = from_s > 0
-        self._stall_s, self._once, self._listens = options.lost_after_s(kind), kind == PIPE, listens
+        self._stall_s, self._once = options.lost_after_s(kind), kind == PIPE
+        # Connecting waits for a publisher, so there is no pause before the next attempt.
+        self._listens = listens(text, options.input)
         self._waits = options.give_up_s is not None
         self._give_up_s = math.inf if options.give_up_s is None else options.give_up_s
         self._retry_s = options.retry_s
@@ -171,10 +172,10 @@ class Feed:
 
     def _read(self) -> tuple[int, str, ProtoKVError | None]:
         """Read one connection to its end; return the number of sampled frames, why it ended, and its error."""
-        heard_s, frames, offset_s = self._clock(), 0, 0.0
+        alive_s, frames, offset_s = self._clock(), 0, 0.0
 
         def stalled() -> bool:
-            return self._clock() - heard_s > self._stall_s
+            return self._clock() - alive_s > self._stall_s
 
         def stop() -> bool:
             return self._stop.is_set() or stalled()
@@ -182,13 +183,13 @@ class Feed:
         silence = f"no frame for {self._stall_s:g} s"
         try:
             with self._connect(stop) as source:
-                heard_s = self._clock()
+                alive_s = self._clock()
                 for frame in source.frames(fps=self._fps, should_stop=stop):
-                    heard_s = self._clock()
+                    alive_s = self._clock()
                     if not frames:
                         if self._began_s is None:
-                            self._began_s = heard_s - frame.time_s
-                        elapsed_s = heard_s - frame.time_s - self._began_s
+                            self._began_s = alive_s - frame.time_s
+                        elapsed_s = alive_s - frame.time_s - self._began_s
                         slot = max(self._next_slot, math.ceil(elapsed_s * self._fps - 1e-6))
                         offset_s = slot / self._fps
                         self.mailbox.tell(Connected(source.info, offset_s, self._now(), source.texts))
@@ -203,7 +204,7 @@ class Feed:
                     if self._stop.is_set():
                         break
                     # `put` may have waited for the model: that is no silence of the source.
-                    heard_s = self._clock()
+                    alive_s = self._clock()
                 self._keep_lines(source, offset_s)
                 why = source.damage.message
         except ProtoKVError as error:

@@ -29,7 +29,7 @@ GAP_S = 5.0
 # A waiting run asks again after this many seconds whether to stop.
 ASK_S = 0.1
 
-# Dropped frames before the two rates are told: fewer may be a hiccup.
+# Dropped frames before the two rates are reported: fewer may be a hiccup.
 MANY = 8
 
 
@@ -65,12 +65,11 @@ class LiveSource(Source):
             clock: seconds that only go forward.
             now: seconds since 1970.
         """
-        self.options, self._connect, self._opened = options, connect, opened
+        self.options, self._text, self._connect, self._opened = options, text, connect, opened
         self._clock, self._now = clock, now
         self._feed: Feed | None = None
         kind = address.source_kind(text)
         self.info = SourceInfo(address.public_name(text), kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
-        self._listens = address.listens(text, options.input)
         self.log = WallClockLog()
         self.texts = ()
 
@@ -133,50 +132,24 @@ class LiveSource(Source):
         """
         log = self.log
         self._feed = feed = self._start_feed(fps, segment, stream_s)
-        rates = Rates(self._clock)
         dropped, damaged = log.frames_dropped, log.frames_damaged
-        grouping = StepGrouper(fps, frames_per_step)
-        away_s: float | None = None
+        made = StepMaker(self, fps, frames_per_step, segment.start_s, self._clock)
         while not should_stop():
             news = feed.mailbox.get(ASK_S)
             log.frames_dropped = dropped + feed.mailbox.dropped
             log.frames_damaged = damaged + feed.damaged
-            if isinstance(news, Sampled):
-                if news.silent_s > GAP_S:
-                    yield from grouping.cut()
-                    since_s = segment.start_s + news.slot / fps
-                    log.lose(since_s - news.silent_s, "no frames came")
-                    log.find(since_s)
-                yield from grouping.take(news)
-                if slow := rates.took(feed.mailbox.dropped):
-                    yield slow
-            elif isinstance(news, Connected):
-                self.texts = news.texts
-                begins_s = segment.start_s + news.stream_s
-                log.anchor(begins_s, news.real_s)
-                # Frames keep the size of the first ones for the life of the stream.
-                width, height = self.info.width or news.info.width, self.info.height or news.info.height
-                self.info = replace(news.info, width=width, height=height)
-                rates.reset(feed.mailbox.dropped)
-                if gap := log.find(begins_s):
-                    yield SourceRecovered(self.info.name, begins_s, begins_s - gap.from_s)
-                elif away_s is not None:
-                    # The stream begins only now, so the wait is no gap in it.
-                    yield SourceRecovered(self.info.name, begins_s, self._clock() - away_s)
-                away_s = None
-            elif isinstance(news, Gone):
-                yield from grouping.cut()
-                if news.ended:
-                    if news.error is not None:
-                        raise news.error
-                    return
-                if log.anchors:
-                    log.lose(segment.start_s + news.stream_s, news.why)
-                if away_s is None:
-                    away_s = self._clock()
-                    yield SourceLost(self.info.name, segment.start_s + news.stream_s, news.why)
-            else:
+            if news is None:
                 yield None
+            elif isinstance(news, Sampled):
+                yield from made.take(news, feed.mailbox.dropped)
+            elif isinstance(news, Connected):
+                yield from made.connect(news, feed.mailbox.dropped)
+            else:
+                yield from made.lose(news)
+                if news.error is not None:
+                    raise news.error
+                if news.ended:
+                    return
 
     def _start_feed(self, fps: float, segment: Segment, stream_s: float) -> Feed:
         elapsed_s: float | None = None
@@ -185,12 +158,11 @@ class LiveSource(Source):
             elapsed_s = max(0.0, self._now() - since_s + since_stream_s - segment.start_s)
         feed = Feed(
             self._open,
-            options=self.options,
-            kind=self.info.kind,
+            self._text,
+            self.options,
             fps=fps,
             from_s=stream_s - segment.start_s,
             elapsed_s=elapsed_s,
-            listens=self._listens,
             clock=self._clock,
             now=self._now,
         )
@@ -202,6 +174,56 @@ class LiveSource(Source):
         if opened is not None:
             return opened
         return self._connect(should_stop, (self.info.width, self.info.height) if self.info.width else None)
+
+
+class StepMaker:
+    """Makes steps and events of what the feed of a live source gives, and keeps the source's log."""
+
+    def __init__(
+        self, source: LiveSource, fps: float, frames_per_step: int, start_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._source, self._fps, self._start_s, self._clock = source, fps, start_s, clock
+        self._grouping, self._rates = StepGrouper(fps, frames_per_step), Rates(clock)
+        self._away_s: float | None = None
+
+    def take(self, news: Sampled, dropped: int) -> Iterator[Step | FramesDropped]:
+        """Add a frame, when so many were dropped in all."""
+        if news.silent_s > GAP_S:
+            yield from self._grouping.cut()
+            since_s = self._start_s + news.slot / self._fps
+            self._source.log.lose(since_s - news.silent_s, "no frames came")
+            self._source.log.find(since_s)
+        yield from self._grouping.take(news)
+        if slow := self._rates.count(dropped):
+            yield slow
+
+    def connect(self, news: Connected, dropped: int) -> Iterator[SourceRecovered]:
+        """Begin a connection, when so many frames were dropped in all."""
+        source, begins_s = self._source, self._start_s + news.stream_s
+        source.texts = news.texts
+        source.log.anchor(begins_s, news.real_s)
+        # Frames keep the size of the first ones for the life of the stream.
+        width, height = source.info.width or news.info.width, source.info.height or news.info.height
+        source.info = replace(news.info, width=width, height=height)
+        self._rates.reset(dropped)
+        if gap := source.log.find(begins_s):
+            yield SourceRecovered(source.info.name, begins_s, begins_s - gap.from_s)
+        elif self._away_s is not None:
+            # The stream begins only now, so the wait is no gap in it.
+            yield SourceRecovered(source.info.name, begins_s, self._clock() - self._away_s)
+        self._away_s = None
+
+    def lose(self, news: Gone) -> Iterator[Step | SourceLost]:
+        """End a connection."""
+        yield from self._grouping.cut()
+        lost_s = self._start_s + news.stream_s
+        if news.ended:
+            return
+        if self._source.log.anchors:
+            self._source.log.lose(lost_s, news.why)
+        if self._away_s is None:
+            self._away_s = self._clock()
+            yield SourceLost(self._source.info.name, lost_s, news.why)
 
 
 class StepGrouper:
@@ -231,24 +253,24 @@ class StepGrouper:
 
 
 class Rates:
-    """Rates of incoming and of watched frames since the connection; told once."""
+    """Rates of incoming and of watched frames since the connection; reported once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._told = clock, False
+        self._clock, self._reported = clock, False
         self.reset(0)
 
     def reset(self, dropped: int) -> None:
         """Begin a connection; `dropped` frames were dropped in all."""
-        self._since_s, self._taken, self._dropped = self._clock(), 0, dropped
+        self._since_s, self._watched, self._dropped = self._clock(), 0, dropped
 
-    def took(self, dropped: int) -> FramesDropped | None:
+    def count(self, dropped: int) -> FramesDropped | None:
         """Count a frame that is watched, when `dropped` frames were dropped in all."""
-        self._taken += 1
+        self._watched += 1
         lost, passed_s = dropped - self._dropped, self._clock() - self._since_s
-        if self._told or lost < MANY or passed_s <= 0:
+        if self._reported or lost < MANY or passed_s <= 0:
             return None
-        self._told = True
-        return FramesDropped((self._taken + lost) / passed_s, self._taken / passed_s)
+        self._reported = True
+        return FramesDropped((self._watched + lost) / passed_s, self._watched / passed_s)
 
 
 def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None) -> Source | None:
