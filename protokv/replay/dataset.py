@@ -26,7 +26,7 @@ from protokv.replay.questions import Question
 from protokv.replay.streams import ReplayFile, Stream
 from protokv.video import Step
 from protokv.video.file import fingerprint
-from protokv.video.sampling import sample, steps
+from protokv.video.sampling import group_steps, sample
 from protokv.video.source import Frame
 from protokv.words.find import AUTO, OFF
 
@@ -69,7 +69,7 @@ class KeyFrames(Stream):
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Sample the key frames by their times."""
         frames = (Frame(i / self._rate, np.asarray(frame), 1 / self._rate) for i, frame in enumerate(self._frames))
-        return steps(sample(frames, fps), frames_per_step)
+        return group_steps(sample(frames, fps), frames_per_step)
 
 
 def open_dataset(

@@ -52,7 +52,7 @@ def source_kind(source: str) -> str:
     return "file"
 
 
-def listens(source: str, options: Mapping[str, str]) -> bool:
+def waits_for_publisher(source: str, options: Mapping[str, str]) -> bool:
     """Return True if FFmpeg waits at this address for a publisher, by its options; `tcp://` has them in the address."""
     given = dict(options)
     if source_kind(source) == "tcp":
@@ -60,7 +60,7 @@ def listens(source: str, options: Mapping[str, str]) -> bool:
     return given.get("listen", "0") != "0" or "listen" in given.get("rtsp_flags", "")
 
 
-def descriptor(source: str) -> int:
+def pipe_descriptor(source: str) -> int:
     """Return the file descriptor that a `pipe` address names; 0, which is stdin, by default."""
     return int(source.partition(":")[2] or 0)
 

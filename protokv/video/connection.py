@@ -123,7 +123,7 @@ def _open(
     options = {"max_pixels": str(max_pixels)}
     try:
         if kind == address.PIPE:
-            incoming = open_pipe(address.descriptor(source), name, should_stop)
+            incoming = open_pipe(address.pipe_descriptor(source), name, should_stop)
             incoming.check()
             # No protocol: the incoming bytes cannot name another file.
             options |= {"protocol_whitelist": "none", "format_whitelist": ",".join(sorted(FORMATS))}

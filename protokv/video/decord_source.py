@@ -38,7 +38,7 @@ CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "mjpeg"}
 PIXEL_FORMATS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "gray", "nv12"}
 
 
-def refusal(probe: Probe) -> str:
+def explain_refusal(probe: Probe) -> str:
     """Return why decord should not read this file; empty if it may."""
     info = probe.info
     if probe.path.suffix.lower() not in VIDEO_SUFFIXES:
@@ -51,14 +51,14 @@ def refusal(probe: Probe) -> str:
 class DecordSource(PyAVSource):
     """Read one file with decord, and with PyAV where decord cannot. See `Source` for the contract.
 
-    Raises SourceUnreadable if `refusal` gives a reason, or decord cannot be loaded.
+    Raises SourceUnreadable if `explain_refusal` gives a reason, or decord cannot be loaded.
     """
 
     decoder = "decord"
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
-        if why := refusal(probe):
+        if why := explain_refusal(probe):
             raise SourceUnreadable(f"decord cannot read {probe.path.name}: {why}", hint="use the decoder pyav")
         self._decord = _load()
 

@@ -197,57 +197,79 @@ def decode(
     not here, and never count as lost. A frame marked as corrupt may show old memory of the decoder: that
     depends on which frames the caller still keeps.
     """
-    context = stream.codec_context
-    context.flush_buffers()
-    pixels = SHOWING_MEMORY.get(context.name, b"")
-    key_s: float | None = None
-    last_ticks: int | None = None
-    clock = FileClock(probe.timeline, report.start_s if drop_leading else 0.0)
-    marked: set[float] = set()  # times of frames whose packets the container marked as corrupt
+    one = _Pass(probe, stream.codec_context, report, drop_leading)
     for packet in chain(packets, [None]):
         if should_stop():
             return
-        due_s = None if packet is None else probe.expected_s(packet)
         if packet is not None:
-            if key_s is None and packet.is_keyframe:
-                key_s = due_s if due_s is not None else float("-inf")
-            # A file begins with a key frame, unless it was recorded out of a stream.
-            before_key = key_s is None and not drop_leading and probe.info.container in BEGINNING_WITH_KEY
-            wanted = before_key or (key_s is not None and due_s is not None and key_s <= due_s)
-            if due_s is not None and wanted and due_s <= probe.timeline.limit_s:
-                report.expect(due_s)
-            if due_s is not None and packet.is_corrupt:
-                marked.add(due_s)
-        try:
-            if pixels and packet is not None and pixels not in bytes(packet):
-                raise ValueError("a picture without pixels")
-            frames = context.decode(packet)
-        except Exception as error:
-            if packet is not None:
-                report.note_failure(due_s, explain_error(error))
-            continue
-        for frame in frames:
-            ticks = probe.stamp(frame)
-            if ticks is None:
-                # AVI gives no times for the last frames: they follow at the stated rate.
-                step = probe.interval_s / float(probe.time_base)
-                ticks = probe.origin if last_ticks is None else last_ticks + max(1, round(step))
-            if frame.interlaced_frame:
-                # The two fields of a frame may come in two packets.
-                report.stop_matching()
-            stamped_s = probe.time_s(ticks)
-            if drop_leading and key_s is not None and stamped_s < key_s:
-                continue
-            time_s, leaps = clock.place(stamped_s, probe.interval_s)
-            if leaps:
-                report.note_damage(time_s, f"time stamps jump to {stamped_s:.0f} s")
-            if not report.take(time_s, stamped_s, corrupt=bool(frame.is_corrupt) or stamped_s in marked):
-                continue
-            marked.discard(stamped_s)
-            last_ticks = ticks
-            stated_s = float(frame.duration * probe.time_base) if frame.duration else None
-            yield Frame(time_s, _converter(frame, probe), probe.timeline.duration_s(time_s, stated_s), "pyav")
+            one.expect(packet)
+        for decoded in one.decode(packet):
+            if (frame := one.place(decoded)) is not None:
+                yield frame
     report.finish()
+
+
+class _Pass:
+    """One pass of a decoder over packets, and the account of it."""
+
+    def __init__(self, probe: Probe, context: Any, report: DecodeReport, drop_leading: bool) -> None:
+        context.flush_buffers()
+        self._probe, self._context, self._report, self._drop_leading = probe, context, report, drop_leading
+        self._pixels = SHOWING_MEMORY.get(context.name, b"")
+        self._clock = FileClock(probe.timeline, report.start_s if drop_leading else 0.0)
+        self._key_s: float | None = None  # time of the first key frame
+        self._last_ticks: int | None = None
+        self._corrupt_s: set[float] = set()  # times of frames whose packets the container marked as corrupt
+
+    def expect(self, packet: Any) -> None:
+        """Note the frame that a packet should give, if it is one of those that can be decoded."""
+        due_s = self._probe.expected_s(packet)
+        if self._key_s is None and packet.is_keyframe:
+            self._key_s = due_s if due_s is not None else -math.inf
+        if due_s is None:
+            return
+        if packet.is_corrupt:
+            self._corrupt_s.add(due_s)
+        # A file begins with a key frame, unless it was recorded out of a stream.
+        whole = not self._drop_leading and self._probe.info.container in BEGINNING_WITH_KEY
+        decodable = whole if self._key_s is None else self._key_s <= due_s
+        if decodable and due_s <= self._probe.timeline.limit_s:
+            self._report.expect(due_s)
+
+    def decode(self, packet: Any) -> list[Any]:
+        """Return the decoder's frames for a packet, or its last ones for None. What fails is reported."""
+        try:
+            if self._pixels and packet is not None and self._pixels not in bytes(packet):
+                raise ValueError("a picture without pixels")
+            return list(self._context.decode(packet))
+        except Exception as error:  # PyAV raises more than its own errors on damaged packets
+            if packet is not None:
+                self._report.note_failure(self._probe.expected_s(packet), explain_error(error))
+            return []
+
+    def place(self, decoded: Any) -> Frame | None:
+        """Return a decoded frame at its time; None if it is to be left out."""
+        probe, report = self._probe, self._report
+        ticks = probe.stamp(decoded)
+        if ticks is None:
+            # AVI gives no times for the last frames: they follow at the stated rate.
+            step = max(1, round(probe.interval_s / float(probe.time_base)))
+            ticks = probe.origin if self._last_ticks is None else self._last_ticks + step
+        if decoded.interlaced_frame:
+            # The two fields of a frame may come in two packets.
+            report.stop_matching()
+        stamped_s = probe.time_s(ticks)
+        if self._drop_leading and self._key_s is not None and stamped_s < self._key_s:
+            return None
+        time_s, leaps = self._clock.place(stamped_s, probe.interval_s)
+        if leaps:
+            report.note_damage(time_s, f"time stamps jump to {stamped_s:.0f} s")
+        if not report.take(time_s, stamped_s, corrupt=bool(decoded.is_corrupt) or stamped_s in self._corrupt_s):
+            return None
+        self._corrupt_s.discard(stamped_s)
+        self._last_ticks = ticks
+        stated_s = float(decoded.duration * probe.time_base) if decoded.duration else None
+        return Frame(time_s, _converter(decoded, probe), probe.timeline.duration_s(time_s, stated_s), "pyav")
 
 
 def _converter(frame: Any, probe: Probe) -> Callable[[], Image]:

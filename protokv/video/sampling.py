@@ -85,7 +85,7 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: f
         k += 1
 
 
-def steps(samples: Iterable[Sample], frames_per_step: int, first_index: int = 0) -> Iterator[Step]:
+def group_steps(samples: Iterable[Sample], frames_per_step: int, first_index: int = 0) -> Iterator[Step]:
     """Group samples into steps of `frames_per_step`; a short last step repeats its last frame, as in Qwen's processor.
 
     Raises:
@@ -144,7 +144,7 @@ def read_steps(
             before = next(samples, None)
             if before is None or _mark(before.image) != mark:
                 samples = sample(read(True), fps, start_s, until_s)
-        for step in steps(samples, frames_per_step, first_index):
+        for step in group_steps(samples, frames_per_step, first_index):
             yield replace(step, damage=source.damage)
     except _Stopped:
         return

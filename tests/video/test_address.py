@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.address import default_stem, listens, public_name, source_kind
+from protokv.video.address import default_stem, public_name, source_kind, waits_for_publisher
 from protokv.video.file import fingerprint
 
 SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
@@ -69,7 +69,7 @@ def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name)
     ],
 )
 def test_listening_follows_from_the_address_or_the_options(address, options, waits):
-    assert listens(address, options) is waits
+    assert waits_for_publisher(address, options) is waits
 
 
 SIZE = 1 << 20
