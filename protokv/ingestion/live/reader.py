@@ -18,7 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound
 from protokv.ingestion.options import LiveOptions
-from protokv.video.address import PIPE, listens, source_kind
+from protokv.video.address import PIPE, source_kind, waits_for_publisher
 from protokv.video.source import Image, Line, Source, SourceInfo, TextTrack
 
 # A thread that has to end is waited for this long, in seconds.
@@ -112,7 +112,7 @@ class Feed:
         self._ever = from_s > 0
         self._stall_s, self._once = options.lost_after_s(kind), kind == PIPE
         # Connecting waits for a publisher, so there is no pause before the next attempt.
-        self._listens = listens(text, options.input)
+        self._listens = waits_for_publisher(text, options.input)
         self._waits = options.give_up_s is not None
         self._give_up_s = math.inf if options.give_up_s is None else options.give_up_s
         self._retry_s = options.retry_s
