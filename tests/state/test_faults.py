@@ -30,7 +30,7 @@ READING = ("stat", "lstat", "listdir", "scandir", "open")
 FIRST, SECOND, THIRD = (moment(make, step) for step in (1, 2, 3))
 # Moments of an operation in the suite; with -m slow all of them.
 EVERY = pytest.mark.parametrize(
-    "moments", [10, pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    "instants", [10, pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 
 
@@ -118,11 +118,11 @@ def check_whole(path: Path) -> None:
 @EVERY
 @EVERY_FORM
 @pytest.mark.parametrize(("error", "lasting"), [(errno.EIO, False), (errno.ENOSPC, True), (errno.EACCES, False)])
-def test_a_commit_of_which_a_call_fails_leaves_a_whole_state(error, lasting, commit_times, path) -> None:
+def test_a_commit_of_which_a_call_fails_leaves_a_whole_state(error, lasting, instants, path) -> None:
     begin_anew(path)
     calls = count_calls(lambda: save(path, THIRD))
     names = (*WRITING, "write") if error == errno.ENOSPC else (*WRITING, *READING, "write", "exchange")
-    for fatal in range(1, calls, -(-calls // moments)):
+    for fatal in range(1, calls, -(-calls // instants)):
 
         def fail(number: int, name: str, _: object, fatal: int = fatal) -> None:
             if name in names and (number >= fatal if lasting else number == fatal):
@@ -140,10 +140,10 @@ def test_a_commit_of_which_a_call_fails_leaves_a_whole_state(error, lasting, com
 
 @EVERY
 @EVERY_FORM
-def test_a_load_of_which_a_call_fails_says_so_and_never_that_the_state_is_damaged(moments, path) -> None:
+def test_a_load_of_which_a_call_fails_says_so_and_never_that_the_state_is_damaged(instants, path) -> None:
     begin_anew(path)
     calls = count_calls(lambda: load_state(path, at_s=2.5))
-    for fatal in range(1, calls, -(-calls // moments)):
+    for fatal in range(1, calls, -(-calls // instants)):
 
         def fail(number: int, name: str, _: object, fatal: int = fatal) -> None:
             if number == fatal:
@@ -158,10 +158,10 @@ def test_a_load_of_which_a_call_fails_says_so_and_never_that_the_state_is_damage
 
 @EVERY
 @EVERY_FORM
-def test_a_commit_that_is_killed_at_any_call_leaves_a_whole_state(moments, path) -> None:
+def test_a_commit_that_is_killed_at_any_call_leaves_a_whole_state(instants, path) -> None:
     begin_anew(path)
     calls = count_calls(lambda: save(path, THIRD))
-    for fatal in range(1, calls, -(-calls // moments)):
+    for fatal in range(1, calls, -(-calls // instants)):
 
         def kill(number: int, name: str, half: Callable[[], object], fatal: int = fatal) -> None:
             if number == fatal:
