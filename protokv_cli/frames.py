@@ -45,10 +45,10 @@ class FrameWriter:
         Raises:
             SourceError, StateMismatch: a video is not at hand, or has changed.
         """
-        from protokv.state.sources import records_of
+        from protokv.state.sources import source_records
 
         places = [video] if video is not None else [Path(), Path(state).parent]
-        records = records_of(header)
+        records = source_records(header)
         starts_s = [float(one.get("start_s") or 0.0) for one in records]
         spans = pairwise([*starts_s, header.clock.stream_time_s])
         self._videos = [_find(one, *span, places) for one, span in zip(records, spans, strict=True)]

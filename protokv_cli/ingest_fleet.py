@@ -134,10 +134,10 @@ def _refuse_single(chosen: IngestOptions) -> None:
 
 def _place(output: str | None) -> str:
     """Return the folder or prefix of the states. ConfigError if `-o` names a single state."""
-    from protokv.state.forms import is_url, suffix_of
+    from protokv.state.forms import find_suffix, is_url
 
     place = output or "."
-    if suffix_of(place) is not None and not Path(place).is_dir():
+    if find_suffix(place) is not None and not Path(place).is_dir():
         raise ConfigError(
             f"several videos become as many states, and {place} is the name of one", hint="name a folder: -o DIR/"
         )

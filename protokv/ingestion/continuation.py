@@ -16,11 +16,11 @@ from protokv.core.backbone import Backbone
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.live.source import LiveSource
 from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import admit, config_of
+from protokv.state.checkpoint import admit, read_config
 from protokv.state.form import StatePath
 from protokv.state.header import Header, State
 from protokv.state.reader import load_state
-from protokv.state.sources import Segment, fingerprints, next_segment, records_of, segment_of
+from protokv.state.sources import Segment, fingerprints, next_segment, read_segment, source_records
 from protokv.video import Source
 from protokv.words import LiveSubtitles, Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles
@@ -45,13 +45,13 @@ def find_segment(path: StatePath, state: State, source: Source, *, append: bool)
     last = state.source or {}
     if isinstance(source, LiveSource):
         if (last.get("kind"), last.get("name")) == (source.info.kind, source.info.name):
-            return replace(segment_of(state), done=False)
+            return replace(read_segment(state), done=False)
     else:
         ours, watched = source.info.fingerprint, fingerprints(state)
         # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
         if ours is not None and (append or ours == watched[0]):
             if ours == watched[-1]:
-                return segment_of(state)
+                return read_segment(state)
             if ours in watched:
                 # Another source was appended since, so this one was watched to its end.
                 return Segment(done=True)
@@ -72,7 +72,7 @@ def _check_finished(path: StatePath, state: State, ours: str) -> None:
 
 
 def _another_source(path: StatePath, state: State, source: Source) -> StateMismatch:
-    theirs = records_of(state)[0].get("name")
+    theirs = source_records(state)[0].get("name")
     if theirs is None:
         what = "frames from a program"
     elif theirs == source.info.name:
@@ -88,7 +88,7 @@ def _another_source(path: StatePath, state: State, source: Source) -> StateMisma
 def check_memory(path: StatePath, state: Header, config: MemoryConfig) -> None:
     """Refuse another memory than the state's. StateMismatch, naming the setting."""
     # Read the state's memory as a config, so that settings newer than the state have their defaults.
-    found = config_of(state)
+    found = read_config(state)
     # Whether there are words is settled where the stream begins.
     config = config.with_words(bool(getattr(found, "words", False)))
     theirs, ours = found.resolve().to_dict(), config.resolve().to_dict()
@@ -145,4 +145,4 @@ def find_record(state: State, source: Source, segment: Segment) -> Mapping[str, 
     if isinstance(source, LiveSource):
         return (state.source or {}) if segment.first_step < state.clock.steps else {}
     ours = source.info.fingerprint
-    return next((one for one in reversed(records_of(state)) if ours and one.get("fingerprint") == ours), {})
+    return next((one for one in reversed(source_records(state)) if ours and one.get("fingerprint") == ours), {})

@@ -60,7 +60,7 @@ def estimate_end_bytes(session: Session, end_s: float, thumbnails: Thumbnails | 
     token_bytes = 2 * backbone.layers * backbone.kv_heads * backbone.head_size * backbone.dtype.itemsize
     # Each token, until the memory is full.
     tokens = round(clock.tokens_seen * share) * token_bytes
-    pictures = 0 if thumbnails is None else thumbnails.expected_bytes(round(clock.steps * share))
+    pictures = 0 if thumbnails is None else thumbnails.capacity_bytes
     return (tokens if memory.most_bytes is None else min(tokens, memory.most_bytes)) + HEAD_BYTES + pictures
 
 

@@ -16,7 +16,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.settings import check_fps
 from protokv.errors import ConfigError, use_one_of
 from protokv.memories import DurableConfig, MemoryConfig
-from protokv.state.checkpoint import load_backbone_of
+from protokv.state.checkpoint import load_recorded_backbone
 from protokv.state.header import Header
 from protokv.state.thumbnails import DEFAULT as THUMBNAILS
 from protokv.state.thumbnails import MOST as MOST_THUMBNAILS
@@ -161,7 +161,7 @@ class IngestOptions:
 
     @property
     def placement(self) -> dict[str, Any]:
-        """Keywords of `load_backbone_of` that say where and how the model is loaded."""
+        """Keywords of `load_recorded_backbone` that say where and how the model is loaded."""
         names = ("device", "dtype", "device_map", "quantization", "revision")
         return {name: getattr(self, name) for name in names}
 
@@ -182,14 +182,14 @@ class IngestOptions:
     def load_model(self, state: Header | None = None) -> Backbone:
         """Return the model of a new state, or the one to continue a state with; it is loaded unless it is given.
 
-        Raises as `load_backbone` and `Backbone.with_system`, or as `load_backbone_of`.
+        Raises as `load_backbone` and `Backbone.with_system`, or as `load_recorded_backbone`.
         """
         if isinstance(self.backbone, Backbone):
             model = self.backbone
         elif state is None:
             model = load_backbone(**self.new_model, **self.frames)
         else:
-            model = load_backbone_of(state, self.backbone, **self.placement, **self.frames)
+            model = load_recorded_backbone(state, self.backbone, **self.placement, **self.frames)
         return model if state is not None else self.prompted(model)
 
     def config_with(self, subtitles: Subtitles) -> MemoryConfig:

@@ -163,6 +163,7 @@ def _start(
 
 def _limit_thumbnails(session: Session, most: int) -> None:
     """Let a session keep so many thumbnails, with those that it has; 0: none."""
-    kept = [one for one in session.attachments if isinstance(one, Thumbnails)] or [Thumbnails()]
+    pictures = next((one for one in session.attachments if isinstance(one, Thumbnails)), Thumbnails())
+    pictures.most = most
     others = [one for one in session.attachments if not isinstance(one, Thumbnails)]
-    session.attachments = [*others, *([kept[0].limited(most)] if most else [])]
+    session.attachments = [*others, *([pictures] if most else [])]

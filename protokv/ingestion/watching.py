@@ -23,7 +23,7 @@ from protokv.ingestion.options import Every, LiveOptions
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
 from protokv.state.checkpoint import to_state
 from protokv.state.reader import stored_bytes
-from protokv.state.sources import Segment, end_of, frames_by_decoder
+from protokv.state.sources import Segment, end_time, frames_by_decoder
 from protokv.state.thumbnails import Picture, Thumbnails, shrink
 from protokv.state.writer import Committed, Writer
 from protokv.timings import Timings, stage
@@ -284,7 +284,7 @@ class Run:
         clock, segment = self._session.clock, self._segment
         watched_s = clock.stream_time_s
         if self._complete:
-            watched_s = end_of(watched_s, segment.start_s, self._source.info.duration_s, clock)
+            watched_s = end_time(watched_s, segment.start_s, self._source.info.duration_s, clock)
         return Summary(
             state=str(self._writer.path),
             steps=clock.steps,

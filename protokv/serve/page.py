@@ -19,7 +19,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from protokv.serve.states import States
 from protokv.state.header import Header
 from protokv.state.reader import read_thumbnails
-from protokv.state.sources import WallClockLog, sources_of
+from protokv.state.sources import describe_sources
+from protokv.state.wall_clock import WallClockLog
 
 _HTML = Path(__file__).with_name("page.html")
 
@@ -67,9 +68,9 @@ def _policy(html: str) -> str:
 
 
 def _facts(header: Header) -> dict[str, Any]:
-    clock, log = header.clock, WallClockLog.of(header.source)
+    clock, log = header.clock, WallClockLog.read(header.source)
     return {
-        "sources": sources_of(header),
+        "sources": describe_sources(header),
         "duration_s": clock.stream_time_s,
         "step_s": clock.step_seconds,
         "complete": header.complete,

@@ -20,5 +20,5 @@ def restore_attachments(tensors: Mapping[str, Tensor]) -> list[Attachment]:
     Raises:
         StateCorrupt: they are damaged.
     """
-    thumbnails = Thumbnails.of(tensors)
+    thumbnails = Thumbnails.read(tensors)
     return [Transcript.of(tensors), *([] if thumbnails is None else [thumbnails])]

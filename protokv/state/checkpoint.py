@@ -1,7 +1,7 @@
 """Make states of sessions and sessions of states, and load the model of a state.
 
 A state identifies its model by architecture and weights, so a model's
-folder may move. The name of the model is untrusted data; `load_backbone_of` says which names are followed.
+folder may move. The name of the model is untrusted data; `load_recorded_backbone` says which names are followed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         source=source,
         complete=complete,
         tensors=pack(tensors, specs) | attached,
-        tensor_info=tensor_info_of((*specs, *attachments.SPECS)),
+        tensor_info=describe_axes((*specs, *attachments.SPECS)),
     )
 
 
@@ -64,15 +64,15 @@ def from_state(state: State, backbone: Backbone) -> Session:
         except ProtoKVError as error:
             raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
     beside = attachments.restore_attachments(state.tensors)
-    return Session.resume(backbone, config_of(state), state, beside)
+    return Session.resume(backbone, read_config(state), state, beside)
 
 
-def tensor_info_of(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:
+def describe_axes(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:
     """Return axes, meaning and unit of the tensors by name, for a reader without this library."""
     return {spec.name: TensorInfo(spec.dims, spec.meaning, spec.unit) for spec in specs}
 
 
-def config_of(header: Header) -> MemoryConfig:
+def read_config(header: Header) -> MemoryConfig:
     """Return the memory settings of a state.
 
     Raises:
@@ -84,7 +84,7 @@ def config_of(header: Header) -> MemoryConfig:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
 
-def shape_of(header: Header, shapes: Shapes) -> MemoryShape:
+def read_shape(header: Header, shapes: Shapes) -> MemoryShape:
     """Return the shape of the memory that left these tensors. They do not tell its device; the CPU is named.
 
     Raises:
@@ -116,9 +116,9 @@ def admit(header: Header, shapes: Shapes) -> None:
     Raises:
         StateCorrupt: no stream under these settings leaves such tensors; the tensor or setting is named.
     """
-    config = config_of(header)
+    config = read_config(header)
     try:
-        check_shapes(shapes, (*declare_memory(config, shape_of(header, shapes)), *attachments.SPECS))
+        check_shapes(shapes, (*declare_memory(config, read_shape(header, shapes)), *attachments.SPECS))
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
@@ -138,7 +138,7 @@ def check_fits(header: Header, identity: BackboneIdentity) -> None:
             )
 
 
-def load_backbone_of(
+def load_recorded_backbone(
     header: Header, name: str | None = None, revision: str | None = None, **placement: Any
 ) -> Backbone:
     """Load the model that the caller names, or else the one that a state names.

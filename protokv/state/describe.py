@@ -19,12 +19,13 @@ from protokv.core.tensors import tensor_shapes
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state import attachments
-from protokv.state.checkpoint import admit, config_of, shape_of, tensor_info_of
+from protokv.state.checkpoint import admit, describe_axes, read_config, read_shape
 from protokv.state.form import StatePath
 from protokv.state.header import State, TensorInfo
 from protokv.state.reader import Reader, load_state
-from protokv.state.sources import WallClockLog, sources_of
+from protokv.state.sources import describe_sources
 from protokv.state.thumbnails import Thumbnails
+from protokv.state.wall_clock import WallClockLog
 from protokv.state.writer import Writer, check_not_read, check_replaceable
 
 
@@ -45,11 +46,11 @@ def describe(
     reader = Reader.open(path, at_s=at_s, verify=digests)
     state = reader.state
     config, memory = restore(state)
-    thumbnails = Thumbnails.of(state.tensors)
+    thumbnails = Thumbnails.read(state.tensors)
     verified = _verified(state, config, memory) if values else None
-    clock, sources = state.clock, sources_of(state)
+    clock, sources = state.clock, describe_sources(state)
     source, damage = sources[-1], [one["damage"]["message"] for one in sources if one["damage"]]
-    parts, wall_clock = memory.nbytes(), WallClockLog.of(state.source)
+    parts, wall_clock = memory.nbytes(), WallClockLog.read(state.source)
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
     exact, exact_from_s = _exact_tokens(state, memory)
@@ -136,7 +137,7 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
         StateCorrupt: no stream leaves such a state; the tensor or field is named.
     """
     state.clock.check()
-    config, shape = config_of(state), shape_of(state, tensor_shapes(state.tensors))
+    config, shape = read_config(state), read_shape(state, tensor_shapes(state.tensors))
 
     def no_rotation(positions: Tensor) -> tuple[Tensor, Tensor]:
         # The report does not depend on the rotation of keys, and the model's is not at hand.
@@ -167,7 +168,7 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
     with Writer(target) as writer:
         state = load_state(path, verify=digests, admit=admit if digests else None)
         if digests:
-            sources_of(state)
+            describe_sources(state)
             attachments.restore_attachments(state.tensors)
             restore(state)
         if not overwrite:
@@ -179,7 +180,7 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
 def _tensor_info(state: State) -> dict[str, TensorInfo]:
     """Describe the tensors of a state. Return nothing if it makes no sense: `digests=False` copies it all the same."""
     try:
-        specs = declare_memory(config_of(state), shape_of(state, tensor_shapes(state.tensors)))
-        return tensor_info_of((*specs, *attachments.SPECS))
+        specs = declare_memory(read_config(state), read_shape(state, tensor_shapes(state.tensors)))
+        return describe_axes((*specs, *attachments.SPECS))
     except (StateCorrupt, ConfigError):
         return {}

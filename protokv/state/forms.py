@@ -38,13 +38,13 @@ def is_url(path: StatePath) -> bool:
     return isinstance(path, str) and _URL.match(path) is not None
 
 
-def suffix_of(path: StatePath) -> str | None:
+def find_suffix(path: StatePath) -> str | None:
     """Return the suffix that chooses the form of a state or kept commit; None if there is none."""
     name = MOMENT.sub("", os.fspath(path).rstrip("/"))
     return next((suffix for suffix in load_forms() if name.endswith(suffix)), None)
 
 
-def form_of(path: StatePath, *, to_read: bool = False) -> Form:
+def open_form(path: StatePath, *, to_read: bool = False) -> Form:
     """Return the form of a state at this path. With `to_read`, a file without a suffix has the default form.
 
     Raises:
@@ -54,7 +54,7 @@ def form_of(path: StatePath, *, to_read: bool = False) -> Form:
     if find_broken(str(path)) is not None:
         # Found out by the libraries of the forms only when a whole video is watched.
         raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
-    suffix, outside = suffix_of(path), is_url(path)
+    suffix, outside = find_suffix(path), is_url(path)
     if to_read and suffix is None and not outside:
         _refuse_video(path)
         suffix = DEFAULT_SUFFIX

@@ -19,12 +19,13 @@ from protokv.core.packing import check_shapes
 from protokv.core.session import Session
 from protokv.errors import StateError, StateNotFound
 from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import admit, config_of, from_state, load_backbone_of
+from protokv.state.checkpoint import admit, from_state, load_recorded_backbone, read_config
 from protokv.state.form import Form, StatePath, Stored, read_unchanged
-from protokv.state.forms import form_of
+from protokv.state.forms import open_form
 from protokv.state.header import Admit, Header, State
-from protokv.state.sources import WallClockLog, is_before, records_of, sources_of
+from protokv.state.sources import describe_sources, is_before, source_records
 from protokv.state.thumbnails import Thumbnail, Thumbnails
+from protokv.state.wall_clock import WallClockLog
 from protokv.timings import Timings, stage
 from protokv.words.transcript import Transcript
 
@@ -68,7 +69,7 @@ class Reader:
     @cached_property
     def config(self) -> MemoryConfig:
         """The settings of the memory. StateCorrupt if they make no sense."""
-        return config_of(self.header)
+        return read_config(self.header)
 
     @property
     def model(self) -> str:
@@ -77,13 +78,13 @@ class Reader:
 
     @cached_property
     def sources(self) -> list[dict[str, Any]]:
-        """A plain JSON record of each watched source, in order (`sources_of`). StateCorrupt if they make no sense."""
-        return sources_of(self.header)
+        """A plain JSON record of each watched source, in order: see `describe_sources`. Raises StateCorrupt."""
+        return describe_sources(self.header)
 
     @cached_property
     def wall_clocks(self) -> list[WallClockLog]:
         """The log of each live source, in order; empty for files. StateCorrupt if one makes no sense."""
-        return [found for one in records_of(self.header) if (found := WallClockLog.of(one)) is not None]
+        return [found for one in source_records(self.header) if (found := WallClockLog.read(one)) is not None]
 
     @cached_property
     def commits_s(self) -> list[float]:
@@ -119,8 +120,8 @@ class Reader:
         return Transcript.of(self.state.tensors)
 
     def load_backbone(self, name: str | None = None, revision: str | None = None, **placement: Any) -> Backbone:
-        """Load the model that the caller names, or else the one that the state names: see `load_backbone_of`."""
-        return load_backbone_of(self.header, name, revision, **placement)
+        """Load the model that the caller names, or else the one that the state names: see `load_recorded_backbone`."""
+        return load_recorded_backbone(self.header, name, revision, **placement)
 
     def session(
         self,
@@ -140,7 +141,7 @@ class Reader:
             state = self.state
         with stage(timings, "model"):
             if backbone is None or isinstance(backbone, str):
-                backbone = load_backbone_of(state, backbone, revision, **placement)
+                backbone = load_recorded_backbone(state, backbone, revision, **placement)
         with stage(timings, "session"):
             return from_state(state, backbone)
 
@@ -160,8 +161,8 @@ def load(
 
     Args:
         path: of a state.
-        backbone: the model, or its name or folder; with None, the one that the state names (`load_backbone_of`).
-        revision: branch, tag or commit of a hub model; with None, see `load_backbone_of`.
+        backbone: the model, or its name or folder; with None, the one that the state names (`load_recorded_backbone`).
+        revision: branch, tag or commit of a hub model; with None, see `load_recorded_backbone`.
         device: where to load it.
         device_map: spread it over all devices instead; see `load_backbone`.
         at_s: read the newest kept commit that is not after this stream time, in seconds.
@@ -192,7 +193,7 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
         StateCorrupt: the state is damaged or hostile; names the tensor or field if possible.
         StateError: it cannot be read.
     """
-    form = form_of(path, to_read=True)
+    form = open_form(path, to_read=True)
     if at_s is None:
         return form.read(verify=verify, admit=admit)
     latest = at_s + ROUNDING_S
@@ -215,7 +216,7 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
 
 def read_header(path: StatePath) -> Header:
     """Read and verify the header alone. Raises as `load_state`."""
-    return form_of(path, to_read=True).read_header()
+    return open_form(path, to_read=True).read_header()
 
 
 def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
@@ -226,15 +227,15 @@ def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
         names = {spec.name for spec in specs} & stored.shapes.keys()
         check_shapes({name: stored.shapes[name] for name in names}, specs)
         stored.header.clock.check()
-        found = Thumbnails.of(stored.read(True, names))
+        found = Thumbnails.read(stored.read(True, names))
         return stored.header, found.all() if found else []
 
-    return form_of(path, to_read=True).look(None, read)
+    return open_form(path, to_read=True).look(None, read)
 
 
 def stored_bytes(path: StatePath) -> int:
     """Return the stored bytes of a state, without kept commits. Raises as `load_state`."""
-    return form_of(path, to_read=True).stored_bytes()
+    return open_form(path, to_read=True).stored_bytes()
 
 
 def commit_times(path: StatePath) -> list[float]:
@@ -242,7 +243,7 @@ def commit_times(path: StatePath) -> list[float]:
 
     Raises as `load_state`.
     """
-    return [time_s for time_s, _ in _list_commits(form_of(path, to_read=True))]
+    return [time_s for time_s, _ in _list_commits(open_form(path, to_read=True))]
 
 
 def _list_commits(form: Form) -> list[tuple[float, str | None]]:

@@ -2,9 +2,7 @@
 
 The first picture of every 2^k-th step is kept, with the smallest k that leaves at most `most` of them, and that of the
 last step. So the pictures depend on nothing but the steps so far: a run that was interrupted keeps the same ones as a
-whole one, byte for byte. They are JPEGs of at most 160 pixels a side and 3 KiB.
-
-They are data from anywhere when a state is read: each is held against its size, its format and its place in the stream.
+whole one, byte for byte. They are JPEGs of at most 160 pixels a side and 3 KiB. Nothing here decodes one from a state.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from protokv.core.packing import check_shapes
@@ -32,10 +31,7 @@ MOST = 256
 SIDE = 160
 MOST_BYTES = 3 << 10
 
-# Of each picture: where it ends, its step and its time, in 8 bytes each.
-_BESIDE = 3 * 8
-
-# The first is used that makes a picture small enough.
+# Tried in this order until the picture is small enough.
 _QUALITIES = (65, 45, 25)
 
 _JPEG, _ENDS, _STEP, _TIME = (f"thumbnails.{name}" for name in ("jpeg", "ends", "step", "time_s"))
@@ -59,63 +55,41 @@ class Thumbnails(Attachment):
 
     @staticmethod
     def declare() -> tuple[TensorSpec, ...]:
-        """Declare the files, one behind the other, and where each ends; a state may have none."""
-        many = (MOST + 1,)
-
-        def spec(name: str, dim: str, shape: tuple[int], dtype: torch.dtype, meaning: str, unit: Any = "") -> Any:
-            return TensorSpec(name, (dim,), shape, dtype, meaning, unit, optional=True)
-
+        """Declare the files, one after the other, and where each ends; a state may have none."""
+        many, size = (MOST + 1,), ((MOST + 1) * MOST_BYTES,)
         return (
-            spec(_ENDS, "thumbnail", many, torch.int64, "where each of these files ends"),
-            spec(_JPEG, "thumbnail_byte", (many[0] * MOST_BYTES,), torch.uint8, "JPEG files of some steps"),
-            spec(_STEP, "thumbnail", many, torch.int64, "their steps", "step"),
-            spec(_TIME, "thumbnail", many, torch.float64, "their stream times", "seconds"),
+            TensorSpec(_ENDS, ("thumbnail",), many, torch.int64, "where each of these files ends", optional=True),
+            TensorSpec(_JPEG, ("thumbnail_byte",), size, torch.uint8, "JPEG files of some steps", optional=True),
+            TensorSpec(_STEP, ("thumbnail",), many, torch.int64, "their steps", "step", optional=True),
+            TensorSpec(_TIME, ("thumbnail",), many, torch.float64, "their stream times", "seconds", optional=True),
         )
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Thumbnails | None:
-        """Return those of a state; None if it has none.
-
-        Raises:
-            StateCorrupt: they are no small pictures, or not of this stream.
-        """
-        own = {name: tensor for name, tensor in tensors.items() if name in {_JPEG, _ENDS, _STEP, _TIME}}
+    def read(cls, tensors: Mapping[str, Tensor]) -> Thumbnails | None:
+        """Return those of a state; None if it has none. StateCorrupt if a tensor is missing or cuts no files."""
+        specs, found = cls.declare(), cls(MOST)
+        own = {spec.name: tensors[spec.name] for spec in specs if spec.name in tensors}
         if not own:
             return None
-        found = cls(MOST)
-        found.check(own)
+        check_shapes(tensor_shapes(own), specs)
+        if missing := {spec.name for spec in specs} - own.keys():
+            raise StateCorrupt(f"state: tensor {min(missing)} is missing")
         found.take(own)
-        return found
-
-    def limited(self, most: int) -> Thumbnails:
-        """Return them with another number to keep, from the next step on."""
-        found = Thumbnails(most)
-        found._kept = list(self._kept)
         return found
 
     @property
     def capacity_bytes(self) -> int:
-        """The most bytes that they take in a state."""
-        return (self.most + 1) * (MOST_BYTES + _BESIDE)
-
-    def expected_bytes(self, steps: int) -> int:
-        """Return about what they take in a state after so many steps, if they go on as until now."""
-        count = math.ceil(steps / self._stride(steps)) + 1
-        mean = sum(len(one.jpeg) for one in self._kept) / len(self._kept) if self._kept else MOST_BYTES
-        return round(count * (mean + _BESIDE))
-
-    def _stride(self, steps: int) -> int:
-        stride = 1
-        while math.ceil(steps / stride) > self.most:
-            stride *= 2
-        return stride
+        """The most bytes that they take in a state: of each its file, where it ends, its step and its time."""
+        return (self.most + 1) * (MOST_BYTES + 3 * 8)
 
     def add(self, step: int, time_s: float, picture: Picture) -> None:
         """Take the picture (`shrink`) of a step; steps come in order."""
-        stride = self._stride(step + 1)
+        stride = 1
+        while math.ceil((step + 1) / stride) > self.most:
+            stride *= 2
         self._kept = [one for one in self._kept if one.step % stride == 0]
         if step % stride == 0:
-            self._kept.append(Thumbnail(step, time_s, encode(picture)))
+            self._kept.append(Thumbnail(step, time_s, encode_jpeg(picture)))
         self._last = (step, time_s, picture)
 
     def all(self) -> list[Thumbnail]:
@@ -123,7 +97,7 @@ class Thumbnails(Attachment):
         if self._last is None or (self._kept and self._kept[-1].step == self._last[0]):
             return list(self._kept)
         step, time_s, picture = self._last
-        return [*self._kept, Thumbnail(step, time_s, encode(picture))]
+        return [*self._kept, Thumbnail(step, time_s, encode_jpeg(picture))]
 
     def report(self) -> dict[str, Any]:
         """Return how many there are, their stream times, and their bytes."""
@@ -142,58 +116,27 @@ class Thumbnails(Attachment):
             _TIME: torch.tensor([one.time_s for one in found], dtype=torch.float64),
         }
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that they are small pictures, and in the order of the stream."""
-        specs = Thumbnails.declare()
-        if missing := {spec.name for spec in specs} - tensors.keys():
-            raise StateCorrupt(f"state: tensor {min(missing)} is missing")
-        check_shapes(tensor_shapes(tensors), specs)
-        ends, steps, times_s = (tensors[name].tolist() for name in (_ENDS, _STEP, _TIME))
-        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-        if not ends or ends[-1] != len(tensors[_JPEG]) or min(sizes) <= 0 or max(sizes) > MOST_BYTES:
-            raise StateCorrupt(f"state: tensor {_ENDS} does not divide {_JPEG} into small files")
-        for name, values in ((_STEP, steps), (_TIME, times_s)):
-            if values != sorted(set(values)) or values[0] < 0:
-                raise StateCorrupt(f"state: tensor {name} is not in the order of the stream")
-        for one in _split(tensors):
-            if not _is_small_jpeg(one.jpeg):
-                raise StateCorrupt(f"state: tensor {_JPEG} holds something other than small pictures")
-
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take checked ones."""
-        self._kept, self._last = _split(tensors), None
-
-
-def _split(tensors: Mapping[str, Tensor]) -> list[Thumbnail]:
-    files = tensors[_JPEG].cpu().numpy().tobytes()
-    ends = tensors[_ENDS].tolist()
-    places = zip([0, *ends], ends, tensors[_STEP].tolist(), tensors[_TIME].tolist(), strict=False)
-    return [Thumbnail(step, time_s, files[start:end]) for start, end, step, time_s in places]
-
-
-def _is_small_jpeg(data: bytes) -> bool:
-    from PIL import Image
-
-    try:
-        # Opening reads the head of the file only.
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-            return max(image.size) <= SIDE
-    except Exception:  # Pillow raises more than its own errors on a damaged file
-        return False
+        """Take those of a state. StateCorrupt if the ends cut no small files."""
+        files = tensors[_JPEG].cpu().numpy().tobytes()
+        ends, steps, times_s = (tensors[name].tolist() for name in (_ENDS, _STEP, _TIME))
+        starts = [0, *ends][: len(ends)]
+        small = all(0 < end - start <= MOST_BYTES for start, end in zip(starts, ends, strict=True))
+        if not ends or ends[-1] != len(files) or not small:
+            raise StateCorrupt(f"state: tensor {_ENDS} does not divide {_JPEG} into small files")
+        places = zip(steps, times_s, starts, ends, strict=True)
+        self._kept = [Thumbnail(step, time_s, files[start:end]) for step, time_s, start, end in places]
+        self._last = None
 
 
 def shrink(image: Picture) -> Picture:
     """Return an RGB picture `[h, w, 3]`, uint8, with at most `SIDE` pixels a side; of more it keeps over half."""
-    from PIL import Image
-
     # Means of whole blocks take a sixth of the time of a filter, and every step is shrunk: it may be the last one.
     return np.asarray(Image.fromarray(image).reduce(math.ceil(max(image.shape[:2]) / SIDE)))
 
 
-def encode(picture: Picture) -> bytes:
+def encode_jpeg(picture: Picture) -> bytes:
     """Return a picture as a JPEG of at most `MOST_BYTES`; a busy one loses detail, and then size."""
-    from PIL import Image
-
     image = Image.fromarray(picture)
     while True:
         for quality in _QUALITIES:

@@ -20,7 +20,7 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt, StateError, StateMismatch, StateNotFound
 from protokv.state.checkpoint import to_state
 from protokv.state.form import Form, StatePath
-from protokv.state.forms import form_of, is_url
+from protokv.state.forms import is_url, open_form
 from protokv.state.header import Header, State
 from protokv.state.sources import fingerprints, is_before, same_stream
 
@@ -50,7 +50,7 @@ def save_state(state: State, path: StatePath) -> None:
         StateError: the suffix names no form, or the state cannot be written; the old one is still there.
         StateLocked: another writer is writing it.
     """
-    with form_of(path) as form:
+    with open_form(path) as form:
         form.replace(state)
 
 
@@ -111,7 +111,7 @@ class Writer:
             raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
         self.path = path
         self._background = background
-        self._form, self._keep = form_of(path), keep
+        self._form, self._keep = open_form(path), keep
         self._pool: ThreadPoolExecutor | None = None
         self._in_flight: Future[Committed] | None = None
 
@@ -172,7 +172,7 @@ class Writer:
 
 def check_target(path: StatePath) -> None:
     """Check that a state could be written to `path`, before hours of work. StateError if not."""
-    form_of(path).check_target()
+    open_form(path).check_target()
 
 
 def check_not_read(target: StatePath, *inputs: object) -> None:
@@ -196,7 +196,7 @@ def check_replaceable(target: StatePath, state: Header) -> None:
         StateError: it cannot be read at the moment.
     """
     try:
-        there = fingerprints(form_of(target, to_read=True).read_header())
+        there = fingerprints(open_form(target, to_read=True).read_header())
     except StateNotFound:
         return
     except (StateCorrupt, StateMismatch):

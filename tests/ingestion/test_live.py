@@ -28,7 +28,7 @@ from protokv.ingestion import (
 from protokv.ingestion.live.reader import Feed, Gone, Mailbox, Sampled, backoff
 from protokv.memories import DurableConfig
 from protokv.state.reader import commit_times, read_header
-from protokv.state.sources import WallClockLog
+from protokv.state.wall_clock import WallClockLog
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -54,7 +54,7 @@ def run(world: World, path: Path, *, until: int | None = None, **options: Any) -
 
 
 def log_of(path: Path) -> WallClockLog:
-    found = WallClockLog.of(read_header(path).source)
+    found = WallClockLog.read(read_header(path).source)
     assert found is not None
     return found
 

@@ -21,7 +21,7 @@ from protokv.errors import SourceDenied, SourceError
 from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, Summary, ingest
 from protokv.memories import DurableConfig
 from protokv.state.reader import read_header
-from protokv.state.sources import WallClockLog
+from protokv.state.wall_clock import WallClockLog
 from tests.ingestion.camera import send
 from tests.mock_backbone import MockBackbone
 from tests.video.test_stream import Quiet, served
@@ -94,7 +94,7 @@ def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_pa
     times = [one.stream_time_s for one in events if isinstance(one, Progress)]
     assert len(times) >= 2
     assert all(b > a for a, b in itertools.pairwise(times))
-    found = WallClockLog.of(read_header(path).source)
+    found = WallClockLog.read(read_header(path).source)
     assert found is not None
     assert found.gaps_in_all == 1
     assert found.gaps[0].to_s is not None

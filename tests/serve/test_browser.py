@@ -17,7 +17,7 @@ from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
 from protokv.state.reader import load_state
-from protokv.state.sources import WallClockLog
+from protokv.state.wall_clock import WallClockLog
 from protokv.state.writer import save_state
 from tests.cli.conftest import write_video
 from tests.mock_backbone import MockBackbone
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     list(ingest(write_video(folder / "clip.mp4", 12), folder / "clip.safetensors", config, backbone=model))
     state = load_state(folder / "clip.safetensors")
     log = WallClockLog(anchors=[(0.0, time.time() - 12)], committed_at=time.time())
-    log.lose(11.0, "no frames")
+    log.begin_gap(11.0, "no frames")
     live = {"name": "rtsp://camera/1", "kind": "rtsp", "live": log.to_dict()}
     save_state(replace(state, source=live, complete=False), folder / "door.safetensors")
     save_state(replace(state, source={**(state.source or {}), "name": SCRIPT}), folder / f"{SCRIPT}.safetensors")

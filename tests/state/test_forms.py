@@ -16,7 +16,7 @@ from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound, UnknownForm
 from protokv.state.digest import NAMES
 from protokv.state.form import Form
-from protokv.state.forms import form_of, load_forms
+from protokv.state.forms import load_forms, open_form
 from protokv.state.pt import PtForm
 from protokv.state.reader import commit_times, load_state, read_header, stored_bytes
 from protokv.state.writer import Writer, check_target, save_state
@@ -184,7 +184,7 @@ def test_the_path_chooses_the_form_and_others_may_be_registered(make_state, tmp_
 
     monkeypatch.setattr("protokv.state.forms.entry_points", lambda group: [Entry()] if group == "protokv.forms" else [])
     load_forms.cache_clear()
-    assert form_of(tmp_path / "a.elsewhere").path == tmp_path / "a.elsewhere"
+    assert open_form(tmp_path / "a.elsewhere").path == tmp_path / "a.elsewhere"
     load_forms.cache_clear()
 
 

@@ -20,7 +20,7 @@ from protokv.state.digest import NAMES
 from protokv.state.forms import load_forms
 from protokv.state.header import FORMAT_VERSION, Header, State
 from protokv.state.reader import load_state, read_header
-from protokv.state.sources import Gap, WallClockLog
+from protokv.state.wall_clock import Gap, WallClockLog
 from protokv.state.writer import save_state
 from protokv.video import Damage, SourceInfo
 from tests.state.golden.make import CONTENTS, FOLDER, STEPS, content

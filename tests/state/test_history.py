@@ -12,21 +12,21 @@ import torch
 
 from protokv.errors import ConfigError, StateError, StateNotFound
 from protokv.state import writer
-from protokv.state.forms import form_of
+from protokv.state.forms import open_form
 from protokv.state.reader import commit_times, load_state, read_header
 from protokv.state.safetensors import SafetensorsForm
-from protokv.state.sources import fingerprints, is_before, next_segment, segment_of
+from protokv.state.sources import fingerprints, is_before, next_segment, read_segment
 from protokv.state.writer import Writer, save_state
 from tests.state.conftest import EVERY_FORM, same
 from tests.state.conftest import moment as at
 
 
 def commit(state, path: Path, keep: int | None = None) -> None:
-    writer.commit(form_of(path), state, keep)
+    writer.commit(open_form(path), state, keep)
 
 
 def kept(path: Path) -> list[Path]:
-    return [Path(at) for at, _ in form_of(path).kept()]
+    return [Path(at) for at, _ in open_form(path).kept()]
 
 
 def times(path: Path) -> list[float]:
@@ -224,9 +224,9 @@ class TestSources:
             state = at(make_state, step, source=segment.record(source), complete=True)
             save_state(state, tmp_path / "a.safetensors")
             found = read_header(tmp_path / "a.safetensors")
-            assert segment_of(found) == replace(segment, done=True)
+            assert read_segment(found) == replace(segment, done=True)
         assert fingerprints(found) == ("a", "b", "c")
-        earlier = segment_of(found).earlier
+        earlier = read_segment(found).earlier
         assert [(one["name"], one.get("first_step"), one.get("start_s")) for one in earlier] == [
             ("a.mp4", None, None),
             ("b.mp4", 3, 6.0),
@@ -248,6 +248,6 @@ class TestSources:
     )
     def test_a_record_that_makes_no_sense_is_named(self, field, value, make_state):
         good = {**TWO, "earlier": [ONE], "first_step": 1, "start_s": 2.0}
-        segment_of(at(make_state, 3, source=good))
+        read_segment(at(make_state, 3, source=good))
         with pytest.raises(StateError, match=f"source.{field}"):
-            segment_of(at(make_state, 3, source={**good, field: value}))
+            read_segment(at(make_state, 3, source={**good, field: value}))

@@ -18,24 +18,17 @@ from PIL import Image
 from torch import Tensor
 
 import protokv
-from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
 from protokv.state.describe import describe
 from protokv.state.reader import load_state
-from protokv.state.thumbnails import MOST_BYTES, SIDE, Thumbnails, encode, shrink
+from protokv.state.thumbnails import MOST_BYTES, SIDE, Thumbnails, encode_jpeg, shrink
 from protokv.state.writer import save_state
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
 CONFIG = DurableConfig(budget=40)
-
-
-def clock(steps: int) -> StreamClock:
-    return StreamClock(
-        steps=steps, stream_time_s=float(steps), next_position=steps, tokens_seen=steps, fps=2.0, frames_per_step=2
-    )
 
 
 def picture(step: int) -> np.ndarray:
@@ -64,19 +57,12 @@ def test_a_resumed_stream_keeps_the_bytes_of_a_whole_one(steps: int, cuts: set[i
     found, first = Thumbnails(most), 0
     for end in sorted({*(cut for cut in cuts if cut < steps), steps}):
         saved = watch(found, first, end).held()
-        read = Thumbnails.of(saved)
+        read = Thumbnails.read(saved)
         assert read is not None
-        found, first = read.limited(most), end
+        found, first, read.most = read, end, most
     resumed = found.held()
     assert resumed.keys() == whole.keys()
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
-
-
-@given(steps=st.integers(1, 200), most=st.integers(1, 20), fewer=st.integers(1, 20))
-def test_fewer_pictures_from_now_on_are_those_of_a_stream_that_kept_fewer(steps: int, most: int, fewer: int) -> None:
-    before = watch(Thumbnails(max(most, fewer)), 0, steps).limited(min(most, fewer))
-    after = watch(before, steps, steps + 1)
-    assert after.all() == watch(Thumbnails(min(most, fewer)), 0, steps + 1).all()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (160, 160), (1080, 1920), (3, 161)])
@@ -84,7 +70,7 @@ def test_a_picture_is_small_whatever_is_in_it(size: tuple[int, int]) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     small = shrink(noise)
     assert min(SIDE, max(size)) / 2 <= max(small.shape[:2]) <= SIDE
-    data = encode(small)
+    data = encode_jpeg(small)
     assert len(data) <= MOST_BYTES
     with Image.open(io.BytesIO(data)) as image:
         assert image.format == "JPEG"
@@ -106,34 +92,15 @@ def corrupt(name: str, change: Callable[[Tensor], Tensor]) -> Any:
     return apply
 
 
-def big_picture(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    file = io.BytesIO()
-    Image.new("RGB", (9000, 1)).save(file, "JPEG", quality=1)
-    assert len(file.getvalue()) <= MOST_BYTES
-    data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-    return {
-        "thumbnails.jpeg": data,
-        "thumbnails.ends": torch.tensor([len(data)]),
-        "thumbnails.step": torch.tensor([0]),
-        "thumbnails.time_s": torch.tensor([0.0], dtype=torch.float64),
-    }
-
-
 HOSTILE = {
-    "other bytes": corrupt("jpeg", lambda t: torch.zeros_like(t)),
-    "a script": corrupt("jpeg", lambda t: torch.tensor(list(b"<svg onload=x>" * 999)[: len(t)], dtype=torch.uint8)),
     "ends beyond": corrupt("ends", lambda t: t + 1),
     "ends that overflow": corrupt("ends", lambda t: t.fill_(2**62)),
     "ends that go back": corrupt("ends", lambda t: t.flip(0)),
     "negative ends": corrupt("ends", lambda t: -t),
-    "steps twice": corrupt("step", lambda t: t * 0),
-    "no number": corrupt("time_s", lambda t: t * float("nan")),
-    "times before the stream": corrupt("time_s", lambda t: t - 1),
     "another dtype": corrupt("jpeg", lambda t: t.to(torch.int16)),
     "none": lambda tensors: {name: tensor[:0] for name, tensor in tensors.items()},
     "too many": corrupt("jpeg", lambda t: t.repeat(2000)),
     "a part missing": lambda tensors: {name: t for name, t in tensors.items() if name != "thumbnails.step"},
-    "a picture as wide as a wall": big_picture,
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt
-from protokv.state.sources import MOST_ANCHORS, MOST_GAPS, WallClockLog
+from protokv.state.wall_clock import MOST_ANCHORS, MOST_GAPS, WallClockLog
 
 STEPS = st.lists(st.tuples(st.floats(0.1, 1e5), st.floats(-1e3, 1e5)), min_size=1, max_size=30)
 
@@ -17,9 +17,9 @@ STEPS = st.lists(st.tuples(st.floats(0.1, 1e5), st.floats(-1e3, 1e5)), min_size=
 def test_a_steady_clock_needs_one_anchor_however_often_the_source_is_lost():
     log = WallClockLog()
     for i in range(1000):
-        log.lose(60.0 * i + 50, "gone")
-        log.find(60.0 * i + 60)
-        log.anchor(60.0 * i + 60, 1e9 + 60.0 * i + 60 + (i % 2))
+        log.begin_gap(60.0 * i + 50, "gone")
+        log.end_gap(60.0 * i + 60)
+        log.add_anchor(60.0 * i + 60, 1e9 + 60.0 * i + 60 + (i % 2))
     assert len(log.anchors) == 1
     assert (log.gaps_in_all, round(log.lost_s)) == (1000, 10_000)
     assert len(log.gaps) == MOST_GAPS
@@ -30,7 +30,7 @@ def test_a_steady_clock_needs_one_anchor_however_often_the_source_is_lost():
 def test_a_wrong_clock_is_bounded_too_and_the_beginning_stays():
     log = WallClockLog()
     for i in range(1000):
-        log.anchor(10.0 * i, 1e9 + 100.0 * i)
+        log.add_anchor(10.0 * i, 1e9 + 100.0 * i)
     assert len(log.anchors) == MOST_ANCHORS
     assert log.anchors[0] == (0.0, 1e9)
     assert log.anchors[-1] == (9990.0, 1e9 + 99_900.0)
@@ -40,7 +40,7 @@ def test_a_wrong_clock_is_bounded_too_and_the_beginning_stays():
 def test_stream_time_and_real_time_are_inverse(steps):
     log, stream_s, real_s = WallClockLog(), 0.0, 1e9
     for passed_s, adjusted_s in steps:
-        log.anchor(stream_s, real_s)
+        log.add_anchor(stream_s, real_s)
         stream_s, real_s = stream_s + passed_s, real_s + passed_s + max(0.0, adjusted_s)
     for i, (at_s, real) in enumerate(log.anchors):
         until_s = log.anchors[i + 1][0] if i + 1 < len(log.anchors) else at_s + 100.0
@@ -53,25 +53,25 @@ def test_stream_time_and_real_time_are_inverse(steps):
 
 def test_a_source_that_is_lost_twice_has_one_gap():
     log = WallClockLog()
-    log.lose(5.0, "gone")
-    log.lose(6.0, "gone again")
-    gap = log.find(9.0)
+    log.begin_gap(5.0, "gone")
+    log.begin_gap(6.0, "gone again")
+    gap = log.end_gap(9.0)
     assert gap is not None
     assert (gap.from_s, gap.to_s, gap.why) == (5.0, 9.0, "gone")
-    assert log.find(10.0) is None
+    assert log.end_gap(10.0) is None
 
 
 def test_the_log_survives_a_state_and_nonsense_is_refused():
     log = WallClockLog(anchors=[(0.0, 1e9)], frames_dropped=3, committed_at=1e9)
-    log.lose(1.0, "x\ny")
+    log.begin_gap(1.0, "x\ny")
     record = json.loads(json.dumps(log.to_dict()))
-    assert WallClockLog.of({"live": record}) == log
-    assert WallClockLog.of({}) is None
-    assert WallClockLog.of(None) is None
+    assert WallClockLog.read({"live": record}) == log
+    assert WallClockLog.read({}) is None
+    assert WallClockLog.read(None) is None
     for wrong in (
         [], "x", {}, record | {"anchors": []}, record | {"anchors": [[1]]}, record | {"lost_s": "1"},
         record | {"gaps": [{"from_s": 1}]}, record | {"anchors": [[0.0, 1.0]] * 65}, record | {"frames_dropped": 1.5},
         record | {"lost_s": float("inf")},
     ):  # fmt: skip
         with pytest.raises(StateCorrupt, match=r"source\.live"):
-            WallClockLog.of({"live": wrong})
+            WallClockLog.read({"live": wrong})

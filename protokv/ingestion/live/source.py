@@ -18,7 +18,8 @@ from protokv.errors import SourceError, SourceUnreadable
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
 from protokv.ingestion.options import LiveOptions
-from protokv.state.sources import Segment, WallClockLog
+from protokv.state.sources import Segment
+from protokv.state.wall_clock import WallClockLog
 from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.sampling import Sample, Step, make_step
 from protokv.video.source import Frame, FrameRequest, Line, never
@@ -99,20 +100,20 @@ class LiveSource(Source):
         Raises:
             StateCorrupt: the record makes no sense.
         """
-        found = WallClockLog.of(record)
+        found = WallClockLog.read(record)
         if found is None:
             return
         self.log = found
         size = [record.get(name) for name in ("width", "height")]
         if all(type(one) is int and one > 0 for one in size):
             self.info = replace(self.info, width=size[0], height=size[1])  # type: ignore[arg-type]
-        found.lose(stream_s, "nobody watched")
+        found.begin_gap(stream_s, "nobody watched")
 
     def record(self, stream_s: float) -> dict[str, Any]:
         """Return the source's record in a state at a commit."""
         self.log.committed_at = self._now()
         if not self.log.anchors:
-            self.log.anchor(stream_s, self._now())
+            self.log.add_anchor(stream_s, self._now())
         return {**self.info.to_dict(), "fingerprint": self.log.stream, "live": self.log.to_dict()}
 
     def steps(
@@ -191,8 +192,8 @@ class StepMaker:
         if news.silent_s > GAP_S:
             yield from self._grouping.cut()
             since_s = self._start_s + news.slot / self._fps
-            self._source.log.lose(since_s - news.silent_s, "no frames came")
-            self._source.log.find(since_s)
+            self._source.log.begin_gap(since_s - news.silent_s, "no frames came")
+            self._source.log.end_gap(since_s)
         yield from self._grouping.take(news)
         if slow := self._rates.count(dropped):
             yield slow
@@ -201,12 +202,12 @@ class StepMaker:
         """Begin a connection, when so many frames were dropped in all."""
         source, begins_s = self._source, self._start_s + news.stream_s
         source.texts = news.texts
-        source.log.anchor(begins_s, news.real_s)
+        source.log.add_anchor(begins_s, news.real_s)
         # Frames keep the size of the first ones for the life of the stream.
         width, height = source.info.width or news.info.width, source.info.height or news.info.height
         source.info = replace(news.info, width=width, height=height)
         self._rates.reset(dropped)
-        if gap := source.log.find(begins_s):
+        if gap := source.log.end_gap(begins_s):
             yield SourceRecovered(source.info.name, begins_s, begins_s - gap.from_s)
         elif self._away_s is not None:
             # The stream begins only now, so the wait is no gap in it.
@@ -220,7 +221,7 @@ class StepMaker:
         if news.ended:
             return
         if self._source.log.anchors:
-            self._source.log.lose(lost_s, news.why)
+            self._source.log.begin_gap(lost_s, news.why)
         if self._away_s is None:
             self._away_s = self._clock()
             yield SourceLost(self._source.info.name, lost_s, news.why)
