@@ -50,14 +50,6 @@ def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(name: str, po
     torch.testing.assert_close(chunked.prefill(QUESTION), expected, **near_logits(single, expected))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_memory_that_overflows_within_a_chunk_keeps_its_promises(name: str, tiny: Backbone) -> None:
-    session = watched(tiny, MemoryConfig.of(name, budget=40), 9, 5)
-    assert session.clock.steps == 9
-    assert session.intact
-    assert session.ask(QUESTION).context_tokens > 0
-
-
 def test_each_step_attends_to_the_memory_before_the_chunk_and_to_the_chunk_so_far(
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

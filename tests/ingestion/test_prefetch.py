@@ -68,15 +68,6 @@ def test_an_error_comes_where_its_step_would_have(error: BaseException) -> None:
     assert not running()
 
 
-def test_a_frame_that_cannot_be_prepared_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise SourceUnreadable("too narrow")
-
-    monkeypatch.setattr(MockBackbone, "prepare", refuse)
-    with pytest.raises(SourceUnreadable, match="too narrow"):
-        next(prefetch(Reading(3), BACKBONE, Stop(never)))
-
-
 def test_a_caller_who_closes_the_steps_ends_the_reading() -> None:
     reading = Reading(10**9)
     steps = prefetch(reading, BACKBONE, Stop(never))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,13 @@ import torch
 import protokv
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch
-from protokv.ingestion import Event, LiveOptions, Started, Summary, WordsLost, ingest
-from protokv.ingestion.live.source import LiveSource, open_stream
+from protokv.ingestion import Event, Started, Summary, WordsLost, ingest
 from protokv.state.reader import load_state, read_header
-from protokv.state.sources import Segment
-from protokv.video import Step, open_source
-from protokv.video.source import never
+from protokv.video import open_source
 from protokv.words.find import find_subtitles
 from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
+from tests.video.test_stream import piped
 from tests.words.subtitled import write_subtitled
 
 SRT = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
@@ -85,8 +82,9 @@ def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: 
             watch(video)
 
 
-def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(video: Path, tmp_path: Path) -> None:
-    (tmp_path / "talk.srt").write_bytes(b"\0\1junk" * 99)
+@pytest.mark.parametrize("content", [b"", b"\0\1junk" * 99])
+def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(content: bytes, video: Path) -> None:
+    video.with_suffix(".srt").write_bytes(content)
     for how in ("started", "finished"):
         events = watch(video)
         assert events[Started].how == how
@@ -102,21 +100,6 @@ def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(video: Pat
     assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
 
 
-def test_lines_of_a_pipe_come_with_the_frames(video: Path) -> None:
-    reading, writing = os.pipe()
-    os.write(writing, video.read_bytes())
-    os.close(writing)
-    opened = open_stream(f"pipe:{reading}", LiveOptions(), None)
-    assert isinstance(opened, LiveSource)
-    with opened:
-        words = find_subtitles(opened, None, "en")
-        steps = [step for step in opened.steps(2.0, 2, Segment(), 0.0, never) if isinstance(step, Step)]
-        said = [words.between(step.time_s, step.time_s + 1) for step in steps]
-        assert words.record["language"] == "eng"
-    assert said == [[], ["a track"], []]
-    os.close(reading)
-
-
 def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny: Backbone, tmp_path: Path) -> None:
     def watch(source: str, state: str, **options: Any) -> Path:
         path = tmp_path / state
@@ -128,12 +111,11 @@ def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny
     watch(str(video), "parts.safetensors", should_stop=lambda: next(asked) > 3)
     assert not read_header(tmp_path / "parts.safetensors").complete
     assert watch(str(video), "parts.safetensors").read_bytes() == whole.read_bytes()
-    reading, writing = os.pipe()
-    os.write(writing, video.read_bytes())
-    os.close(writing)
-    piped = watch(f"pipe:{reading}", "piped.safetensors")
-    os.close(reading)
-    sessions = [protokv.load(path, tiny) for path in (whole, piped)]
+    with piped(video.read_bytes()) as address:
+        streamed = watch(address, "piped.safetensors")
+    assert read_header(streamed).source["words"]["language"] == "eng"
+    sessions = [protokv.load(path, tiny) for path in (whole, streamed)]
+    assert sessions[0].transcript.lines == sessions[1].transcript.lines
     assert [line.text for line in sessions[0].transcript.lines] == ["a track"]
     states = [session.tensors() for session in sessions]
     assert int((states[0]["words.near.step"] >= 0).sum()) == sessions[0].memory.report()["words_tokens_in_use"] > 0
@@ -155,10 +137,7 @@ def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: B
     with pytest.raises(ConfigError, match="began without words"):
         watch(str(longer), append=True)
     assert path.read_bytes() == silent
-    reading, writing = os.pipe()
-    os.write(writing, longer.read_bytes())
-    os.close(writing)
-    events = watch(f"pipe:{reading}", append=True)
-    os.close(reading)
+    with piped(longer.read_bytes()) as address:
+        events = watch(address, append=True)
     assert "began without words" in events[Summary].words_lost
     assert protokv.load(path, tiny).transcript.lines == []

@@ -15,7 +15,7 @@ from protokv.ingestion import Started, ingest
 from protokv.video.source import Line
 from protokv.words.files import read_subtitles
 from protokv.words.speech import load_recogniser, recognise, sound_pieces, transcribe
-from tests.backbones.tiny import save_random, write_tokenizer
+from tests.backbones.tiny import save_random
 from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
 from tests.words.sounding import write_sounding
@@ -25,8 +25,8 @@ RATE = 16_000
 SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
 
 
-def write_whisper(folder: Path, *, aligned: bool = True) -> Path:
-    """Write a Whisper whose words are letters; not `aligned`, it tells times of segments alone."""
+def write_whisper(folder: Path) -> Path:
+    """Write a Whisper whose words are letters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import (
         GenerationConfig,
@@ -51,7 +51,7 @@ def write_whisper(folder: Path, *, aligned: bool = True) -> Path:
     torch.manual_seed(0)
     model = WhisperForConditionalGeneration(config)
     model.generation_config = GenerationConfig(
-        **{"alignment_heads": [[1, 0]]} if aligned else {}, no_timestamps_token_id=times, is_multilingual=False,
+        no_timestamps_token_id=times, is_multilingual=False,
         prev_sot_token_id=ids[SPECIAL[2]], max_initial_timestamp_index=50, bos_token_id=first, eos_token_id=end,
         pad_token_id=end, decoder_start_token_id=first, max_length=448, return_timestamps=False,
         # Printable letters alone.
@@ -64,26 +64,8 @@ def write_whisper(folder: Path, *, aligned: bool = True) -> Path:
     return folder
 
 
-def write_moonshine(folder: Path) -> Path:
-    from transformers import MoonshineConfig, MoonshineForConditionalGeneration, Wav2Vec2FeatureExtractor
-
-    words = write_tokenizer(folder, ["<|endoftext|>", "<|im_end|>"], None)
-    layers = {
-        f"{side}_num_{what}": 2 for side in ("encoder", "decoder") for what in ("hidden_layers", "attention_heads")
-    }
-    config = MoonshineConfig(
-        vocab_size=len(words), hidden_size=32, intermediate_size=32, **layers, pad_token_id=0, bos_token_id=2,
-        eos_token_id=1, decoder_start_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    save_random(MoonshineForConditionalGeneration(config), folder)
-    Wav2Vec2FeatureExtractor(sampling_rate=RATE, do_normalize=False).save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize("kind", ["whisper", "moonshine"])
-def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitles(kind: str, tmp_path: Path) -> None:
-    model = write_moonshine(tmp_path / "model") if kind == "moonshine" else write_whisper(tmp_path / "model")
+def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitles(tmp_path: Path) -> None:
+    model = write_whisper(tmp_path / "model")
     video, state = write_sounding(tmp_path / "talk.mkv", [(1.0, 1.5), (3.0, 3.5)], 5), tmp_path / "state.safetensors"
 
     def watch(**options: Any) -> Started:
@@ -121,7 +103,7 @@ def test_sound_is_cut_where_it_is_quiet_and_stands_at_the_time_of_its_pictures(t
 
 
 def test_a_video_without_speech_gets_no_file_and_a_stream_is_refused(tmp_path: Path) -> None:
-    model = str(write_moonshine(tmp_path / "model"))
+    model = str(write_whisper(tmp_path / "model"))
     for name, video in (
         ("mute", write_subtitled(tmp_path / "mute.mkv", {}, seconds=2)),
         ("still", write_sounding(tmp_path / "still.mkv", [], 2)),
@@ -137,15 +119,23 @@ def test_a_video_without_speech_gets_no_file_and_a_stream_is_refused(tmp_path: P
 
 
 def test_times_that_a_model_leaves_out_or_puts_behind_the_sound_end_with_the_piece() -> None:
-    class Whisper:
-        type, feature_extractor = "seq2seq_whisper", SimpleNamespace(sampling_rate=RATE)
+    times = [(" Good  morning.", (0.0, 1.0)), (" It", (1.5, None)), (" is.", (9.0, 7.0)), (" ...", (1.0, 2.0))]
+    chunks = {"text": "", "chunks": [{"text": text, "timestamp": at} for text, at in times]}
 
-        def __call__(self, *_: object, **how: object) -> dict[str, object]:
-            times = [(" Good  morning.", (0.0, 1.0)), (" It", (1.5, None)), (" is.", (9.0, 7.0)), (" ...", (1.0, 2.0))]
-            return {"text": "", "chunks": [{"text": text, "timestamp": at} for text, at in times]}
+    class Model:
+        feature_extractor = SimpleNamespace(sampling_rate=RATE)
 
-    found = list(recognise(Whisper(), np.zeros(2 * RATE, np.float32)))
-    assert found == [(0.0, 1.0, "Good morning."), (1.5, 2.0, "It"), (2.0, 2.0, "is.")]
+        def __init__(self, kind: str) -> None:
+            self.type = kind
+
+        def __call__(self, *_: object, return_timestamps: object, **how: object) -> dict[str, object]:
+            return chunks if return_timestamps else {"text": " all of it"}
+
+    sound = np.zeros(2 * RATE, np.float32)
+    found = [(0.0, 1.0, "Good morning."), (1.5, 2.0, "It"), (2.0, 2.0, "is.")]
+    assert list(recognise(Model("seq2seq_whisper"), sound)) == found
+    # Moonshine tells no times.
+    assert list(recognise(Model("seq2seq"), sound)) == [(0.0, 2.0, "all of it")]
 
 
 def test_what_recognises_no_speech_is_refused_in_one_line(tmp_path: Path) -> None:
