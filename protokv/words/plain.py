@@ -36,23 +36,23 @@ class Plain:
     """Turns lines, in the order of time, into cues."""
 
     def __init__(self) -> None:
-        self._shown: list[str] = []
+        self._last: list[str] = []
         self._until_s = -1.0
 
     def __call__(self, line: Line) -> Cue | None:
-        """Return what is said in a line and was not shown before; None if that is nothing."""
+        """Return what a line says that the line before it did not; None if that is nothing."""
         rows = [row for text in _without_notes(line.text).split("\n") if (row := _row(text))]
-        shown = [_text(row) for row in rows]
-        before = self._shown if line.start_s - self._until_s <= AT_ONCE_S else []
-        repeated = next(n for n in range(min(len(before), len(rows)), -1, -1) if before[len(before) - n :] == shown[:n])
-        self._shown, self._until_s = shown, max(self._until_s, line.end_s)
+        texts = [_text(row) for row in rows]
+        before = self._last if line.start_s - self._until_s <= AT_ONCE_S else []
+        repeated = next(n for n in range(min(len(before), len(rows)), -1, -1) if before[len(before) - n :] == texts[:n])
+        self._last, self._until_s = texts, max(self._until_s, line.end_s)
         new = rows[repeated:]
         if not new:
             return None
         words: tuple[tuple[float, str], ...] = ()
         if any(time_s is not None for row in new for time_s, _ in row):
             words = tuple((line.start_s if at is None else at, word) for row in new for at, word in row)
-        return Cue(line.start_s, line.end_s, " ".join(shown[repeated:]), words)
+        return Cue(line.start_s, line.end_s, " ".join(texts[repeated:]), words)
 
 
 def plain(lines: Iterable[Line]) -> Iterator[Cue]:
@@ -76,15 +76,15 @@ def _row(text: str) -> Row:
         if n % 2:
             time_s = sum(float(number) * 60**place for place, number in enumerate(reversed(part.split(":"))))
             continue
-        said = _unmarked(part)
-        word = " ".join(_NOTE.sub("", said).split())
-        if word and within and not said[0].isspace():
+        text = _unmarked(part)
+        word = " ".join(_NOTE.sub("", text).split())
+        if word and within and not text[0].isspace():
             # A time within a word, as in karaoke.
             pieces[-1] = (pieces[-1][0], pieces[-1][1] + word)
         elif word:
             pieces.append((time_s, word))
-        if said:
-            within = bool(pieces) and not said[-1].isspace()
+        if text:
+            within = bool(pieces) and not text[-1].isspace()
     return tuple(pieces)
 
 

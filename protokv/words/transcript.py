@@ -1,7 +1,7 @@
-"""`Transcript`: what was said in a stream, with its times, kept beside its memory as `Thumbnails` are.
+"""`Transcript`: what was said in a stream, with its times, kept with its memory as `Thumbnails` are.
 
 It is complete up to `MOST_LINES` lines and `MOST_BYTES` bytes; then the oldest lines go. It tells where words stand,
-so that evidence behind them gets its time (`Backbone.times_of`) and a resumed stream continues where it was. A stream
+so that evidence after them gets its time (`Backbone.times_of`) and a resumed stream continues where it was. A stream
 without words has none, and its state no tensor of it.
 """
 
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.packing import check_shapes
 from protokv.core.parts import PositionedStep, SessionView, SpokenWords, Utterance
 from protokv.core.step import StreamClock
-from protokv.core.tensors import TensorSpec, tensor_shapes
+from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
 MOST_LINES: Final = 4096
@@ -70,15 +69,10 @@ class Transcript(SpokenWords):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Transcript:
-        """Return that of a state, without lines if it has none.
-
-        Raises:
-            StateCorrupt: its tensors do not fit together.
-        """
-        found, names = cls(), {spec.name for spec in cls.declare()}
-        if own := {name: tensor for name, tensor in tensors.items() if name in names}:
-            found.check(own)
-            found.take(own)
+        """Return that of a state, without lines if it has none. Raises as `take`."""
+        found = cls()
+        if any(spec.name in tensors for spec in cls.declare()):
+            found.take(tensors)
         return found
 
     @property
@@ -115,14 +109,14 @@ class Transcript(SpokenWords):
         return [Utterance(line.start_s, line.end_s, line.text) for line in found]
 
     def words_end(self, clock: StreamClock) -> StreamClock | None:
-        """Return where the stream of this clock stood behind its last line; None: it has no line."""
+        """Return where the stream of this clock stood after its last line; None: it has no line."""
         if not self.lines:
             return None
         last = self.lines[-1]
         return replace(clock, steps=last.step + 1, stream_time_s=last.end_s, next_position=last.position + 1)
 
     def breaks(self) -> Tensor | None:
-        """Return position and time behind each line, `[n, 2]` float64, for `Backbone.times_of`; None without lines."""
+        """Return position and time after each line, `[n, 2]` float64, for `Backbone.times_of`; None without lines."""
         if not self.lines:
             return None
         return torch.tensor([[line.position + 1, line.end_s] for line in self.lines], dtype=torch.float64)
@@ -140,26 +134,32 @@ class Transcript(SpokenWords):
             _TIME: torch.tensor([line[1:3] for line in self.lines], dtype=torch.float64),
         }
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that its tensors are there and divide the text into lines."""
-        specs = Transcript.declare()
-        if missing := {spec.name for spec in specs} - tensors.keys():
-            raise StateCorrupt(f"state: tensor {min(missing)} is missing")
-        check_shapes(tensor_shapes(tensors), specs)
-        ends = tensors[_ENDS]
-        if not len(ends) or ends[0] <= 0 or (ends.diff() <= 0).any() or ends[-1] != len(tensors[_TEXT]):
-            raise StateCorrupt(f"state: tensor {_ENDS} does not divide {_TEXT} into lines")
-
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a checked one."""
-        self.lines, self._bytes = _split(tensors), len(tensors[_TEXT])
+        """Take the lines of a state.
+
+        Raises:
+            StateCorrupt: a tensor is missing, or they do not divide the text into lines.
+        """
+        if missing := {spec.name for spec in Transcript.declare()} - tensors.keys():
+            raise StateCorrupt(f"state: tensor {min(missing)} is missing")
+        text, ends = tensors[_TEXT].cpu().numpy().tobytes(), tensors[_ENDS].tolist()
+        starts = [0, *ends[:-1]]
+        if not ends or ends[-1] != len(text) or any(end <= start for start, end in zip(starts, ends, strict=True)):
+            raise StateCorrupt(f"state: tensor {_ENDS} does not divide {_TEXT} into lines")
+        texts = [_plain(text[start:end].decode(errors="replace")) for start, end in zip(starts, ends, strict=True)]
+        steps, positions, times_s = (tensors[name].tolist() for name in (_STEP, _POSITION, _TIME))
+        self.lines = [
+            TranscriptLine(step, start_s, end_s, position, text)
+            for step, (start_s, end_s), position, text in zip(steps, times_s, positions, texts, strict=True)
+        ]
+        self._bytes = len(text)
 
 
 def check_words(backbone: Any, config: Any) -> None:
     """Refuse words where the memory has no room for them, or where compact positions cannot show them. ConfigError.
 
-    Behind words, Qwen2-VL and Qwen2.5-VL count rows and columns from the words. Compact positions move time alone, and
-    a prototype does not tell behind which words its tokens stood.
+    After words, Qwen2-VL and Qwen2.5-VL count rows and columns from the words. Compact positions move time alone, and
+    a prototype does not tell after which words its tokens stood.
     """
     if config != config.with_words(True):
         raise ConfigError(
@@ -176,14 +176,3 @@ def check_words(backbone: Any, config: Any) -> None:
 def _plain(text: str) -> str:
     """Return text without control characters: it is printed, and may come from anywhere."""
     return "".join(one if one.isprintable() else " " for one in text)
-
-
-def _split(tensors: Mapping[str, Tensor]) -> list[TranscriptLine]:
-    text, ends = tensors[_TEXT].cpu().numpy().tobytes(), tensors[_ENDS].tolist()
-    rows = zip(
-        [0, *ends], ends, tensors[_STEP].tolist(), tensors[_POSITION].tolist(), tensors[_TIME].tolist(), strict=False
-    )
-    return [
-        TranscriptLine(step, time_s[0], time_s[1], position, _plain(text[start:end].decode(errors="replace")))
-        for start, end, step, position, time_s in rows
-    ]
