@@ -19,7 +19,7 @@ from protokv_cli.process import stopping
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
-    from protokv.replay.dataset import Opened
+    from protokv.replay.dataset import OpenedStreams
     from protokv.replay.judges import Judge
     from protokv.replay.plan import Plan
     from protokv.replay.request import ReplayRequest
@@ -220,20 +220,20 @@ def _run(
     out: Output,
     plan: Plan,
     backbone: Backbone,
-    opened: Opened,
+    opened: OpenedStreams,
     results: ResultFlags,
     referee: Judge | None,
     *,
     strict: bool,
 ) -> dict[str, str]:
     """Run the rest of a plan and show the results; return why each video that could not be read was left out."""
-    from protokv.replay.plan import run
+    from protokv.replay.plan import run_plan
     from protokv.replay.rows import RowFile
     from protokv_cli.replay_report import following, judging, show
 
     rows, unread = RowFile(results.results, start_over=results.force), dict(opened.missing)
     with stopping(out.warn) as stop, following(out, plan.cost(rows.rows.keys())["answers"], unread) as follow:
-        for event in run(plan, backbone, rows, should_stop=lambda: bool(stop), strict=strict):
+        for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop), strict=strict):
             follow(event)
         keys = [key for key in plan.trials if key in rows.rows]
         if referee and stop.exit is None:

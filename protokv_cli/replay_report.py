@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from protokv.errors import ConfigError
-from protokv.replay.dataset import Opened
+from protokv.replay.dataset import OpenedStreams
 from protokv.replay.judges import Judge, judge_rows
-from protokv.replay.plan import Unread
+from protokv.replay.plan import UnreadableVideo
 from protokv.replay.report import summarise
-from protokv.replay.rows import Row, RowFile
-from protokv.replay.runner import Watched
-from protokv.replay.tables import save_csv, tabulate
+from protokv.replay.rows import AnswerRow, RowFile
+from protokv.replay.runner import StreamProgress
+from protokv.replay.tables import save_points, tabulate
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import Bar, left_text
 from protokv_cli.tables import grid, pairs, time_text
@@ -24,19 +24,19 @@ from protokv_cli.tables import grid, pairs, time_text
 @contextmanager
 def following(
     out: Output, answers: int, unread: MutableMapping[str, str]
-) -> Iterator[Callable[[Row | Watched | Unread], None]]:
+) -> Iterator[Callable[[AnswerRow | StreamProgress | UnreadableVideo], None]]:
     """Return a function that takes each event of a replay and shows its progress.
 
     Unreadable videos are reported at once and added to `unread`.
     """
     bar, given, began_s = Bar(out, f"0 of {answers} answers"), 0, time.monotonic()
 
-    def follow(event: Row | Watched | Unread) -> None:
+    def follow(event: AnswerRow | StreamProgress | UnreadableVideo) -> None:
         nonlocal given
-        if isinstance(event, Unread):
+        if isinstance(event, UnreadableVideo):
             unread[event.video] = event.why
             out.error(f"left out: {event.video}: {event.why}")
-        elif isinstance(event, Row):
+        elif isinstance(event, AnswerRow):
             given += 1
         elif bar.due():
             left = left_text(given, answers - given, time.monotonic() - began_s)
@@ -60,7 +60,7 @@ def judging(out: Output, results: RowFile, keys: Sequence[str], judge: Judge, sh
 
 def show(
     out: Output,
-    rows: Sequence[Row],
+    rows: Sequence[AnswerRow],
     *,
     dropped: Mapping[str, int] | None = None,
     plot: Path | None = None,
@@ -86,7 +86,7 @@ def show(
         found = tabulate(report)
         out.table(pairs(report["facts"]), "", grid(found.head, found.rows), found.note)
     if table:
-        save_csv(report, table)
+        save_points(report, table)
         out.note(f"numbers: {table}")
     if plot:
         from protokv.replay.figure import save_figure
@@ -95,7 +95,7 @@ def show(
         out.note(f"figure: {plot}")
 
 
-def show_cost(out: Output, cost: Mapping[str, Any], opened: Opened) -> None:
+def show_cost(out: Output, cost: Mapping[str, Any], opened: OpenedStreams) -> None:
     """Show the cost of a run."""
     if out.format is Format.JSON:
         out.json({"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)})

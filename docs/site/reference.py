@@ -190,9 +190,9 @@ def list_fleet_rows() -> str:
 
 def list_replay_keys() -> str:
     """Return the keys of a row of `replay`."""
-    from protokv.replay.rows import Row
+    from protokv.replay.rows import AnswerRow
 
-    return _keys_of("row", Row)
+    return _keys_of("row", AnswerRow)
 
 
 def _keys_of(name: str, record: type) -> str:

@@ -130,12 +130,12 @@ class Embedded(TimedGrid, Packaged):
         return self._prefix
 
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
-        """Return the token ids behind the video; turns are left out, as the model was not trained on them."""
+        """Return the token ids after the video; turns are left out, as the model was not trained on them."""
         check_text(question, self._control)
         return self._encode(f"<|vision_end|>{question.strip()}<|im_end|>\n<|im_start|>assistant\n")
 
     def words_ids(self, text: str) -> list[int]:
-        """Return the token ids of what was said between two segments of video, without unknown words."""
+        """Return the token ids of subtitles between two segments of video, without unknown words."""
         ids = [token for token in self._encode(text) if token not in self._control_ids][:MOST_WORDS]
         return [*self._encode("<|vision_end|>"), *ids, *self._encode("<|vision_start|>")] if ids else []
 

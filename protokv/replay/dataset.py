@@ -32,7 +32,7 @@ from protokv.words.find import AUTO, OFF
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedStreams:
     """An opened data set.
 
     Attributes:
@@ -79,7 +79,7 @@ def open_dataset(
     strict: bool = False,
     most_videos: int | None = None,
     subtitles: str = OFF,
-) -> Opened:
+) -> OpenedStreams:
     """Open the videos of a data set.
 
     Args:
@@ -109,7 +109,7 @@ def open_dataset(
             f"none of the {len(missing)} videos of {benchmark.name} can be read below {root}: {why}",
             hint="samples/benchmarks/README.md says how each data set is laid out",
         )
-    return Opened(streams, missing, +notes)
+    return OpenedStreams(streams, missing, +notes)
 
 
 def _open(benchmark: Benchmark, video: Video, root: Path, notes: Counter[str], subtitles: str) -> Stream:
@@ -166,7 +166,7 @@ def with_baselines(variants: Sequence[Variant], backbone: Backbone, *, words: bo
     found = [Variant(TEXT_ONLY, SlidingWindowConfig(budget=1), blind=True)]
     for frames in FRAMES:
         steps = -(-frames // backbone.frames_per_step)
-        # As in SimpleStream: encoded anew for each question, right behind the prompt.
+        # As in SimpleStream: encoded anew for each question, right after the prompt.
         config = LastFramesConfig(
             budget=steps * tokens,
             last_steps=steps,

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from protokv.errors import ConfigError, JudgeError
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.rows import Row, RowFile
+from protokv.replay.rows import AnswerRow, RowFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ REPLIES: Final = 3
 """Replies without a verdict before the case is given up."""
 
 WORKERS: Final = 8
-TIMEOUT_S: Final = 60.0
+JUDGE_TIMEOUT_S: Final = 60.0
 RETRIES: Final = 6
 """Requests at once, the time-out of a request, and its retries by the client."""
 
@@ -124,7 +124,7 @@ class Judge:
             raise ConfigError("this judge needs a key", hint="set OPENAI_API_KEY, and OPENAI_BASE_URL if need be")
         self._errors: Any = openai
         self._refusals = (openai.AuthenticationError, openai.NotFoundError, openai.PermissionDeniedError)
-        self._client = openai.OpenAI(timeout=TIMEOUT_S, max_retries=RETRIES)
+        self._client = openai.OpenAI(timeout=JUDGE_TIMEOUT_S, max_retries=RETRIES)
         self._model = model
         address = urlsplit(str(self._client.base_url))
         self.label = f"{model} at {address.hostname}, prompt {PROMPT_HASH}"
@@ -166,14 +166,14 @@ class Judge:
         return None
 
 
-def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[Row | None]:
+def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[AnswerRow | None]:
     """Judge the open answers in `results` with these keys that this judge has not judged yet.
 
     Yields each judged row once it is in the file, or None without a verdict: the row keeps its old one.
     """
     rows = [results.rows[key] for key in keys if key in results.rows]
     known = {_case(row): Verdict(row.correct, row.points) for row in results.rows.values() if row.judge == judge.label}
-    left: dict[Case, list[Row]] = {}
+    left: dict[Case, list[AnswerRow]] = {}
     for row in rows:
         if row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended and row.judge != judge.label:
             left.setdefault(_case(row), []).append(row)
@@ -188,5 +188,5 @@ def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[
             yield judged
 
 
-def _case(row: Row) -> Case:
+def _case(row: AnswerRow) -> Case:
     return Case(row.question, row.expected, row.prediction)

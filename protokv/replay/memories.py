@@ -41,7 +41,7 @@ class Variation:
     Attributes:
         memory: the memory whose setting changes; None: every memory.
         setting: the name of the field.
-        values: each value, behind its text in tables.
+        values: each value, after its text in tables.
     """
 
     memory: str | None

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protokv.replay.rows import Row
+from protokv.replay.rows import AnswerRow
 
 Z: Final = 1.959963984540054
 """The normal quantile of a two-sided 95 % interval."""
@@ -29,8 +29,6 @@ FEW_QUESTIONS, FEW_VIDEOS = 100, 5
 
 _SEED: Final = 17
 _TAILS: Final = (0.025, 0.975)
-
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +53,8 @@ class Accuracy:
         middle, half = (self.share + Z * Z / (2 * self.n)) / whole, Z * math.sqrt(spread) / whole
         return max(0.0, middle - half), min(1.0, middle + half)
 
-    def to_dict(self) -> dict[str, float]:
-        """Return plain JSON values."""
-        shares = zip(("accuracy", "low", "high"), (self.share, *self.interval), strict=True)
-        return {"n": self.n} | {name: round(value, 4) for name, value in shares}
 
-
-def count_right(answers: Iterable[tuple[K, bool]]) -> dict[K, Accuracy]:
-    """Count (group, right) pairs into the accuracy of every group, in order of first appearance."""
-    counts: dict[K, list[int]] = defaultdict(lambda: [0, 0])
-    for group, right in answers:
-        counts[group][0] += right
-        counts[group][1] += 1
-    return {group: Accuracy(right, n) for group, (right, n) in counts.items()}
-
-
-def measure_floor(rows: Iterable[Row]) -> float:
+def measure_floor(rows: Iterable[AnswerRow]) -> float:
     """Return the accuracy of the most frequent answer of each question's type, which needs no video; NaN of no rows."""
     answers: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     for row in rows:
@@ -78,13 +62,6 @@ def measure_floor(rows: Iterable[Row]) -> float:
     best = sum(max(Counter(kind.values()).values()) for kind in answers.values())
     n = sum(map(len, answers.values()))
     return best / n if n else math.nan
-
-
-def find_constant(rows: Iterable[Row]) -> tuple[str, dict[tuple[str, str], bool]]:
-    """Return the answer that is right most often, and question -> whether it is right."""
-    expected = {(row.video, row.question_id): row.expected for row in rows}
-    answer = max(sorted(counts), key=counts.__getitem__) if (counts := Counter(expected.values())) else ""
-    return answer, {question: text == answer for question, text in expected.items()}
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -103,11 +80,6 @@ class Difference:
     n: int
     videos: int
 
-    def to_dict(self) -> dict[str, float]:
-        """Return plain JSON values."""
-        interval = {"difference": self.share, "low": self.low, "high": self.high}
-        return {"n": self.n, "videos": self.videos} | {name: round(value, 4) for name, value in interval.items()}
-
 
 def resample(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     """Return the 95 % interval of the mean score, by bootstrap over videos.
@@ -122,7 +94,7 @@ def resample(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def compare(rows: Iterable[Row], others: Iterable[Row]) -> Difference | None:
+def compare_paired(rows: Iterable[AnswerRow], others: Iterable[AnswerRow]) -> Difference | None:
     """Compare rows with others over the questions and delays that both answered; None if there is none.
 
     The interval is the widest of three: the bootstrap over videos, which is too narrow for few videos; the normal one

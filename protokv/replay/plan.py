@@ -15,9 +15,9 @@ from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, use_one_of
 from protokv.replay.memories import Variant
-from protokv.replay.rows import Row, RowFile, Trial
-from protokv.replay.runner import Asked, Setup, Watched, replay, synchronise
-from protokv.replay.schedule import ALL_TYPES, LADDER, Schedule, fit_delays, schedule
+from protokv.replay.rows import AnswerRow, RowFile, Trial
+from protokv.replay.runner import PlannedAnswer, Setup, StreamProgress, replay_stream, synchronise
+from protokv.replay.schedule import ALL_TYPES, LADDER, QuestionSchedule, fit_delays, schedule
 from protokv.replay.streams import Stream
 
 
@@ -31,7 +31,7 @@ class Plan:
         setup: how streams are watched and questions answered.
     """
 
-    streams: Sequence[tuple[Stream, Schedule]]
+    streams: Sequence[tuple[Stream, QuestionSchedule]]
     variants: Sequence[Variant]
     setup: Setup
 
@@ -41,7 +41,7 @@ class Plan:
         return sum((asked.dropped for _, asked in self.streams), Counter())
 
     @cached_property
-    def asked(self) -> list[tuple[Stream, list[Asked]]]:
+    def asked(self) -> list[tuple[Stream, list[PlannedAnswer]]]:
         """Every stream with every question at every delay under every memory."""
         return [(stream, self.setup.asked(stream, asked, self.variants)) for stream, asked in self.streams]
 
@@ -105,7 +105,7 @@ class Plan:
             embed_s, take_s = min(embed_s, embedded - began), min(take_s, time.perf_counter() - embedded)
         answer = session.ask(one.trial.prompt or one.trial.question, self.setup.decoding)
         seconds = cost["embedded"] * embed_s + cost["steps"] * take_s + cost["answers"] * answer.total_ms / 1e3
-        return round(seconds, 1)
+        return float(round(seconds, 1))
 
 
 def make_plan(
@@ -146,21 +146,21 @@ def make_plan(
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadableVideo:
     """A video that could not be read to its end; answers given before are kept."""
 
     video: str
     why: str
 
 
-def run(
+def run_plan(
     plan: Plan,
     backbone: Backbone,
     results: RowFile,
     *,
     should_stop: Callable[[], bool] = lambda: False,
     strict: bool = True,
-) -> Iterator[Row | Watched | Unread]:
+) -> Iterator[AnswerRow | StreamProgress | UnreadableVideo]:
     """Run the rest of a plan; every row is in the file before it is yielded.
 
     Args:
@@ -168,7 +168,7 @@ def run(
         backbone: the model of the plan's setup.
         results: the file of rows, with those that are done.
         should_stop: called after every step.
-        strict: an unreadable video ends the run; otherwise yield `Unread` and take the next one.
+        strict: an unreadable video ends the run; otherwise yield `UnreadableVideo` and take the next one.
 
     Raises:
         ConfigError: the file holds results of another study.
@@ -178,13 +178,13 @@ def run(
     for stream, asked in plan.asked:
         left = [one for one in asked if one.key not in results.rows]
         try:
-            for event in replay(backbone, stream, left, plan.setup, should_stop=should_stop):
-                if isinstance(event, Row):
+            for event in replay_stream(backbone, stream, left, plan.setup, should_stop=should_stop):
+                if isinstance(event, AnswerRow):
                     results.append(event)
                 yield event
         except SourceError as error:
             if strict:
                 raise
-            yield Unread(stream.name, error.message)
+            yield UnreadableVideo(stream.name, error.message)
         if should_stop():
             return

@@ -52,7 +52,7 @@ class Question:
 
     @property
     def causal(self) -> bool:
-        """True for a benchmark's own query, which may see no frame behind its time."""
+        """True for a benchmark's own query, which may see no frame after its time."""
         return self.dataset != "" and self.reference == "query"
 
 
@@ -123,7 +123,7 @@ F1_RULE: Final = f"offline, token F1 of {F1_RIGHT:g} or more"
 
 def is_expected(answer: str, expected: str) -> bool:
     """Return True if two answers are equal but for case, spaces and a final full stop."""
-    return plain(answer) == plain(expected)
+    return normalize_answer(answer) == normalize_answer(expected)
 
 
 def token_f1(answer: str, expected: str) -> float:
@@ -134,7 +134,7 @@ def token_f1(answer: str, expected: str) -> float:
     return 2 * sum((given & wanted).values()) / (sum(given.values()) + sum(wanted.values()))
 
 
-def plain(text: str) -> str:
+def normalize_answer(text: str) -> str:
     """Return a text without case, repeated spaces and a final full stop."""
     return " ".join(text.casefold().split()).rstrip(".")
 

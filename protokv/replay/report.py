@@ -17,20 +17,18 @@ from protokv.replay.metrics import (
     FEW_QUESTIONS,
     FEW_VIDEOS,
     Accuracy,
-    compare,
-    count_right,
-    find_constant,
+    compare_paired,
     measure_floor,
     quantile,
     resample,
 )
-from protokv.replay.rows import Row
+from protokv.replay.rows import AnswerRow
 from protokv.texts import count_text
 
 Report = Mapping[str, Any]
-Cells = Mapping[tuple[Any, ...], Sequence[Row]]
+Cells = Mapping[tuple[Any, ...], Sequence[AnswerRow]]
 
-COLUMNS: Final = (
+POINT_COLUMNS: Final = (
     "part", "name", "memory", "budget", "delay_s", "n", "videos", "accuracy", "low", "high", "thin", "strict", "points",
     "than", "difference", "difference_low", "difference_high", "ttft_ms_median", "ttft_ms_p95", "total_ms_median",
     "total_ms_p95", "step_ms", "context_tokens", "state_bytes", "compression",
@@ -49,14 +47,14 @@ _STARTS: Final = {
 }
 
 
-def summarise(rows: Sequence[Row], group: Callable[[str, str], str] = find_group) -> dict[str, Any]:
+def summarise(rows: Sequence[AnswerRow], group: Callable[[str, str], str] = find_group) -> dict[str, Any]:
     """Return the report of at least one answer.
 
     - `facts`: name -> text of everything that the numbers depend on.
     - `videos`, `questions`, `delays_s`, `groups`: what was asked; groups in the order of the data set, none if all
       questions are of one.
     - `floor`, `floors`: accuracy of the most frequent answer of each question's type: of all, and by group.
-    - `points`: by `COLUMNS`.
+    - `points`: by `POINT_COLUMNS`.
     - `means`: of a benchmark, the numbers that papers print, for every memory, budget and delay.
 
     Args:
@@ -65,7 +63,7 @@ def summarise(rows: Sequence[Row], group: Callable[[str, str], str] = find_group
     """
     grouped = {row.type: group(row.type, row.dataset) for row in rows}
     groups = _order_groups(rows, set(grouped.values()))
-    cells: dict[tuple[Any, ...], list[Row]] = {}
+    cells: dict[tuple[Any, ...], list[AnswerRow]] = {}
     for row in rows:
         parts = [("all", "all"), ("type", row.type), *([("group", grouped[row.type])] if groups else [])]
         for part in parts:
@@ -85,7 +83,7 @@ def summarise(rows: Sequence[Row], group: Callable[[str, str], str] = find_group
     }
 
 
-def _order_groups(rows: Sequence[Row], present: set[str]) -> list[str]:
+def _order_groups(rows: Sequence[AnswerRow], present: set[str]) -> list[str]:
     datasets = [BENCHMARKS[name] for name in dict.fromkeys(row.dataset for row in rows) if name in BENCHMARKS]
     known = [kind.group for benchmark in datasets for kind in benchmark.types]
     found = [name for name in dict.fromkeys((*known, *sorted(present))) if name in present and name != OTHER]
@@ -101,11 +99,11 @@ def _list_points(cells: Cells) -> Iterator[dict[str, Any]]:
     for (part, name, memory, budget, delay_s), rows in cells.items():
         other = full if memory == own else None if memory == FullConfig.name else (own, budget)
         others = cells.get((part, name, *other, delay_s), ()) if other is not None else ()
-        label = dict(zip(COLUMNS, (part, name, memory, budget, delay_s), strict=False))
+        label = dict(zip(POINT_COLUMNS, (part, name, memory, budget, delay_s), strict=False))
         yield label | _measure_accuracy(rows) | _measure_difference(rows, others) | _measure_costs(rows)
 
 
-def _measure_accuracy(rows: Sequence[Row]) -> dict[str, Any]:
+def _measure_accuracy(rows: Sequence[AnswerRow]) -> dict[str, Any]:
     scores: dict[str, list[bool]] = {}
     for row in rows:
         scores.setdefault(row.video, []).append(row.correct)
@@ -127,15 +125,15 @@ def _measure_accuracy(rows: Sequence[Row]) -> dict[str, Any]:
     return found
 
 
-def _measure_difference(rows: Sequence[Row], others: Sequence[Row]) -> dict[str, Any]:
-    found = compare(rows, others)
+def _measure_difference(rows: Sequence[AnswerRow], others: Sequence[AnswerRow]) -> dict[str, Any]:
+    found = compare_paired(rows, others)
     if found is None:
         return {}
     values = {"difference": found.share, "difference_low": found.low, "difference_high": found.high}
     return {"than": others[0].memory} | {name: round(value, 4) for name, value in values.items()}
 
 
-def _measure_costs(rows: Sequence[Row]) -> dict[str, Any]:
+def _measure_costs(rows: Sequence[AnswerRow]) -> dict[str, Any]:
     ttft, total = [row.ttft_ms for row in rows], [row.total_ms for row in rows]
     return {
         "ttft_ms_median": quantile(ttft, 0.5),
@@ -152,23 +150,23 @@ def _measure_costs(rows: Sequence[Row]) -> dict[str, Any]:
 def _list_means(cells: Cells) -> Iterator[dict[str, Any]]:
     for (part, _, memory, budget, delay_s), rows in cells.items():
         if part == "all" and rows[0].dataset in BENCHMARKS:
-            means = BENCHMARKS[rows[0].dataset].means
-            official, strict = (
-                means(
-                    {kind: found.share for kind, found in count_right((row.type, right(row)) for row in rows).items()}
-                )
-                for right in (lambda row: row.correct, _is_strictly_right)
-            )
+            shares: list[dict[str, float]] = []
+            for right in (lambda row: row.correct, _is_strictly_right):
+                scores: dict[str, list[bool]] = {}
+                for row in rows:
+                    scores.setdefault(row.type, []).append(right(row))
+                shares.append({kind: sum(found) / len(found) for kind, found in scores.items()})
+            official, strict = map(BENCHMARKS[rows[0].dataset].means, shares)
             for name, share in official.items():
                 label = {"name": name, "memory": memory, "budget": budget, "delay_s": delay_s, "n": len(rows)}
                 yield label | {"official": round(share, 4), "strict": round(strict[name], 4)}
 
 
-def _is_strictly_right(row: Row) -> bool:
+def _is_strictly_right(row: AnswerRow) -> bool:
     return row.correct if row.strict is None else row.strict
 
 
-def _list_facts(rows: Sequence[Row]) -> dict[str, str]:
+def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:
     first, questions = rows[0], {(row.video, row.question_id): row for row in rows}
     starts = Counter(row.reference for row in questions.values())
     per_step = max(
@@ -192,12 +190,11 @@ def _list_facts(rows: Sequence[Row]) -> dict[str, str]:
             "figures have them in the prompt"
         )
     if first.dataset in BENCHMARKS:
-        benchmark, (answer, right) = BENCHMARKS[first.dataset], find_constant(rows)
+        benchmark = BENCHMARKS[first.dataset]
         judges = Counter(row.judge or "the rule of the data set" for row in rows)
         facts |= {
             "data set": f"{benchmark.name}, {benchmark.source} ({benchmark.licence})",
             "prompt": ", ".join(sorted({row.prompt_hash for row in rows})),
             "judged by": "; ".join(f"{who} ({n})" for who, n in judges.items()),
-            "constant answer": f"{sum(right.values()) / len(right):.1%}, always {answer!r}",
         }
     return facts

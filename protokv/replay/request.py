@@ -14,7 +14,7 @@ from protokv.errors import ConfigError, use_one_of
 from protokv.memories import DEFAULT, MemoryConfig
 from protokv.replay.benchmarks import find_benchmark
 from protokv.replay.benchmarks.base import Benchmark
-from protokv.replay.dataset import Opened, open_dataset, with_baselines
+from protokv.replay.dataset import OpenedStreams, open_dataset, with_baselines
 from protokv.replay.judges import Judge
 from protokv.replay.memories import Variant, Variation, name_memories, vary_memories
 from protokv.replay.plan import Plan, make_plan
@@ -73,7 +73,7 @@ class ReplayRequest:
         if self.prompt not in (None, "official", "bare"):
             raise ConfigError(f"there is no prompt {self.prompt!r}", hint=use_one_of(self.prompt, ("official", "bare")))
 
-    def open(self) -> Opened:
+    def open(self) -> OpenedStreams:
         """Open the streams, and list the missing ones, once the memories are known to fit.
 
         Raises:
@@ -86,7 +86,7 @@ class ReplayRequest:
         if benchmark is None:
             assert self.sources is not None
             assert self.questions is not None
-            return Opened(open_files(self.sources, self.questions, self.subtitles), {}, Counter())
+            return OpenedStreams(open_files(self.sources, self.questions, self.subtitles), {}, Counter())
         assert self.data_root is not None
         own = self.data_root / benchmark.name
         return open_dataset(
@@ -107,7 +107,7 @@ class ReplayRequest:
         memories = self.memories or (COMPARED if self.dataset is None else [DEFAULT])
         return vary_memories(name_memories(memories, budgets), self.variations)
 
-    def plan(self, opened: Opened, backbone: Backbone, fps: float | None = None) -> Plan:
+    def plan(self, opened: OpenedStreams, backbone: Backbone, fps: float | None = None) -> Plan:
         """Plan what is asked of what and when; a benchmark adds its baselines to the memories.
 
         Raises:

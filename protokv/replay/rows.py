@@ -31,7 +31,7 @@ class Trial:
 
     Attributes:
         video, question_id, question, type, expected: the question.
-        reference, reference_s, delay_s: the meaning of t0, its time, and the delay behind it.
+        reference, reference_s, delay_s: the meaning of t0, its time, and the delay after it.
         memory, budget, config: the label of the memory and its settings.
         stream: the world's settings or the file's fingerprint, and the sampling.
         model: its identity, as states have it.
@@ -96,7 +96,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Trial):
+class AnswerRow(Trial):
     """A trial and its result.
 
     Attributes:
@@ -128,7 +128,7 @@ class Row(Trial):
     judge: str = ""
 
 
-def read_rows(paths: Iterable[str | Path]) -> list[Row]:
+def read_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:
     """Read the rows of some files, packed with gzip if they end in .gz; of equal rows keep the last one.
 
     Raises:
@@ -136,12 +136,12 @@ def read_rows(paths: Iterable[str | Path]) -> list[Row]:
         ConfigError: a line that is not the last of its file is no row, a packed file is damaged, or the rows are of
             different studies.
     """
-    rows: dict[str, Row] = {}
+    rows: dict[str, AnswerRow] = {}
     facts: dict[str, Any] = {}
     for path in map(Path, paths):
         if not path.is_file():
             raise SourceNotFound(f"there are no results at {path}", hint="protokv replay ... -o results.jsonl")
-        for number, row in decode_rows(path, Row):
+        for number, row in decode_rows(path, AnswerRow):
             agree(facts, row, f"{path} line {number} is", hint="show the results of each study by itself")
             rows[row.key] = row
     return list(rows.values())
@@ -176,7 +176,7 @@ def agree(facts: dict[str, Any], trial: Trial, where: str, *, hint: str) -> None
         facts[name] = value
 
 
-def check_trials(rows: Iterable[Row], trials: Iterable[Trial], path: str | Path) -> None:
+def check_trials(rows: Iterable[AnswerRow], trials: Iterable[Trial], path: str | Path) -> None:
     """Refuse to add trials of another study to the rows of a file.
 
     Raises:
@@ -235,7 +235,7 @@ class RowFile:
         self.rows = {row.key: row for row in read_rows([self._path])}
         cut_torn_row(self._path, _ROW_START)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: AnswerRow) -> None:
         """Append one row."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")

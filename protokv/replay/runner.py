@@ -22,11 +22,11 @@ from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.base import Score
-from protokv.replay.benchmarks.choices import named_option
+from protokv.replay.benchmarks.choices import find_option
 from protokv.replay.memories import Variant
 from protokv.replay.questions import is_expected
-from protokv.replay.rows import Row, Trial
-from protokv.replay.schedule import SLACK_S, Ask, Schedule
+from protokv.replay.rows import AnswerRow, Trial
+from protokv.replay.schedule import ASK_SLACK_S, Ask, QuestionSchedule
 from protokv.replay.streams import Stream
 from protokv.words.transcript import Transcript
 
@@ -92,14 +92,14 @@ class Setup:
             frames=self.frames,
         )
 
-    def asked(self, stream: Stream, plan: Schedule, variants: Sequence[Variant]) -> list[Asked]:
+    def asked(self, stream: Stream, plan: QuestionSchedule, variants: Sequence[Variant]) -> list[PlannedAnswer]:
         """Return everything that is asked about a stream, memory by memory."""
         trials = [(variant, ask, self.trial(stream, ask, variant)) for variant in variants for ask in plan.asks]
-        return [Asked(variant, ask, trial, trial.key) for variant, ask, trial in trials]
+        return [PlannedAnswer(variant, ask, trial, trial.key) for variant, ask, trial in trials]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlannedAnswer:
     """A question at a delay under a memory. The `key` of the trial is costly and made once."""
 
     variant: Variant
@@ -109,7 +109,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class StreamProgress:
     """Progress, after every step."""
 
     video: str
@@ -166,14 +166,14 @@ class _Progress:
     tokens_seen: int = 0
 
 
-def replay(
+def replay_stream(
     backbone: Backbone,
     stream: Stream,
-    asked: Sequence[Asked],
+    asked: Sequence[PlannedAnswer],
     setup: Setup,
     *,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Row | Watched]:
+) -> Iterator[AnswerRow | StreamProgress]:
     """Watch a stream once, and ask every question under every memory.
 
     Args:
@@ -184,7 +184,7 @@ def replay(
         should_stop: called after every step.
 
     Yields:
-        A `Watched` after every step, and a `Row` for each answer.
+        A `StreamProgress` after every step, and an `AnswerRow` for each answer.
     """
     left: dict[Variant, list[tuple[Ask, Trial]]] = {}
     for one in asked:
@@ -199,7 +199,7 @@ def replay(
     for step in stream.steps(setup.fps, setup.frames_per_step):
         newest_s = step.time_s + (setup.frames_per_step - 1) / setup.fps
         # A query at the time of a frame does not see this frame.
-        yield from _answer(runs, setup, now, newest_s - 2 * SLACK_S, causal=True)
+        yield from _answer(runs, setup, now, newest_s - 2 * ASK_SLACK_S, causal=True)
         runs = [run for run in runs if run.left]
         if not runs:
             return
@@ -208,8 +208,8 @@ def replay(
         for run in runs:
             run.watch(tokens, step.time_s)
         now = _Progress(end_s, now.steps + 1, now.tokens_seen + len(tokens.embeddings))
-        yield from _answer(runs, setup, now, now.stream_time_s + SLACK_S, causal=False)
-        yield Watched(stream.name, now.stream_time_s, stream.length_s)
+        yield from _answer(runs, setup, now, now.stream_time_s + ASK_SLACK_S, causal=False)
+        yield StreamProgress(stream.name, now.stream_time_s, stream.length_s)
         runs = [run for run in runs if run.left]
         if should_stop() or not runs:
             return
@@ -219,7 +219,7 @@ def replay(
 
 def _answer(
     runs: Sequence[_Run], setup: Setup, now: _Progress, until_s: float, *, causal: bool | None = None
-) -> Iterator[Row]:
+) -> Iterator[AnswerRow]:
     for run in runs:
         trials = run.pop(until_s, causal=causal)
         if trials:
@@ -228,7 +228,7 @@ def _answer(
             yield _ask(run, setup, now, trial)
 
 
-def _ask(run: _Run, setup: Setup, now: _Progress, trial: Trial) -> Row:
+def _ask(run: _Run, setup: Setup, now: _Progress, trial: Trial) -> AnswerRow:
     session, text = run.session, trial.prompt or trial.question
     if not run.warm:
         session.ask(text, setup.decoding)
@@ -236,7 +236,7 @@ def _ask(run: _Run, setup: Setup, now: _Progress, trial: Trial) -> Row:
     synchronise(session.backbone)
     answer = session.ask(text, setup.decoding)
     found = score(trial, answer.text)
-    return Row(
+    return AnswerRow(
         **{field.name: getattr(trial, field.name) for field in fields(trial)},
         asked_s=now.stream_time_s,
         prediction=answer.text,
@@ -257,7 +257,7 @@ def score(trial: Trial, prediction: str) -> Score:
     """Score an answer when it is given. The answer to a bare question spells out an option instead of its letter."""
     benchmark, is_bare = BENCHMARKS.get(trial.dataset), trial.prompt_hash == "bare"
     if is_bare and trial.options:
-        right = named_option(prediction, trial.options) == trial.expected
+        right = find_option(prediction, trial.options) == trial.expected
         return Score(right, right, "the option that the answer spells out")
     if benchmark is None or (is_bare and not benchmark.open_ended):
         right = is_expected(prediction, trial.expected)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from protokv.errors import ConfigError
 from protokv.replay.questions import Question
 
-# Container durations are rounded: an ask this far behind the end still counts.
-SLACK_S = 1e-6
+# Container durations are rounded: an ask this far after the end still counts.
+ASK_SLACK_S = 1e-6
 
 LADDER = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
 """Default delays in seconds."""
@@ -40,7 +40,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class QuestionSchedule:
     """The asks of one stream in order of time, and reason -> number of questions left out."""
 
     asks: tuple[Ask, ...]
@@ -59,7 +59,7 @@ def schedule(
     *,
     intersection: bool = True,
     types: Collection[str] | None = None,
-) -> Schedule:
+) -> QuestionSchedule:
     """Plan a sweep over one stream of `length_s` seconds.
 
     Args:
@@ -84,13 +84,13 @@ def schedule(
         elif types is None and sweep and not question.retrospective:
             dropped[f"type {question.type or 'unnamed'}, whose answers change with time"] += 1
         else:
-            valid = [delay for delay in delays_s if question.reference_s + delay <= length_s + SLACK_S]
+            valid = [delay for delay in delays_s if question.reference_s + delay <= length_s + ASK_SLACK_S]
             if not valid or (intersection and len(valid) < len(delays_s)):
                 dropped["beyond the end of the stream" + " at some delay" * bool(valid)] += 1
             else:
                 asks += [Ask(question, delay) for delay in valid]
     asks.sort(key=lambda ask: (ask.at_s, ask.question.id))
-    return Schedule(tuple(asks), dropped)
+    return QuestionSchedule(tuple(asks), dropped)
 
 
 def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = LADDER) -> list[float]:
@@ -102,7 +102,7 @@ def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = LADDER) -> li
     """
     ordered = sorted(rooms_s)
     room = ordered[len(ordered) // 2] if ordered else 0.0
-    fitting = [delay for delay in sorted(wanted) if delay <= room + SLACK_S]
+    fitting = [delay for delay in sorted(wanted) if delay <= room + ASK_SLACK_S]
     if not any(fitting):
-        fitting = [delay for delay in LADDER if delay <= room + SLACK_S] or [0.0]
+        fitting = [delay for delay in LADDER if delay <= room + ASK_SLACK_S] or [0.0]
     return fitting if len(fitting) <= MOST_DELAYS else [fitting[0], *fitting[1 - MOST_DELAYS :]]

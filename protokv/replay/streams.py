@@ -21,7 +21,7 @@ class Stream(ABC):
         length_s: seconds of stream time.
         facts: everything that decides its frames, as plain JSON values.
         questions: about it.
-        has_words: something may be said in it.
+        has_words: it may have subtitles.
         words_lost: what of the words could not be read, in one sentence; empty: nothing.
     """
 
@@ -37,7 +37,7 @@ class Stream(ABC):
         """Yield its steps in order."""
 
     def words(self, start_s: float, end_s: float) -> list[str]:
-        """Return what is said in a step [start_s, end_s); nothing by default. Steps are asked for once, in order."""
+        """Return the subtitles of a step [start_s, end_s); none by default. Steps are asked for once, in order."""
         return []
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig
 from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
-from protokv.replay.report import COLUMNS, Report
+from protokv.replay.report import POINT_COLUMNS, Report
 
 NOTE: Final = (
     "Right answers and their 95% interval. Difference: in points, at the longest delay, on the same questions; it may "
@@ -64,11 +64,11 @@ def tabulate(report: Report) -> Table:
     return Table([*head, *(["strict", "points"] if strict else []), "first token ms", "step ms", "KiB"], rows)
 
 
-def save_csv(report: Report, path: str | Path) -> None:
-    """Write every point, by `COLUMNS`. ConfigError: the file cannot be written."""
+def save_points(report: Report, path: str | Path) -> None:
+    """Write every point, by `POINT_COLUMNS`. ConfigError: the file cannot be written."""
     try:
         with Path(path).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, POINT_COLUMNS)
             writer.writeheader()
             writer.writerows(report["points"])
     except OSError as error:

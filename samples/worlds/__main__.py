@@ -21,16 +21,16 @@ from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.replay.benchmarks import find_benchmark
-from protokv.replay.dataset import Opened, open_dataset, with_baselines
+from protokv.replay.dataset import OpenedStreams, open_dataset, with_baselines
 from protokv.replay.figure import save_figure
 from protokv.replay.judges import Judge, judge_rows
 from protokv.replay.memories import Variant, name_memories, vary_memories
-from protokv.replay.plan import Plan, Unread, make_plan, run
+from protokv.replay.plan import Plan, UnreadableVideo, make_plan, run_plan
 from protokv.replay.report import summarise
 from protokv.replay.request import make_setup
-from protokv.replay.rows import Row, RowFile, read_rows
+from protokv.replay.rows import AnswerRow, RowFile, read_rows
 from protokv.replay.schedule import LADDER
-from protokv.replay.tables import save_csv, tabulate
+from protokv.replay.tables import save_points, tabulate
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_variation
 from samples.worlds.language import MEASURES, read_language, resume_rows, run_language, summarise_language
 from samples.worlds.llama import load_llama
@@ -42,7 +42,7 @@ from samples.worlds.studies import Study, list_studies, load_study
 class Part:
     """The streams of a study, or of one of its data sets, with the memories to compare on them."""
 
-    opened: Opened
+    opened: OpenedStreams
     variants: list[Variant]
     delays_s: Sequence[float] | None
     wanted_s: Sequence[float]
@@ -130,7 +130,7 @@ def open_part(study: Study, options: argparse.Namespace, model: str) -> Part:
     types = options.types or study.types
     streams = msgspec.structs.replace(study.worlds, **change_worlds(options)).open(types)
     variants = list_variants(study, options, study.default_budgets(model))
-    return Part(Opened(streams, {}, Counter()), variants, options.delays, study.delays_s, types)
+    return Part(OpenedStreams(streams, {}, Counter()), variants, options.delays, study.delays_s, types)
 
 
 def plan_part(part: Part, backbone: Backbone, dataset: str | None) -> Plan:
@@ -155,10 +155,10 @@ def run_study(study: Study, options: argparse.Namespace) -> int:
         return 0
     results, missing = RowFile(options.output, start_over=options.force), dict(part.opened.missing)
     total, seen = plan.cost(results.rows.keys())["answers"], Counter[str]()
-    for event in run(plan, backbone, results, strict=options.dataset is None):
-        if isinstance(event, Unread):
+    for event in run_plan(plan, backbone, results, strict=options.dataset is None):
+        if isinstance(event, UnreadableVideo):
             missing[event.video] = event.why
-        elif isinstance(event, Row):
+        elif isinstance(event, AnswerRow):
             if event.video not in seen:
                 print(f"{event.video}: {seen.total()} of {total} answers", file=sys.stderr)
             seen[event.video] += 1
@@ -172,7 +172,7 @@ def run_study(study: Study, options: argparse.Namespace) -> int:
     return 3 if missing else 0
 
 
-def show(rows: Sequence[Row], options: argparse.Namespace, dropped: Mapping[str, int]) -> None:
+def show(rows: Sequence[AnswerRow], options: argparse.Namespace, dropped: Mapping[str, int]) -> None:
     """Print the table of some rows, or their report as JSON, and write the files that were asked for."""
     if not rows:
         raise ConfigError(f"there is nothing to show: no question could be asked ({dict(dropped)})")
@@ -186,7 +186,7 @@ def show(rows: Sequence[Row], options: argparse.Namespace, dropped: Mapping[str,
         print_grid([table.head, *table.rows])
         print(f"\n{table.note}")
     if options.csv:
-        save_csv(report, options.csv)
+        save_points(report, options.csv)
     if options.plot:
         save_figure(report, options.plot)
 

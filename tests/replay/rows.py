@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protokv.replay.rows import Row
+from protokv.replay.rows import AnswerRow
 
-ROW = Row(
+ROW = AnswerRow(
     video="a", question_id="1", question="What?", type="colour", expected="red", reference="evidence",
     reference_s=3.0, delay_s=0.0, asked_s=3.0, memory="full", budget=64, config={"kind": "full"}, prediction="red",
     correct=True, ttft_ms=2.0, total_ms=5.0, context_tokens=64, state_bytes=1000, step_ms=10.0, tokens_seen=640,
@@ -15,7 +15,7 @@ ROW = Row(
 )  # fmt: skip
 
 
-def example_rows() -> list[Row]:
+def example_rows() -> list[AnswerRow]:
     found = []
     for memory, right_until in (("full", 120.0), ("window", 0.0)):
         for delay in (0.0, 30.0, 120.0):

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protokv.replay.metrics import DRAWS, Accuracy, _draw, compare, measure_floor, quantile, resample
-from protokv.replay.report import COLUMNS, summarise
-from protokv.replay.rows import Row
-from protokv.replay.tables import format_delay, save_csv, tabulate
+from protokv.replay.metrics import DRAWS, Accuracy, _draw, compare_paired, measure_floor, quantile, resample
+from protokv.replay.report import POINT_COLUMNS, summarise
+from protokv.replay.rows import AnswerRow
+from protokv.replay.tables import format_delay, save_points, tabulate
 from tests.replay.rows import ROW, example_rows
 
 
@@ -42,7 +42,7 @@ def test_the_report_adds_up() -> None:
     assert found["full", 64, 0.0]["ttft_ms_median"] == 2.0
     assert found["full", 64, 0.0]["compression"] == 10.0
     assert (report["floor"], report["floors"]) == (pytest.approx(2 / 3, abs=1e-4), {"content": 0.5, "order": 1.0})
-    assert all(point.keys() <= set(COLUMNS) for point in report["points"])
+    assert all(point.keys() <= set(POINT_COLUMNS) for point in report["points"])
     json.dumps(report, allow_nan=False)
 
 
@@ -70,10 +70,10 @@ def test_the_table_has_a_row_for_each_group_and_memory_and_its_difference_to_the
 
 
 def test_the_csv_file_has_a_row_for_each_part_memory_and_delay(tmp_path: Path) -> None:
-    save_csv(summarise(example_rows(), group_of_example), tmp_path / "x.csv")
+    save_points(summarise(example_rows(), group_of_example), tmp_path / "x.csv")
     with (tmp_path / "x.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == POINT_COLUMNS
     assert len(rows) == 2 * 3 * (1 + 2 + 2)
     (last,) = (one for one in rows if (one["part"], one["memory"], one["delay_s"]) == ("all", "window", "120.0"))
     assert (last["accuracy"], last["n"], last["than"], last["difference"]) == ("0.0", "3", "full", "-1.0")
@@ -129,7 +129,7 @@ def test_draws_take_as_many_videos_as_there_are_each_equally_often() -> None:
     assert np.abs(weights.mean(0) - 1).max() < 0.1
 
 
-def rows(memory: str, right: list[list[bool]]) -> list[Row]:
+def rows(memory: str, right: list[list[bool]]) -> list[AnswerRow]:
     return [
         replace(ROW, memory=memory, config={"kind": memory}, video=str(v), question_id=str(q), correct=is_right)
         for v, answers in enumerate(right)
@@ -147,16 +147,16 @@ def test_answers_that_go_together_widen_the_interval() -> None:
 def test_a_difference_is_of_the_same_questions() -> None:
     one = rows("durable", [[True, True], [True, False], [True, True]])
     other = rows("other", [[True, False], [True, False], [False]])
-    found = compare(one, other)
+    found = compare_paired(one, other)
     assert found is not None
     assert (found.share, found.n, found.videos) == (2 / 5, 5, 3)
     assert found.low <= found.share <= found.high
-    assert compare(one, []) is None
+    assert compare_paired(one, []) is None
 
 
 def test_memories_without_a_different_answer_still_have_an_interval() -> None:
     same = [[True] * 10] * 6
-    found = compare(rows("durable", same), rows("full", same))
+    found = compare_paired(rows("durable", same), rows("full", same))
     assert found is not None
     assert (found.low, found.share, found.high) == (-0.05, 0.0, 0.05)
 

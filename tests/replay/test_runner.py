@@ -13,9 +13,9 @@ from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig, MemoryConfig
-from protokv.replay.plan import make_plan, run
-from protokv.replay.rows import Row, RowFile
-from protokv.replay.runner import Setup, Variant, Watched, replay
+from protokv.replay.plan import make_plan, run_plan
+from protokv.replay.rows import AnswerRow, RowFile
+from protokv.replay.runner import Setup, StreamProgress, Variant, replay_stream
 from protokv.replay.schedule import schedule
 from samples.worlds.streams import Worlds, WorldStream
 
@@ -36,8 +36,8 @@ def stream() -> WorldStream:
 
 def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: Backbone, stream: WorldStream) -> None:
     setup, plan = Setup.of(tiny, decoding=SHORT), schedule(stream.questions, DELAYS, stream.length_s)
-    events = replay(tiny, stream, setup.asked(stream, plan, VARIANTS), setup)
-    rows = [event for event in events if isinstance(event, Row)]
+    events = replay_stream(tiny, stream, setup.asked(stream, plan, VARIANTS), setup)
+    rows = [event for event in events if isinstance(event, AnswerRow)]
     assert len(rows) == len(plan.asks) * len(VARIANTS)
     for variant in VARIANTS:
         session = Session.start(tiny, variant.config)
@@ -57,16 +57,16 @@ def test_stopping_keeps_what_is_done_and_going_on_gives_the_rest(
 ) -> None:
     plan = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny, decoding=SHORT))
     whole, path = RowFile(f"{tmp_path}/whole"), f"{tmp_path}/parts"
-    list(run(plan, tiny, whole))
+    list(run_plan(plan, tiny, whole))
     steps = 0
 
     def tired() -> bool:
         return steps >= 20
 
-    for event in run(plan, tiny, RowFile(path), should_stop=tired):
-        steps += isinstance(event, Watched)
+    for event in run_plan(plan, tiny, RowFile(path), should_stop=tired):
+        steps += isinstance(event, StreamProgress)
     done = set(RowFile(path).rows)
-    asked_again = {event.key for event in run(plan, tiny, RowFile(path)) if isinstance(event, Row)}
+    asked_again = {event.key for event in run_plan(plan, tiny, RowFile(path)) if isinstance(event, AnswerRow)}
     assert asked_again == whole.rows.keys() - done
     parts = RowFile(path).rows
     assert parts.keys() == whole.rows.keys() > done > set()
@@ -85,12 +85,12 @@ def test_the_cost_that_is_told_is_what_is_done(
         take(session, steps, starts_s)
 
     monkeypatch.setattr(Session, "take", counted)
-    events = list(run(plan, tiny, RowFile(f"{tmp_path}/r")))
-    assert cost["answers"] == sum(isinstance(event, Row) for event in events)
-    assert cost["embedded"] == sum(isinstance(event, Watched) for event in events)
+    events = list(run_plan(plan, tiny, RowFile(f"{tmp_path}/r")))
+    assert cost["answers"] == sum(isinstance(event, AnswerRow) for event in events)
+    assert cost["embedded"] == sum(isinstance(event, StreamProgress) for event in events)
     assert cost["steps"] == taken.total()
     assert taken["last-frames"] < taken["durable"] == taken["sliding-window"] == cost["embedded"]
-    assert plan.cost({event.key for event in events if isinstance(event, Row)})["answers"] == 0
+    assert plan.cost({event.key for event in events if isinstance(event, AnswerRow)})["answers"] == 0
 
 
 def test_the_same_memory_twice_is_refused(tiny: Backbone, stream: WorldStream) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
 from protokv.replay.questions import Question
-from protokv.replay.schedule import LADDER, SLACK_S, fit_delays, schedule
+from protokv.replay.schedule import ASK_SLACK_S, LADDER, fit_delays, schedule
 
 
 def question(number: int, t0: float, kind: str = "colour") -> Question:
@@ -83,7 +83,7 @@ def test_every_question_is_asked_or_counted_as_dropped_and_none_beyond_the_end(
     questions = [question(i, t0, kind) for i, (t0, kind) in enumerate(drawn)]
     plan = schedule(questions, delays, length_s, intersection=intersection)
     assert plan.questions + plan.dropped.total() == len(questions)
-    assert all(ask.at_s <= length_s + SLACK_S for ask in plan.asks)
+    assert all(ask.at_s <= length_s + ASK_SLACK_S for ask in plan.asks)
     assert [ask.at_s for ask in plan.asks] == sorted(ask.at_s for ask in plan.asks)
     if intersection:
         assert len(plan.asks) == plan.questions * len(delays)

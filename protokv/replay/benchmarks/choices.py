@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 
 from protokv.errors import ConfigError
-from protokv.replay.questions import plain
+from protokv.replay.questions import normalize_answer
 
 _STRICT = re.compile(r"^[\s\W]*([A-Z])(?:[).:\]]|\W*$)")
 
@@ -34,9 +34,13 @@ def strict_letter(text: str) -> str:
     return found[1] if found else ""
 
 
-def named_option(text: str, options: Sequence[str]) -> str:
+def find_option(text: str, options: Sequence[str]) -> str:
     """Return the letter of the only option with this text, but for case, spaces and a full stop; else an empty text."""
-    matching = [x for x, option in zip(ascii_uppercase, options, strict=False) if plain(option) == plain(text)]
+    matching = [
+        x
+        for x, option in zip(ascii_uppercase, options, strict=False)
+        if normalize_answer(option) == normalize_answer(text)
+    ]
     return matching[0] if len(matching) == 1 else ""
 
 

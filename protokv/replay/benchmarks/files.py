@@ -73,7 +73,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def take(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
+def read_field(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
     """Return a field of a record. ConfigError: it is missing or of another type; names the record and the field."""
     value = row.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -82,7 +82,7 @@ def take(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where
     return value
 
 
-def numbered(rows: Sequence[Mapping[str, Any]], path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+def number_records(rows: Sequence[Mapping[str, Any]], path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Yield records, each with its name for an error."""
     for number, row in enumerate(rows):
         yield row, f"{path.name} entry {number}"

@@ -17,12 +17,12 @@ from string import ascii_uppercase
 from typing import Final
 
 from protokv.errors import SourceNotFound
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, mean_of
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, average_types
 from protokv.replay.benchmarks.choices import list_options, strict_letter
-from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
+from protokv.replay.benchmarks.files import find_annotations, find_file, number_records, read_field, read_records
 from protokv.replay.questions import Question
 
-PROMPT: Final = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
+_PROMPT: Final = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
 Question: {question}
 Options:
 {options}
@@ -49,7 +49,7 @@ class Mlvu(Benchmark):
 
     name = "mlvu"
     types = tuple(QuestionType(kind, group) for kind, group in TASKS.values())
-    templates = (PROMPT,)
+    templates = (_PROMPT,)
     licence = "CC BY-NC-SA 4.0"
     source = "https://github.com/JUNJIE99/MLVU"
 
@@ -64,14 +64,14 @@ class Mlvu(Benchmark):
             if path is None:
                 notes[f"{task}.json is missing"] = 1
                 continue
-            for number, (row, where) in enumerate(numbered(read_records(path), path)):
-                options = tuple(str(option) for option in take(row, "candidates", list, where))
-                text = take(row, "question", str, where)
-                answer = take(row, "answer", str, where)
+            for number, (row, where) in enumerate(number_records(read_records(path), path)):
+                options = tuple(str(option) for option in read_field(row, "candidates", list, where))
+                text = read_field(row, "question", str, where)
+                answer = read_field(row, "answer", str, where)
                 letter = ascii_uppercase[options.index(answer)] if answer in options else NO_LETTER
                 notes["questions whose answer is none of their candidates"] += letter == NO_LETTER
-                prompt = PROMPT.format(question=text, options=list_options(options, "({}) {}"))
-                video = f"{task}/{take(row, 'video', str, where)}"
+                prompt = _PROMPT.format(question=text, options=list_options(options, "({}) {}"))
+                video = f"{task}/{read_field(row, 'video', str, where)}"
                 name = f"{task}-{number}"
                 videos[video].append(Question(name, text, letter, kind, math.inf, "end", self.name, prompt, options))
         if not videos:
@@ -86,5 +86,5 @@ class Mlvu(Benchmark):
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return M-Avg."""
-        average = mean_of(shares, [kind for kind, _ in TASKS.values()])
+        average = average_types(shares, [kind for kind, _ in TASKS.values()])
         return {} if average is None else {"M-Avg (official)": average}

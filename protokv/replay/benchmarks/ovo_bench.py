@@ -21,9 +21,9 @@ from string import ascii_uppercase
 from typing import Any, Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, mean_of
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, average_types
 from protokv.replay.benchmarks.choices import list_options, strict_letter
-from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
+from protokv.replay.benchmarks.files import find_annotations, number_records, read_field, read_records
 from protokv.replay.questions import Question
 
 BACKWARD: Final = ("EPM", "ASI", "HLD")
@@ -82,8 +82,8 @@ class OvoBench(Benchmark):
         """Read all entries; each probe of a forward task is a question of its own."""
         path = find_annotations(root, ("ovo_bench_new.json", "ovo_bench.json"), self.name)
         videos: dict[str, list[Question]] = defaultdict(list)
-        for row, where in numbered(read_records(path), path):
-            videos[take(row, "video", str, where)] += _questions(row, where)
+        for row, where in number_records(read_records(path), path):
+            videos[read_field(row, "video", str, where)] += _questions(row, where)
         return Annotations.of(videos)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
@@ -100,10 +100,10 @@ class OvoBench(Benchmark):
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the three categories, backward without HLD, and the two totals in use."""
-        backward, real_time, forward = (mean_of(shares, tasks) for tasks in (BACKWARD, REAL_TIME, FORWARD))
+        backward, real_time, forward = (average_types(shares, tasks) for tasks in (BACKWARD, REAL_TIME, FORWARD))
         found = {
             "backward": backward,
-            "backward without HLD": mean_of(shares, BACKWARD[:2]),
+            "backward without HLD": average_types(shares, BACKWARD[:2]),
             "real-time": real_time,
             "forward": forward,
         }
@@ -115,10 +115,10 @@ class OvoBench(Benchmark):
 
 
 def _questions(row: Mapping[str, Any], where: str) -> Iterator[Question]:
-    kind = take(row, "task", str, where)
-    name = str(take(row, "id", (int, str), where))
+    kind = read_field(row, "task", str, where)
+    name = str(read_field(row, "id", (int, str), where))
     if kind in FORWARD:
-        for number, probe in enumerate(take(row, "test_info", list, where)):
+        for number, probe in enumerate(read_field(row, "test_info", list, where)):
             at = f"{where} probe {number}"
             text, template, answer = _probe(kind, row, probe, at)
             prompt, at_s = template.format(question=text).strip(), _time_of_asking(probe, at)
@@ -126,11 +126,11 @@ def _questions(row: Mapping[str, Any], where: str) -> Iterator[Question]:
         return
     if kind not in (*BACKWARD, *REAL_TIME):
         raise ConfigError(f"{where}: task {kind!r} is none of OVO-Bench", hint="use the annotations as published")
-    options = tuple(str(option) for option in take(row, "options", list, where))
-    gold = take(row, "gt", int, where)
+    options = tuple(str(option) for option in read_field(row, "options", list, where))
+    gold = read_field(row, "gt", int, where)
     if not 0 <= gold < len(options):
         raise ConfigError(f"{where}: gt {gold} is none of {len(options)} options", hint="use the file as published")
-    text = take(row, "question", str, where)
+    text = read_field(row, "question", str, where)
     prompt = CHOICE.format(question=text, options=list_options(options, "{}. {};", " ")).strip()
     answer, at_s = ascii_uppercase[gold], _time_of_asking(row, where)
     yield Question(name, text, answer, kind, at_s, "query", OvoBench.name, prompt, options)
@@ -139,13 +139,13 @@ def _questions(row: Mapping[str, Any], where: str) -> Iterator[Question]:
 def _probe(kind: str, row: Mapping[str, Any], probe: Mapping[str, Any], where: str) -> tuple[str, str, str]:
     """Return the question of a probe, its template and its answer."""
     if kind == "REC":
-        activity = take(row, "activity", str, where)
-        return f"How many times did they {activity}?", COUNT, str(take(probe, "count", int, where))
-    answer = "Yes" if take(probe, "type", int, where) else "No"
+        activity = read_field(row, "activity", str, where)
+        return f"How many times did they {activity}?", COUNT, str(read_field(probe, "count", int, where))
+    answer = "Yes" if read_field(probe, "type", int, where) else "No"
     if kind == "SSR":
-        return take(probe, "step", str, where), STEP, answer
-    return take(row, "question", str, where), CLUE, answer
+        return read_field(probe, "step", str, where), STEP, answer
+    return read_field(row, "question", str, where), CLUE, answer
 
 
 def _time_of_asking(row: Mapping[str, Any], where: str) -> float:
-    return float(math.ceil(take(row, "realtime", (int, float), where)))
+    return float(math.ceil(read_field(row, "realtime", (int, float), where)))

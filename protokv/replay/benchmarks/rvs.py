@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, Video
-from protokv.replay.benchmarks.files import find_annotations, find_file, numbered, read_records, take
+from protokv.replay.benchmarks.files import find_annotations, find_file, number_records, read_field, read_records
 from protokv.replay.questions import F1_RIGHT, F1_RULE, Question, is_expected, token_f1
 
 UNJOINED: Final = "unjoined"
@@ -56,15 +56,15 @@ class Rvs(Benchmark):
         if original is None:
             notes[f"types are unknown without {self.originals[0]}"] = 1
         videos = []
-        for record, where in numbered(read_records(path), path):
-            name = take(record, "video_id", str, where)
+        for record, where in number_records(read_records(path), path):
+            name = read_field(record, "video_id", str, where)
             found = []
-            for number, row in enumerate(take(record, "conversations", list, where)):
+            for number, row in enumerate(read_field(record, "conversations", list, where)):
                 at = f"{where} conversation {number}"
-                text, answer = take(row, "question", str, at), take(row, "answer", str, at)
+                text, answer = read_field(row, "question", str, at), read_field(row, "answer", str, at)
                 kind = _join(known, name, text, answer)
                 notes["questions without a type"] += kind == UNJOINED
-                asked_s = float(take(row, "end_time", (int, float), at))
+                asked_s = float(read_field(row, "end_time", (int, float), at))
                 found.append(Question(str(number), text.strip(), answer.strip(), kind, asked_s, "query", self.name))
             start, end = (record.get(key) for key in ("clip_start_time", "clip_end_time"))
             known_clip = isinstance(start, int | float) and isinstance(end, int | float)
@@ -96,10 +96,10 @@ class RvsMovie(Rvs):
 def _read_types(path: Path) -> Mapping[tuple[str, str], Mapping[str, set[str]]]:
     """Return (question, answer) -> type -> videos."""
     found: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for row, where in numbered(read_records(path), path):
-        key = _plain(take(row, "question", str, where)), _plain(take(row, "answer", str, where))
+    for row, where in number_records(read_records(path), path):
+        key = _plain(read_field(row, "question", str, where)), _plain(read_field(row, "answer", str, where))
         videos = {str(row[name]) for name in ("video_id", "video_name", "original_video") if row.get(name)}
-        found[key][take(row, "answer_type", str, where)] |= videos
+        found[key][read_field(row, "answer_type", str, where)] |= videos
     return found
 
 

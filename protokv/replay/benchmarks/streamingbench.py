@@ -22,10 +22,10 @@ from typing import Final
 from protokv.errors import ConfigError
 from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score
 from protokv.replay.benchmarks.choices import check_letter, list_options, strict_letter, strip_letter
-from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
+from protokv.replay.benchmarks.files import find_annotations, number_records, read_field, read_records
 from protokv.replay.questions import Question
 
-PROMPT: Final = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
+_PROMPT: Final = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
 
 Question: {question}
 
@@ -45,7 +45,7 @@ class StreamingBench(Benchmark):
 
     name = "streamingbench"
     types = tuple(QuestionType(name, "real-time", retrospective=False) for name in _TASKS)
-    templates = (PROMPT,)
+    templates = (_PROMPT,)
     licence = "MIT for the code; videos belong to their owners"
     source = "https://github.com/THUNLP-MT/StreamingBench"
     fps = 1.0
@@ -55,18 +55,18 @@ class StreamingBench(Benchmark):
         path = find_annotations(root, ("questions_real.json", "questions_real_stream.json"), self.name)
         videos: dict[str, list[Question]] = defaultdict(list)
         notes: Counter[str] = Counter()
-        for entry, where in numbered(read_records(path), path):
-            video = take(entry, "video_path", str, where)
-            for number, row in enumerate(take(entry, "questions", list, where)):
+        for entry, where in number_records(read_records(path), path):
+            video = read_field(entry, "video_path", str, where)
+            for number, row in enumerate(read_field(entry, "questions", list, where)):
                 at = f"{where} question {number}"
-                time_s = parse_clock(take(row, "time_stamp", str, at), at)
+                time_s = parse_clock(read_field(row, "time_stamp", str, at), at)
                 outside = _is_outside(str(row.get("time") or entry.get("time") or ""), time_s)
                 notes["questions outside the time range of their own entry"] += outside
-                options = tuple(strip_letter(str(option)) for option in take(row, "options", list, at))
-                text = take(row, "question", str, at)
-                letter = check_letter(take(row, "answer", str, at).strip(), options, at)
-                kind = take(row, "task_type", str, at).removesuffix(" Perception")
-                name, prompt = str(len(videos[video])), PROMPT.format(question=text, options=list_options(options))
+                options = tuple(strip_letter(str(option)) for option in read_field(row, "options", list, at))
+                text = read_field(row, "question", str, at)
+                letter = check_letter(read_field(row, "answer", str, at).strip(), options, at)
+                kind = read_field(row, "task_type", str, at).removesuffix(" Perception")
+                name, prompt = str(len(videos[video])), _PROMPT.format(question=text, options=list_options(options))
                 videos[video].append(Question(name, text, letter, kind, time_s, "query", self.name, prompt, options))
         return Annotations.of(videos, notes)
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, mean_of
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, average_types
 from protokv.replay.benchmarks.choices import check_letter, list_options, strict_letter, strip_letter
-from protokv.replay.benchmarks.files import find_annotations, numbered, read_records, take
+from protokv.replay.benchmarks.files import find_annotations, number_records, read_field, read_records
 from protokv.replay.questions import Question
 
-PROMPT: Final = """Select the best answer to the following multiple-choice question based on the video. Respond with only the letter (A, B, C, or D) of the correct option.
+_PROMPT: Final = """Select the best answer to the following multiple-choice question based on the video. Respond with only the letter (A, B, C, or D) of the correct option.
 {question}
 {options}
 The best answer is:"""  # noqa: E501
@@ -41,7 +41,7 @@ class VideoMme(Benchmark):
 
     name = "videomme"
     types = tuple(QuestionType(name, name) for name in DURATIONS)
-    templates = (PROMPT,)
+    templates = (_PROMPT,)
     licence = "academic research only; see the data set's page"
     source = "https://huggingface.co/datasets/lmms-lab/Video-MME"
 
@@ -50,16 +50,16 @@ class VideoMme(Benchmark):
         names = ("test-00000-of-00001.parquet", "videomme.parquet", "videomme.json", "videomme.jsonl")
         path = find_annotations(root, names, self.name)
         videos: dict[str, list[Question]] = defaultdict(list)
-        for row, where in numbered(read_records(path), path):
-            options = tuple(strip_letter(str(option)) for option in take(row, "options", list, where))
-            text = take(row, "question", str, where)
-            letter = check_letter(take(row, "answer", str, where).strip(), options, where)
-            kind = take(row, "duration", str, where)
+        for row, where in number_records(read_records(path), path):
+            options = tuple(strip_letter(str(option)) for option in read_field(row, "options", list, where))
+            text = read_field(row, "question", str, where)
+            letter = check_letter(read_field(row, "answer", str, where).strip(), options, where)
+            kind = read_field(row, "duration", str, where)
             if kind not in DURATIONS:
                 raise ConfigError(f"{where}: duration {kind!r} is none of {', '.join(DURATIONS)}")
-            prompt = PROMPT.format(question=text, options=list_options(options))
-            name = str(take(row, "question_id", str, where))
-            videos[take(row, "videoID", str, where)].append(
+            prompt = _PROMPT.format(question=text, options=list_options(options))
+            name = str(read_field(row, "question_id", str, where))
+            videos[read_field(row, "videoID", str, where)].append(
                 Question(name, text, letter, kind, math.inf, "end", self.name, prompt, options)
             )
         return Annotations.of(videos)
@@ -73,5 +73,5 @@ class VideoMme(Benchmark):
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the overall accuracy; the lengths have equally many questions."""
-        overall = mean_of(shares, DURATIONS)
+        overall = average_types(shares, DURATIONS)
         return {} if overall is None else {"overall (mean of lengths)": overall}

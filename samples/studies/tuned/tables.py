@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protokv.replay.metrics import Difference, compare
-from protokv.replay.rows import Row, read_rows
+from protokv.replay.metrics import Difference, compare_paired
+from protokv.replay.rows import AnswerRow, read_rows
 
 STUDIES: Final = Path(__file__).parents[1]
 PEERS: Final = ("infinipot-v", "hermes", "rekv", "dycoke")
@@ -47,7 +47,7 @@ TABLE: Final = (
 )
 
 
-def name_setting(row: Row) -> str:
+def name_setting(row: AnswerRow) -> str:
     """Return what a search varies, in words."""
     names = {"positions"} if row.config["kind"] == "rekv" else row.config.keys() - IGNORED
     return " ".join(f"{name}={float(row.config[name]):g}" for name in sorted(names) if name != "positions") or str(
@@ -55,7 +55,7 @@ def name_setting(row: Row) -> str:
     )
 
 
-def read_apart(paths: Iterable[Path]) -> list[Row]:
+def read_apart(paths: Iterable[Path]) -> list[AnswerRow]:
     """Read files one by one: rows of different versions differ in what they say about decoding."""
     return [row for path in paths if path.exists() for row in read_rows([path])]
 
@@ -86,7 +86,7 @@ def print_results() -> None:
             print(f"| {study.title} | {budget} |", " | ".join(describe([r for r in rows if r.budget == budget])), "|")
 
 
-def describe(rows: Sequence[Row]) -> list[str]:
+def describe(rows: Sequence[AnswerRow]) -> list[str]:
     """Return the cells of one budget: each peer, `durable`, and the paired difference to the best tuned peer.
 
     A peer is the better, the less `durable` is above it on the worlds of both.
@@ -98,14 +98,14 @@ def describe(rows: Sequence[Row]) -> list[str]:
         tuned = [row for row in rows if row.memory.startswith(f"{peer} ")]
         shares = [format_share(published), *([format_share(tuned)] if tuned else [])]
         cells.append(" / ".join(shares))
-        found = compare(durable, tuned)
+        found = compare_paired(durable, tuned)
         if found is not None:
             differences[peer] = found
     best = min(differences, key=lambda peer: differences[peer].share)
     return [*cells, format_share(durable), f"{format_difference(differences[best])}, {best}, n = {differences[best].n}"]
 
 
-def format_share(rows: Sequence[Row]) -> str:
+def format_share(rows: Sequence[AnswerRow]) -> str:
     """Return the share of right answers; a dash if there are none."""
     return f"{sum(row.correct for row in rows) / len(rows):.2f}".replace("0.", ".") if rows else "-"
 

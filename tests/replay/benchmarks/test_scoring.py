@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.benchmarks.choices import named_option, strict_letter
+from protokv.replay.benchmarks.choices import find_option, strict_letter
 from protokv.replay.questions import token_f1
 from protokv.replay.runner import score
 from tests.replay.rows import ROW
@@ -75,8 +75,8 @@ def test_a_strict_letter_stands_at_the_beginning_and_is_no_word(text: str) -> No
     ("text", "letter"), [("green", "B"), ("Green.", "B"), ("  RED ", "A"), ("purple", ""), ("red green", ""), ("", "")]
 )
 def test_a_bare_answer_is_the_option_that_it_spells_out(text: str, letter: str) -> None:
-    assert named_option(text, OPTIONS) == letter
-    assert named_option("red", ("red", "Red.")) == ""
+    assert find_option(text, OPTIONS) == letter
+    assert find_option("red", ("red", "Red.")) == ""
 
 
 @pytest.mark.parametrize(("answer", "right"), [("green", True), ("B", False), ("red", False)])
