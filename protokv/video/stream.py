@@ -1,9 +1,8 @@
 """Read a stream with PyAV: one connection, its frames as they come, and a count of losses.
 
-Cameras, network streams and pipes are read once, and `Stamps` gives the times of their frames. With `fps`, only the
-first frame of each `1 / fps` is given, so that none waits for the next one. A video on a web server, which declares an
-end, is read like a file: every reading connects again and begins at the beginning. Lines of text tracks come with the
-frames.
+Cameras, network streams and pipes are read once, and `Stamps` gives the times of their frames. A video on a web server,
+which declares an end, is read like a file: every reading connects again and begins at the beginning. Lines of text
+tracks come with the frames.
 """
 
 from __future__ import annotations
@@ -124,12 +123,11 @@ class StreamSource(Source):
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         if not self.info.seekable:
-            return self._go_on(wanted, wanted.fps)
+            return self._go_on(wanted.should_stop)
         self._from_s = wanted.start_s
-        return drop_before(self._go_on(wanted, None), wanted.start_s)
+        return drop_before(self._go_on(wanted.should_stop), wanted.start_s)
 
-    def _go_on(self, wanted: FrameRequest, fps: float | None) -> Iterator[Frame]:
-        should_stop = wanted.should_stop
+    def _go_on(self, should_stop: ShouldStop) -> Iterator[Frame]:
         if self._first is None and self.info.seekable:
             self._decoded = self._connect(should_stop)
         frames = chain([] if self._first is None else [self._first], self._decoded)
@@ -137,7 +135,7 @@ class StreamSource(Source):
         self._should_stop = should_stop
         slack_s = math.inf if self.info.seekable or self.info.kind == address.PIPE else self._slack_s
         stamps = Stamps(slack_s, 1 / (self.info.rate_fps or 25.0))
-        slot, report = -1, self._report
+        report = self._report
         later_s = 0.0  # how much later the stream's time is than the container's
         for frame in frames:
             if frame is None:
@@ -153,10 +151,6 @@ class StreamSource(Source):
             later_s = later_s if own_s is None else time_s - own_s
             self._place(later_s)
             report.take(time_s, corrupt=frame.is_corrupt)
-            if fps is not None:
-                if math.floor(time_s * fps + 1e-6) <= slot:
-                    continue
-                slot = math.floor(time_s * fps + 1e-6)
             yield Frame(time_s, partial(convert_to_rgb, frame, self.info), None, "pyav")
         self._place(later_s)
         declared_s, last_s = self.info.duration_s, report.last_s or 0.0
@@ -240,19 +234,12 @@ class StreamSource(Source):
         info = describe_stream(self._name, kind, container, stream, first)
         hls = info.container == "hls"
         self._slack_s = HLS_SLACK_S if hls else KINDS[kind].slack_s if kind in KINDS else math.inf
-        duration_s = container.duration / av.time_base if self._ends else None
         rate = stream.average_rate or stream.guessed_rate
         width, height = self._size or (info.width, info.height)
-        return replace(
-            info,
-            width=width,
-            height=height,
-            rate_fps=float(rate) if rate else None,
-            duration_s=duration_s,
-            fingerprint=self._fingerprint(duration_s) if self._ends else None,
-            seekable=self._ends,
-        )
-
-    def _fingerprint(self, duration_s: float | None) -> str:
-        """Return one of the address, size and length of a server's video."""
-        return hashlib.sha256(f"{self._name} {self._container.size} {duration_s}".encode()).hexdigest()
+        info = replace(info, width=width, height=height, rate_fps=float(rate) if rate else None, seekable=self._ends)
+        if not self._ends:
+            return info
+        # A video on a server is told from others by its address, size and length.
+        duration_s = container.duration / av.time_base
+        digest = hashlib.sha256(f"{self._name} {container.size} {duration_s}".encode()).hexdigest()
+        return replace(info, duration_s=duration_s, fingerprint=digest)
