@@ -145,7 +145,7 @@ def test_a_state_of_other_layers_or_without_a_tensor_is_refused(model: tuple[Bac
     broken += [{name: one for name, one in state.tensors.items() if name != lost} for lost in kept]
     for tensors in broken:
         with pytest.raises(StateCorrupt):
-            checkpoint.from_state(type(state).of(state, tensors), model[0])
+            checkpoint.from_state(type(state).join(state, tensors), model[0])
 
 
 def test_what_such_layers_cannot_do_is_refused(model: tuple[Backbone, Upstream]) -> None:
