@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from protokv.errors import ConfigError
 from protokv.texts import cut
-from protokv_cli.options import MOST_USED, System, Timings, option
+from protokv_cli.options import MOST_USED, option, system_option
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import timings_key
 from protokv_cli.questions import Question, Refusals, surviving_errors
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from protokv.core.decoding import Decoding
     from protokv.core.parts import Evidence
     from protokv.core.session import Answer, Session
-    from protokv.timings import Timings as StageTimings
+    from protokv.state.reader import Reader
+    from protokv.timings import Timings
     from protokv_cli.frames import FrameWriter
 
 
@@ -29,31 +30,24 @@ class AnswerFlags:
     """How an answer is written."""
 
     PANEL: ClassVar[str] = "Answers"
-    max_new_tokens: Annotated[
-        int | None,
-        option("--max-new-tokens COUNT", "The most tokens of an answer. Default: the model's, or 64.", MOST_USED),
-    ] = None
-    evidence: Annotated[
-        bool, option("--evidence", "Show the times of the stream that each answer stood on.", MOST_USED)
-    ] = False
-    frames: Annotated[Path | None, option("--frames DIR", "Write the frames at these times as PNG, named by time.")] = (
-        None
+    max_new_tokens: int | None = option(
+        "--max-new-tokens COUNT", "The most tokens of an answer. Default: the model's, or 64.", MOST_USED
     )
-    video: Annotated[
-        Path | None,
-        option("--video PATH", "The video of --frames, or its folder. Default: beside the state, or in this folder."),
-    ] = None
-    system: System = None
-    temperature: Annotated[
-        float | None,
-        option("--temperature NUMBER", "0 is greedy; above 0 draws. Default: as the model was published."),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        option("--top-p SHARE", "Draw from this share of the probability. Default: as the model was published."),
-    ] = None
-    seed: Annotated[int, option("--seed NUMBER", "Seed of the draws.")] = 0
-    timings: Timings = False
+    evidence: bool = option(
+        "--evidence", "Show the times of the stream that each answer stood on.", MOST_USED, default=False
+    )
+    frames: Path | None = option("--frames DIR", "Write the frames at these times as PNG, named by time.")
+    video: Path | None = option(
+        "--video PATH", "The video of --frames, or its folder. Default: beside the state, or in this folder."
+    )
+    system: str | None = system_option("A system prompt, in front of each question.")
+    temperature: float | None = option(
+        "--temperature NUMBER", "0 is greedy; above 0 draws. Default: as the model was published."
+    )
+    top_p: float | None = option(
+        "--top-p SHARE", "Draw from this share of the probability. Default: as the model was published."
+    )
+    seed: int = option("--seed NUMBER", "Seed of the draws.", default=0)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -66,6 +60,12 @@ class AnswerFlags:
         """Whether evidence is wanted."""
         return self.evidence or self.frames is not None
 
+    def check(self) -> None:
+        """Refuse numbers that cannot be, before a model is loaded. ConfigError."""
+        from protokv.core.decoding import Decoding
+
+        Decoding(**self.sampling)
+
     def decoding(self, backbone: Backbone) -> Decoding:
         """Return how a model draws. ConfigError, also for a system prompt that the model does not take."""
         if self.system is not None and not backbone.converses:
@@ -73,34 +73,43 @@ class AnswerFlags:
         return replace(backbone.decoding, **self.sampling)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Answers:
     """Asks and shows each answer: as it is generated in table and plain form, as one row in JSON.
 
     Attributes:
         state: the name of the state, for rows.
-        decoding: how the model draws.
         how: how an answer is written.
-        clock: adds up the seconds of each stage.
         refusals: the questions that cannot be asked.
+        clock: adds up the seconds of each stage.
+        timed: they are told.
         at_prompt: questions are typed.
         alone: a question is not repeated before its answer.
-        frames: writes the frames of an answer.
     """
 
     out: Output
     state: str
-    decoding: Decoding
     how: AnswerFlags
-    clock: StageTimings
     refusals: Refusals
+    clock: Timings
+    timed: bool
     at_prompt: bool
     alone: bool
-    frames: FrameWriter | None = None
-    _turns: list[tuple[str, str]] = field(default_factory=list)
-    _warned: set[str] = field(default_factory=set)
 
-    def ask_all(self, session: Session, questions: Iterable[Question], age_s: float | None) -> None:
+    def __post_init__(self) -> None:
+        """Begin without a conversation."""
+        self._turns, self._warned = list[tuple[str, str]](), set[str]()
+        self._frames: FrameWriter | None = None
+
+    def prepare(self, reader: Reader) -> None:
+        """Refuse what cannot be answered, before a model is loaded. ConfigError, SourceError, StateMismatch."""
+        self.how.check()
+        if self.how.frames is not None:
+            from protokv_cli.frames import FrameWriter
+
+            self._frames = FrameWriter(reader, self.how.frames, self.how.video)
+
+    def ask_all(self, session: Session, decoding: Decoding, questions: Iterable[Question], age_s: float | None) -> None:
         """Ask every question, and note how many answers were as expected.
 
         `age_s` is that of the last commit of a live stream. A refused question does not end the loop.
@@ -108,7 +117,7 @@ class Answers:
         asked = right = 0
         for question in questions:
             with surviving_errors(self.out, self.at_prompt), self.refusals.at(question.where):
-                row = self._ask(session, question, age_s)
+                row = self._ask(session, decoding, question, age_s)
                 if "correct" in row:
                     asked, right = asked + 1, right + row["correct"]
                 if self.out.format is Format.JSON:
@@ -118,11 +127,11 @@ class Answers:
         if asked:
             self.out.note(f"{right} of {asked} answers as expected ({right / asked:.1%})")
 
-    def _ask(self, session: Session, question: Question, age_s: float | None) -> dict[str, Any]:
+    def _ask(self, session: Session, decoding: Decoding, question: Question, age_s: float | None) -> dict[str, Any]:
         self._warn_of_words(session, question.text)
         if question.fresh:
             self._turns.clear()
-        answer = self._stream(session, question.text)
+        answer = self._stream(session, decoding, question.text)
         self._warn_of_turns(session, answer)
         self._turns.append((question.text, answer.text))
         row = row_of(answer, self.state)
@@ -134,26 +143,26 @@ class Answers:
                 self.out.plain(f"  {evidence_text(answer.evidence)}")
                 for said in heard(answer.evidence):
                     self.out.plain(f"    {said}")
-            if self.frames is not None:
-                row["frames"] = self.frames.write(answer, session)
+            if self._frames is not None:
+                row["frames"] = self._frames.write(answer, session)
                 self.out.note(f"{len(row['frames'])} frames are in {self.how.frames}")
         if age_s is not None:
             row["commit_age_s"] = round(age_s, 3)
-        if self.how.timings:
+        if self.timed:
             self.clock.add("first token", answer.ttft_ms / 1e3)
             self.clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
-            row |= {"timings": timings_key(self.clock.seconds), "decoding": asdict(self.decoding)}
+            row |= {"timings": timings_key(self.clock.seconds), "decoding": asdict(decoding)}
         if question.expected is not None:
             from protokv.replay.questions import is_expected
 
             row |= {"expected": question.expected, "correct": is_expected(answer.text, question.expected)}
         return row
 
-    def _stream(self, session: Session, question: str) -> Answer:
+    def _stream(self, session: Session, decoding: Decoding, question: str) -> Answer:
         if self.out.format is Format.TABLE and not self.alone:
             self.out.table(cut(question), style="cyan", end=" ")
         pieces = session.stream(
-            question, self.decoding, evidence=self.how.with_evidence, turns=self._turns, system=self.how.system
+            question, decoding, evidence=self.how.with_evidence, turns=self._turns, system=self.how.system
         )
         streams = self.out.format is not Format.JSON
         while True:
@@ -167,7 +176,7 @@ class Answers:
         if streams:
             self.out.plain("")
             if answer.finish_reason == "repetition":
-                self.out.warn("Note: the answer is cut, because it repeats itself")
+                self.out.note("Note: the answer is cut, because it repeats itself")
         return answer
 
     def _warn_of_turns(self, session: Session, answer: Answer) -> None:
@@ -194,7 +203,7 @@ class Answers:
         kind = text[:20]
         if kind not in self._warned:
             self._warned.add(kind)
-            self.out.warn(text)
+            self.out.note(text)
 
 
 def decoding_text(decoding: Decoding) -> str:

@@ -7,7 +7,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,92 +24,117 @@ if TYPE_CHECKING:
     from protokv.fleet import Failure, Job, Outcome
     from protokv.fleet.run import Pool
 
-# More videos, and more failures, are counted and not listed on a terminal; the files have them all.
+# More videos are counted and not listed on a terminal; the files have them all.
 LISTED: Final = 50
 
 COLUMNS: Final = ("video", "state", "watched_s", "stream_time_s", "elapsed_s", "file_bytes", "result", "message")
 """The columns of `--csv`: seconds that this run watched, seconds of the state, seconds of work, bytes of the state."""
 
 
-@dataclass
-class Account:
-    """The numbers of a run so far."""
+class FleetReport:
+    """Counts the outcomes of a run and shows them: a bar or lines meanwhile, tables and files at the end."""
 
-    jobs: Sequence[Job]
-    by_status: Counter[str] = field(default_factory=Counter)
-    failures: int = 0
-    watched_s: float = 0.0
-    file_bytes: int = 0
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    began_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def total(self) -> int:
-        """The number of videos."""
-        return len(self.jobs)
-
-    def add(self, outcome: Outcome) -> None:
-        """Count one more video."""
-        self.by_status[outcome.status] += 1
-        self.failures += outcome.failure is not None
-        self.watched_s += outcome.watched_s
-        self.file_bytes += outcome.file_bytes
-        self.outcomes[outcome.job.key] = outcome
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row per video with an outcome, with the columns of `COLUMNS`, in the order of the videos."""
-        return [_row(self.outcomes[job.key]) for job in self.jobs if job.key in self.outcomes]
-
-    def speed(self, watched_s: float) -> tuple[float | None, float | None]:
-        """Return seconds of stream a second, and seconds left by the share of videos that ended; None: unknown."""
-        elapsed_s = time.monotonic() - self.began_s
-        left_s = elapsed_s * (self.total - self.ended) / self.ended if self.ended else None
-        return (watched_s / elapsed_s if watched_s and elapsed_s >= 1 else None), left_s
-
-    @property
-    def ended(self) -> int:
-        """Videos with an outcome, stopped ones left out."""
-        return self.by_status.total() - self.by_status["stopped"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON."""
-        counts = {status: self.by_status[status] for status in ("watched", "done", "stopped", "failed")}
-        rest = {"left": self.total - self.ended, "failures": self.failures}
-        return {"videos": self.total, **counts, **rest, "watched_s": self.watched_s, "file_bytes": self.file_bytes}
-
-
-class Ledger:
-    """The file of failures, a line of JSON each as they happen, and the first of them for a table."""
-
-    def __init__(self, file: Path) -> None:
-        """Remove the file of an earlier run; without failures there is no file."""
-        self.file, self.rows = file, list[dict[str, Any]]()
+    def __init__(self, out: Output, jobs: Sequence[Job], failures_file: Path, bar: Bar, pool: Pool) -> None:
+        """Remove the file of failures of an earlier run; without failures there is no file."""
+        self._out, self._jobs, self._file, self._bar, self._pool = out, jobs, failures_file, bar, pool
+        self._by_status, self._failures = Counter[str](), 0
+        self._outcomes: dict[str, Outcome] = {}
+        self._began_s = self._shown_s = time.monotonic()
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.unlink(missing_ok=True)
+            failures_file.parent.mkdir(parents=True, exist_ok=True)
+            failures_file.unlink(missing_ok=True)
         except OSError as error:
             raise StateError(
-                f"cannot write {file}: {error.strerror}", hint="choose a folder that you may write to"
+                f"cannot write {failures_file}: {error.strerror}", hint="choose a folder that you may write to"
             ) from error
 
     def add(self, outcome: Outcome) -> None:
-        """Write the failure of a video, if it failed."""
-        failure = outcome.failure
-        if failure is None:
-            return
-        row = {
-            **outcome.job.to_dict(),
-            "state": outcome.state,
-            "error": failure.kind,
-            "message": failure.message,
-            "hint": failure.hint,
-            "exit_code": int(_exit_code_of(failure)),
-            "attempts": outcome.attempts,
+        """Count and show the end of a video; write its failure to the file, a line of JSON."""
+        self._by_status[outcome.status] += 1
+        self._outcomes[outcome.job.key] = outcome
+        if failure := outcome.failure:
+            self._failures += 1
+            row = {
+                **outcome.job.to_dict(),
+                "state": outcome.state,
+                "error": failure.kind,
+                "message": failure.message,
+                "hint": failure.hint,
+                "exit_code": int(_exit_code_of(failure)),
+                "attempts": outcome.attempts,
+            }
+            with self._file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
+        if self._out.format is Format.JSON:
+            self._out.json({"type": "video", **outcome.to_dict(), "fleet": self._progress()})
+        elif self._out.format is Format.PLAIN and outcome.status in ("watched", "done"):
+            self._out.plain(outcome.state)
+
+    def draw(self) -> None:
+        """Show how far the fleet is, if it is time."""
+        found = self._progress()
+        if self._bar.due():
+            parts = [f"{found['ended']} of {found['videos']} videos"]
+            parts += [] if found["seconds_left"] is None else [f"about {time_text(round(found['seconds_left']))} left"]
+            parts += [f"{self._failures} failed"] if self._failures else []
+            parts += [] if found["times_real_time"] is None else [f"{found['times_real_time']:.1f}x real time"]
+            parts += [f"{time_text(int(found['watched_s']))} watched"]
+            self._bar.show(parts, found["ended"], found["videos"])
+        if self._out.format is Format.JSON and found["watched_s"] and time.monotonic() - self._shown_s > LOG_EVERY_S:
+            self._shown_s = time.monotonic()
+            self._out.json({"type": "progress", **found})
+
+    def _progress(self) -> dict[str, Any]:
+        """Return plain JSON: `seconds_left` by the share of videos that ended, `times_real_time` of the stream."""
+        elapsed_s = time.monotonic() - self._began_s
+        ended, total = self._ended, len(self._jobs)
+        watched_s = max(self._sum("watched_s"), self._pool.watched_s)
+        return {
+            "videos": total,
+            "ended": ended,
+            "failures": self._failures,
+            "watched_s": round(watched_s, 2),
+            "times_real_time": round(watched_s / elapsed_s, 2) if watched_s and elapsed_s >= 1 else None,
+            "seconds_left": round(elapsed_s * (total - ended) / ended, 2) if ended else None,
         }
-        if len(self.rows) < LISTED:
-            self.rows.append(row)
-        with self.file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(row) + "\n")
+
+    @property
+    def _ended(self) -> int:
+        return self._by_status.total() - self._by_status["stopped"]
+
+    def _sum(self, name: str) -> Any:
+        return sum(getattr(one, name) for one in self._outcomes.values())
+
+    def end(self, stopped: Exit | None, csv_file: Path | None) -> None:
+        """Show and write the table of all videos, and end with the exit code of a run that is not whole."""
+        out, total, left = self._out, len(self._jobs), len(self._jobs) - self._ended
+        rows = [_row(self._outcomes[job.key]) for job in self._jobs if job.key in self._outcomes]
+        if csv_file:
+            with csv_file.open("w", encoding="utf-8", errors="backslashreplace", newline="") as lines:
+                writer = csv.DictWriter(lines, COLUMNS)
+                writer.writeheader()
+                writer.writerows(rows)
+            out.note(f"table: {csv_file}")
+        counts = {status: self._by_status[status] for status in ("watched", "done", "stopped", "failed")}
+        sums = {"watched_s": self._sum("watched_s"), "file_bytes": self._sum("file_bytes")}
+        if out.format is Format.JSON:
+            out.json({"type": "fleet", "videos": total, **counts, "left": left, "failures": self._failures, **sums})
+        elif out.format is Format.TABLE:
+            names = ("video", "state", "watched_s", "elapsed_s", "result", "message")
+            cells = [[row[name] for name in names] for row in rows[:LISTED]]
+            if len(rows) > LISTED:
+                cells.append([f"and {len(rows) - LISTED} more: --csv FILE has all", *[""] * 5])
+            out.table(grid(("video", "state", "watched, s", "took, s", "result", "why"), cells, left=("why",)), "")
+            done = f"{counts['watched']} watched, {counts['done']} done before, {counts['failed']} failed, {left} left"
+            size = f"{bytes_text(sums['file_bytes'])} on disk"
+            out.table(pairs({"videos": f"{total}: {done}", "watched": time_text(sums["watched_s"]), "states": size}))
+        if self._failures:
+            out.error(f"{self._failures} of {total} videos have no whole state; why is in {self._file}")
+        if stopped is not None:
+            out.note("stopped; what was watched is committed. Continue with the same command.")
+            raise typer.Exit(stopped)
+        if self._failures or left:
+            raise typer.Exit(Exit.PARTIAL)
 
 
 def _exit_code_of(failure: Failure) -> Exit:
@@ -121,42 +145,19 @@ def _exit_code_of(failure: Failure) -> Exit:
     return exit_code(kind("")) if isinstance(kind, type) and issubclass(kind, errors.ProtoKVError) else Exit.FAILURE
 
 
-@dataclass
-class FleetProgress:
-    """A bar on a terminal, notes on stderr, or lines of JSON: how far all videos are, how fast, and the time left."""
-
-    out: Output
-    account: Account
-    bar: Bar
-    pool: Pool
-    shown_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def watched_s(self) -> float:
-        """Seconds of stream that this run added."""
-        return max(self.account.watched_s, self.pool.watched_s)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON: `seconds_left` for all videos, and `times_real_time`, seconds of stream a second."""
-        speed, left_s = self.account.speed(self.watched_s)
-        counts = {"videos": self.account.total, "ended": self.account.ended, "failures": self.account.failures}
-        numbers = {"watched_s": self.watched_s, "times_real_time": speed, "seconds_left": left_s}
-        return counts | {name: None if value is None else round(value, 2) for name, value in numbers.items()}
-
-    def draw(self) -> None:
-        """Show how far the fleet is, if it is time."""
-        account = self.account
-        if self.bar.due():
-            speed, left_s = account.speed(self.watched_s)
-            failed = [f"{account.failures} failed"] if account.failures else []
-            left = [] if left_s is None else [f"about {time_text(round(left_s))} left"]
-            rate = [] if speed is None else [f"{speed:.1f}x real time"]
-            watched = f"{time_text(int(self.watched_s))} watched"
-            ended = f"{account.ended} of {account.total} videos"
-            self.bar.show([ended, *left, *failed, *rate, watched], account.ended, account.total)
-        if self.out.format is Format.JSON and self.watched_s and time.monotonic() - self.shown_s > LOG_EVERY_S:
-            self.shown_s = time.monotonic()
-            self.out.json({"type": "progress", **self.to_dict()})
+def _row(outcome: Outcome) -> dict[str, Any]:
+    failure = outcome.failure
+    damaged = failure is not None and outcome.status != "failed"
+    return {
+        "video": outcome.job.to_dict()["source"],
+        "state": outcome.state,
+        "watched_s": round(outcome.watched_s, 3),
+        "stream_time_s": round(outcome.stream_time_s, 3),
+        "elapsed_s": round(outcome.elapsed_s, 3),
+        "file_bytes": outcome.file_bytes,
+        "result": f"{outcome.status}, damaged" if damaged else outcome.status,
+        "message": "" if failure is None else failure.message,
+    }
 
 
 def show_plan(out: Output, found: Iterable[Outcome]) -> None:
@@ -179,83 +180,11 @@ def show_plan(out: Output, found: Iterable[Outcome]) -> None:
         out.json({"type": "forecast", **total})
     unknown = f" and {count_text(unmeasured, 'video')} of unknown length" if unmeasured else ""
     left = f", {time_text(round(left_s))} to watch{unknown}" if videos else ""
-    out.note(f"{count_text(counts.total(), 'video')}: {_count_statuses(counts)}{left}; nothing was written")
+    statuses = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    out.note(f"{count_text(counts.total(), 'video')}: {statuses}{left}; nothing was written")
 
 
-def _count_statuses(counts: Counter[str]) -> str:
-    return ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-
-
-def show_end(out: Output, account: Account, ledger: Ledger, stopped: Exit | None, csv_file: Path | None) -> None:
-    """Show and write the table of all videos, and end with the exit code of a run that is not whole."""
-    rows = account.rows()
-    if csv_file:
-        save_csv(rows, csv_file)
-        out.note(f"table: {csv_file}")
-    if out.format is Format.JSON:
-        out.json({"type": "fleet", **account.to_dict()})
-    elif out.format is Format.TABLE:
-        cells = [_cells(row) for row in rows[:LISTED]]
-        if len(rows) > LISTED:
-            cells.append([f"and {len(rows) - LISTED} more: --csv FILE has all", *[""] * 4])
-        out.table(grid(("video", "state", "watched", "took, s", "result"), cells), "", pairs(_sum_up(account)))
-        if ledger.rows:
-            failures = [(one["source"], one["exit_code"], one["message"]) for one in ledger.rows]
-            if account.failures > len(failures):
-                failures.append((f"and {account.failures - len(failures)} more", "", ""))
-            out.table("", grid(["video", "exit code", "why"], failures, title="failures"))
-    if account.failures:
-        out.error(f"{account.failures} of {account.total} videos have no whole state; why is in {ledger.file}")
-    if stopped is not None:
-        out.warn("stopped; what was watched is committed. Continue with the same command.")
-        raise typer.Exit(stopped)
-    if account.failures or account.ended < account.total:
-        raise typer.Exit(Exit.PARTIAL)
-
-
-def _row(outcome: Outcome) -> dict[str, Any]:
-    failure = outcome.failure
-    damaged = failure is not None and outcome.status != "failed"
-    return {
-        "video": outcome.job.to_dict()["source"],
-        "state": outcome.state,
-        "watched_s": round(outcome.watched_s, 3),
-        "stream_time_s": round(outcome.stream_time_s, 3),
-        "elapsed_s": round(outcome.elapsed_s, 3),
-        "file_bytes": outcome.file_bytes,
-        "result": f"{outcome.status}, damaged" if damaged else outcome.status,
-        "message": "" if failure is None else failure.message,
-    }
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    took = f"{row['elapsed_s']:.1f}" if row["elapsed_s"] else "-"
-    watched = time_text(row["watched_s"]) if row["watched_s"] else "-"
-    result = row["result"].replace("done", "done before")
-    return [row["video"], row["state"], watched, took, result]
-
-
-def _sum_up(account: Account) -> dict[str, str]:
-    counts, watched_s = account.by_status, account.watched_s
-    speed, _ = account.speed(watched_s)
-    fast = "" if speed is None else f", {speed:.1f}x as fast as it plays"
-    return {
-        "videos": f"{account.total}: {counts['watched']} watched, {counts['done']} done before, "
-        f"{counts['failed']} failed, {account.total - account.ended} left",
-        "watched": time_text(watched_s) + fast,
-        "states": f"{bytes_text(account.file_bytes)} on disk",
-    }
-
-
-def check_file(file: Path | None) -> None:
+def check_csv(file: Path | None) -> None:
     """Refuse a table that cannot be written, before hours of work. ConfigError."""
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
         raise ConfigError(f"cannot write the table {file}", hint="name a file in a folder that is there")
-
-
-def save_csv(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Write a row per video, with a heading."""
-    with file.open("w", encoding="utf-8", errors="backslashreplace", newline="") as lines:
-        writer = csv.DictWriter(lines, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from protokv.core.parts import Moment
     from protokv.core.session import Answer, Session
-    from protokv.state.header import Header
+    from protokv.state.reader import Reader
 
 # Of one moment; a longer one is shown at evenly spaced steps.
 MOST_FRAMES = 8
@@ -39,7 +39,7 @@ class _Video:
 class FrameWriter:
     """Writes the frames of a state's videos at the moments of an answer."""
 
-    def __init__(self, header: Header, folder: Path, video: Path | None, state: str) -> None:
+    def __init__(self, reader: Reader, folder: Path, video: Path | None) -> None:
         """Find the videos in `video`, beside the state or in this folder, before a model is loaded.
 
         Raises:
@@ -47,10 +47,10 @@ class FrameWriter:
         """
         from protokv.state.sources import source_records
 
-        places = [video] if video is not None else [Path(), Path(state).parent]
-        records = source_records(header)
+        places = [video] if video is not None else [Path(), Path(str(reader.path)).parent]
+        records = source_records(reader.header)
         starts_s = [float(one.get("start_s") or 0.0) for one in records]
-        spans = pairwise([*starts_s, header.clock.stream_time_s])
+        spans = pairwise([*starts_s, reader.header.clock.stream_time_s])
         self._videos = [_find(one, *span, places) for one, span in zip(records, spans, strict=True)]
         self._folder = folder
         with _writing(folder):

@@ -13,9 +13,18 @@ import typer
 
 from protokv.errors import ConfigError
 from protokv.timings import Timings, stage
-from protokv_cli import options
 from protokv_cli.ingest_fleet import FleetFlags, ingest_fleet
-from protokv_cli.options import MOST_USED, MemoryFlags, OutputFlags, WatchFlags, option
+from protokv_cli.options import (
+    MOST_USED,
+    MemoryFlags,
+    TimedOutputFlags,
+    WatchFlags,
+    complete_states,
+    given,
+    option,
+    subtitles_option,
+    system_option,
+)
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every, parse_input, parse_instant, parse_optional
 from protokv_cli.process import stopping, uncollected
@@ -42,40 +51,30 @@ class StateFlags:
     """Which state is written, when and how."""
 
     PANEL: ClassVar[str] = "State"
-    state: Annotated[
-        str | None,
-        option(
-            "--output -o STATE",
-            "State to write, or a folder for states. Default: SOURCE's name .safetensors, here.",
-            MOST_USED,
-        ),
-    ] = None
-    every: Annotated[
-        str | None,
-        option(
-            "--every TIME",
-            "Commit on the way: every 30s or 2m of stream time, 500steps, or never. Default: every minute of the "
-            "clock, every 5 seconds for a live source.",
-            MOST_USED,
-        ),
-    ] = None
-    keep: Annotated[
-        int | None, option("--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", MOST_USED)
-    ] = None
-    force: Annotated[bool, option("--force", "Start over and replace STATE.", MOST_USED)] = False
-    dry_run: Annotated[
-        bool,
-        option(
-            "--dry-run",
-            "Say what is to be done and, as an estimate, the time and disk that it takes; write nothing.",
-            MOST_USED,
-        ),
-    ] = False
-    append: Annotated[
-        bool, option("--append", "Watch SOURCE after what STATE has watched; start STATE if there is none.")
-    ] = False
-    resume: Annotated[bool, option("--resume", "Fail if there is no STATE to continue.")] = False
-    timings: options.Timings = False
+    state: str | None = option(
+        "--output -o STATE",
+        "State to write, or a folder for states. Default: SOURCE's name .safetensors, here.",
+        MOST_USED,
+        autocompletion=complete_states,
+    )
+    every: str | None = option(
+        "--every TIME",
+        "Commit on the way: every 30s or 2m of stream time, 500steps, or never. Default: every minute of the clock, "
+        "every 5 seconds for a live source.",
+        MOST_USED,
+    )
+    keep: int | None = option("--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", MOST_USED)
+    force: bool = option("--force", "Start over and replace STATE.", MOST_USED, default=False)
+    dry_run: bool = option(
+        "--dry-run",
+        "Say what is to be done and, as an estimate, the time and disk that it takes; write nothing.",
+        MOST_USED,
+        default=False,
+    )
+    append: bool = option(
+        "--append", "Watch SOURCE after what STATE has watched; start STATE if there is none.", default=False
+    )
+    resume: bool = option("--resume", "Fail if there is no STATE to continue.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,31 +82,29 @@ class SourceFlags:
     """What of a source enters the stream."""
 
     PANEL: ClassVar[str] = "What to watch"
-    start: Annotated[str | None, option("--start TIME", "Begin a file here, such as 7:30.")] = None
-    duration: Annotated[str | None, option("--duration TIME", "Watch no more of a file than this, such as 2m.")] = None
-    subtitles: options.Subtitles = "auto"
-    transcribe: Annotated[
-        str | None,
-        option(
-            "--transcribe MODEL",
-            "Write NAME.srt beside a file without such subtitles, with Whisper or Moonshine, by name or folder.",
-        ),
-    ] = None
-    system: options.System = None
-    max_frame_pixels: Annotated[
-        int | None, option("--max-frame-pixels COUNT", "Refuse frames with more pixels. Default: 8K.", min=1)
-    ] = None
-    decoder: Annotated[
-        str, option("--decoder NAME", "Decoder of files: auto, pyav or decord.", known=("auto", "pyav", "decord"))
-    ] = "auto"
-    chunk: Annotated[
-        int,
-        option(
-            "--chunk COUNT",
-            "Steps that go through the model together; they read the memory as it stood before them.",
-            min=1,
-        ),
-    ] = 1
+    start: str = option("--start TIME", "Begin a file here, such as 7:30.", default="0")
+    duration: str | None = option("--duration TIME", "Watch no more of a file than this, such as 2m.")
+    subtitles: str = subtitles_option("auto")
+    transcribe: str | None = option(
+        "--transcribe MODEL",
+        "Write NAME.srt beside a file without such subtitles, with Whisper or Moonshine, by name or folder.",
+    )
+    system: str | None = system_option("A system prompt, which the model reads before the video.")
+    max_frame_pixels: int | None = option(
+        "--max-frame-pixels COUNT", "Refuse frames with more pixels. Default: 8K.", min=1
+    )
+    decoder: str = option(
+        "--decoder NAME",
+        "Decoder of files: auto, pyav or decord.",
+        default="auto",
+        known=("auto", "pyav", "decord"),
+    )
+    chunk: int = option(
+        "--chunk COUNT",
+        "Steps that go through the model together; they read the memory as it stood before them.",
+        default=1,
+        min=1,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,27 +112,19 @@ class LiveFlags:
     """What to do about a source that waits, is lost or has no end."""
 
     PANEL: ClassVar[str] = "Live sources"
-    for_: Annotated[str | None, option("--for TIME", "End after this much stream time, such as 1h.")] = None
-    until: Annotated[str | None, option("--until TIME", "End at a time of day, 18:00, or at a date and time.")] = None
-    stall: Annotated[
-        str | None, option("--stall TIME", "A source without a frame for this time is lost. Default: 20s.")
-    ] = None
-    give_up: Annotated[
-        str | None, option("--give-up TIME", "Stop trying a lost source after this time. Default: never.")
-    ] = None
-    on_pressure: Annotated[
-        str | None,
-        option(
-            "--on-pressure WORD",
-            "If the model is slower than the stream: drop the oldest frames (default for live sources), or let "
-            "the source wait (default for pipes).",
-            known=("drop", "wait"),
-        ),
-    ] = None
-    inputs: Annotated[
-        list[str] | None,
-        option("--input NAME=VALUE", "An option for FFmpeg, such as rtsp_transport=udp; repeatable."),
-    ] = None
+    for_: str | None = option("--for TIME", "End after this much stream time, such as 1h.")
+    until: str | None = option("--until TIME", "End at a time of day, 18:00, or at a date and time.")
+    stall: str | None = option("--stall TIME", "A source without a frame for this time is lost. Default: 20s.")
+    give_up: str | None = option("--give-up TIME", "Stop trying a lost source after this time. Default: never.")
+    on_pressure: str | None = option(
+        "--on-pressure WORD",
+        "If the model is slower than the stream: drop the oldest frames (default for live sources), or let the source "
+        "wait (default for pipes).",
+        known=("drop", "wait"),
+    )
+    inputs: list[str] | None = option(
+        "--input NAME=VALUE", "An option for FFmpeg, such as rtsp_transport=udp; repeatable."
+    )
 
     def build(self) -> LiveOptions:
         """Return the options of the library. ConfigError."""
@@ -161,7 +150,7 @@ def ingest(
     watch: SourceFlags,
     live: LiveFlags,
     fleet: FleetFlags,
-    output: OutputFlags,
+    output: TimedOutputFlags,
 ) -> None:
     """Stream a video, a camera or a pipe through the model into a bounded state.
 
@@ -196,25 +185,34 @@ def ingest(
         if state.append and state.state is None:
             raise ConfigError("--append needs the state to append to", hint="name it with -o STATE")
         model.check()
-        clock = Timings() if state.timings else None
+        clock = Timings() if output.timings else None
         with uncollected(), stage(clock, "imports"):
             from protokv.fleet.plan import is_several
+            from protokv.words.find import names_file
 
+        sources = sources or []
         chosen = _build(state, model, memory, watch, live)
-        _advise(out, sources or [], state, memory)
-        if fleet.listing is not None or len(sources or ()) != 1 or is_several((sources or [""])[0]):
-            if state.timings:
-                raise ConfigError("--timings: for one video only", hint="name one of them alone to see its times")
-            ingest_fleet(out, sources or [], state.state, chosen, fleet, dry_run=state.dry_run)
-        elif given := fleet.given():
-            raise ConfigError(
-                f"{' and '.join(given)}: for several videos only",
-                hint="name a folder, a glob or --from LIST; --device says where one video is watched",
+        _advise(out, sources, state, memory)
+        if fleet.listing is not None or len(sources) != 1 or is_several(sources[0]):
+            alone = [*given(state, "append", "resume"), *given(watch, "start", "duration", "chunk"), *given(live)]
+            _refuse(
+                [*alone, *given(output, "timings"), *(["--subtitles FILE"] if names_file(watch.subtitles) else [])],
+                "for one video only",
+                "several videos are continued without an option, and watched to their ends",
             )
-        elif state.dry_run:
-            _dry_run(out, (sources or [""])[0], chosen)
+            ingest_fleet(out, sources, state.state, chosen, fleet, dry_run=state.dry_run)
+            return
+        where = "name a folder, a glob or --from LIST; --device says where one video is watched"
+        _refuse(given(fleet), "for several videos only", where)
+        if state.dry_run:
+            _dry_run(out, sources[0], chosen)
         else:
-            _ingest_one(out, (sources or [""])[0], state.state, chosen, clock)
+            _ingest_one(out, sources[0], state.state, chosen, clock)
+
+
+def _refuse(names: list[str], why: str, hint: str) -> None:
+    if names:
+        raise ConfigError(f"{' and '.join(names)}: {why}", hint=hint)
 
 
 def _build(
@@ -235,7 +233,7 @@ def _build(
         append=state.append,
         resume=state.resume,
         overwrite=state.force,
-        start_s=parse_duration(watch.start or "0"),
+        start_s=parse_duration(watch.start),
         duration_s=parse_optional(parse_duration, watch.duration),
         decoder=decoder,
         max_frame_pixels=watch.max_frame_pixels,
@@ -253,7 +251,7 @@ def _advise(out: Output, sources: list[str], state: StateFlags, memory: MemoryFl
 
     is_stream = len(sources) == 1 and source_kind(sources[0]) != "file"
     if (state.keep or 0) > 1 and state.every is None and not is_stream:
-        out.warn(
+        out.note(
             "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
             "a short run keeps none. Say how often, such as --every 30s"
         )
@@ -263,25 +261,21 @@ def _advise(out: Output, sources: list[str], state: StateFlags, memory: MemoryFl
 
 def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
-    from protokv.ingestion import Started, Summary, ingest
+    from protokv.ingestion import Summary, ingest
     from protokv.video.address import local_name
-    from protokv_cli.ingest_report import reporting, show_end, show_news, show_start
+    from protokv_cli.ingest_report import IngestReport
 
-    opened, name = _open_stdin(source, out.stdin), local_name(source)
-    target = _target_in_folder(source, state)
-    with stopping(out.warn) as stop, reporting(out, name, clock) as report, downloads_shown(out):
+    opened, target = _open_stdin(source, out.stdin), _target_in_folder(source, state)
+    with stopping(out.note) as stop, IngestReport(out, local_name(source), clock) as report, downloads_shown(out):
         events = ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)
         # Closing the generator commits what was watched if something fails here.
         with closing(events):
             with uncollected():
                 started = next(events)
             for event in chain((started,), events):
-                if isinstance(event, Started):
-                    show_start(out, event, name)
-                show_news(out, event)
-                report(event)
+                report.show(event)
                 if isinstance(event, Summary):
-                    show_end(out, event, name, stop.exit)
+                    report.end(event, stop.exit)
 
 
 def _open_stdin(source: str, stdin: IO[str] | None) -> str:

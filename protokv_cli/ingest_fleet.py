@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
 from protokv.backbones import require_model
 from protokv.errors import ConfigError, SourceNotFound
-from protokv_cli.fleet_report import Account, FleetProgress, Ledger, check_file, show_end, show_plan
+from protokv_cli.fleet_report import FleetReport, check_csv, show_plan
 from protokv_cli.options import option
-from protokv_cli.output import Format, Output
+from protokv_cli.output import Output
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import stopping
 from protokv_cli.progress import Bar
@@ -29,107 +29,50 @@ class FleetFlags:
     """How several videos are watched."""
 
     PANEL: ClassVar[str] = "Many videos"
-    listing: Annotated[
-        str | None,
-        option("--from LIST", 'Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.'),
-    ] = None
-    workers: Annotated[
-        int | None, option("--workers COUNT", "Processes, each with the model. Default: one a device.", min=1)
-    ] = None
-    devices: Annotated[str | None, option("--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu.")] = (
-        None
+    listing: str | None = option(
+        "--from LIST", 'Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.'
     )
-    ray: Annotated[
-        str | None,
-        option(
-            "--ray ADDRESS",
-            "Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
-        ),
-    ] = None
-    max_failures: Annotated[
-        int | None, option("--max-failures COUNT", "Begin no other video after COUNT failures.", min=1)
-    ] = None
-    failures: Annotated[
-        Path | None, option("--failures FILE", "Where failures go. Default: failures.jsonl beside the states.")
-    ] = None
-    csv: Annotated[Path | None, option("--csv FILE", "Table to write: each video, its state, time, result.")] = None
-
-    def given(self) -> list[str]:
-        """Return the names of the options that differ from their defaults."""
-        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        return ["--" + name.replace("_", "-") for name in changed]
+    workers: int | None = option("--workers COUNT", "Processes, each with the model. Default: one a device.", min=1)
+    devices: str | None = option("--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu.")
+    ray: str | None = option(
+        "--ray ADDRESS",
+        "Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
+    )
+    max_failures: int | None = option("--max-failures COUNT", "Begin no other video after COUNT failures.", min=1)
+    failures: Path | None = option("--failures FILE", "Where failures go. Default: failures.jsonl beside the states.")
+    csv: Path | None = option("--csv FILE", "Table to write: each video, its state, time, result.")
 
 
 def ingest_fleet(
-    out: Output,
-    sources: list[str],
-    output: str | None,
-    chosen: IngestOptions,
-    fleet: FleetFlags,
-    *,
-    dry_run: bool,
+    out: Output, sources: list[str], output: str | None, chosen: IngestOptions, fleet: FleetFlags, *, dry_run: bool
 ) -> None:
     """Ingest every video that is not done yet into the folder `output`; end with exit code 3 if one of them failed."""
     from protokv.fleet import Recipe, preview, run_fleet
     from protokv.ingestion.options import DEFAULT_MODEL
 
-    _refuse_single(chosen)
-    check_file(fleet.csv)
+    check_csv(fleet.csv)
     require_model(str(chosen.backbone or DEFAULT_MODEL), chosen.revision)
     recipe = Recipe(place=_place(output), options=chosen)
     jobs = _plan_jobs(out, sources, fleet.listing)
     if dry_run:
-        with stopping(out.warn) as stop:
+        with stopping(out.note) as stop:
             show_plan(out, takewhile(lambda _: not stop, preview(jobs, recipe)))
             if stop.exit is not None:
                 raise typer.Exit(stop.exit)
         return
     with _open_pool(fleet, recipe) as pool:
-        ledger, account = Ledger(_failures_file(fleet, recipe.place)), Account(jobs)
-        with stopping(out.warn) as stop, Bar(out, f"0 of {len(jobs)} videos") as bar:
-            progress = FleetProgress(out, account, bar, pool)
+        with stopping(out.note) as stop, Bar(out, f"0 of {len(jobs)} videos") as bar:
+            report = FleetReport(out, jobs, _failures_file(fleet, recipe.place), bar, pool)
 
             def should_stop() -> bool:
-                progress.draw()
+                report.draw()
                 return bool(stop)
 
             for outcome in run_fleet(
                 jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=should_stop
             ):
-                account.add(outcome)
-                ledger.add(outcome)
-                if out.format is Format.JSON:
-                    out.json({"type": "video", **outcome.to_dict(), "fleet": progress.to_dict()})
-                elif out.format is Format.PLAIN and outcome.status in ("watched", "done"):
-                    out.plain(outcome.state)
-        show_end(out, account, ledger, stop.exit, fleet.csv)
-
-
-def _refuse_single(chosen: IngestOptions) -> None:
-    """Refuse options that are for one video only. ConfigError."""
-    from protokv.words.find import names_file
-
-    live = chosen.live
-    given = {
-        "--append": chosen.append,
-        "--subtitles FILE": names_file(chosen.subtitles),
-        "--resume": chosen.resume,
-        "--start": chosen.start_s,
-        "--duration": chosen.duration_s is not None,
-        "--chunk": chosen.chunk > 1,
-        "--for": live.for_s is not None,
-        "--until": live.until is not None,
-        "--stall": live.stall_s is not None,
-        "--give-up": live.give_up_s is not None,
-        "--on-pressure": live.on_pressure,
-        "--input": live.input,
-    }
-    names = [name for name, value in given.items() if value]
-    if names:
-        raise ConfigError(
-            f"{' and '.join(names)}: for one video only",
-            hint="several videos are continued without an option, and watched to their ends",
-        )
+                report.add(outcome)
+        report.end(stop.exit, fleet.csv)
 
 
 def _place(output: str | None) -> str:

@@ -8,10 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Self
 
 import typer
 
@@ -37,8 +35,83 @@ from protokv_cli.tables import bytes_text, pairs, time_text
 JSON_EVERY_S = 1.0
 
 
-def show_start(out: Output, started: Started, source: str) -> None:
-    """Note where the run begins, and warn of what may surprise the user. `source` is its name without secrets."""
+class IngestReport:
+    """Shows the events of a run in the chosen format, and its progress; a context manager."""
+
+    def __init__(self, out: Output, source: str, timings: Timings | None) -> None:
+        """Show nothing yet. `source` is its name without secrets; the last event is shown with `timings`."""
+        self._out, self._source, self._timings = out, source, timings
+        self._bar = Bar(out, "loading model", source, logs=out.format is not Format.JSON)
+        self._row_s = -JSON_EVERY_S
+        self._first: tuple[float, float] | None = None
+        self._begun: Started | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, event: Event) -> None:
+        """Show an event: notes on stderr, and a JSON line, or tables at the end."""
+        if isinstance(event, Started):
+            self._begun = event
+            _note_start(self._out, event, self._source)
+        _note_news(self._out, event)
+        if isinstance(event, Progress) and not self._show_progress(event):
+            return
+        if self._out.format is Format.JSON:
+            timed = self._timings is not None and isinstance(event, Summary)
+            spent = {"timings": timings_key(self._timings.seconds)} if timed and self._timings else {}
+            self._out.json({"type": event_type(event), **asdict(event), **spent})
+        elif isinstance(event, Summary):
+            self._bar.stop()
+            if self._timings is not None:
+                show_timings(self._out, self._timings.seconds)
+            if self._out.format is Format.PLAIN:
+                self._out.plain(event.state)
+            else:
+                self._out.table(pairs(_summary_rows(event)))
+
+    def _show_progress(self, event: Progress) -> bool:
+        """Draw the bar; return True if a JSON line is due."""
+        now_s = time.monotonic()
+        if self._begun is not None and self._first is None and self._begun.how == "started":
+            # The size of a step is known only now.
+            on_disk = disk_text(event.end_bytes, self._begun.most_bytes)
+            self._out.note(f"state: {bytes_text(event.state_bytes)} in memory; on disk {on_disk}")
+        self._first = self._first or (now_s, event.stream_time_s)
+        if self._bar.due():
+            done_s, length_s = event.stream_time_s, event.duration_s
+            self._bar.show(progress_parts(event, self._first, now_s), min(done_s, length_s or done_s), length_s)
+        due = now_s - self._row_s >= JSON_EVERY_S
+        self._row_s = now_s if due else self._row_s
+        return due and self._out.format is Format.JSON
+
+    def end(self, summary: Summary, stopped: Exit | None) -> None:
+        """Say what to do next, and end with the exit code of a run that was stopped or is not whole.
+
+        `stopped` is the exit code of the signal that stopped the run.
+        """
+        out, state, source = self._out, summary.state, self._source
+        if stopped is not None:
+            at = time_text(summary.stream_time_s)
+            out.note(f"stopped at {at}; {state} is committed. Continue with the same command.")
+            raise typer.Exit(stopped)
+        if summary.damaged:
+            out.error(f"Error: {source}: {summary.damage}")
+            out.error(f"Hint: what could be read is in {state}; ask it, or mend the video and use --force")
+        elif summary.words_lost:
+            out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
+            out.error("Hint: mend that, or choose other words with --subtitles (off: none), and use --force")
+        else:
+            out.note(f'ask it: protokv query {shlex.quote(state)} "..."')
+            return
+        raise typer.Exit(Exit.PARTIAL)
+
+
+def _note_start(out: Output, started: Started, source: str) -> None:
+    """Note where the run begins, and warn of what may surprise the user."""
     if not started.locked:
         out.note(f"{started.state} cannot be locked there: nothing keeps others from writing it at the same time")
     if started.how == "finished":
@@ -51,69 +124,25 @@ def show_start(out: Output, started: Started, source: str) -> None:
     if started.words:
         out.note(f"words from {started.words}; --subtitles off leaves them out")
     if started.source_fps and started.fps > 1.01 * started.source_fps:
-        out.warn(
+        out.note(
             f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "
             "shows the model some of them more than once"
         )
 
 
-def show_news(out: Output, event: Event) -> None:
+def _note_news(out: Output, event: Event) -> None:
     """Write a line if the words of a source are lost, or a live one is lost or too fast."""
     if isinstance(event, WordsLost):
-        out.warn(f"Warning: {event.words}: {event.why}; the video is watched all the same")
+        out.note(f"Warning: {event.words}: {event.why}; the video is watched all the same")
     elif isinstance(event, SourceLost):
         out.error(f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again")
     elif isinstance(event, SourceRecovered):
         out.error(f"{event.source} is back at {time_text(event.stream_time_s)}, after {time_text(event.gap_s)}")
     elif isinstance(event, FramesDropped):
-        out.warn(
+        out.note(
             f"frames are dropped: {event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}; "
             "sample fewer with --fps, or let the camera send smaller ones"
         )
-
-
-@contextmanager
-def reporting(out: Output, source: str, timings: Timings | None = None) -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows each event in the chosen format; the last one with `timings`."""
-    is_json = out.format is Format.JSON
-    bar = Bar(out, "loading model", source, logs=not is_json)
-    row_s = -JSON_EVERY_S
-    first: tuple[float, float] | None = None
-    begun: Started | None = None
-
-    def report(event: Event) -> None:
-        nonlocal row_s, first, begun
-        if isinstance(event, Started):
-            begun = event
-        if isinstance(event, Progress):
-            now_s = time.monotonic()
-            if begun is not None and first is None and begun.how == "started":
-                # The size of a step is known only now.
-                on_disk = disk_text(event.end_bytes, begun.most_bytes)
-                out.note(f"state: {bytes_text(event.state_bytes)} in memory; on disk {on_disk}")
-            first = first or (now_s, event.stream_time_s)
-            if bar.due():
-                done_s, length_s = event.stream_time_s, event.duration_s
-                bar.show(progress_parts(event, first, now_s), min(done_s, length_s or done_s), length_s)
-            if not is_json or now_s - row_s < JSON_EVERY_S:
-                return
-            row_s = now_s
-        if is_json:
-            spent = {}
-            if timings is not None and isinstance(event, Summary):
-                spent = {"timings": timings_key(timings.seconds)}
-            out.json({"type": event_type(event), **asdict(event), **spent})
-        elif isinstance(event, Summary):
-            bar.stop()
-            if timings is not None:
-                show_timings(out, timings.seconds)
-            if out.format is Format.PLAIN:
-                out.plain(event.state)
-            else:
-                _show_summary(out, event)
-
-    with bar:
-        yield report
 
 
 def event_type(event: Event) -> str:
@@ -135,9 +164,9 @@ def progress_parts(event: Progress, first: tuple[float, float], now_s: float) ->
     return [f"{share:4.0%}", f"{where} / {time_text(event.duration_s)}", *left, speed, state]
 
 
-def _show_summary(out: Output, summary: Summary) -> None:
+def _summary_rows(summary: Summary) -> dict[str, str]:
     seen = f"{count_text(summary.tokens_seen, 'token')} seen"
-    rows: dict[str, Any] = {
+    rows = {
         "state": summary.state,
         "stream": ", ".join((time_text(summary.watched_s), count_text(summary.steps, "step"), seen)),
         "bytes": f"{bytes_text(summary.state_bytes)} of state, {bytes_text(summary.file_bytes)} on disk",
@@ -147,27 +176,7 @@ def _show_summary(out: Output, summary: Summary) -> None:
         rows["incomplete"] = "stopped before the end of the source"
     if summary.damaged:
         rows["damaged"] = summary.damage
-    out.table(pairs(rows))
-
-
-def show_end(out: Output, summary: Summary, source: str, stopped: Exit | None) -> None:
-    """Say what to do next, and end with the exit code of a run that was stopped or is not whole.
-
-    `source` is its name without secrets. `stopped` is the exit code of the signal that stopped the run.
-    """
-    if stopped is not None:
-        at = time_text(summary.stream_time_s)
-        out.warn(f"stopped at {at}; {summary.state} is committed. Continue with the same command.")
-        raise typer.Exit(stopped)
-    if summary.damaged:
-        out.error(f"Error: {source}: {summary.damage}")
-        out.error(f"Hint: what could be read is in {summary.state}; ask it, or mend the video and use --force")
-        raise typer.Exit(Exit.PARTIAL)
-    if summary.words_lost:
-        out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
-        out.error("Hint: mend that, or choose other words with --subtitles (off: none), and use --force")
-        raise typer.Exit(Exit.PARTIAL)
-    out.note(f'ask it: protokv query {shlex.quote(summary.state)} "..."')
+    return rows
 
 
 def disk_text(end_bytes: int | None, most_bytes: int | None) -> str:

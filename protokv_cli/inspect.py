@@ -40,24 +40,19 @@ class InspectFlags:
     """What of a state is shown."""
 
     PANEL: ClassVar[str] = "What to show"
-    target: Annotated[
-        str | None, option("--output -o PATH", "Write the state again, in the form that the suffix names.")
-    ] = None
-    force: Annotated[bool, option("--force", "Let --output replace any file.")] = False
-    verify: Annotated[
-        bool | None,
-        option(
-            "--verify/--no-verify",
-            "Check all that must hold in a state and list the checks; or do not even check its bytes. Default: check "
-            "its bytes.",
-        ),
-    ] = None
-    layers: Annotated[
-        bool, option("--layers", "Add the inner tables: constants, bytes, bank and codebooks of every layer.")
-    ] = False
-    words: Annotated[bool, option("--words", "Show what was said, as the state knows it, with times.")] = False
-    at: Annotated[str | None, option("--at TIME", "Show the newest kept commit not after this stream time.")] = None
-    watch: Annotated[bool, option("--watch", "Show the state again after every commit.")] = False
+    target: str | None = option("--output -o PATH", "Write the state again, in the form that the suffix names.")
+    force: bool = option("--force", "Let --output replace any file.", default=False)
+    verify: bool | None = option(
+        "--verify/--no-verify",
+        "Check all that must hold in a state and list the checks; or do not even check its bytes. Default: check its "
+        "bytes.",
+    )
+    layers: bool = option(
+        "--layers", "Add the inner tables: constants, bytes, bank and codebooks of every layer.", default=False
+    )
+    words: bool = option("--words", "Show what was said, as the state knows it, with times.", default=False)
+    at: str | None = option("--at TIME", "Show the newest kept commit not after this stream time.")
+    watch: bool = option("--watch", "Show the state again after every commit.", default=False)
 
     @property
     def digests(self) -> bool:
@@ -158,7 +153,8 @@ def _watch(out: Output, state: str, flags: InspectFlags) -> None:
 def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> None:
     from protokv_cli.inspect_tables import document_tables
 
-    out.show([document], flat_lines, lambda _: document_tables(document, layers=layers), apart=True)
+    tables = document_tables(document, layers=layers)
+    out.show([document], flat_lines, lambda _: (part for table in tables for part in (table, "")))
 
 
 def _show_words(out: Output, reader: Reader) -> None:
@@ -169,7 +165,7 @@ def _show_words(out: Output, reader: Reader) -> None:
     note_commit(out, state.clock.stream_time_s, reader.at_s)
     record = recorded_subtitles(state.source)
     if lost := record.get("lost"):
-        out.warn(f"Warning: not all words are known: {lost}")
+        out.note(f"Warning: not all words are known: {lost}")
     if transcript.full:
         out.note("older lines may be gone: a state keeps the last ones, about five hours of speech")
     if not transcript.lines:

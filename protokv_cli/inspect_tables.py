@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protokv.texts import count_text, cut
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 # The newest gaps of a live stream; JSON has all that the state holds.
 GAPS_SHOWN = 8
 
-_COUNTERS = ("opened", "absorbed", "merged", "expired", "recycled")
+# Of a table of layers, beside their number.
+COLUMNS = 5
 
 # Parts whose names do not say that they are not on disk, or not in memory.
 _PARTS = {
@@ -35,7 +36,7 @@ def document_tables(d: dict[str, Any], *, layers: bool = False) -> Iterator[Rend
         yield from _summary_tables(d)
         yield from _live_tables(d)
         if layers:
-            yield from _layer_tables(d)
+            yield from _inner_tables(d)
         if "verified" in d:
             yield pairs(dict(line.split(": ", 1) for line in d["verified"]), title="verified")
 
@@ -170,100 +171,29 @@ def _live_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield grid(["gap", "from", "to", "why"], cells)
 
 
-def _layer_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Yield stream, memory, bytes and, if the memory has them, bank and codebooks of every layer."""
-    stream, memory = d["stream"], d["memory"]
-    settings = dict(d["backbone"]["settings"])
-    system = settings.pop("system", None)
-    yield pairs(
-        {
-            **({} if system is None else {"system prompt": cut(str(system))}),
-            "steps": f"{count_text(stream['steps'], 'step')} at {stream['fps']:g} frames/s",
-            "tokens": f"{stream['tokens_seen']:,} seen, at most {stream['tokens_kept']:,} kept: "
-            f"compression {stream['compression']:.1f}x",
-            "frames": ", ".join(f"{k} {v}".replace("_", " ") for k, v in settings.items()) or "-",
-            "format": f"version {d['format_version']}, written by {d['created_by']}",
-        },
-        title="stream",
-    )
-    shape = {"memory": ", ".join([memory["kind"], *_assignments(memory["changes"])])}
+def _inner_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield the constants, the bytes of each part, and what the memory reports of every layer."""
+    settings, memory = d["backbone"]["settings"], d["memory"]
+    yield pairs({name: cut(str(value)) for name, value in settings.items()}, title="frames of the model")
+    yield pairs({name: value for name, value in memory["config"].items() if value is not None}, title="memory")
     if memory["resolved"]:
-        shape["auto"] = ", ".join(_assignments(memory["resolved"]))
-    shape["budget"] = f"{count_text(memory['budget'], 'token')} that attention reads"
-    shape["positions"] = f"{memory['positions']}"
-    shape["near"] = f"W = {memory['near_tokens']} exact tokens"
-    if memory["prototypes"]:
-        K, S = memory["prototypes"], memory["pseudo_tokens"]
-        shape["far"] = f"K = {K} prototypes per layer and head, shown as {count_text(S, 'pseudo-token')} each"
-        shape["residuals"] = "kept" if memory["config"]["residual"] else "off, so there are no codebooks"
-    yield pairs(shape, title="memory")
+        yield pairs(memory["resolved"], title="what auto became")
     yield pairs({_PARTS.get(name, name): bytes_text(n) for name, n in d["bytes"].items()}, title="bytes")
-    if kinds := d.get("layer_kinds"):
-        window = d["sliding_window"]
-        holds = {"full": "the memory", "sliding": f"the last {window} tokens", "linear": "a recurrent state"}
-        shared = {True: ", of an earlier layer", False: ""}
-        rows = ((i, row["kind"], holds[row["kind"]] + shared[row["shared"]]) for i, row in enumerate(kinds))
-        yield grid(["layer", "attention", "holds"], rows, title="layers of the model", left=("attention", "holds"))
-    if d["layers"]:
-        step_s = stream["duration_s"] / stream["steps"] if stream["steps"] else 0.0
-        served = [i for i, row in enumerate(kinds or ()) if row["kind"] == "full" and not row["shared"]]
-        yield from _bank_tables(d["layers"], served or range(len(d["layers"])), memory["prototypes"], step_s)
+    for name, rows in d.items():
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            names = list(rows[0])
+            # A terminal has room for a few columns.
+            for first in range(0, len(names), COLUMNS):
+                shown = names[first : first + COLUMNS]
+                cells = ([i, *(_cell(row.get(one)) for one in shown)] for i, row in enumerate(rows))
+                yield grid(["layer", *(one.replace("_", " ") for one in shown)], cells, title=name.replace("_", " "))
 
 
-def _assignments(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name} = {value}" for name, value in values.items()]
-
-
-def _bank_tables(
-    layers: Sequence[Mapping[str, Any]], names: Sequence[int], prototypes: int, step_s: float
-) -> Iterator[RenderableType]:
-    rows = list(zip(names, layers, strict=True))
-    heads = layers[0]["slots"] // prototypes if prototypes else 0
-    bank = (
-        (
-            i,
-            f"{row['slots_in_use']} / {row['slots']}",
-            _spread(row["mass_quantiles"]),
-            _spread(row["age_quantiles_steps"], lambda steps: time_text(steps * step_s)),
-        )
-        for i, row in rows
-    )
-    yield grid(
-        ["layer", "prototypes", "tokens in one", "last joined, ago"],
-        bank,
-        title=f"bank, {heads} heads of K = {prototypes} (least / median / greatest)",
-    )
-    counts = ((i, *(row[name] for name in _COUNTERS)) for i, row in rows)
-    yield grid(["layer", *_COUNTERS], counts, title="tokens and slots so far")
-    if "codebooks" in layers[0]:
-        codebooks = (
-            (
-                i,
-                _fitting(row),
-                row["residual_updates"],
-                row["key_usage_entropy_bits"],
-                row["value_usage_entropy_bits"],
-            )
-            for i, row in rows
-        )
-        yield grid(
-            ["layer", "codebooks", "residuals", "key bits", "value bits"],
-            codebooks,
-            title="codebooks (residuals counted, entropy of the codes in use)",
-        )
-
-
-def _spread(quantiles: list[float], text: Callable[[float], str] = "{:g}".format) -> str:
-    """Return the least, the median and the greatest of five quantiles."""
-    if not quantiles:
-        return "-"
-    return " / ".join(text(quantiles[i]) for i in (0, len(quantiles) // 2, -1))
-
-
-def _fitting(row: Mapping[str, Any]) -> str:
-    if row["codebooks"] == "fitted":
-        return "fitted"
-    return f"warming up, {row['warmup_residuals']} of {row['warmup_target']}"
+def _cell(value: Any) -> Any:
+    """Return a cell; of five quantiles, the least, the median and the greatest."""
+    if isinstance(value, list):
+        return " / ".join(f"{value[i]:g}" for i in (0, len(value) // 2, -1)) if value else None
+    return value
 
 
 def _difference_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:

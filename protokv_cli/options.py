@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from glob import escape as glob_escape
 from glob import glob
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
-from typer.models import OptionInfo
 
 from protokv.errors import use_one_of
 from protokv.memories import CONFIGS, DEFAULT, MemoryConfig
@@ -31,33 +29,48 @@ MOST_USED = "Most used"
 """The first panel of the help."""
 
 
-def option(declared: str, text: str, panel: str | None = None, *, known: Iterable[str] = (), **more: Any) -> Any:
-    """Return an option.
+def option(
+    declared: str, text: str, panel: str | None = None, *, default: Any = None, known: Iterable[str] = (), **more: Any
+) -> Any:
+    """Return a field of a dataclass that is an option.
 
     Args:
         declared: its names and what stands for its value, as the help shows them: `--output -o STATE`.
         text: what the help says about it.
         panel: the section of the help that shows it; None: that of its dataclass.
+        default: its value if it is not given; the help shows numbers and texts.
         known: values that a shell completes, also after a comma.
         more: arguments of `typer.Option`.
     """
     words = declared.split()
     names = [word for word in words if word.startswith("-")]
+    long = next(name for name in names if name.startswith("--")).partition("/")[0]
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
         return [f"{before}{comma}{value}" for value in known if value.startswith(last)]
 
-    more = ({"autocompletion": complete} if known else {}) | {"show_envvar": False} | more
-    # A blank is shown for a flag; without it typer names its type.
-    metavar = "".join(words[len(names) :]) or " "
-    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **more)
+    if known:
+        more["autocompletion"] = complete
+    declare: Any = typer.Option
+    info = declare(
+        *names,
+        # Without a blank, typer names the type of a flag.
+        metavar="".join(words[len(names) :]) or " ",
+        help=text,
+        rich_help_panel=panel,
+        envvar="PROTOKV_" + long.removeprefix("--").replace("-", "_").upper(),
+        show_envvar=False,
+        show_default=default not in (None, False, True),
+        **more,
+    )
+    return field(default=default, metadata={"option": info, "name": long})
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function for typer whose parameters are the fields of the dataclasses that `function` takes."""
     hints = get_type_hints(function, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in groups:
@@ -78,21 +91,18 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters_of(group: Any) -> Iterator[inspect.Parameter]:
-    """Yield the fields of a dataclass as parameters, each with its variable, its panel and its default in the help."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = get_type_hints(group)
     for one in fields(group):
-        kind, declared = get_args(hints[one.name])
-        # Dataclasses with different panels may share a declaration.
-        info: OptionInfo = copy(declared)
-        # In an annotation typer keeps the first name in `default`.
-        names = [str(info.default), *(info.param_decls or ())]
-        long = next(name for name in names if name.startswith("--")).partition("/")[0]
-        info.envvar = "PROTOKV_" + long.removeprefix("--").replace("-", "_").upper()
+        info = one.metadata["option"]
         info.rich_help_panel = info.rich_help_panel or group.PANEL
-        info.show_default = one.default not in (None, False, True)
-        yield inspect.Parameter(
-            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=Annotated[kind, info]
-        )
+        kind: Any = Annotated[hints[one.name], info]  # type: ignore[valid-type,name-defined]
+        yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=kind)
+
+
+def given(flags: Any, *names: str) -> list[str]:
+    """Return the options of a dataclass that differ from their defaults: of all fields, or of some."""
+    found = (one for one in fields(flags) if (not names or one.name in names))
+    return [one.metadata["name"] for one in found if getattr(flags, one.name) != one.default]
 
 
 def complete_states(incomplete: str) -> list[str]:
@@ -110,49 +120,50 @@ def _parse_format(text: str) -> Format:
         raise typer.BadParameter(f"there is no format {text!r}; {use_one_of(text, Format)}") from None
 
 
-Debug = Annotated[bool, option("--debug", "Show tracebacks.")]
-System = Annotated[
-    str | None,
-    option(
-        "--system TEXT",
-        "A system prompt. ingest: the model reads it before the video. query: in front of each question.",
-    ),
-]
-Subtitles = Annotated[
-    str,
-    option(
-        "--subtitles FILE|LANG",
-        "Words that enter the stream: a FILE, a language such as en, off, or auto: a file beside the video, else a "
-        "text track in it.",
-        known=("auto", "off"),
-    ),
-]
-Timings = Annotated[bool, option("--timings", "Show where the time went: on stderr, or as a JSON key.", "Output")]
+def subtitles_option(default: str) -> Any:
+    """Return the option of a command that watches."""
+    text = "Words that enter the stream: FILE, a language such as en, off, or auto: a file beside the video or a track."
+    return option("--subtitles FILE|LANG", text, default=default, known=("auto", "off"))
+
+
+def system_option(text: str) -> Any:
+    """Return the option of a command whose model reads a system prompt."""
+    return option("--system TEXT", text)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputFlags:
-    """What a command writes."""
+class DebugFlags:
+    """What a person who looks for a fault wants."""
 
     PANEL: ClassVar[str] = "Output"
-    fmt: Annotated[
-        Format,
-        option(
-            "--format -f FORMAT",
-            "table, json (one object a line), plain, or auto: table on a terminal, json in a pipe.",
-            parser=_parse_format,
-            known=Format,
-        ),
-    ] = Format.AUTO
-    as_json: Annotated[bool, option("--json", "The same as --format json.", hidden=True)] = False
-    quiet: Annotated[bool, option("--quiet -q", "Nothing on stderr but errors.")] = False
-    debug: Debug = False
+    debug: bool = option("--debug", "Show tracebacks.", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags(DebugFlags):
+    """What a command writes."""
+
+    fmt: Format = option(
+        "--format -f FORMAT",
+        "table, json (one object a line), plain, or auto: table on a terminal, json in a pipe.",
+        default=Format.AUTO,
+        parser=_parse_format,
+        known=Format,
+    )
+    as_json: bool = option("--json", "The same as --format json.", default=False, hidden=True)
+    quiet: bool = option("--quiet -q", "Nothing on stderr but errors.", default=False)
 
     def open(self, *, outlives_stdout: bool = False) -> Output:
         """Return the streams of the command."""
-        return Output(
-            self.fmt, as_json=self.as_json, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout
-        )
+        fmt = Format.JSON if self.as_json else self.fmt
+        return Output(fmt, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedOutputFlags(OutputFlags):
+    """What a command writes that also tells where its time went."""
+
+    timings: bool = option("--timings", "Show where the time went: on stderr, or as a JSON key.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,80 +171,51 @@ class ModelFlags:
     """Which model, and where it runs."""
 
     PANEL: ClassVar[str] = "Model"
-    model: Annotated[
-        str | None,
-        option(
-            "--model -m MODEL",
-            "A hub name, a local folder, or protokv/mini (embedded; protokv/mini-order and -words read more).",
-            MOST_USED,
-        ),
-    ] = None
-    device: Annotated[
-        str,
-        option("--device NAME", "auto, cpu, cuda, cuda:N or mps.", MOST_USED, known=("auto", "cpu", "cuda", "mps")),
-    ] = "auto"
-    revision: Annotated[
-        str | None,
-        option(
-            "--revision REVISION",
-            "Branch, tag or commit of a hub model. Default: that of the state, or the main branch.",
-        ),
-    ] = None
-    device_map: Annotated[
-        str | None,
-        option(
-            "--device-map NAME",
-            "auto or balanced: spread a model over several devices, and its state with its layers.",
-            known=("auto", "balanced"),
-        ),
-    ] = None
+    model: str | None = option(
+        "--model -m MODEL",
+        "A hub name, a local folder, or protokv/mini (embedded; protokv/mini-order and -words read more).",
+        MOST_USED,
+    )
+    device: str = option(
+        "--device NAME",
+        "auto, cpu, cuda, cuda:N or mps.",
+        MOST_USED,
+        default="auto",
+        known=("auto", "cpu", "cuda", "mps"),
+    )
+    revision: str | None = option(
+        "--revision REVISION", "Branch, tag or commit of a hub model. Default: that of the state, or the main branch."
+    )
+    device_map: str | None = option(
+        "--device-map NAME",
+        "auto or balanced: spread a model over several devices, and its state with its layers.",
+        known=("auto", "balanced"),
+    )
 
     @property
     def placement(self) -> dict[str, Any]:
         """Keywords of `load_backbone` that a model of a state takes, too."""
         return {"revision": self.revision, "device": self.device, "device_map": self.device_map}
 
-    def require(self) -> None:
-        """Raise ModelError for a model that is not there, before anything heavy is imported."""
-        from protokv.backbones import require_model
-
-        if self.model is not None:
-            require_model(self.model, self.revision)
-
 
 @dataclass(frozen=True, kw_only=True)
 class WatchFlags(ModelFlags):
     """A model that watches: its weights, and what a frame may cost."""
 
-    fps: Annotated[
-        float | None,
-        option(
-            "--fps NUMBER",
-            "Frames a second to sample, at most 240. Default: the rate of the model's training.",
-            MOST_USED,
-        ),
-    ] = None
-    dtype: Annotated[
-        str | None,
-        option(
-            "--dtype NAME",
-            "auto, float32, bfloat16 or float16.",
-            known=("auto", "float32", "bfloat16", "float16"),
-        ),
-    ] = None
-    quantization: Annotated[
-        str | None, option("--quantization BITS", "Weights in 4bit or 8bit.", known=("4bit", "8bit"))
-    ] = None
-    frame_tokens: Annotated[
-        int | None,
-        option(
-            "--frame-tokens COUNT",
-            "The most visual tokens of a frame; of the two frames of a step for Qwen. Default: the model's own.",
-        ),
-    ] = None
-    max_pixels: Annotated[
-        int | None, option("--max-pixels COUNT", "The same in pixels of a frame once it is resized, for Qwen.")
-    ] = None
+    fps: float | None = option(
+        "--fps NUMBER", "Frames a second to sample, at most 240. Default: the rate of the model's training.", MOST_USED
+    )
+    dtype: str | None = option(
+        "--dtype NAME",
+        "auto, float32, bfloat16 or float16.",
+        known=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: str | None = option("--quantization BITS", "Weights in 4bit or 8bit.", known=("4bit", "8bit"))
+    frame_tokens: int | None = option(
+        "--frame-tokens COUNT",
+        "The most visual tokens of a frame; of the two frames of a step for Qwen. Default: the model's own.",
+    )
+    max_pixels: int | None = option("--max-pixels COUNT", "The same in pixels of a frame once it is resized, for Qwen.")
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -243,11 +225,13 @@ class WatchFlags(ModelFlags):
 
     def check(self) -> None:
         """Refuse a rate or a model that cannot be, before anything heavy is imported. ConfigError, ModelError."""
+        from protokv.backbones import require_model
         from protokv.core.settings import check_fps
 
         if self.fps is not None:
             check_fps(self.fps)
-        self.require()
+        if self.model is not None:
+            require_model(self.model, self.revision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,28 +239,20 @@ class MemoryFlags:
     """What a state keeps."""
 
     PANEL: ClassVar[str] = "Memory"
-    memory: Annotated[
-        str, option("--memory NAME", "How to remember: " + ", ".join(CONFIGS) + ".", MOST_USED, known=tuple(CONFIGS))
-    ] = DEFAULT
-    budget: Annotated[str, option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", MOST_USED)] = "6k"
-    positions: Annotated[
-        str | None,
-        option(
-            "--positions NAME",
-            "stream, or compact: consecutive positions for what is in memory, however long the stream is.",
-            known=("stream", "compact"),
-        ),
-    ] = None
-    settings: Annotated[
-        list[str] | None, option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.")
-    ] = None
-    seed: Annotated[int, option("--seed NUMBER", "Seed of all random draws.")] = 0
-    thumbnails: Annotated[
-        str,
-        option(
-            "--thumbnails COUNT|off", "Small pictures to keep in the state for people to look at, 3 KiB each at most."
-        ),
-    ] = "16"
+    memory: str = option(
+        "--memory NAME", f"How to remember: {', '.join(CONFIGS)}.", MOST_USED, default=DEFAULT, known=CONFIGS
+    )
+    budget: str = option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", MOST_USED, default="6k")
+    positions: str | None = option(
+        "--positions NAME",
+        "stream, or compact: consecutive positions for what is in memory, however long the stream is.",
+        known=("stream", "compact"),
+    )
+    settings: list[str] | None = option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.")
+    seed: int = option("--seed NUMBER", "Seed of all random draws.", default=0)
+    thumbnails: str = option(
+        "--thumbnails COUNT|off", "Small pictures to keep in the state for people, 3 KiB each at most.", default="16"
+    )
 
     def config(self) -> MemoryConfig:
         """Return the memory; `--set` wins over the others. ConfigError."""

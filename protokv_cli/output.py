@@ -31,7 +31,6 @@ from protokv_cli.tables import json_text, printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-
 Row = dict[str, Any]
 # Of a message: what a user or a file gave may be in it.
 MOST_CHARACTERS = 2000
@@ -51,21 +50,20 @@ class Output:
 
     Attributes:
         format: of stdout; never `auto`.
-        quiet: write no notes and no warnings.
+        quiet: write no notes.
         debug: show tracebacks.
         stdin: the user's stdin inside `errors`; no library can read it.
         lost: the error that writing to stdout failed with; nothing more is written there.
         hide: takes a bar off the terminal, so that a line can be written in its place.
     """
 
-    def __init__(self, fmt: Format, *, as_json: bool, quiet: bool, debug: bool, outlives_stdout: bool = False) -> None:
-        """Resolve the format; `--json` wins over `--format`. Go on after stdout is lost if it `outlives_stdout`."""
-        chosen = Format.JSON if as_json else fmt
-        if chosen is Format.AUTO:
-            chosen = Format.TABLE if sys.stdout.isatty() else Format.JSON
-        self.format = chosen
-        self.quiet = quiet
-        self.debug = debug
+    def __init__(
+        self, fmt: Format = Format.AUTO, *, quiet: bool = False, debug: bool = False, outlives_stdout: bool = False
+    ) -> None:
+        """Resolve the format. Go on after stdout is lost if the command `outlives_stdout`."""
+        if fmt is Format.AUTO:
+            fmt = Format.TABLE if sys.stdout.isatty() else Format.JSON
+        self.format, self.quiet, self.debug = fmt, quiet, debug
         self.stdin: IO[str] | None = None
         self.lost: OSError | None = None
         self.hide: Callable[[], None] = lambda: None
@@ -104,9 +102,7 @@ class Output:
     def clear(self) -> None:
         """Clear the screen if stdout is a terminal."""
         if self._console.is_terminal:
-            with self._console.capture() as captured:
-                self._console.clear()
-            self._write(captured.get())
+            self._write("\x1b[H\x1b[2J")
 
     def json(self, row: Row) -> None:
         """Write one JSON object as one line of stdout, and flush."""
@@ -121,13 +117,11 @@ class Output:
         rows: Iterable[Row],
         lines: Callable[[Row], Iterable[str]],
         tables: Callable[[Iterable[Row]], Iterable[RenderableType]],
-        *,
-        apart: bool = False,
     ) -> None:
-        """Write rows to stdout as they come: as JSON, the lines of each, or the tables of all, a line `apart`."""
+        """Write rows to stdout as they come: as JSON, the lines of each, or the tables of all."""
         if self.format is Format.TABLE:
             for table in tables(rows):
-                self.table(table, *([""] if apart else []))
+                self.table(table)
             return
         for row in rows:
             if self.format is Format.JSON:
@@ -137,11 +131,7 @@ class Output:
                     self.plain(line)
 
     def note(self, text: str) -> None:
-        """Write a note to stderr, unless `--quiet`."""
-        self.warn(text)
-
-    def warn(self, text: str) -> None:
-        """Write a warning to stderr, unless `--quiet`."""
+        """Write a note or a warning to stderr, unless `--quiet`."""
         if not self.quiet:
             self.error(text)
 
@@ -183,30 +173,18 @@ class Output:
                 self._check_stdout()
         except _StdoutLost:
             self._check_stdout()
-        except ProtoKVError as error:
-            if self.debug:
-                traceback.print_exc()
-            self.error(f"Error: {' '.join(error.message.split())}")
-            if error.hint:
-                self.error(f"Hint: {' '.join(error.hint.split())}")
-            self._show_notes(error)
-            raise typer.Exit(exit_code(error)) from error
         except (KeyboardInterrupt, typer.Exit):
             raise
         except Exception as error:
             if self.debug:
-                raise
-            if is_out_of_memory(error):
-                self.error("Error: there is not enough memory, or the limit of this process is too low (ulimit -v)")
-                self.error("Hint: free some memory, raise the limit, or use a smaller budget or model")
-            elif isinstance(error, OSError) and error.filename is not None:
-                self.error(f"Error: {shown(error.filename)}: {cause_of(error)}")
-                self.error("Hint: mend what the system refuses and run it again; --debug shows the traceback")
-            else:
-                self.error(f"Error: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")
-                self.error("Hint: run again with --debug for the traceback; it looks like a bug of protokv")
-            self._show_notes(error)
-            raise typer.Exit(Exit.FAILURE) from error
+                traceback.print_exc()
+            message, hint, code = _explain(error)
+            self.error(f"Error: {' '.join(message.split())}")
+            if hint:
+                self.error(f"Hint: {' '.join(hint.split())}")
+            for note in getattr(error, "__notes__", ()):
+                self.error(f"Note: {note}")
+            raise typer.Exit(code) from error
 
     @contextmanager
     def _warnings(self) -> Iterator[None]:
@@ -215,7 +193,7 @@ class Output:
 
             def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
                 if issubclass(category, PositionWarning):
-                    self.warn(f"Warning: {message}")
+                    self.note(f"Warning: {message}")
                 elif not self.quiet:
                     show_others(message, category, *where)
 
@@ -223,16 +201,28 @@ class Output:
             warnings.showwarning = show  # type: ignore[assignment]
             yield
 
-    def _show_notes(self, error: Exception) -> None:
-        for note in getattr(error, "__notes__", ()):
-            self.error(f"Note: {note}")
-
     def _check_stdout(self) -> None:
         """Fail if stdout could not be written; a reader who left is no failure."""
         if self.lost is not None and not isinstance(self.lost, BrokenPipeError):
             self.error(f"Error: stdout cannot be written: {self.lost.strerror}")
             self.error("Hint: make room there, or write to another place, and run the command again")
             raise typer.Exit(Exit.FAILURE)
+
+
+def _explain(error: Exception) -> tuple[str, str | None, Exit]:
+    """Return what happened, what to do about it, and the exit code."""
+    if isinstance(error, ProtoKVError):
+        return error.message, error.hint, exit_code(error)
+    if is_out_of_memory(error):
+        what = "there is not enough memory, or the limit of this process is too low (ulimit -v)"
+        hint = "free some memory, raise the limit, or use a smaller budget or model"
+    elif isinstance(error, OSError) and error.filename is not None:
+        what = f"{shown(error.filename)}: {cause_of(error)}"
+        hint = "mend what the system refuses and run it again; --debug shows the traceback"
+    else:
+        what = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+        hint = "run again with --debug for the traceback; it looks like a bug of protokv"
+    return what, hint, Exit.FAILURE
 
 
 class _StdoutLost(Exception):

@@ -7,11 +7,12 @@ at the end. Both are skipped here.
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO, NoReturn
 
@@ -111,57 +112,25 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
+def replaced_stdin(stream: IO[str]) -> Iterator[None]:
+    """Put another stream in the place of `sys.stdin` for this block."""
+    before, sys.stdin = sys.stdin, stream
+    try:
+        yield
+    finally:
+        sys.stdin = before
+
+
+@contextmanager
 def withheld_stdin() -> Iterator[IO[str] | None]:
     """Yield the real stdin and give everybody else an empty one; None if there is no stdin.
 
     A library that asks on the terminal whether to run code or to download would otherwise read its answer from the
-    questions that the user pipes in. Both `sys.stdin` and file descriptor 0 are empty inside.
+    questions that the user pipes in.
     """
-    mine = real = sys.stdin
-    with ExitStack() as stack:
-        empty = stack.enter_context(open(os.devnull, encoding="utf-8"))  # noqa: PTH123
-        # Another descriptor means that a program which calls this one has replaced stdin.
-        if _descriptor_of(mine) == 0:
-            kept = stack.enter_context(_descriptor_0_replaced(empty.fileno()))
-            real = stack.enter_context(open(kept, encoding="utf-8", errors="surrogateescape", closefd=False))
-        sys.stdin = empty
-        try:
-            yield real
-        finally:
-            sys.stdin = mine
-
-
-@contextmanager
-def lent_stdin(real: IO[str]) -> Iterator[None]:
-    """Put the real stdin back while somebody types: readline reads `sys.stdin` and file descriptor 0."""
-    withheld = sys.stdin
-    with ExitStack() as stack:
-        keyboard, number = real, _descriptor_of(real)
-        if real is not withheld and number is not None and os.isatty(number):
-            stack.enter_context(_descriptor_0_replaced(number))
-            keyboard = stack.enter_context(open(0, encoding="utf-8", errors="replace", closefd=False))
-        sys.stdin = keyboard
-        try:
-            yield
-        finally:
-            sys.stdin = withheld
-
-
-def _descriptor_of(stream: IO[str] | None) -> int | None:
-    """Return the file descriptor; None if there is no stream, or it is closed or in memory."""
-    try:
-        return None if stream is None else stream.fileno()
-    except (OSError, ValueError):
-        return None
-
-
-@contextmanager
-def _descriptor_0_replaced(number: int) -> Iterator[int]:
-    """Put another file at descriptor 0 for this block; yield a descriptor of the former file."""
-    kept = os.dup(0)
-    os.dup2(number, 0)
-    try:
-        yield kept
-    finally:
-        os.dup2(kept, 0)
-        os.close(kept)
+    real = sys.stdin
+    if isinstance(real, io.TextIOWrapper):
+        # Bytes that are no UTF-8 are told with their line.
+        real.reconfigure(encoding="utf-8", errors="surrogateescape")
+    with replaced_stdin(io.StringIO()):
+        yield real

@@ -6,7 +6,6 @@ Where no bar can be drawn, a line now and then takes its place.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,16 +21,14 @@ if TYPE_CHECKING:
 BAR_EVERY_S = 0.25
 LOG_EVERY_S = 10.0
 
-_CLEAR_LINE = "\r\x1b[2K"
 # These stages run in the thread that reads ahead.
 _PARALLEL_STAGES = ("decode", "preprocess")
 
 
 class Bar:
-    """A name, a bar and a text that fit into one line of the terminal; a context manager that takes it off again.
+    """A name, a bar and a text in one line of the terminal; a context manager that takes it off again.
 
-    The text is cut from the right and a long name in its middle. Every other line that is written to the terminal hides
-    the bar (`Output.hide`); the next `show` draws it again.
+    Every other line that is written to the terminal hides the bar (`Output.hide`); the next `show` draws it again.
     """
 
     def __init__(self, out: Output, text: str, name: str = "", *, logs: bool = True) -> None:
@@ -46,14 +43,13 @@ class Bar:
 
     def _build(self, text: str) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
-        width = self._out.messages.width
-        length, name = max(8, width // 5), shorten(printable(self._name), max(12, width // 4))
-        self._room = width - 4 - len(name) - length
         self._bar = Progress(
-            *([TextColumn("{task.description}", markup=False)] if name else []),
-            BarColumn(bar_width=length),
-            TextColumn("{task.fields[text]}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=30)),
+            BarColumn(bar_width=20),
+            # What has no room on the right is left out.
+            TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="crop")),
             console=self._out.messages,
             transient=True,
             auto_refresh=False,
@@ -61,7 +57,7 @@ class Bar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._bar.add_task(name, total=None, text=text)
+        self._task = self._bar.add_task(printable(self._name), total=None, text=text)
         self._out.hide = self.stop
         self._draw(self._bar.start)
 
@@ -79,7 +75,7 @@ class Bar:
             text = ", ".join(part.strip() for part in parts)
             self._out.note(f"{self._name}: {text}" if self._name else text)
             return
-        text = fit([printable(part) for part in parts], self._room)
+        text = printable("  ".join(parts))
         self._draw(self._bar.start)
         self._draw(self._bar.update, self._task, total=total, completed=done, text=text, refresh=True)
 
@@ -105,24 +101,9 @@ def left_text(done: float, left: float, elapsed_s: float) -> list[str]:
     return [f"{time_text(math.ceil(max(0.0, left) * elapsed_s / done))} left"] if done > 0 else []
 
 
-def fit(parts: Sequence[str], room: int) -> str:
-    """Join as many parts as a line has room for, at least the first."""
-    while len(parts) > 1 and len("  ".join(parts)) > room:
-        parts = parts[:-1]
-    return "  ".join(parts)
-
-
-def shorten(name: str, length: int) -> str:
-    """Cut the middle out of a long name: files differ at the beginning and at the end."""
-    if len(name) <= length:
-        return name
-    end = (length - 1) // 2
-    return f"{name[: length - 1 - end]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - end :]}"
-
-
 @contextmanager
 def loading(out: Output, name: str | None, revision: str | None) -> Iterator[None]:
-    """Show on a terminal that a model is loading, on a line that is cleared afterwards, and its downloads.
+    """Show on a terminal that a model is loading, and its downloads.
 
     Raises:
         ModelError: the model is neither local nor on a reachable hub; raised before anything heavy is imported.
@@ -132,17 +113,8 @@ def loading(out: Output, name: str | None, revision: str | None) -> Iterator[Non
 
     if name is not None:
         require_model(name, revision)
-    with downloads_shown(out):
-        if not out.draws:
-            yield
-            return
-        _say(f"loading {printable(name or 'model')} ...")
-        hide, out.hide = out.hide, lambda: _say(_CLEAR_LINE)
-        try:
-            yield
-        finally:
-            _say(_CLEAR_LINE)
-            out.hide = hide
+    with Bar(out, "loading model", name or "", logs=False), downloads_shown(out):
+        yield
 
 
 @contextmanager
@@ -157,12 +129,6 @@ def downloads_shown(out: Output) -> Iterator[None]:
         yield
 
 
-def _say(text: str) -> None:
-    with suppress(OSError, ValueError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-
 def timings_key(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each stage for JSON, with the CPU time of the process so far."""
     return {**{name: round(value, 4) for name, value in seconds.items()}, "process cpu": round(time.process_time(), 4)}
@@ -170,10 +136,7 @@ def timings_key(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def show_timings(out: Output, seconds: Mapping[str, float]) -> None:
     """Write one line a stage to stderr, the CPU time of the process last."""
-    rows = [
-        (name, value, " (beside the others)" if name in _PARALLEL_STAGES else "") for name, value in seconds.items()
-    ]
-    rows.append(("process cpu", time.process_time(), ""))
-    width = max(len(name) for name, _, _ in rows)
-    for name, value, remark in rows:
-        out.error(f"{name:<{width}}  {value:9.3f} s{remark}")
+    rows = timings_key(seconds)
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        out.error(f"{name:<{width}}  {value:9.3f} s{' (beside the others)' if name in _PARALLEL_STAGES else ''}")

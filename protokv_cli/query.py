@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -17,7 +17,7 @@ from protokv.timings import Timings
 from protokv_cli.answers import AnswerFlags, Answers, decoding_text, note_model, row_of
 from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, ModelFlags, OutputFlags, complete_states, option
+from protokv_cli.options import MOST_USED, ModelFlags, TimedOutputFlags, complete_states, option
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration, parse_optional
 from protokv_cli.process import interruptible, uncollected
@@ -26,9 +26,7 @@ from protokv_cli.questions import Question, Refusals, read_questions, typed_ques
 from protokv_cli.tables import grid, time_text
 
 if TYPE_CHECKING:
-    from protokv.core.session import Session
     from protokv.fleet.states import Reply
-    from protokv.state.reader import Reader
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 
@@ -48,69 +46,29 @@ class AskFlags:
     """What is asked of which state."""
 
     PANEL: ClassVar[str] = "What to ask"
-    named: Annotated[
-        str | None,
-        option(
-            "--state -s STATE",
-            "The state; then all arguments are questions.",
-            MOST_USED,
-            autocompletion=complete_states,
-        ),
-    ] = None
-    file: Annotated[
-        Path | None, option("--questions FILE", "Questions, one a line or a JSON object a line.", MOST_USED)
-    ] = None
-    at: Annotated[
-        str | None,
-        option(
-            "--at TIME",
-            "Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a "
-            "live stream also 14:05 or 2026-11-21T14:05.",
-            MOST_USED,
-        ),
-    ] = None
-    watch: Annotated[
-        str | None,
-        option("--watch TIME", "Ask again at this interval, such as 30s; a JSON line each time.", MOST_USED),
-    ] = None
-    top: Annotated[
-        int | None,
-        option("--top COUNT", "Of many states, show the COUNT answers that the model is surest of.", MOST_USED, min=1),
-    ] = None
-    verify: Annotated[
-        bool, option("--verify/--no-verify", "Check that every byte of the state is as it was saved.")
-    ] = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Query:
-    """Questions to a state, as they were given.
-
-    Attributes:
-        out: the streams of the command.
-        state: path or address of a state, or of a folder of them.
-        questions: in order; the first is read already.
-        at_prompt: they are typed.
-        alone: there is one, so it is not repeated before its answer.
-        refusals: those that cannot be asked.
-        clock: adds up the seconds of each stage.
-        ask, answer, model: the options.
-    """
-
-    out: Output
-    state: str
-    questions: Iterator[Question]
-    at_prompt: bool
-    alone: bool
-    refusals: Refusals
-    clock: Timings
-    ask: AskFlags
-    answer: AnswerFlags
-    model: ModelFlags
+    named: str | None = option(
+        "--state -s STATE", "The state; then all arguments are questions.", MOST_USED, autocompletion=complete_states
+    )
+    file: Path | None = option("--questions FILE", "Questions, one a line or a JSON object a line.", MOST_USED)
+    at: str | None = option(
+        "--at TIME",
+        "Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a live "
+        "stream also 14:05 or 2026-11-21T14:05.",
+        MOST_USED,
+    )
+    watch: str | None = option(
+        "--watch TIME", "Ask again at this interval, such as 30s; a JSON line each time.", MOST_USED
+    )
+    top: int | None = option(
+        "--top COUNT", "Of many states, show the COUNT answers that the model is rank_replies of.", MOST_USED, min=1
+    )
+    verify: bool = option(
+        "--verify/--no-verify", "Check that every byte of the state is as it was saved.", default=True
+    )
 
 
 def query(
-    arguments: Arguments = None, *, ask: AskFlags, answer: AnswerFlags, model: ModelFlags, output: OutputFlags
+    arguments: Arguments = None, *, ask: AskFlags, answer: AnswerFlags, model: ModelFlags, output: TimedOutputFlags
 ) -> None:
     """Answer questions about a video from its state alone; asking changes nothing.
 
@@ -127,7 +85,7 @@ def query(
     tokens. One that cannot be asked is named, the others are answered, and the exit code is 2.
 
     For a folder, all states are asked, and each answer has the mean log probability that the model gave its tokens.
-    --top shows the surest answers first, so that a person finds the video among a thousand.
+    --top shows the rank_replies answers first, so that a person finds the video among a thousand.
 
     ```sh
     protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"
@@ -150,28 +108,23 @@ def query(
             from protokv.fleet.plan import is_place
 
         many = is_place(state)
-        _refuse_contradictions(ask, answer, many)
+        _refuse_contradictions(ask, answer, output, many)
         if len(texts) > 1 and not any(" " in text for text in texts):
             together = shlex.quote(" ".join(texts))
             out.note(f"Hint: these are {len(texts)} questions of one word; for one question use quotes: {together}")
         at_prompt = not texts and ask.file is None and out.stdin is not None and out.stdin.isatty()
         refusals = Refusals(out)
-        asked = Query(
-            out=out,
-            state=state,
-            questions=_open_questions(out, texts, ask.file, at_prompt, refusals),
-            at_prompt=at_prompt and ask.watch is None,
-            alone=ask.watch is None and (at_prompt or (len(texts) == 1 and texts != ["-"] and ask.file is None)),
-            refusals=refusals,
-            clock=clock,
-            ask=ask,
-            answer=answer,
-            model=model,
-        )
+        questions = _open_questions(out, texts, ask.file, at_prompt, refusals)
+        alone = ask.watch is None and (at_prompt or (len(texts) == 1 and texts != ["-"] and ask.file is None))
+        at_prompt = at_prompt and ask.watch is None
         if ask.watch is not None and output.fmt is Format.AUTO:
             out.format = Format.JSON
-        (_query_many if many else _query_one)(asked)
-        if not asked.at_prompt:
+        if many:
+            _query_many(out, state, questions, ask, answer, model, refusals)
+        else:
+            answers = Answers(out, state, answer, refusals, clock, output.timings, at_prompt, alone)
+            _query_one(answers, questions, ask, model)
+        if not at_prompt:
             refusals.check()
 
 
@@ -184,7 +137,7 @@ def _split(arguments: list[str], named: str | None) -> tuple[str, list[str]]:
     return arguments[0], arguments[1:]
 
 
-def _refuse_contradictions(ask: AskFlags, answer: AnswerFlags, many: bool) -> None:
+def _refuse_contradictions(ask: AskFlags, answer: AnswerFlags, output: TimedOutputFlags, many: bool) -> None:
     """Refuse options that do not go together. ConfigError."""
     if ask.watch is not None and (ask.at is not None or ask.top is not None or many):
         raise ConfigError("--watch asks the last commit of one state", hint="leave out --at, --top and folders")
@@ -194,7 +147,7 @@ def _refuse_contradictions(ask: AskFlags, answer: AnswerFlags, many: bool) -> No
         raise ConfigError("--video is where --frames looks", hint="add --frames DIR")
     if ask.top is not None and not many:
         raise ConfigError("--top ranks the answers of many states", hint="name their folder: --state DIR/")
-    for name, given in {"--evidence is": answer.with_evidence, "--timings are": answer.timings}.items():
+    for name, given in {"--evidence is": answer.with_evidence, "--timings are": output.timings}.items():
         if given and many:
             raise ConfigError(f"{name} told of one state", hint="name the state itself")
 
@@ -213,113 +166,98 @@ def _open_questions(
     return chain((first,), questions)
 
 
-def _query_one(asked: Query) -> None:
+def _query_one(answers: Answers, questions: Iterator[Question], ask: AskFlags, model: ModelFlags) -> None:
     """Open a state once, at the commit that is asked for, and print the answers."""
-    out, ask, model, clock = asked.out, asked.ask, asked.model, asked.clock
+    out, clock = answers.out, answers.clock
     if ask.watch is not None:
         with interruptible():
-            await_first_commit(out, asked.state)
+            await_first_commit(out, answers.state)
     with uncollected(), loading(out, model.model, model.revision):
         with clock.stage("imports"):
-            from protokv.core.decoding import Decoding
             from protokv.state.reader import Reader
 
         with clock.stage("state"):
-            reader = Reader.open(asked.state, verify=ask.verify)
-        writer = None
-        if asked.answer.frames is not None:
-            from protokv_cli.frames import FrameWriter
-
-            writer = FrameWriter(reader.header, asked.answer.frames, asked.answer.video, asked.state)
+            reader = Reader.open(answers.state, verify=ask.verify)
+        answers.prepare(reader)
         at_s = None if ask.at is None else stream_time_of(ask.at, reader, time.time())
-        Decoding(**asked.answer.sampling)  # raises before a model is loaded
         session = reader.at(at_s).session(model.model, timings=clock, **model.placement)
-        decoding = asked.answer.decoding(session.backbone)
+        decoding = answers.how.decoding(session.backbone)
     note_model(out, session.backbone)
-    answers = Answers(
-        out=out,
-        state=asked.state,
-        decoding=decoding,
-        how=asked.answer,
-        clock=clock,
-        refusals=asked.refusals,
-        at_prompt=asked.at_prompt,
-        alone=asked.alone,
-        frames=writer,
-    )
     if ask.watch is not None:
-        _ask_again(asked, answers, reader, session)
+        kept = list(questions)
+        with interruptible():
+            for n, _ in enumerate(rounds(parse_duration(ask.watch))):
+                if n:
+                    reader = Reader.open(answers.state, verify=ask.verify)
+                    session = reader.session(session.backbone)
+                answers.ask_all(session, decoding, kept, commit_age_s(reader, time.time()))
     # The header is that of the last commit, so it has no age for an earlier one.
     age_s = None if ask.at else commit_age_s(reader, time.time())
     note_commit(out, session.clock.stream_time_s, at_s, age_s)
-    if asked.at_prompt:
-        out.note(f"{asked.state} at {time_text(session.clock.stream_time_s)}; type a question, or help, or exit")
-    answers.ask_all(session, asked.questions, age_s)
-    if asked.answer.timings and out.format is not Format.JSON:
+    if answers.at_prompt:
+        out.note(f"{answers.state} at {time_text(session.clock.stream_time_s)}; type a question, or help, or exit")
+    answers.ask_all(session, decoding, questions, age_s)
+    if answers.timed and out.format is not Format.JSON:
         show_timings(out, clock.seconds)
         out.error(f"decoding: {decoding_text(decoding)}")
 
 
-def _ask_again(asked: Query, answers: Answers, reader: Reader, session: Session) -> NoReturn:
-    """Ask the same questions at every interval, until Ctrl-C."""
-    kept = list(asked.questions)
-    with interruptible():
-        for n, _ in enumerate(rounds(parse_duration(asked.ask.watch or ""))):
-            if n:
-                reader = reader.open(asked.state, verify=asked.ask.verify)
-                session = reader.session(session.backbone)
-            answers.ask_all(session, kept, commit_age_s(reader, time.time()))
-    raise AssertionError("rounds have no end")
-
-
-def _query_many(asked: Query) -> None:
+def _query_many(
+    out: Output,
+    place: str,
+    given: Iterator[Question],
+    ask: AskFlags,
+    answer: AnswerFlags,
+    model: ModelFlags,
+    refusals: Refusals,
+) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
-    from protokv.core.decoding import Decoding
     from protokv.core.turns import read_ids
     from protokv.fleet.plan import find_states
     from protokv.fleet.states import ask_all, load_backbone_for, rank_replies
 
-    out, ask, model, system = asked.out, asked.ask, asked.model, asked.answer.system
     at_s = parse_optional(parse_duration, ask.at)
-    states = find_states(asked.state)
-    Decoding(**asked.answer.sampling)  # raises before a model is loaded
+    states = find_states(place)
+    answer.check()
     backbone = load_backbone_for(states, model.model, **model.placement)
-    decoding = asked.answer.decoding(backbone)
+    decoding = answer.decoding(backbone)
     note_model(out, backbone)
     questions: list[str] = []
-    for one in asked.questions:
-        with asked.refusals.at(one.where):
-            read_ids(backbone, one.text, (), system)
+    for one in given:
+        with refusals.at(one.where):
+            read_ids(backbone, one.text, (), answer.system)
             questions.append(one.text)
-    answered: list[Reply] = []
     failed = 0
-    for reply in ask_all(states, backbone, questions, decoding, at_s=at_s, verify=ask.verify, system=system):
+    several = len(questions) > 1
+    found = ask_all(states, backbone, questions, decoding, at_s=at_s, verify=ask.verify, system=answer.system)
+    answered: list[Reply] = []
+    for reply in found:
         if reply.failure is not None:
             failed += 1
             out.error(f"Error: {reply.state}: {reply.failure.message}")
         elif ask.top is None:
-            _show_reply(out, _reply_row(reply), several=len(questions) > 1)
+            _show_reply(out, _row_of_reply(reply), several)
         else:
             answered.append(reply)
-    ranked = [{**_reply_row(reply), "rank": rank} for rank, reply in rank_replies(answered, ask.top or 0)]
+    rows = [{**_row_of_reply(reply), "rank": rank} for rank, reply in rank_replies(answered, ask.top or 0)]
     if ask.top is not None and out.format is Format.TABLE:
-        names = ("rank", "state", "answer", "mean_logprob", *(["question"] if len(questions) > 1 else []))
-        cells = [[row[name] for name in names] for row in ranked]
+        names = ["rank", "state", "answer", "mean_logprob", *(["question"] if several else [])]
+        cells = [[row[name] for name in names] for row in rows]
         out.table(grid([name.replace("mean_logprob", "log prob") for name in names], cells, left=names))
     else:
-        for row in ranked:
-            _show_reply(out, row, several=len(questions) > 1)
+        for row in rows:
+            _show_reply(out, row, several)
     if failed:
         out.error(f"{failed} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)
 
 
-def _reply_row(reply: Reply) -> dict[str, Any]:
+def _row_of_reply(reply: Reply) -> dict[str, Any]:
     assert reply.answer is not None
     return row_of(reply.answer, reply.state)
 
 
-def _show_reply(out: Output, row: dict[str, Any], *, several: bool) -> None:
+def _show_reply(out: Output, row: dict[str, Any], several: bool) -> None:
     """Show an answer, with its question if there are several; in JSON, all keys."""
     if out.format is Format.JSON:
         out.json(row)

@@ -2,14 +2,12 @@
 
 One that cannot be asked is told with its place, and the others are answered.
 
-The history of the prompt is in `protokv/history` of `XDG_STATE_HOME`, readable to its user alone. `exit`, `quit` and
-Ctrl-D end the prompt, `help` tells of it, `new` begins another conversation, and Ctrl-C drops the line that is being
-typed.
+`exit`, `quit` and Ctrl-D end the prompt, `help` tells of it, `new` begins another conversation, and Ctrl-C drops the
+line that is being typed.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,10 +21,9 @@ from protokv.errors import ConfigError, ProtoKVError, QuestionError
 from protokv.texts import admit_question, read_json
 from protokv_cli.exits import Exit
 from protokv_cli.output import Output
-from protokv_cli.process import lent_stdin
+from protokv_cli.process import replaced_stdin
 
 PROMPT = "? "
-HISTORY_LINES = 1000
 # A question has at most 65,536 characters, and each may be six in JSON.
 MOST_LINE = 1 << 20
 _HINT = 'write {"question": "..."} or the bare question, one a line'
@@ -96,18 +93,16 @@ def read_questions(
         if argument == "-":
             yield from _parse_lines(stdin, "stdin", refusals) if stdin else ()
             continue
-        found, where = None, f"question {number}" if len(arguments) > 1 else ""
+        where = f"question {number}" if len(arguments) > 1 else ""
         with refusals.at(where):
-            found = Question(argument, where=where)
-        if found is not None:
-            yield found
+            yield Question(argument, where=where)
 
 
 def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[Question]:
     number = 0
     while line := lines.readline(MOST_LINE):
         number += 1
-        found, where, whole = None, f"line {number} of {place}", line
+        where, whole = f"line {number} of {place}", line
         # The rest of a line that is too long is left out.
         while len(line) == MOST_LINE and not line.endswith("\n"):
             line = lines.readline(MOST_LINE)
@@ -115,10 +110,8 @@ def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[Que
             if len(whole) == MOST_LINE:
                 raise QuestionError(f"it has {MOST_LINE:,} characters or more", hint="ask something shorter")
             # Windows marks UTF-8 so.
-            text = whole.removeprefix("\ufeff").strip()
-            found = _parse(text, where) if text else None
-        if found is not None:
-            yield found
+            if text := whole.removeprefix("\ufeff").strip():
+                yield _parse(text, where)
 
 
 def _parse(line: str, where: str) -> Question:
@@ -136,34 +129,33 @@ def _parse(line: str, where: str) -> Question:
 
 def typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[Question]:
     """Yield the lines that a user types at the prompt, without empty ones: one conversation, until `new`."""
+    with suppress(ImportError):
+        # For the arrow keys.
+        import readline  # noqa: F401
     fresh = True
-    with _history():
-        while True:
-            try:
-                with lent_stdin(stdin):
-                    line = _read_line()
-            except EOFError:
-                sys.stderr.write("\n")
-                return
-            except KeyboardInterrupt:
-                sys.stderr.write("\n")
+    while True:
+        try:
+            with replaced_stdin(stdin):
+                line = _read_line()
+        except EOFError:
+            sys.stderr.write("\n")
+            return
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            continue
+        match line.strip().lower().rstrip("()"):
+            case "":
                 continue
-            found = None
-            match line.strip().lower().rstrip("()"):
-                case "":
-                    continue
-                case "exit" | "quit":
-                    return
-                case "help" | "?":
-                    sys.stderr.write(HELP)
-                case "new" | "/new":
-                    fresh = True
-                case _:
-                    with refusals.at(""):
-                        found = Question(line.strip(), fresh=fresh)
-            if found is not None:
-                fresh = False
-                yield found
+            case "exit" | "quit":
+                return
+            case "help" | "?":
+                sys.stderr.write(HELP)
+            case "new" | "/new":
+                fresh = True
+            case _:
+                with refusals.at(""):
+                    yield Question(line.strip(), fresh=fresh)
+                    fresh = False
 
 
 def _read_line() -> str:
@@ -173,28 +165,6 @@ def _read_line() -> str:
     sys.stderr.write(PROMPT)
     sys.stderr.flush()
     return input()
-
-
-@contextmanager
-def _history() -> Iterator[None]:
-    """Load the history, and save it at the end; without readline or a place for it there is none."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    file = Path(base) / "protokv" / "history"
-    loaded = False
-    with suppress(ImportError, OSError):
-        import readline
-
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch(mode=0o600)
-        readline.read_history_file(file)
-        loaded = True
-    try:
-        yield
-    finally:
-        if loaded:
-            with suppress(OSError):
-                readline.set_history_length(HISTORY_LINES)
-                readline.write_history_file(file)
 
 
 @contextmanager

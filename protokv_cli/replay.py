@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from protokv.memories import CONFIGS
-from protokv_cli import options
 from protokv_cli.answers import note_model
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, OutputFlags, WatchFlags, option
+from protokv_cli.options import MOST_USED, OutputFlags, WatchFlags, option, subtitles_option
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_optional, parse_variation
 from protokv_cli.process import stopping
@@ -37,34 +36,22 @@ class StudyFlags:
     """What is asked about which videos, when, and under which memories."""
 
     PANEL: ClassVar[str] = "What to ask"
-    questions: Annotated[
-        Path | None, option("--questions FILE", "Questions about the sources, as above.", MOST_USED)
-    ] = None
-    delays: Annotated[
-        str | None,
-        option("--delays TIMES", "Delays after the reference time: 0,30s,2m,10m; default: those that fit.", MOST_USED),
-    ] = None
-    memories: Annotated[
-        str | None,
-        option("--memory NAMES", "Memories to compare: durable,paper,infinipot-v.", MOST_USED, known=CONFIGS),
-    ] = None
-    budgets: Annotated[
-        str | None, option("--budget -b COUNTS", "Visual tokens kept; several with commas: 512,6k.", MOST_USED)
-    ] = None
-    settings: Annotated[
-        list[str] | None,
-        option(
-            "--set [MEMORY.]NAME=VALUE,...",
-            "Change a setting of all memories, or of one; several values are compared.",
-        ),
-    ] = None
-    intersection: Annotated[
-        bool, option("--intersection/--no-intersection", "Ask only questions that fit every delay.")
-    ] = True
-    types: Annotated[
-        str | None, option("--types NAMES", "Question types to ask, or all; default: those whose answers last.")
-    ] = None
-    subtitles: options.Subtitles = "off"
+    questions: Path | None = option("--questions FILE", "Questions about the sources, as above.", MOST_USED)
+    delays: str | None = option(
+        "--delays TIMES", "Delays after the reference time: 0,30s,2m,10m; default: those that fit.", MOST_USED
+    )
+    memories: str | None = option(
+        "--memory NAMES", "Memories to compare: durable,paper,infinipot-v.", MOST_USED, known=CONFIGS
+    )
+    budgets: str | None = option("--budget -b COUNTS", "Visual tokens kept; several with commas: 512,6k.", MOST_USED)
+    settings: list[str] | None = option(
+        "--set [MEMORY.]NAME=VALUE,...", "Change a setting of all memories, or of one; several values are compared."
+    )
+    intersection: bool = option(
+        "--intersection/--no-intersection", "Ask only questions that fit every delay.", default=True
+    )
+    types: str | None = option("--types NAMES", "Question types to ask, or all; default: those whose answers last.")
+    subtitles: str = subtitles_option("off")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +59,18 @@ class BenchmarkFlags:
     """A published benchmark."""
 
     PANEL: ClassVar[str] = "Published benchmarks"
-    dataset: Annotated[
-        str | None,
-        option("--dataset NAME", "A published benchmark instead of sources.", MOST_USED, known=DATASETS),
-    ] = None
-    data_root: Annotated[Path | None, option("--data-root DIR", "Folder of the data set, or of several.")] = None
-    videos: Annotated[int | None, option("--videos COUNT", "Take only the first COUNT videos.", min=1)] = None
-    prompt: Annotated[
-        str | None,
-        option(
-            "--prompt NAME",
-            "official, or bare: the question alone, for models that cannot answer by letters.",
-            known=("official", "bare"),
-        ),
-    ] = None
-    judge: Annotated[str | None, option("--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL.")] = None
-    strict: Annotated[bool, option("--strict", "Stop at a video that is missing or cannot be read.")] = False
+    dataset: str | None = option(
+        "--dataset NAME", "A published benchmark instead of sources.", MOST_USED, known=DATASETS
+    )
+    data_root: Path | None = option("--data-root DIR", "Folder of the data set, or of several.")
+    videos: int | None = option("--videos COUNT", "Take only the first COUNT videos.", min=1)
+    prompt: str | None = option(
+        "--prompt NAME",
+        "official, or bare: the question alone, for models that cannot answer by letters.",
+        known=("official", "bare"),
+    )
+    judge: str | None = option("--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL.")
+    strict: bool = option("--strict", "Stop at a video that is missing or cannot be read.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +78,14 @@ class ResultFlags:
     """Where the results go."""
 
     PANEL: ClassVar[str] = "Results"
-    results: Annotated[Path, option("--output -o FILE", "Results; a run continues the file.", MOST_USED)] = Path(
-        "results.jsonl"
+    results: Path = option(
+        "--output -o FILE", "Results; a run continues the file.", MOST_USED, default=Path("results.jsonl")
     )
-    dry_run: Annotated[bool, option("--dry-run", "Show the cost of a run; ask nothing.", MOST_USED)] = False
-    report: Annotated[bool, option("--report", "Show the results in SOURCE..., merged; ask nothing.")] = False
-    plot: Annotated[Path | None, option("--plot FILE", "Figure to draw, .png.")] = None
-    table: Annotated[Path | None, option("--csv FILE", "All numbers as a CSV file.")] = None
-    force: Annotated[bool, option("--force", "Start over and replace the results.")] = False
+    dry_run: bool = option("--dry-run", "Show the cost of a run; ask nothing.", MOST_USED, default=False)
+    report: bool = option("--report", "Show the results in SOURCE..., merged; ask nothing.", default=False)
+    plot: Path | None = option("--plot FILE", "Figure to draw, .png.")
+    table: Path | None = option("--csv FILE", "All numbers as a CSV file.")
+    force: bool = option("--force", "Start over and replace the results.", default=False)
 
     def check(self, *inputs: object) -> None:
         """Refuse to write over an input, and a figure that cannot be drawn. ConfigError."""
@@ -232,7 +215,7 @@ def _run(
     from protokv_cli.replay_report import following, judging, show
 
     rows, unread = RowFile(results.results, start_over=results.force), dict(opened.missing)
-    with stopping(out.warn) as stop, following(out, plan.cost(rows.rows.keys())["answers"], unread) as follow:
+    with stopping(out.note) as stop, following(out, plan.cost(rows.rows.keys())["answers"], unread) as follow:
         for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop), strict=strict):
             follow(event)
         keys = [key for key in plan.trials if key in rows.rows]
@@ -240,10 +223,8 @@ def _run(
             judging(out, rows, keys, referee, should_stop=lambda: bool(stop))
     asked = [rows.rows[key] for key in keys]
     if stop.exit is None or asked:
-        show(
-            out, asked, dropped=plan.dropped, plot=results.plot, table=results.table, missing=unread, notes=opened.notes
-        )
+        show(out, asked, dropped=plan.dropped, plot=results.plot, table=results.table, missing=unread, notes=opened.notes)
     if stop.exit is not None:
-        out.warn(f"stopped; what is done is in {results.results}. Continue with the same command.")
+        out.note(f"stopped; what is done is in {results.results}. Continue with the same command.")
         raise typer.Exit(stop.exit)
     return unread

@@ -15,28 +15,27 @@ import typer
 from protokv.errors import ConfigError, StateNotFound
 from protokv.texts import cut
 from protokv_cli.exits import Exit
-from protokv_cli.options import Debug, ModelFlags, option
-from protokv_cli.output import Format, Output
+from protokv_cli.options import DebugFlags, ModelFlags, option
+from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerFlags:
+class ServerFlags(DebugFlags):
     """Where the server listens, and what it allows."""
 
     PANEL: ClassVar[str] = "Server"
-    host: Annotated[
-        str, option("--host ADDRESS", "Address to listen on; an address other machines can reach needs a token.")
-    ] = "127.0.0.1"
-    port: Annotated[int, option("--port NUMBER", "Port to listen on; 0: any free port.", min=0, max=65535)] = 8000
-    token: Annotated[
-        str | None, option("--token TOKEN", "Token that clients must send; PROTOKV_TOKEN hides it from other users.")
-    ] = None
-    waiting: Annotated[int, option("--waiting COUNT", "The most questions at once.", min=1)] = 16
-    answer_time: Annotated[str, option("--answer-time TIME", "The longest time for an answer, waiting included.")] = (
-        "2m"
+    host: str = option(
+        "--host ADDRESS",
+        "Address to listen on; an address other machines can reach needs a token.",
+        default="127.0.0.1",
     )
-    debug: Debug = False
+    port: int = option("--port NUMBER", "Port to listen on; 0: any free port.", default=8000, min=0, max=65535)
+    token: str | None = option(
+        "--token TOKEN", "Token that clients must send; PROTOKV_TOKEN hides it from other users."
+    )
+    waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
+    answer_time: str = option("--answer-time TIME", "The longest time for an answer, waiting included.", default="2m")
 
 
 def serve(
@@ -59,7 +58,7 @@ def serve(
     PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
     ```
     """
-    out = Output(Format.AUTO, as_json=False, quiet=False, debug=flags.debug)
+    out = Output(debug=flags.debug)
     with out.errors():
         if flags.token is None and not _is_loopback(flags.host):
             raise ConfigError(f"{flags.host} can be reached from other machines", hint="set a token in PROTOKV_TOKEN")
@@ -116,11 +115,11 @@ class _Log(logging.Handler):
         if times.strip("0") != "1":
             return
         kind = "Error" if record.levelno >= logging.ERROR else "Warning"
-        self._out.warn(f"{kind}: {line}{'' if times == '1' else f' ({times} times)'}")
+        self._out.note(f"{kind}: {line}{'' if times == '1' else f' ({times} times)'}")
         if error is not None and self._out.debug:
             for part in traceback.format_exception(error):
                 for text in part.splitlines():
-                    self._out.warn(text)
+                    self._out.note(text)
 
 
 def _describe(error: BaseException) -> str:

@@ -1,8 +1,8 @@
-"""Text for people and programs: printable text, numbers, times, two kinds of rich tables, JSON lines.
+r"""Text for people and programs: printable text, numbers, times, two kinds of rich tables, JSON lines.
 
 A file name, a state, a video or a model can hold escape sequences, controls and marks that turn the direction of
 writing. Every text that this program writes passes `printable` or `json_text`: it is shown, never obeyed. Characters
-that are not printable are written as their escapes, `\\x1b`.
+that are not printable are written as their escapes, `\x1b`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return JSON on one line; characters that are not printable become `\\uXXXX`."""
+    r"""Return JSON on one line; characters that are not printable become `\uXXXX`."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if text.isascii() and text.isprintable():
         return text

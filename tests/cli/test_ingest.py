@@ -98,7 +98,7 @@ def test_a_second_video_goes_on_where_the_first_ended_and_the_command_may_be_rep
 
 def test_a_stream_beyond_the_positions_of_the_model_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet in (False, True):
-        with Output(Format.JSON, as_json=False, quiet=quiet, debug=False).errors():
+        with Output(Format.JSON, quiet=quiet).errors():
             warnings.warn("trained on 10", PositionWarning, stacklevel=1)
         assert capsys.readouterr().err == ("" if quiet else "Warning: trained on 10\n")
 
@@ -214,7 +214,7 @@ def test_what_is_piped_in_and_is_no_video_is_told(
 def test_lines_are_wrapped_at_words_on_a_terminal_and_one_line_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = Output(Format.JSON, as_json=False, quiet=False, debug=False)
+    out = Output(Format.JSON)
     sentence = "Warning: " + "words of a long sentence " * 8
     out.warn(sentence)
     assert capsys.readouterr().err == sentence + "\n"

@@ -160,7 +160,7 @@ def test_the_history_of_a_prompt_outlives_it(tmp_path: Path, monkeypatch: pytest
             return line
 
         monkeypatch.setattr("protokv_cli.questions._read_line", read)
-        refusals = Refusals(Output(Format.JSON, as_json=True, quiet=False, debug=False))
+        refusals = Refusals(Output(Format.JSON))
         assert [question.text for question in typed_questions(io.StringIO(), refusals)] == list(lines)
         return [readline.get_history_item(i + 1) for i in range(readline.get_current_history_length())]
 
@@ -185,7 +185,7 @@ def test_what_is_typed_is_a_conversation_until_new_and_what_it_leaves_out_is_tol
             return super().suffix_ids(question) * (4000 if len(turns) > 1 else 1)
 
     session = Session.start(Hearing(), DurableConfig(budget=24))
-    out = Output(Format.PLAIN, as_json=False, quiet=False, debug=False)
+    out = Output(Format.PLAIN)
     asking: Any = SimpleNamespace(evidence=False, system=None, timings=False, at_prompt=True, alone=True)
     refusals = Refusals(out)
     answers = Answers(out, "state", asking, Decoding(1), Timings(), refusals)
