@@ -95,7 +95,7 @@ def _parameters_of(group: Any) -> Iterator[inspect.Parameter]:
     for one in fields(group):
         info = one.metadata["option"]
         info.rich_help_panel = info.rich_help_panel or group.PANEL
-        kind: Any = Annotated[hints[one.name], info]  # type: ignore[valid-type,name-defined]
+        kind: Any = Annotated[hints[one.name], info]
         yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=kind)
 
 

@@ -223,7 +223,9 @@ def _run(
             judging(out, rows, keys, referee, should_stop=lambda: bool(stop))
     asked = [rows.rows[key] for key in keys]
     if stop.exit is None or asked:
-        show(out, asked, dropped=plan.dropped, plot=results.plot, table=results.table, missing=unread, notes=opened.notes)
+        show(
+            out, asked, dropped=plan.dropped, plot=results.plot, table=results.table, missing=unread, notes=opened.notes
+        )
     if stop.exit is not None:
         out.note(f"stopped; what is done is in {results.results}. Continue with the same command.")
         raise typer.Exit(stop.exit)
