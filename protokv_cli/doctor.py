@@ -24,7 +24,7 @@ from protokv_cli.tables import flat_lines, pairs
 
 # fmt: off
 _PACKAGES: Final = (
-    "torch", "transformers", "tokenizers", "safetensors", "av", "decord", "zarr", "numpy", "typer", "rich",
+    "torch", "transformers", "tokenizers", "safetensors", "av", "decord", "numpy", "typer", "rich",
 )
 # fmt: on
 _CODECS: Final = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
