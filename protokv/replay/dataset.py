@@ -47,14 +47,10 @@ class OpenedStreams:
 
 
 class KeyFrames(Stream):
-    """An array of key frames `[n, h, w, 3]` uint8 (`.npy`), all of the same duration."""
+    """An array of key frames `[n, h, w, 3]` uint8 (`.npy`), one a second."""
 
-    def __init__(self, path: Path, questions: Sequence[Question], rate_fps: float) -> None:
-        """Open the array without reading it.
-
-        Raises:
-            SourceUnreadable: it is not such an array.
-        """
+    def __init__(self, path: Path, questions: Sequence[Question]) -> None:
+        """Open the array without reading it. SourceUnreadable: it is not such an array."""
         try:
             self._frames = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
@@ -62,13 +58,12 @@ class KeyFrames(Stream):
         shape = self._frames.shape
         if self._frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or 0 in shape:
             raise SourceUnreadable(f"{path} is not [n, h, w, 3] uint8: {list(shape)} {self._frames.dtype}")
-        self._rate = rate_fps
-        self.name, self.length_s, self.questions = path.name, shape[0] / rate_fps, questions
+        self.name, self.length_s, self.questions = path.name, float(shape[0]), questions
         self.facts: dict[str, Any] = {"size_bytes": path.stat().st_size, "fingerprint": fingerprint(path)}
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
         """Sample the key frames by their times."""
-        frames = (Frame(i / self._rate, np.asarray(frame), 1 / self._rate) for i, frame in enumerate(self._frames))
+        frames = (Frame(float(i), np.asarray(frame), 1.0) for i, frame in enumerate(self._frames))
         return group_steps(sample(frames, fps), frames_per_step)
 
 
@@ -118,20 +113,15 @@ def _open(benchmark: Benchmark, video: Video, root: Path, notes: Counter[str], s
         raise SourceNotFound(f"video {video.path} is not below {root}")
     stream: Stream
     if path.suffix == ".npy":
-        stream = KeyFrames(path, video.questions, video.rate_fps)
+        stream = KeyFrames(path, video.questions)
     else:
         if subtitles == AUTO and (file := find_file(root, [f"subtitle/{path.stem}.srt"])) is not None:
             subtitles = str(file)
         stream = ReplayFile(path, video.questions, subtitles)
     notes["videos without subtitles"] += subtitles != OFF and not stream.has_words
     stream.name = video.name
-    stream.questions = [
-        replace(
-            _place(question, video, stream.length_s, notes),
-            retrospective=benchmark.find_type(question.type).retrospective,
-        )
-        for question in video.questions
-    ]
+    placed = [_place(question, video, stream.length_s, notes) for question in video.questions]
+    stream.questions = [replace(one, retrospective=benchmark.find_type(one.type).retrospective) for one in placed]
     return stream
 
 

@@ -122,8 +122,9 @@ class Judge:
             raise ConfigError("this judge needs the openai client", hint="pip install 'protokv[judge]'") from error
         if not os.environ.get("OPENAI_API_KEY"):
             raise ConfigError("this judge needs a key", hint="set OPENAI_API_KEY, and OPENAI_BASE_URL if need be")
-        self._errors: Any = openai
-        self._refusals = (openai.AuthenticationError, openai.NotFoundError, openai.PermissionDeniedError)
+        self._unread = openai.APIResponseValidationError
+        self._given_up = (openai.APITimeoutError, openai.RateLimitError, openai.InternalServerError)
+        self._refusals = (openai.APIStatusError, openai.APIConnectionError)
         self._client = openai.OpenAI(timeout=JUDGE_TIMEOUT_S, max_retries=RETRIES)
         self._model = model
         address = urlsplit(str(self._client.base_url))
@@ -148,19 +149,15 @@ class Judge:
                     model=self._model, messages=messages, max_tokens=MAX_TOKENS, temperature=0
                 )
                 return read_reply(completion.choices[0].message.content or "")
-            except self._refusals as error:
-                raise JudgeError(
-                    f"the judge's endpoint refuses {self._model}: {type(error).__name__}",
-                    hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name",
-                ) from error
-            except (self._errors.APITimeoutError, self._errors.APIStatusError):
+            except self._given_up:
                 # The client has retried it already.
                 return None
-            except self._errors.APIConnectionError as error:
+            except self._refusals as error:
                 raise JudgeError(
-                    f"the judge's endpoint cannot be reached: {type(error).__name__}", hint="check OPENAI_BASE_URL"
+                    f"the judge's endpoint refuses {self._model}, or cannot be reached: {type(error).__name__}",
+                    hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name",
                 ) from error
-            except (ValueError, TypeError, AttributeError, LookupError, self._errors.APIResponseValidationError):
+            except (ValueError, TypeError, AttributeError, LookupError, self._unread):
                 # The reply is no verdict, or no completion at all.
                 continue
         return None

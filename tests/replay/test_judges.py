@@ -103,8 +103,8 @@ def test_what_the_client_gives_up_is_no_verdict_and_a_refused_key_is_named_witho
     assert ask(judge, openai.APITimeoutError(request))[0] is None
     response: Any = SimpleNamespace(request=request, status_code=401, headers={})
     refusal = openai.AuthenticationError("a-secret-key", response=response, body=None)
-    for error, said in ((refusal, "refuses"), (openai.APIConnectionError(request=request), "cannot be reached")):
-        with pytest.raises(JudgeError, match=said) as refused:
+    for error in (refusal, openai.APIConnectionError(request=request)):
+        with pytest.raises(JudgeError, match="or cannot be reached") as refused:
             ask(judge, error)
         assert "secret" not in refused.value.message + refused.value.hint
 

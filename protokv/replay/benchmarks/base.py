@@ -42,14 +42,12 @@ class Video:
         name: its unique name in the annotations.
         path: its path in the annotations; `files.find_video` finds the file.
         questions: in order of the annotations.
-        rate_fps: frames per second of an array of key frames (`.npy`).
         clip_s: start and end of the part that the questions are about, if a file may hold only that part.
     """
 
     name: str
     path: str
     questions: tuple[Question, ...]
-    rate_fps: float = 1.0
     clip_s: tuple[float, float] | None = None
 
 
@@ -66,7 +64,7 @@ class Annotations:
     notes: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, questions: Mapping[str, Sequence[Question]], notes: Counter[str] | None = None) -> Self:
+    def group(cls, questions: Mapping[str, Sequence[Question]], notes: Counter[str] | None = None) -> Self:
         """Make them from questions by the path of their video, which is its name; drop notes that count nothing."""
         return cls(tuple(Video(path, path, tuple(asked)) for path, asked in questions.items()), +(notes or Counter()))
 

@@ -76,7 +76,7 @@ class Mlvu(Benchmark):
                 videos[video].append(Question(name, text, letter, kind, math.inf, "end", self.name, prompt, options))
         if not videos:
             raise SourceNotFound(f"the annotations of {self.name} in {root} hold no question")
-        return Annotations.of(videos, notes)
+        return Annotations.group(videos, notes)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """Compare the character before ")", or the whole answer; strictly: a letter alone or before a mark."""

@@ -84,7 +84,7 @@ class OvoBench(Benchmark):
         videos: dict[str, list[Question]] = defaultdict(list)
         for row, where in number_records(read_records(path), path):
             videos[read_field(row, "video", str, where)] += _questions(row, where)
-        return Annotations.of(videos)
+        return Annotations.group(videos)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """Find the letter, the number, or yes or no anywhere in the answer; strictly: nothing else is in it."""

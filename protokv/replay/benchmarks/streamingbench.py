@@ -14,7 +14,7 @@ published code.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -54,21 +54,18 @@ class StreamingBench(Benchmark):
         """Read either form; entries about one video become one stream."""
         path = find_annotations(root, ("questions_real.json", "questions_real_stream.json"), self.name)
         videos: dict[str, list[Question]] = defaultdict(list)
-        notes: Counter[str] = Counter()
         for entry, where in number_records(read_records(path), path):
             video = read_field(entry, "video_path", str, where)
             for number, row in enumerate(read_field(entry, "questions", list, where)):
                 at = f"{where} question {number}"
                 time_s = parse_clock(read_field(row, "time_stamp", str, at), at)
-                outside = _is_outside(str(row.get("time") or entry.get("time") or ""), time_s)
-                notes["questions outside the time range of their own entry"] += outside
                 options = tuple(strip_letter(str(option)) for option in read_field(row, "options", list, at))
                 text = read_field(row, "question", str, at)
                 letter = check_letter(read_field(row, "answer", str, at).strip(), options, at)
                 kind = read_field(row, "task_type", str, at).removesuffix(" Perception")
                 name, prompt = str(len(videos[video])), _PROMPT.format(question=text, options=list_options(options))
                 videos[video].append(Question(name, text, letter, kind, time_s, "query", self.name, prompt, options))
-        return Annotations.of(videos, notes)
+        return Annotations.group(videos)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """Compare the first character; strictly: a letter alone or before a mark."""
@@ -80,9 +77,3 @@ def parse_clock(text: str, where: str) -> float:
     if not re.fullmatch(r"\d+(:\d+)*", text.strip()):
         raise ConfigError(f"{where}: {text!r} is no clock time", hint="use the annotations as they were published")
     return float(sum(int(part) * 60**i for i, part in enumerate(reversed(text.strip().split(":")))))
-
-
-def _is_outside(span: str, time_s: float) -> bool:
-    """Return True if a time is outside `[0:00:00 - 0:00:10]`; False if the span cannot be read."""
-    ends = re.findall(r"\d+(?::\d+)+", span)
-    return len(ends) == 2 and not parse_clock(ends[0], span) <= time_s <= parse_clock(ends[1], span)

@@ -62,7 +62,7 @@ class VideoMme(Benchmark):
             videos[read_field(row, "videoID", str, where)].append(
                 Question(name, text, letter, kind, math.inf, "end", self.name, prompt, options)
             )
-        return Annotations.of(videos)
+        return Annotations.group(videos)
 
     def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
         """Compare the first capital A to D; strictly: a letter alone or before a mark."""
