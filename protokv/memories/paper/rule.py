@@ -13,16 +13,9 @@ come out as the loop over pairs has them; of a long chain of close ones a rest w
 A setting is what the paper's tables vary: the ablation (residuals, mass bias, continuity, idle decay), the budget's
 allocation (S and the split), the coefficients, and the anchors. Not here are dynamic allocation and joint histograms.
 
-What is the paper's, what is scale, what is our reading:
-
-- The paper's are the rule and its constants. With them K_max is 2,250 at |M| = 24,000, and its runs keep 1/2 to 1/15 of
-  the visual tokens.
-- Scale is K: it follows from the budget, 14 at 151 tokens. What a bank of 14 loses says little about one of 2,250.
-- Our reading is when the idle rule acts. Its text speaks of T_idle = 120 "steps" and its Algorithm 2 of the "current
-  time", run "after every absorption". Here a step is a frame or a temporal patch, and an idle prototype decays in each
-  (`decay="floor"`): one of mass 1 is gone in its first idle step, one of mass 20 after 20 of them. Once each T_idle
-  (`decay="interval"`) is a reading too. At the paper's 0.5 frames a second 120 steps are 240 seconds, where the
-  procedural streams of our studies have a step a second: `idle_steps=240` is the same time there.
+When the idle rule acts is our reading: the text speaks of T_idle = 120 "steps", and Algorithm 2 runs "after every
+absorption". Here a step is a frame or a temporal patch, and an idle prototype decays in each (`decay="floor"`), or once
+each T_idle (`decay="interval"`). `samples/studies/delay/` has both, and T_idle in the paper's seconds.
 """
 
 from __future__ import annotations
