@@ -18,7 +18,7 @@ from protokv.errors import ProtoKVError, SourceNotFound, SourceUnreadable, State
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from protokv.core.parts import Moment
+    from protokv.core.parts import EvidenceSpan
     from protokv.core.session import Answer, Session
     from protokv.state.reader import Reader
 
@@ -96,7 +96,7 @@ def _find(record: Mapping[str, Any], start_s: float, end_s: float, places: list[
     return _Video(path, end_s, float(part.partition("+")[0] or 0.0) - start_s)
 
 
-def _times(moment: Moment, step_s: float) -> Iterator[float]:
+def _times(moment: EvidenceSpan, step_s: float) -> Iterator[float]:
     """Yield the times of the steps of a moment, at most `MOST_FRAMES`, evenly spaced."""
     count = max(1, round((moment.end_s - moment.start_s) / step_s))
     most = min(count, MOST_FRAMES)

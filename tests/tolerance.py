@@ -79,8 +79,8 @@ def near_logits(session: Session, expected: Tensor) -> dict[str, float]:
     backbone = session.backbone
     width = backbone.embed_text(backbone.prefix_ids).shape[1]
     tokens = len(backbone.prefix_ids) + session.clock.tokens_seen + expected.shape[0]
-    carried = backbone.carried
-    layers = backbone.layers if carried is None else carried.layers
+    hybrid = backbone.hybrid
+    layers = backbone.layers if hybrid is None else hybrid.layers
     # Linear layers enlarge more: under two sets of kernels transformers' own forward was off by up to 29 times this.
-    enlarged = 1 if carried is None or carried.recurrent is None else 64
+    enlarged = 1 if hybrid is None or hybrid.recurrent is None else 64
     return near(expected, enlarged * forward_terms(2 * layers, width, tokens))

@@ -22,11 +22,11 @@ from protokv.core.backbone import MOST_WORDS, Backbone, BackboneIdentity, Turn
 from protokv.core.context import Context
 from protokv.core.hook import LinearStates
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.tensors import HybridShape, Kind, layer_places
+from protokv.core.tensors import HybridShape, LayerKind, assign_layers
 from protokv.errors import ModelError, QuestionError
 from protokv.texts import admit_question
 
-_KINDS = {"full_attention": Kind.FULL, "sliding_attention": Kind.SLIDING, "linear_attention": Kind.LINEAR}
+_KINDS = {f"{kind.name.lower()}_attention": kind for kind in LayerKind}
 
 
 class Adapter(Backbone):
@@ -64,14 +64,14 @@ class Adapter(Backbone):
                 f"some of its layers have {min(odd)}, which is not supported",
                 hint=f"supported are {', '.join(_KINDS)}",
             )
-        self._places = layer_places([_KINDS[kind] for kind in named], self._shared_layers())
+        self._places = assign_layers([_KINDS[kind] for kind in named], self._shared_layers())
         self.max_position = getattr(config, "max_position_embeddings", None)
         # Embeddings are not quantised in a quantised model.
         self.dtype = self._embedding.weight.dtype
         layers = [f"{self.text_module}.layers.{i}" for i in range(config.num_hidden_layers)]
         spread = find_devices(model, [f"{self.text_module}.embed_tokens", *layers])
         self.device, *others = spread or [self._embedding.weight.device]
-        own = [i for i, place in enumerate(self._places) if place.kind == Kind.FULL and not place.shared]
+        own = [i for i, place in enumerate(self._places) if place.kind == LayerKind.FULL and not place.shared]
         if not own:
             raise ModelError(
                 "none of its layers has full attention, so a memory has nothing to serve",
@@ -81,7 +81,7 @@ class Adapter(Backbone):
         self.kv_heads, self.head_size = self._heads_of(own[0])
         self.layer_devices = [others[i] for i in own] if others else None
         if len(own) < len(self._places):
-            self.carried = self._carried_shape(others or None)
+            self.hybrid = self._carried_shape(others or None)
         self._tokenizer, self._prompt = tokenizer, prompt
         stop = model.generation_config.eos_token_id
         self.stop_ids = frozenset(stop if isinstance(stop, list) else [stop, tokenizer.eos_token_id]) - {None}
@@ -103,10 +103,10 @@ class Adapter(Backbone):
         config = self._text.config
         kinds = [place.kind for place in self._places if not place.shared]
         sliding = recurrent = convolution = None
-        if count := kinds.count(Kind.SLIDING):
-            heads, size = self._heads_of([place.kind for place in self._places].index(Kind.SLIDING))
+        if count := kinds.count(LayerKind.SLIDING):
+            heads, size = self._heads_of([place.kind for place in self._places].index(LayerKind.SLIDING))
             sliding = (count, heads, config.sliding_window - 1, size)
-        if count := kinds.count(Kind.LINEAR):
+        if count := kinds.count(LayerKind.LINEAR):
             keys = config.linear_num_key_heads * config.linear_key_head_dim
             values = config.linear_num_value_heads * config.linear_value_head_dim
             recurrent = (count, config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
@@ -197,11 +197,11 @@ class Adapter(Backbone):
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         """Run `[T, E]` through the language model."""
-        carried = local_kv.carried
+        hybrid = local_kv.hybrid
         output = self._text(
             **self._inputs(embeddings),
             position_ids=self._position_ids(positions),
-            past_key_values=None if carried is None else LinearStates(carried),
+            past_key_values=None if hybrid is None else LinearStates(hybrid),
             use_cache=False,
             protokv_context=context,
             protokv_local=local_kv,

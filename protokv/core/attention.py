@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protokv.core import kernels
 from protokv.core.context import Context, Segment
-from protokv.core.hybrid import Carried
+from protokv.core.hybrid import HybridState
 from protokv.core.rotary import rotate
 
 
@@ -103,11 +103,11 @@ class LocalKV:
     when the last layer has. Keys and values of a layer stay on the device of that layer.
 
     Attributes:
-        carried: what the other layers carry, advanced by every forward; None if there are none.
-        blocks: of the tokens being forwarded, as of `Carried.window`; None: no token sees a later one.
+        hybrid: what the other layers carry, advanced by every forward; None if there are none.
+        blocks: of the tokens being forwarded, as of `HybridState.window`; None: no token sees a later one.
     """
 
-    carried: Carried | None = None
+    hybrid: HybridState | None = None
     blocks: Tensor | None = None
 
     def __init__(

@@ -21,7 +21,7 @@ from torch import Tensor
 from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.decoding import Decoding
-from protokv.core.hybrid import Carried
+from protokv.core.hybrid import HybridState
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.tensors import HybridShape
@@ -79,7 +79,7 @@ class Backbone(ABC):
         identity: name, family and digests of the model.
         layers, kv_heads, head_size, position_components: `L`, `H`, `D`, `P` of the keys and values of its layers with
             full attention.
-        carried: what the other layers hold; None: there are none.
+        hybrid: what the other layers hold; None: there are none.
         frames_per_step: sampled frames that make one step.
         default_fps: the sampling rate of its training, in frames per second.
         stop_ids: tokens that end an answer.
@@ -101,7 +101,7 @@ class Backbone(ABC):
     kv_heads: int
     head_size: int
     position_components: int
-    carried: HybridShape | None = None
+    hybrid: HybridShape | None = None
     frames_per_step: int
     default_fps: float
     stop_ids: frozenset[int]
@@ -253,7 +253,7 @@ class Backbone(ABC):
             time_s: time of its first frame, seconds from there.
         """
 
-    def times_of(self, positions: Tensor, clock: StreamClock, breaks: Tensor | None = None) -> Tensor:
+    def stream_times(self, positions: Tensor, clock: StreamClock, breaks: Tensor | None = None) -> Tensor:
         """Return stream times, seconds, `[...]` float64, that lie within the steps at `positions` `[..., P]`.
 
         Args:
@@ -329,10 +329,10 @@ class Backbone(ABC):
         line = torch.arange(start, start + n_tokens, device=self.device)
         return line[:, None].expand(-1, self.position_components)
 
-    def new_local_kv(self, capacity: int, carried: Carried | None = None) -> LocalKV:
+    def new_local_kv(self, capacity: int, hybrid: HybridState | None = None) -> LocalKV:
         """Return an empty `LocalKV` for `capacity` tokens, with a fork of what other layers carry."""
         local = LocalKV(self.layers, self.kv_heads, capacity, self.head_size, dtype=self.dtype, device=self.device)
-        local.carried = carried
+        local.hybrid = hybrid
         return local
 
     def unknown_words(self, question: str) -> list[str]:

@@ -161,7 +161,7 @@ class PrototypeBank(StatePart):
         )
         return keys, values
 
-    def centers_of(self, heads: slice) -> tuple[Tensor, Tensor]:
+    def head_centers(self, heads: slice) -> tuple[Tensor, Tensor]:
         """Return keys and values `[h, K, D]` float32 of some of the L * H heads."""
         return self.key_center.flatten(0, 1)[heads], self.value_center.flatten(0, 1)[heads]
 
@@ -204,7 +204,7 @@ class PrototypeBank(StatePart):
             for layer in range(self.mass.shape[0])
         ]
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return its part of the state."""
         return {f"bank.{name}": getattr(self, name) for name in self._names}
 
@@ -256,7 +256,7 @@ class Rule(StatePart):
         the near window."""
         return
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return its part of the state."""
         return {}
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from protokv.core.backbone import Backbone
-from protokv.core.hybrid import Carried
-from protokv.core.memory import Memory, WithCarried
+from protokv.core.hybrid import HybridState
+from protokv.core.memory import HybridMemory, Memory
 from protokv.core.packing import check_shapes
 from protokv.core.recent import RecentSteps, WithRecent
 from protokv.core.rotary import Rotary
@@ -39,11 +39,11 @@ def shape_of(backbone: Backbone) -> MemoryShape:
         layer_devices=backbone.layer_devices,
         frames_per_step=backbone.frames_per_step,
         embedding_size=backbone.embed_text(backbone.prefix_ids).shape[1],
-        carried=backbone.carried,
+        hybrid=backbone.hybrid,
     )
 
 
-def rotary_of(backbone: Backbone, config: MemoryConfig) -> Rotary:
+def choose_rotary(backbone: Backbone, config: MemoryConfig) -> Rotary:
     """Return the angles by which a memory removes rotations and restores them.
 
     At stream positions these are the model's own. At compact positions the model makes keys at small positions and they
@@ -66,8 +66,8 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     spread = len(set(shape.layer_devices or ())) > 1
     with allocating(config.budget):
         memory: Memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
-        if shape.carried is not None:
-            return WithCarried(memory, shape)
+        if shape.hybrid is not None:
+            return HybridMemory(memory, shape)
     if not config.recent_frames:
         return memory
     if not cls.hides_recent:
@@ -89,7 +89,7 @@ def declare_memory(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec
 
 
 def _carried_specs(shape: MemoryShape) -> tuple[TensorSpec, ...]:
-    return () if shape.carried is None else Carried.declare(shape)
+    return () if shape.hybrid is None else HybridState.declare(shape)
 
 
 def check_parts(config: MemoryConfig, shape: MemoryShape) -> None:
@@ -98,14 +98,14 @@ def check_parts(config: MemoryConfig, shape: MemoryShape) -> None:
     Raises:
         ConfigError: naming the setting.
     """
-    if shape.carried is None:
+    if shape.hybrid is None:
         return
     if config.recent_frames:
         raise ConfigError(
             "recent_frames: this model has layers that read every token once, in order, so no step is read again",
             hint="leave recent_frames out, or use a model of which all layers have full attention",
         )
-    if shape.carried.sliding is not None and config.positions == "compact":
+    if shape.hybrid.sliding is not None and config.positions == "compact":
         raise ConfigError(
             "positions: this model has sliding layers, whose windows do not move with a memory",
             hint="leave positions=compact out",

@@ -34,23 +34,23 @@ class CompactPlacement(Placement):
 
     def place(self, context: Context, clock: StreamClock) -> Context:
         """Return the context at consecutive positions."""
-        return compacted(context, Anchoring(self._rotary, self._origin, clock.next_position, self._moving))
+        return compact_context(context, Anchoring(self._rotary, self._origin, clock.next_position, self._moving))
 
     def forward_positions(self, positions: Tensor, context: Context) -> Tensor:
         """Return positions moved with the context."""
-        shift = shift_of(context)
+        shift = find_shift(context)
         return positions if _is_zero(shift) else positions - self._direction * shift
 
     def stream_keys(self, keys: Tensor, context: Context) -> Tensor:
         """Return keys rotated from where they were forwarded to their stream positions."""
-        shift = shift_of(context)
+        shift = find_shift(context)
         if _is_zero(shift):
             return keys
         return rotate(keys, *self._rotary(self._direction * shift)).to(keys.dtype)
 
     def text_start(self, context: Context, clock: StreamClock) -> int:
         """Return the position behind the moved context."""
-        behind = next_position_of(context)
+        behind = find_next_position(context)
         return clock.next_position if behind is None else int(behind)
 
 
@@ -75,7 +75,7 @@ class Anchoring:
 
 @runtime_checkable
 class Compactable(Protocol):
-    """A context that moves itself to compact positions; `SlotContext`s are moved by `compacted`.
+    """A context that moves itself to compact positions; `SlotContext`s are moved by `compact_context`.
 
     A moved context has `shift`, by how much the moving components of tokens forwarded after it are less than their
     stream positions, and may have `next_position`, where text behind the video starts. Both are `[]` int64 tensors if
@@ -85,34 +85,34 @@ class Compactable(Protocol):
     def far_span(self) -> int | Tensor:
         """Return the number of distinct times older than the near window, in the layer and head that has most."""
 
-    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> Context:
+    def compact(self, anchoring: Anchoring, span: int | Tensor) -> Context:
         """Return the same tokens at consecutive positions; `span` positions are set aside for older ones."""
 
 
-def compacted(context: Context, anchoring: Anchoring, span: int | Tensor | None = None) -> Context:
+def compact_context(context: Context, anchoring: Anchoring, span: int | Tensor | None = None) -> Context:
     """Return the tokens of a context at consecutive positions, `span` of them set aside for older ones.
 
     None sets aside as many as the context needs.
     """
     if isinstance(context, Compactable):
-        return context.compacted(anchoring, context.far_span() if span is None else span)
-    seen = survey_of(context)
+        return context.compact(anchoring, context.far_span() if span is None else span)
+    seen = survey(context)
     assert isinstance(context, SlotContext)
     return CompactContext.of(context, anchoring, seen, seen.span if span is None else span)
 
 
 def far_span(context: Context) -> int | Tensor:
     """Return the number of distinct times older than the near window, in the layer and head that has most."""
-    return context.far_span() if isinstance(context, Compactable) else survey_of(context).span
+    return context.far_span() if isinstance(context, Compactable) else survey(context).span
 
 
-def shift_of(context: Context) -> int | Tensor:
+def find_shift(context: Context) -> int | Tensor:
     """Return by how many positions tokens forwarded with this context stand before their stream positions."""
     shift: int | Tensor = getattr(context, "shift", 0)
     return shift
 
 
-def next_position_of(context: Context) -> int | Tensor | None:
+def find_next_position(context: Context) -> int | Tensor | None:
     """Return where text behind a moved context starts; None: behind the stream."""
     position: int | Tensor | None = getattr(context, "next_position", None)
     return position
@@ -148,7 +148,7 @@ class Survey:
     rest: Tensor
 
 
-def survey_of(context: Context) -> Survey:
+def survey(context: Context) -> Survey:
     """Find where the slots of a context stand, without waiting for the device.
 
     If no exact token is near, the near window begins at `until` of the context, or behind all slots if that is None.
@@ -295,7 +295,7 @@ class PositionLimit(SessionListener):
         if self._limit is None or max(highest) < self._limit:
             return
         fixed = max((place for component, place in enumerate(highest) if component not in self._moving), default=0)
-        moved = max(highest[component] for component in self._moving) - shift_of(context)
+        moved = max(highest[component] for component in self._moving) - find_shift(context)
         if isinstance(moved, int):
             self._warn(session.clock.steps, max(fixed, moved))
         else:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import EMPTY, Context, Segment
-from protokv.core.parts import Evidence, Moment, Reading, SessionView, SpokenWords, Utterance
+from protokv.core.parts import Evidence, EvidenceSpan, Reading, SessionView, SpokenWords, Utterance
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
@@ -84,20 +84,20 @@ def find_evidence(session: SessionView, reading: Reading) -> Evidence:
         if len(prelude):
             found.append((prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)]))
         for where, share in found:
-            times = backbone.times_of(where, clock, breaks)
+            times = backbone.stream_times(where, clock, breaks)
             steps.append((times / clock.step_seconds + 1e-6).floor().long().cpu().flatten())
             shares_of_steps.append(share.double().cpu().flatten() / (len(to_slots) * len(layers)))
     by_step: dict[int, float] = {}
     for step, share in zip(torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True):
         by_step[step] = by_step.get(step, 0.0) + share
-    moments = find_moments(by_step, clock.step_seconds)
+    moments = find_spans(by_step, clock.step_seconds)
     if transcript is not None:
         moments = tuple(replace(one, words=_words(transcript, one, by_step, clock.step_seconds)) for one in moments)
     return Evidence(moments, backbone.reading_layers is not None)
 
 
 def _words(
-    transcript: SpokenWords, moment: Moment, by_step: Mapping[int, float], step_seconds: float
+    transcript: SpokenWords, moment: EvidenceSpan, by_step: Mapping[int, float], step_seconds: float
 ) -> tuple[Utterance, ...]:
     # A step next to the moment touches it, give or take a rounding.
     lines = transcript.between(moment.start_s + 1e-6, moment.end_s - 1e-6)
@@ -105,7 +105,7 @@ def _words(
     return tuple(sorted(most, key=lambda line: line.start_s))
 
 
-def find_moments(by_step: Mapping[int, float], step_seconds: float) -> tuple[Moment, ...]:
+def find_spans(by_step: Mapping[int, float], step_seconds: float) -> tuple[EvidenceSpan, ...]:
     """Join the steps whose share is `NOTICED` or more to moments; return the strongest, the earlier first if equal.
 
     A single step between two of them is included.
@@ -117,7 +117,7 @@ def find_moments(by_step: Mapping[int, float], step_seconds: float) -> tuple[Mom
         else:
             runs.append([step])
     found = [
-        Moment(
+        EvidenceSpan(
             run[0] * step_seconds,
             (run[-1] + 1) * step_seconds,
             sum(by_step.get(step, 0.0) for step in range(run[0], run[-1] + 1)),

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from protokv.core.attention import LocalKV, attend
 from protokv.core.context import Context
-from protokv.core.hybrid import Carried
-from protokv.core.tensors import Kind, LayerPlace
+from protokv.core.hybrid import HybridState
+from protokv.core.tensors import LayerKind, LayerSlot
 
 NAME = "protokv"
 
@@ -32,10 +32,10 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """Attend as transformers calls it: query `[1, Hq, T, D]`, key and value `[1, H, T, D]`, returns `[1, T, Hq, D]`."""
     layer, local = int(module.layer_idx), protokv_local  # type: ignore[arg-type]
-    place = LayerPlace(Kind.FULL, layer) if local.carried is None else local.carried.places[layer]
-    if place.kind == Kind.SLIDING:
-        assert local.carried is not None
-        keys, values, mask = local.carried.window(place, key[0], value[0], local.blocks)
+    place = LayerSlot(LayerKind.FULL, layer) if local.hybrid is None else local.hybrid.places[layer]
+    if place.kind == LayerKind.SLIDING:
+        assert local.hybrid is not None
+        keys, values, mask = local.hybrid.window(place, key[0], value[0], local.blocks)
         mask = mask.repeat(query.shape[1] // keys.shape[0], 1)[None]
         out = attend(query[0], (), (keys, values), scaling, mask)
     elif place.shared:
@@ -53,13 +53,13 @@ def register() -> None:
 
 
 class LinearStates:
-    """The cache that transformers' layers of linear attention read and update: what `Carried` holds for them.
+    """The cache that transformers' layers of linear attention read and update: what `HybridState` holds for them.
 
     It says that it records the past, so that no kernel writes to a state in place.
     """
 
-    def __init__(self, carried: Carried) -> None:
-        self._carried = carried
+    def __init__(self, hybrid: HybridState) -> None:
+        self._hybrid = hybrid
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer with attention as they are: `attention_forward` takes them."""
@@ -71,20 +71,20 @@ class LinearStates:
 
     def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor:
         """Return the last inputs of the convolution, `[1, C, k]`."""
-        return self._carried.convolution(self._index(layer))
+        return self._hybrid.convolution(self._index(layer))
 
     def get_recurrent_state(self, layer: int, state_idx: int = 0) -> Tensor:
         """Return `[1, Hv, Dk, Dv]`."""
-        return self._carried.recurrent(self._index(layer))
+        return self._hybrid.recurrent(self._index(layer))
 
     def update_conv_state(self, inputs: Tensor, layer: int, **_: Any) -> Tensor:
         """Take inputs `[1, C, T]`; return them behind the last ones."""
-        return self._carried.convolve(self._index(layer), inputs)
+        return self._hybrid.convolve(self._index(layer), inputs)
 
     def update_recurrent_state(self, state: Tensor, layer: int, **_: Any) -> Tensor:
         """Take the state behind the last token."""
-        self._carried.recur(self._index(layer), state)
+        self._hybrid.recur(self._index(layer), state)
         return state
 
     def _index(self, layer: int) -> int:
-        return self._carried.places[layer].number
+        return self._hybrid.places[layer].number

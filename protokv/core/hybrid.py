@@ -1,4 +1,4 @@
-"""`Carried`: what sliding and linear layers carry from token to token, beside the memory of the budget.
+"""`HybridState`: what sliding and linear layers carry from token to token, beside the memory of the budget.
 
 Layers come in three kinds, and each holds what its attention calls for. Full attention reads the memory. Sliding
 attention reads the last W tokens: the W - 1 before the present one are kept, exactly, in the order of the stream.
@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from protokv.core.sanitize import LARGEST
-from protokv.core.tensors import Kind, LayerPlace, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import LayerKind, LayerSlot, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
 
-class Carried(StatePart):
+class HybridState(StatePart):
     """What the layers of one stream carry.
 
     Attributes:
@@ -32,33 +32,33 @@ class Carried(StatePart):
     """
 
     def __init__(self, shape: MemoryShape) -> None:
-        assert shape.carried is not None
-        own, device = shape.carried, shape.device
+        assert shape.hybrid is not None
+        own, device = shape.hybrid, shape.device
         self._shape, self.places, self._device = own, own.places or (), device
-        on = {kind: [device] * own.layers for kind in Kind}
+        on = {kind: [device] * own.layers for kind in LayerKind}
         if own.devices is not None:
             held = [place for place in self.places if not place.shared]
             where = [one for one, place in zip(own.devices, self.places, strict=True) if not place.shared]
-            on = {kind: [at for at, one in zip(where, held, strict=True) if one.kind == kind] for kind in Kind}
+            on = {kind: [at for at, one in zip(where, held, strict=True) if one.kind == kind] for kind in LayerKind}
         allocated = {spec.name: spec for spec in self.declare(shape) if spec.name != "layers.places"}
 
-        def each(name: str, kind: Kind) -> list[Tensor]:
+        def each(name: str, kind: LayerKind) -> list[Tensor]:
             whole = allocated[name].allocate(device) if name in allocated else ()
             return [one.to(at) for one, at in zip(whole, on[kind], strict=False)]
 
         # Of each layer of its kind: keys and values `[H, W - 1, D]`, and which of them are tokens.
         names = ("sliding.keys", "sliding.values", "sliding.usable")
-        self._windows = list(zip(*(each(name, Kind.SLIDING) for name in names), strict=True))
-        self._recurrent = each("linear.recurrent", Kind.LINEAR)
-        self._convolution = each("linear.convolution", Kind.LINEAR)
+        self._windows = list(zip(*(each(name, LayerKind.SLIDING) for name in names), strict=True))
+        self._recurrent = each("linear.recurrent", LayerKind.LINEAR)
+        self._convolution = each("linear.convolution", LayerKind.LINEAR)
         # What the sliding layers of the present forward read, for those that share it.
         self._read: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the places of layers, and the tensors of the kinds that the model has."""
-        assert shape.carried is not None
-        own, f32 = shape.carried, torch.float32
+        assert shape.hybrid is not None
+        own, f32 = shape.hybrid, torch.float32
         found = [
             TensorSpec(
                 "layers.places", ("model_layer", "field"), (own.layers, 2), torch.int32,
@@ -86,7 +86,7 @@ class Carried(StatePart):
             ]
         return tuple(found)
 
-    def fork(self) -> Carried:
+    def fork(self) -> HybridState:
         """Return what a forward may advance without touching this one."""
         other = copy(self)
         other._windows, other._read = list(self._windows), {}
@@ -94,7 +94,7 @@ class Carried(StatePart):
         return other
 
     def window(
-        self, place: LayerPlace, key: Tensor, value: Tensor, blocks: Tensor | None = None
+        self, place: LayerSlot, key: Tensor, value: Tensor, blocks: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Let a sliding layer take `T` tokens; return what they attend to, each to itself and the W - 1 before it.
 
@@ -138,7 +138,7 @@ class Carried(StatePart):
         """Take the recurrent state `[1, Hv, Dk, Dv]` behind the last token."""
         self._recurrent[index] = state[0].float()
 
-    def settle(self, before: Carried) -> None:
+    def settle(self, before: HybridState) -> None:
         """Leave recurrent states as they were before a forward that made them not finite; nothing waits for the device.
 
         A state cannot drop single tokens, as a window does.
@@ -150,7 +150,7 @@ class Carried(StatePart):
             self._convolution[index] = torch.where(sound, inputs, old_inputs)
         self._read = {}
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return all of it, on one device."""
         found = {"layers.places": torch.tensor([place[:2] for place in self.places], dtype=torch.int32)}
         for name, parts in zip(("keys", "values", "usable"), zip(*self._windows, strict=True), strict=False):
@@ -165,11 +165,11 @@ class Carried(StatePart):
         places = tensors["layers.places"].tolist()
         if self.places and places != [list(place[:2]) for place in self.places]:
             raise StateCorrupt("state: tensor layers.places is not that of this model")
-        for kind, sizes in ((Kind.SLIDING, self._shape.sliding), (Kind.LINEAR, self._shape.recurrent)):
+        for kind, sizes in ((LayerKind.SLIDING, self._shape.sliding), (LayerKind.LINEAR, self._shape.recurrent)):
             found = [index for of_kind, index in places if of_kind == kind]
             if sorted(set(found)) != list(range(sizes[0] if sizes else 0)):
                 raise StateCorrupt("state: tensor layers.places does not agree with the layers that are held")
-        if any(kind not in iter(Kind) or index < 0 for kind, index in places):
+        if any(kind not in iter(LayerKind) or index < 0 for kind, index in places):
             raise StateCorrupt("state: tensor layers.places names a kind of layer that there is not")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
@@ -177,7 +177,7 @@ class Carried(StatePart):
         if not self.places:
             rows = [(kind, number) for kind, number in tensors["layers.places"].tolist()]
             first = {row: i for i, row in reversed(list(enumerate(rows)))}
-            self.places = tuple(LayerPlace(Kind(row[0]), row[1], first[row] < i) for i, row in enumerate(rows))
+            self.places = tuple(LayerSlot(LayerKind(row[0]), row[1], first[row] < i) for i, row in enumerate(rows))
 
         def copies(name: str, index: int, like: Tensor) -> Tensor:
             return tensors[name][index].to(like.device, copy=True)
@@ -213,7 +213,7 @@ def window_mask(queries: int, usable: Tensor, blocks: Tensor | None = None) -> T
     Args:
         queries: T.
         usable: `[n]` bool, False for tokens that nobody sees.
-        blocks: `[T]`, as of `Carried.window`.
+        blocks: `[T]`, as of `HybridState.window`.
     """
     n = len(usable)
     seen = torch.ones(queries, n, dtype=torch.bool, device=usable.device).tril(n - queries)

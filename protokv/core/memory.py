@@ -1,5 +1,5 @@
 """`Memory`: bounded state with the verbs `append`, `context` and `tensors`; `LocalMemory`, its form in declared parts;
-`Accompanied`, a memory with something beside it.
+`MemoryWithPart`, a memory with something beside it.
 
 A memory takes keys as the model rotated them and returns a `Context`. Knows no model, file or session.
 """
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.hybrid import Carried
+from protokv.core.hybrid import HybridState
 from protokv.core.near import Slots
 from protokv.core.packing import check_shapes, unpack
 from protokv.core.rotary import Rotary
@@ -36,11 +36,11 @@ class Memory(ABC):
     hides_recent: bool = True
     joins_steps: bool = True
 
-    def fork(self) -> Carried | None:
+    def fork(self) -> HybridState | None:
         """Return what layers carry that the memory does not serve, for a forward to advance; None if it serves all."""
         return None
 
-    def carry(self, advanced: Carried | None) -> None:
+    def advance(self, advanced: HybridState | None) -> None:
         """Keep what the forward of a step advanced."""
         return
 
@@ -150,7 +150,7 @@ class LocalMemory(Memory):
         """Take the prompt prefix."""
         self._slots.start(keys, values)
 
-    def repeats_of(self, step: StepKV) -> Tensor | None:
+    def mark_repeats(self, step: StepKV) -> Tensor | None:
         """Return `StepKV.repeats` of the next step; None if this memory does not look."""
         return None
 
@@ -173,13 +173,13 @@ class LocalMemory(Memory):
         """Return the declaration of its state."""
         return self.declare(self._config, self._shape)
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return the whole state by name: live tensors, contiguous or not."""
-        return {name: tensor for part in self.parts() for name, tensor in part.held().items()}
+        return {name: tensor for part in self.parts() for name, tensor in part.live_tensors().items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the whole state by name, contiguous."""
-        return {name: tensor.contiguous() for name, tensor in self.held().items()}
+        return {name: tensor.contiguous() for name, tensor in self.live_tensors().items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state that `tensors` gave, packed or whole, on any device. Change nothing if it is refused."""
@@ -201,7 +201,7 @@ class LocalMemory(Memory):
         return add_up(sizes for part in self.parts() for sizes in part.nbytes().items())
 
 
-class Accompanied(Memory):
+class MemoryWithPart(Memory):
     """A memory (`inner`, empty at first), and a part of the state beside it (`part`)."""
 
     def __init__(self, inner: Memory, part: StatePart, declared: tuple[TensorSpec, ...]) -> None:
@@ -238,7 +238,7 @@ class Accompanied(Memory):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return those of both."""
-        return self.inner.tensors() | self.part.held()
+        return self.inner.tensors() | self.part.live_tensors()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take both. Change nothing if one of them is refused."""
@@ -262,19 +262,19 @@ class Accompanied(Memory):
         return self.inner.report()
 
 
-class WithCarried(Accompanied):
+class HybridMemory(MemoryWithPart):
     """A memory of the layers with full attention, and what the other layers carry."""
 
-    part: Carried
+    part: HybridState
 
     def __init__(self, inner: Memory, shape: MemoryShape) -> None:
-        super().__init__(inner, Carried(shape), Carried.declare(shape))
+        super().__init__(inner, HybridState(shape), HybridState.declare(shape))
 
-    def fork(self) -> Carried:
+    def fork(self) -> HybridState:
         """Return what a forward may advance."""
         return self.part.fork()
 
-    def carry(self, advanced: Carried | None) -> None:
+    def advance(self, advanced: HybridState | None) -> None:
         """Keep what the forward of a step advanced."""
         assert advanced is not None
         advanced.settle(self.part)

@@ -81,7 +81,7 @@ class Slots(StatePart):
             TensorSpec("sink.values", dims, size, shape.dtype, "values of the prompt prefix"),
         )
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return the prompt prefix."""
         return {"sink.keys": self.keys[:, :, self.sink], "sink.values": self.values[:, :, self.sink]}
 
@@ -218,7 +218,7 @@ class NearWindow(StatePart):
             TensorSpec("near.ring", ("field",), (3,), i64, "first slot in use, slots in use, last step seen"),
         )
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return its part of the state."""
         return {
             "near.keys": self.keys,

@@ -162,7 +162,7 @@ class Utterance:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class EvidenceSpan:
     """Consecutive steps that each stand out; single steps between two of them are included.
 
     Attributes:
@@ -186,7 +186,7 @@ class Evidence:
         measured: True if a low share says anything about this model.
     """
 
-    moments: tuple[Moment, ...]
+    moments: tuple[EvidenceSpan, ...]
     measured: bool
 
     @property
@@ -206,7 +206,7 @@ class SpokenWords(Attachment):
 
     @abstractmethod
     def breaks(self) -> Tensor | None:
-        """Return position and time behind each step with words, `[n, 2]` float64, for `Backbone.times_of`; or None."""
+        """Return position and time behind each step with words, `[n, 2]` float64; None: no words."""
 
     @abstractmethod
     def words_end(self, clock: StreamClock) -> StreamClock | None:

@@ -25,7 +25,7 @@ from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.sanitize import Sanitizer
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, size_of
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, count_bytes
 from protokv.errors import ConfigError
 
 # Pseudo-tokens that are written at once: in float32 they take several times their bytes.
@@ -197,7 +197,7 @@ class PrototypeMemory(LocalMemory):
         """Return bytes by part; `context` is the pseudo-tokens, which are not part of a saved state."""
         slots = self._slots
         far = (part[:, :, slots.far] for part in (slots.keys, slots.values, slots.bias))
-        return super().nbytes() | {"context": size_of(*far, self._slots_of_rows)}
+        return super().nbytes() | {"context": count_bytes(*far, self._slots_of_rows)}
 
     def report(self) -> dict[str, Any]:
         """Return tokens held exactly, and for each layer what its prototypes hold and what happened to them."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.memory import Accompanied, Memory
+from protokv.core.memory import Memory, MemoryWithPart
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
@@ -69,7 +69,7 @@ class RecentSteps(StatePart):
             ),
         )  # fmt: skip
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return all of them."""
         steps, P = self.steps, self._shape.position_components
         if not steps:
@@ -117,7 +117,7 @@ class RecentSteps(StatePart):
             start, seen = own.stop, visual.stop
 
 
-class WithRecent(Accompanied):
+class WithRecent(MemoryWithPart):
     """A memory and the last steps."""
 
     part: RecentSteps

@@ -78,7 +78,7 @@ class Sanitizer(StatePart):
         keys, values = step.keys.masked_fill(hidden, 0), step.values.masked_fill(hidden, 0)
         return replace(step, keys=keys, values=values, usable=usable)
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return the counter."""
         return {"sanitize.dropped": self.dropped}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protokv.core.attention import LocalKV
 from protokv.core.backbone import Backbone, PreparedStep, Turn
-from protokv.core.build import build_memory, restore_memory, rotary_of, shape_of
+from protokv.core.build import build_memory, choose_rotary, restore_memory, shape_of
 from protokv.core.compact import CompactPlacement, PositionLimit
 from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, is_repeating, log_probability, read_token
@@ -143,14 +143,14 @@ class Session:
         """
         rate = backbone.default_fps if fps is None else fps
         check_fps(rate)
-        memory = build_memory(config, shape_of(backbone), rotary_of(backbone, config))
+        memory = build_memory(config, shape_of(backbone), choose_rotary(backbone, config))
         prefix = len(backbone.prefix_ids)
         local_kv = backbone.new_local_kv(prefix, memory.fork())
         with torch.inference_mode():
             embeddings = backbone.embed_text(backbone.prefix_ids)
             backbone.forward(embeddings, backbone.text_positions(0, prefix), EmptyContext(), local_kv)
             memory.start(*local_kv.read_all())
-            memory.carry(local_kv.carried)
+            memory.advance(local_kv.hybrid)
         clock = StreamClock(0, 0.0, prefix, 0, fps=rate, frames_per_step=backbone.frames_per_step)
         return cls(backbone, config, memory, clock, attachments)
 
@@ -175,7 +175,7 @@ class Session:
         clock.check()
         attached = {spec.name for one in attachments for spec in one.declare()}
         own = {name: tensor for name, tensor in state.tensors.items() if name not in attached}
-        memory = restore_memory(config, shape_of(backbone), rotary_of(backbone, config), own)
+        memory = restore_memory(config, shape_of(backbone), choose_rotary(backbone, config), own)
         return cls(backbone, config, memory, clock, attachments)
 
     @property
@@ -278,7 +278,7 @@ class Session:
             for listener in self.listeners:
                 listener.after_append(self, step, batch.context)
             self.clock, self.words_end = step.clock, step.words_end
-        self.memory.carry(batch.local_kv.carried)
+        self.memory.advance(batch.local_kv.hybrid)
         self.intact = True
 
     def _position(

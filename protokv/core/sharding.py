@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.compact import Anchoring, compacted, far_span, next_position_of, shift_of
+from protokv.core.compact import Anchoring, compact_context, far_span, find_next_position, find_shift
 from protokv.core.context import Context, Segment
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.packing import check_shapes, unpack
@@ -45,7 +45,7 @@ class LayerShards(Memory):
             )
         self.bounded, self.joins_steps = cls.bounded, cls.joins_steps
         self._cls, self._config, self._shape, self._rotary = cls, config, shape, rotary
-        self._runs = runs_of(shape.layer_devices or [shape.device] * shape.layers)
+        self._runs = find_runs(shape.layer_devices or [shape.device] * shape.layers)
         self._parts = self._empty_parts()
 
     def start(self, keys: Tensor, values: Tensor) -> None:
@@ -77,7 +77,7 @@ class LayerShards(Memory):
             for run in self._runs
         ]
         # The first layer of the model tells which tokens repeat others.
-        repeats = self._parts[0].repeats_of(steps[0])
+        repeats = self._parts[0].mark_repeats(steps[0])
         for run, part, own in zip(self._runs, self._parts, steps, strict=True):
             part.append(replace(own, repeats=None if repeats is None else repeats.to(run.device)))
 
@@ -167,12 +167,12 @@ class ShardedContext(Context):
     @property
     def shift(self) -> int:
         """The shift of all parts; the host asks a device for it."""
-        return int(shift_of(self.parts[0]))
+        return int(find_shift(self.parts[0]))
 
     @property
     def next_position(self) -> int | None:
         """The position behind all parts; the host asks all devices for it."""
-        ends = [next_position_of(part) for part in self.parts]
+        ends = [find_next_position(part) for part in self.parts]
         return max((int(end) for end in ends if end is not None), default=None)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
@@ -200,17 +200,17 @@ class ShardedContext(Context):
         """Return that of the part that has most."""
         return max(int(far_span(part)) for part in self.parts)
 
-    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> ShardedContext:
+    def compact(self, anchoring: Anchoring, span: int | Tensor) -> ShardedContext:
         """Return all parts with one span set aside, and moved by one shift.
 
         If no token is near, each part finds another time at which the near window would begin, and so another shift.
         The latest is that of the memory of all layers, and the parts that found an earlier one are moved to it.
         """
-        parts = [compacted(part, anchoring, span) for part in self.parts]
-        shift = max(int(shift_of(part)) for part in parts)
+        parts = [compact_context(part, anchoring, span) for part in self.parts]
+        shift = max(int(find_shift(part)) for part in parts)
         latest = replace(anchoring, near=anchoring.origin + int(span) + shift)
         parts = [
-            moved if int(shift_of(moved)) == shift else compacted(part, latest, span)
+            moved if int(find_shift(moved)) == shift else compact_context(part, latest, span)
             for part, moved in zip(self.parts, parts, strict=True)
         ]
         return ShardedContext(self.runs, parts)
@@ -245,7 +245,7 @@ class DeviceLayers:
         return slice(self.start, self.stop)
 
 
-def runs_of(devices: Sequence[torch.device]) -> list[DeviceLayers]:
+def find_runs(devices: Sequence[torch.device]) -> list[DeviceLayers]:
     """Return the longest runs of layers that stand on one device, in order, given the device of each layer."""
     runs = []
     for device, layers in groupby(range(len(devices)), key=devices.__getitem__):

@@ -82,7 +82,7 @@ class StatePart(ABC):
     """
 
     @abstractmethod
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return its tensors by name: the live ones, on any device, contiguous or not."""
 
     @abstractmethod
@@ -102,8 +102,8 @@ class StatePart(ABC):
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by group of tensors, buffers included."""
-        held = ((name.partition(".")[0], size_of(tensor)) for name, tensor in self.held().items())
-        return add_up(chain(held, ((group, size_of(*tensors)) for group, tensors in self.buffers().items())))
+        held = ((name.partition(".")[0], count_bytes(tensor)) for name, tensor in self.live_tensors().items())
+        return add_up(chain(held, ((group, count_bytes(*tensors)) for group, tensors in self.buffers().items())))
 
 
 def add_up(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
@@ -114,7 +114,7 @@ def add_up(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
     return total
 
 
-def size_of(*tensors: Tensor) -> int:
+def count_bytes(*tensors: Tensor) -> int:
     """Return the bytes of some tensors together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -124,7 +124,7 @@ def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, .
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
-class Kind(IntEnum):
+class LayerKind(IntEnum):
     """What the attention of a layer calls for."""
 
     FULL = 0
@@ -132,17 +132,17 @@ class Kind(IntEnum):
     LINEAR = 2
 
 
-class LayerPlace(NamedTuple):
+class LayerSlot(NamedTuple):
     """Where a layer reads: it is, or shares the tokens of, the `number`-th layer of its kind that holds something."""
 
-    kind: Kind
+    kind: LayerKind
     number: int
     shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HybridShape:
-    """Sizes of what is carried.
+    """Sizes of what layers hold whose attention a memory does not serve.
 
     Attributes:
         layers: M.
@@ -157,7 +157,7 @@ class HybridShape:
     sliding: tuple[int, int, int, int] | None = None
     recurrent: tuple[int, int, int, int] | None = None
     convolution: tuple[int, int, int] | None = None
-    places: tuple[LayerPlace, ...] | None = None
+    places: tuple[LayerSlot, ...] | None = None
     devices: Sequence[torch.device] | None = None
 
     @classmethod
@@ -176,12 +176,12 @@ class HybridShape:
         return cls(layers, sizes("sliding.keys", 4), sizes("linear.recurrent", 4), sizes("linear.convolution", 3))
 
 
-def layer_places(kinds: Sequence[Kind], shared: Sequence[bool] | None = None) -> tuple[LayerPlace, ...]:
+def assign_layers(kinds: Sequence[LayerKind], shared: Sequence[bool] | None = None) -> tuple[LayerSlot, ...]:
     """Return the places of layers in order; a shared layer reads the last one of its kind that holds something."""
     held, places = [0, 0, 0], []
     for kind, reuses in zip(kinds, shared or [False] * len(kinds), strict=True):
         held[kind] += not reuses
-        places.append(LayerPlace(kind, held[kind] - 1, reuses))
+        places.append(LayerSlot(kind, held[kind] - 1, reuses))
     return tuple(places)
 
 
@@ -203,7 +203,7 @@ class MemoryShape:
         frames_per_step: sampled frames that make a step.
         streams: number of streams whose heads are stacked in `kv_heads`. Random draws are the same for each stream.
         embedding_size: E, of what the language model reads; None: unknown.
-        carried: what layers hold that are none of these L; None: these are all.
+        hybrid: what layers hold that are none of these L; None: these are all.
     """
 
     layers: int
@@ -219,7 +219,7 @@ class MemoryShape:
     frames_per_step: int = 1
     streams: int = 1
     embedding_size: int | None = None
-    carried: HybridShape | None = None
+    hybrid: HybridShape | None = None
 
     @property
     def of_model(self) -> tuple[int, slice]:

@@ -25,7 +25,7 @@ from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories.exact import TokensConfig, declare_packed, entering, slots_of
+from protokv.memories.exact import TokensConfig, declare_packed, enter_slots, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class CompressedMemory(LocalMemory):
             return
         if self._exceeds(T):
             self._compress(self._room_beside(T))
-        self._kept.append(entering(self._slots, step))
+        self._kept.append(enter_slots(self._slots, step))
 
     def _exceeds(self, tokens: int) -> bool:
         """Return True if a step of `tokens` fits only after a compression."""
@@ -172,7 +172,7 @@ class KeptTokens(StatePart):
             TensorSpec("kept.count", ("field",), (3,), torch.int64, "far tokens, near tokens, last step seen"),
         )
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return the saved tensors, live."""
         return {
             "kept.keys": self.keys,
@@ -196,7 +196,7 @@ class KeptTokens(StatePart):
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state."""
-        for name, held in self.held().items():
+        for name, held in self.live_tensors().items():
             if name != "kept.count":
                 held.copy_(tensors[name])
         self._bias.fill_(0.0).masked_fill_(self.step < 0, -torch.inf)

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protokv.core.compact import Anchoring, compacted, far_span, next_position_of, shift_of
+from protokv.core.compact import Anchoring, compact_context, far_span, find_next_position, find_shift
 from protokv.core.context import Context, Segment
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.settings import MemoryConfig
@@ -127,7 +127,7 @@ class FrameGroup(StatePart):
             TensorSpec("merge.group", ("field",), (3,), torch.int64, "index in the group, rows, columns"),
         )
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return the features, and (index in the group, rows, columns)."""
         return {"merge.reference": self._reference, "merge.group": torch.tensor([self._index, *self._grid])}
 
@@ -235,10 +235,10 @@ class DecodePruning(Context):
         """Return the far span of the whole."""
         return far_span(self.whole)
 
-    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> DecodePruning:
+    def compact(self, anchoring: Anchoring, span: int | Tensor) -> DecodePruning:
         """Return the same context with the whole re-anchored."""
-        whole = compacted(self.whole, anchoring, span)
-        return replace(self, whole=whole, shift=shift_of(whole), next_position=next_position_of(whole))
+        whole = compact_context(self.whole, anchoring, span)
+        return replace(self, whole=whole, shift=find_shift(whole), next_position=find_next_position(whole))
 
     def _choose(self, query: Tensor, whole: Sequence[Segment]) -> None:
         """Choose tokens again if the attention of the last query token has changed."""

@@ -76,7 +76,7 @@ class ExactMemory(LocalMemory):
 
     def append(self, step: StepKV) -> None:
         """Take one step; the window evicts its oldest steps to make room."""
-        self._near.append(entering(self._slots, self._admit(step, self._near.last_step)))
+        self._near.append(enter_slots(self._slots, self._admit(step, self._near.last_step)))
 
     def context(self) -> Context:
         """Return all slots. Their number is constant unless the memory is unbounded."""
@@ -99,7 +99,7 @@ def unpack(held: Tensor, size: int) -> Tensor:
     return dequantize_centers(held[..., :size], held[..., size:]) if held.dtype == torch.int8 else held.float()
 
 
-def held_like(vectors: Tensor, held: Tensor) -> Tensor:
+def pack_like(vectors: Tensor, held: Tensor) -> Tensor:
     """Return vectors `[..., D]` float32 in the form of what is `held`."""
     return pack(vectors) if held.dtype == torch.int8 else vectors.to(held.dtype)
 
@@ -129,7 +129,7 @@ def slots_of(config: Any, shape: MemoryShape, *, far: int, near: int) -> Slots:
     return (PackedSlots if _is_packed(config) else Slots)(shape, far=far, near=near)
 
 
-def entering(slots: Slots, step: StepKV) -> StepKV:
+def enter_slots(slots: Slots, step: StepKV) -> StepKV:
     """Return a step as these slots hold it."""
     if not isinstance(slots, PackedSlots):
         return step
@@ -171,9 +171,9 @@ class PackedSlots(Slots):
             positions,
         )
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return the prompt prefix."""
-        return self._prefix.held()
+        return self._prefix.live_tensors()
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the prompt prefix of a checked state."""

@@ -50,7 +50,7 @@ class FullCache(ExactMemory):
         if needed > capacity:
             while capacity < needed:
                 capacity *= 2
-            self._reallocate(self.held(), capacity)
+            self._reallocate(self.live_tensors(), capacity)
         self._near.append(step)
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from protokv.core.evidence import RecordedContext
-from protokv.core.memory import Accompanied
+from protokv.core.memory import MemoryWithPart
 from protokv.core.parts import PositionedStep, SessionListener, SessionView
 from protokv.core.rotary import rerotate
 from protokv.errors import ConfigError
 from protokv.memories.compressed import CompressedConfig, CompressedMemory
-from protokv.memories.exact import held_like, unpack
+from protokv.memories.exact import pack_like, unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Hermes(CompressedMemory):
         P0, held = self._shape.sink_tokens, self._slots.context(kept.positions[0, 0, :0]).keys
         seen = []
         for layer in range(self._shape.layers):
-            band, _ = band_of(self._config, layer, self._shape.layers)
+            band, _ = find_band(self._config, layer, self._shape.layers)
             # Prefix and kept tokens are neighbours in the slots.
             keys = held[layer, :, : P0 + n]
             seen.append(measure_attention(queries[band][layer].to(keys.device), keys, P0))
@@ -96,7 +96,7 @@ class Hermes(CompressedMemory):
         older, room = n - newest, keep - newest
         newest_slots = torch.arange(older, n, device=kept.step.device)
         for layer, score in enumerate(scores):
-            band, _ = band_of(self._config, layer, self._shape.layers)
+            band, _ = find_band(self._config, layer, self._shape.layers)
             summarised = band == DEEP and room > 0
             # Of equal scores, the newer token wins.
             order = score[:older].flip(0).argsort(descending=True, stable=True)[: room - summarised]
@@ -119,8 +119,8 @@ class Hermes(CompressedMemory):
         here, there = kept.positions[layer, :, :older][:, dropped], kept.positions[layer][:, last]
         D = self._shape.head_size
         moved = rerotate(unpack(keys, D), here, there.expand_as(here), self._rotary)
-        kept.keys[layer, :, last] = held_like(moved.mean(1, keepdim=True), keys)
-        kept.values[layer, :, last] = held_like(unpack(values, D).mean(1, keepdim=True), values)
+        kept.keys[layer, :, last] = pack_like(moved.mean(1, keepdim=True), keys)
+        kept.values[layer, :, last] = pack_like(unpack(values, D).mean(1, keepdim=True), values)
         kept.coordinates[layer, :, last] = kept.coordinates[layer, :, :older][:, dropped].mean(1, keepdim=True)
         return last
 
@@ -141,7 +141,7 @@ SMOOTHING: Final = (0.1, 0.3, 0.4)
 STEEPEST, FLATTEST = 20.0, 0.5
 
 
-def band_of(config: HermesConfig, layer: int, layers: int) -> tuple[int, float]:
+def find_band(config: HermesConfig, layer: int, layers: int) -> tuple[int, float]:
     """Return the band of a layer and its depth inside the middle band, in [0, 1)."""
     first, last = int(layers * config.shallow_share), int(layers * (1 - config.deep_share))
     if layer < first:
@@ -175,13 +175,13 @@ def rank(config: HermesConfig, attention: Sequence[Tensor | None], n: int, devic
     age = torch.arange(n - 1, -1, -1, device=device, dtype=torch.float32) / max(n - 1, 1)
     scores = []
     for layer, seen in enumerate(attention):
-        band, progress = band_of(config, layer, layers)
+        band, progress = find_band(config, layer, layers)
         recent_share = (1.0, 1.0 - 0.9 * progress, 0.0)[band] if seen is not None else 1.0
         steepness = STEEPEST - (STEEPEST - FLATTEST) * progress
         score = recent_share * _spread(torch.exp(-steepness * age))
         scores.append(score if seen is None else score + (1 - recent_share) * _spread(seen.to(device)))
     for layer in range(layers - 2, -1, -1):
-        share = SMOOTHING[band_of(config, layer, layers)[0]]
+        share = SMOOTHING[find_band(config, layer, layers)[0]]
         scores[layer] = (1 - share) * scores[layer] + share * scores[layer + 1]
     return scores
 
@@ -199,7 +199,7 @@ class ProbeListener(SessionListener):
 
     def before_append(self, session: SessionView, step: PositionedStep) -> None:
         """Let the memory make room for the step."""
-        memory = session.memory.inner if isinstance(session.memory, Accompanied) else session.memory
+        memory = session.memory.inner if isinstance(session.memory, MemoryWithPart) else session.memory
         assert isinstance(memory, Hermes)
         tokens = len(step.positions)
         if probes := memory.probes_for(tokens):

@@ -94,7 +94,7 @@ class StepWindow(NearWindow):
 
 @dataclass(frozen=True, slots=True)
 class PrefixContext(SlotContext):
-    """The prompt prefix. After `compacted`, a new step stands behind it as if the stream began there.
+    """The prompt prefix. After `compact_context`, a new step stands behind it as if the stream began there.
 
     Attributes:
         newest: returns the time of the newest token of the stream, -1 before the first.
@@ -107,7 +107,7 @@ class PrefixContext(SlotContext):
         """Return 0: no token is older than the shown ones."""
         return 0
 
-    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:
+    def compact(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:
         """Return the same slots, shifted so that the token behind the newest one comes first."""
         return replace(self, shift=max(0, self.newest() + 1 - anchoring.origin))
 

@@ -35,7 +35,7 @@ from protokv.core.context import EMPTY, Context, Segment
 from protokv.core.rotary import Rotary, rerotate, unrotate
 from protokv.core.settings import MemoryConfig, Positions
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec, size_of
+from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories.exact import ExactMemory
 
@@ -201,7 +201,7 @@ class Archive(StatePart):
             TensorSpec("archive.next_position", (), (), torch.int64, "position of the next token"),
         )
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return the state; keys and values are copied into one tensor each."""
         shape = self._shape
         size = (shape.layers, shape.kv_heads, 0, shape.head_size)
@@ -236,8 +236,8 @@ class Archive(StatePart):
 
     def nbytes(self) -> dict[str, int]:
         """Return the bytes on the host, `archive`, and of the table of block keys on the device, `block_keys`."""
-        held = sum(size_of(block.kv, block.positions) for block in self.blocks)
-        return {"archive": held, "block_keys": size_of(self._table)}
+        held = sum(count_bytes(block.kv, block.positions) for block in self.blocks)
+        return {"archive": held, "block_keys": count_bytes(self._table)}
 
     def _add(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         L, H, T, D = keys.shape
@@ -319,7 +319,7 @@ class Retrieval(Context):
         """Return an upper bound of the distinct times of the chosen blocks, for any choice."""
         return self._most_positions((0,))
 
-    def compacted(self, anchoring: Anchoring, span: int | Tensor) -> Retrieval:
+    def compact(self, anchoring: Anchoring, span: int | Tensor) -> Retrieval:
         """Return the same context with chosen blocks packed: each takes only the positions that its tokens span.
 
         Blocks keep their stream positions while all of them are shown. Layers choose different blocks, but text has one

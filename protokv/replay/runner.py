@@ -133,7 +133,7 @@ class _Run:
         if self.variant.blind:
             return
         # Layers without full attention change with every step.
-        hybrid = self.session.backbone.carried is not None
+        hybrid = self.session.backbone.hybrid is not None
         horizon = None if hybrid else self.variant.config.horizon
         self.waiting.append((tokens, start_s))
         if horizon is None:

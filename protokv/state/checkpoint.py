@@ -36,7 +36,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
     """
     tensors, specs = session.tensors(), session.memory.specs()
     session.clock.check()
-    attached = {name: tensor for one in session.attachments for name, tensor in one.held().items()}
+    attached = {name: tensor for one in session.attachments for name, tensor in one.live_tensors().items()}
     return State(
         backbone=session.backbone.identity,
         memory=session.config.to_dict(),
@@ -94,7 +94,7 @@ def read_shape(header: Header, shapes: Shapes) -> MemoryShape:
         (L, H, P0, D), dtype = shapes["sink.keys"]
         # Every memory holds positions of something, and their components are the last axis.
         components = next(shape[-1] for name, (shape, _) in shapes.items() if name.endswith(".positions"))
-        carried = HybridShape.of(shapes)
+        hybrid = HybridShape.of(shapes)
     except (KeyError, ValueError, IndexError, StopIteration) as error:
         raise StateCorrupt("the state lacks sink.keys, positions or layers in their form") from error
     return MemoryShape(
@@ -106,7 +106,7 @@ def read_shape(header: Header, shapes: Shapes) -> MemoryShape:
         dtype=dtype,
         device=torch.device("cpu"),
         frames_per_step=header.clock.frames_per_step,
-        carried=carried,
+        hybrid=hybrid,
     )
 
 

@@ -104,7 +104,7 @@ class Thumbnails(Attachment):
         found = self.all()
         return {"times_s": [one.time_s for one in found], "bytes": sum(len(one.jpeg) for one in found)}
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return all of them."""
         found = self.all()
         if not found:

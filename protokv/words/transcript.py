@@ -1,8 +1,8 @@
 """`Transcript`: what was said in a stream, with its times, kept with its memory as `Thumbnails` are.
 
 It is complete up to `MOST_LINES` lines and `MOST_BYTES` bytes; then the oldest lines go. It tells where words stand,
-so that evidence after them gets its time (`Backbone.times_of`) and a resumed stream continues where it was. A stream
-without words has none, and its state no tensor of it.
+so that evidence after them gets its time (`Backbone.stream_times`) and a resumed stream continues where it was. A
+stream without words has none, and its state no tensor of it.
 """
 
 from __future__ import annotations
@@ -116,12 +116,12 @@ class Transcript(SpokenWords):
         return replace(clock, steps=last.step + 1, stream_time_s=last.end_s, next_position=last.position + 1)
 
     def breaks(self) -> Tensor | None:
-        """Return position and time after each line, `[n, 2]` float64, for `Backbone.times_of`; None without lines."""
+        """Return position and time after each line, `[n, 2]` float64; None without lines."""
         if not self.lines:
             return None
         return torch.tensor([[line.position + 1, line.end_s] for line in self.lines], dtype=torch.float64)
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return all of it."""
         if not self.lines:
             return {}

@@ -18,8 +18,8 @@ from torch import Tensor
 import protokv
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.hybrid import Carried, window_mask
-from protokv.core.memory import WithCarried
+from protokv.core.hybrid import HybridState, window_mask
+from protokv.core.memory import HybridMemory
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateCorrupt
@@ -76,8 +76,8 @@ def copies(session: Session) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in session.tensors().items()}
 
 
-def carried_of(session: Session) -> Carried:
-    assert isinstance(session.memory, WithCarried)
+def carried_of(session: Session) -> HybridState:
+    assert isinstance(session.memory, HybridMemory)
     return session.memory.part
 
 
@@ -151,7 +151,7 @@ def test_a_state_of_other_layers_or_without_a_tensor_is_refused(model: tuple[Bac
 def test_what_such_layers_cannot_do_is_refused(model: tuple[Backbone, Upstream]) -> None:
     with pytest.raises(ConfigError, match="recent_frames"):
         watched(model[0], [], recent_frames=2)
-    carried = model[0].carried
+    carried = model[0].hybrid
     if carried is not None and carried.sliding is not None:
         with pytest.raises(ConfigError, match="positions"):
             watched(model[0], [], positions="compact")

@@ -96,4 +96,4 @@ def test_a_position_tells_the_step_that_stands_there(backbone: Backbone) -> None
         places.append(stands.positions)
     clock = StreamClock(4, 8.0, start, 0, 1.0, 2)
     for index, where in enumerate(places):
-        assert ((backbone.times_of(where, clock) / 2).floor() == index).all()
+        assert ((backbone.stream_times(where, clock) / 2).floor() == index).all()

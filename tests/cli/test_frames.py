@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from protokv.core.evidence import AttentionEvidence
-from protokv.core.parts import Evidence, Moment
+from protokv.core.parts import Evidence, EvidenceSpan
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
 
-MOMENTS = (Moment(6.0, 8.0, 0.5), Moment(1.0, 2.0, 0.2))
+MOMENTS = (EvidenceSpan(6.0, 8.0, 0.5), EvidenceSpan(1.0, 2.0, 0.2))
 QUESTION = "what is first ?"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from protokv.core.decoding import Decoding
-from protokv.core.evidence import Evidence, Moment
+from protokv.core.evidence import Evidence, EvidenceSpan
 from protokv.core.session import Session
 from protokv.errors import QuestionError
 from protokv.memories import DurableConfig
@@ -263,16 +263,16 @@ def test_evidence_is_shown_on_request(protokv: Program, state: Path) -> None:
     ("evidence", "said"),
     [
         (
-            Evidence((Moment(7.0, 9.0, 0.612), Moment(62.0, 63.0, 0.05)), True),
+            Evidence((EvidenceSpan(7.0, 9.0, 0.612), EvidenceSpan(62.0, 63.0, 0.05)), True),
             "stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (5 %)",
         ),
         (
-            Evidence((Moment(7.0, 9.0, 0.031),), True),
+            Evidence((EvidenceSpan(7.0, 9.0, 0.031),), True),
             "no moment stands out; most 0:07 to 0:09 (3 %): this may no longer be in memory",
         ),
         (Evidence((), True), "no moment stands out: this may no longer be in memory"),
         (Evidence((), False), "no moment stands out"),
-        (Evidence((Moment(7.0, 9.0, 0.031),), False), "stood on 0:07 to 0:09 (3 %)"),
+        (Evidence((EvidenceSpan(7.0, 9.0, 0.031),), False), "stood on 0:07 to 0:09 (3 %)"),
     ],
 )
 def test_moments_that_stand_out_are_told_in_one_line(evidence: Evidence, said: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protokv.core import rotary
 from protokv.core.build import build_memory
-from protokv.core.compact import Anchoring, CompactContext, compacted, far_span, next_position_of, shift_of
+from protokv.core.compact import Anchoring, CompactContext, compact_context, far_span, find_next_position, find_shift
 from protokv.core.context import Context, SlotContext
 from protokv.core.rotary import PreciseRotary, direction, rerotate, rotate, rotate_by_moves_, unrotate
 from protokv.memories import DurableConfig, MemoryConfig
@@ -43,12 +43,12 @@ def context_of(times: list[list[int]], near: list[int], *, empty: set[int] = fro
 
 
 def compact(context: SlotContext) -> CompactContext:
-    shown = compacted(context, Anchoring(PRECISE[1], ORIGIN, 2000))
+    shown = compact_context(context, Anchoring(PRECISE[1], ORIGIN, 2000))
     assert isinstance(shown, CompactContext)
     return shown
 
 
-def times_of(context: Context) -> list[list[int]]:
+def stream_times(context: Context) -> list[list[int]]:
     return shown_positions(context)[0, :, :, 0].tolist()
 
 
@@ -138,8 +138,8 @@ def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
     context, anchoring = case
     span = int(far_span(context)) + more
     expected, shift, after = literal(context, anchoring, span=span)
-    shown = compacted(context, anchoring, span)
-    assert (shift_of(shown), next_position_of(shown)) == (shift, after)
+    shown = compact_context(context, anchoring, span)
+    assert (find_shift(shown), find_next_position(shown)) == (shift, after)
     live = (context.bias > -torch.inf)[..., None]
     assert torch.equal(shown_positions(shown) * live, shown_positions(expected) * live)
     g = torch.Generator().manual_seed(1)
@@ -158,30 +158,30 @@ def test_far_keys_of_a_layer_are_turned_once_for_an_answer() -> None:
 
 def test_far_times_stand_one_apart_before_the_window_newest_next_to_it() -> None:
     shown = compact(context_of([[400, 90, 400], [70, 90, 400]], [1000, 1001, 1003]))
-    assert times_of(shown) == [[0, 1, 4, 3, 4, 5, 6, 8], [0, 1, 2, 3, 4, 5, 6, 8]]
+    assert stream_times(shown) == [[0, 1, 4, 3, 4, 5, 6, 8], [0, 1, 2, 3, 4, 5, 6, 8]]
     assert (shown.shift, shown.next_position) == (995, 9)
 
 
 def test_a_far_copy_of_what_is_still_in_the_window_moves_with_the_window() -> None:
     shown = compact(context_of([[50, 1001]], [1000, 1001]))
-    assert times_of(shown) == [[0, 1, 2, 4, 3, 4]]
+    assert stream_times(shown) == [[0, 1, 2, 4, 3, 4]]
 
 
 def test_without_a_window_the_newest_time_is_the_last_position() -> None:
     shown = compact(context_of([[50, 10, 70]], []))
-    assert times_of(shown) == [[0, 1, 3, 2, 4]]
+    assert stream_times(shown) == [[0, 1, 3, 2, 4]]
     assert shown.next_position == 5
 
 
 def test_free_slots_take_no_position() -> None:
     shown = compact(context_of([[50, 123, 70]], [99], empty={1}))
-    assert [times_of(shown)[0][slot] for slot in (2, 4, 5)] == [2, 3, 4]
+    assert [stream_times(shown)[0][slot] for slot in (2, 4, 5)] == [2, 3, 4]
 
 
 def test_nothing_moves_while_positions_are_consecutive() -> None:
     context = context_of([[2, 3, 4]], [5, 6])
     shown = compact(context)
-    assert times_of(shown) == times_of(context)
+    assert stream_times(shown) == stream_times(context)
     older, near = shown.at(0, torch.ones(1, 1, 8))
     assert torch.equal(torch.cat((older.keys, near.keys), 1), context.keys[0])
     assert near.query_rotation is not None
@@ -203,7 +203,7 @@ def test_only_moving_components_are_shifted() -> None:
     keys = torch.randn(1, 1, 2, 8, generator=torch.Generator().manual_seed(0))
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1), lambda: positions)
     for moving, expected in (((0,), [[2, 3, 4], [3, 2, 5]]), ((0, 1, 2), [[2, -45, -44], [3, -895, -892]])):
-        shown = compacted(context, Anchoring(PRECISE[3], ORIGIN, 901, moving))
+        shown = compact_context(context, Anchoring(PRECISE[3], ORIGIN, 901, moving))
         assert shown_positions(shown)[0, 0].tolist() == expected
 
 
@@ -211,7 +211,7 @@ def test_a_context_without_positions_says_so() -> None:
     keys = torch.zeros(1, 1, 2, 8)
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1))
     with pytest.raises(ValueError, match="positions"):
-        compacted(context, Anchoring(PRECISE[1], ORIGIN, 9), 1)
+        compact_context(context, Anchoring(PRECISE[1], ORIGIN, 9), 1)
 
 
 @pytest.mark.parametrize("rows", [7, 4096])
@@ -302,7 +302,7 @@ def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(config: Memo
     context = memory.context()
     assert isinstance(context, SlotContext)
     assert context.positions is not None
-    shown = compacted(context, anchored(world, ORIGIN))
+    shown = compact_context(context, anchored(world, ORIGIN))
     live = context.bias > -torch.inf
     before, after = context.positions()[..., 0], shown_positions(shown)[..., 0]
     assert int(after[live].max()) < config.budget + ORIGIN

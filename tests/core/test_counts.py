@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from protokv.core import precise_rotary
+from protokv.core import rotary
 from protokv.core import session as session_module
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
@@ -118,7 +118,7 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
 def test_a_steady_step_at_compact_positions_waits_for_nothing(
     kind: str, budget: int, layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (parts, precise_rotary):
+    for module in (parts, rotary):
         monkeypatch.setattr(module, "_ROWS", 2**40)
     # Its rates are read off the model once, which takes data.
     precise = StubBackbone(layers=1).precise_rotary

@@ -14,7 +14,7 @@ from protokv.backbones import load_backbone
 from protokv.backbones.pixels import TimedGrid
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.evidence import NOTICED, Evidence, Moment, RecordedContext, find_moments
+from protokv.core.evidence import NOTICED, Evidence, EvidenceSpan, RecordedContext, find_spans
 from protokv.core.parts import FAINT
 from protokv.core.session import Session
 from protokv.core.step import StreamClock
@@ -71,7 +71,7 @@ def test_moments_are_those_of_attention_written_out(tiny: Backbone, kind: str) -
     session = watched(tiny, MemoryConfig.of(kind, budget=36))
     answer = session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=True)
     assert answer.evidence is not None
-    expected = find_moments(literal(session), 1.0)
+    expected = find_spans(literal(session), 1.0)
     assert expected
     found = answer.evidence.moments
     assert [(m.start_s, m.end_s) for m in found] == [(m.start_s, m.end_s) for m in expected]
@@ -107,16 +107,16 @@ def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afres
 
 def test_steps_that_follow_each_other_are_one_moment_and_few_are_named() -> None:
     shares = {3: 0.3, 4: NOTICED, 6: 0.1, 5: 0.001, 9: 0.2, 12: 0.05, 20: 0.04, 30: NOTICED / 2}
-    assert find_moments(shares, 2.0) == (
-        Moment(6.0, 14.0, pytest.approx(0.4 + NOTICED + 0.001)),
-        Moment(18.0, 20.0, 0.2),
-        Moment(24.0, 26.0, 0.05),
+    assert find_spans(shares, 2.0) == (
+        EvidenceSpan(6.0, 14.0, pytest.approx(0.4 + NOTICED + 0.001)),
+        EvidenceSpan(18.0, 20.0, 0.2),
+        EvidenceSpan(24.0, 26.0, 0.05),
     )
-    assert find_moments({}, 1.0) == ()
+    assert find_spans({}, 1.0) == ()
 
 
 def test_a_low_share_is_faint_only_for_models_with_reading_layers() -> None:
-    strong, weak = Moment(0.0, 1.0, FAINT), Moment(0.0, 1.0, FAINT / 2)
+    strong, weak = EvidenceSpan(0.0, 1.0, FAINT), EvidenceSpan(0.0, 1.0, FAINT / 2)
     assert Evidence((strong,), True).faint is False
     assert Evidence((weak,), True).faint is True
     assert Evidence((), True).faint is True
@@ -133,7 +133,7 @@ def test_a_position_tells_the_step_that_stands_there(per_second: float | None, s
     model.time_within = partial(TimedGrid.time_within, model)
     for index in range(100):
         where = {"origin": 5, "start": 5, "index": index, "time_s": index * step_s}
-        times = TimedGrid.times_of(model, TimedGrid.step_positions(model, step, **where).positions, clock)
+        times = TimedGrid.stream_times(model, TimedGrid.step_positions(model, step, **where).positions, clock)
         assert ((times / clock.step_seconds + 1e-6).floor() == index).all()
 
 

@@ -70,7 +70,7 @@ def test_a_prototype_ages_only_after_more_than_t_idle_steps_and_mass_one_dies_at
     assert (bank.mass > 0).tolist() == [[[False, True, False]]]
     assert listener.freed == [0, 2]
     assert int(bank.expired) == 2
-    check_bank(bank.held())
+    check_bank(bank.live_tensors())
 
 
 def test_once_an_interval_a_prototype_decays_in_the_first_step_behind_each_and_in_no_other() -> None:
@@ -111,7 +111,7 @@ def test_merging_conserves_mass_and_moments() -> None:
     torch.testing.assert_close(bank.mean[0, 0, one], mean, **near(mean, 5 * 3))
     torch.testing.assert_close(bank.covariance[0, 0, one] + torch.outer(mean, mean), second, **near(second, 5 * 6))
     assert float(bank.position[0, 0, one]) == 4.0
-    check_bank(bank.held())
+    check_bank(bank.live_tensors())
 
 
 def test_merges_follow_the_merge_order_and_use_the_centres_of_the_pass_before() -> None:
@@ -211,7 +211,7 @@ def test_merging_side_by_side_is_what_is_written_out(
                     allowed = near(expected_part, 3 * 3 * prototypes, scale=largest[name])
                     torch.testing.assert_close(found, expected_part, **allowed)
         assert sorted(listener.merged) == sorted(merged)
-        check_bank(bank.held())
+        check_bank(bank.live_tensors())
         # Another pass over what some of has moved meanwhile: what was found apart and did not move is not looked at.
         rows = (
             ((torch.rand(bank.mass.shape, generator=generator) < 0.2) & (bank.mass > 0)).view(-1).nonzero().squeeze(1)

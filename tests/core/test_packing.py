@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protokv.core.build import build_memory, restore_memory
 from protokv.core.packing import check_shapes, pack, unpack
-from protokv.core.tensors import TensorSpec, size_of, tensor_shapes
+from protokv.core.tensors import TensorSpec, count_bytes, tensor_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import CONFIGS, MemoryConfig
 from tests.core.streams import World, feed, shape_of
@@ -53,7 +53,7 @@ def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int
     feed(memory, world, lengths)
     whole = memory.tensors()
     packed = pack(whole, memory.specs())
-    assert size_of(*packed.values()) <= size_of(*whole.values())
+    assert count_bytes(*packed.values()) <= count_bytes(*whole.values())
     assert pack(packed, memory.specs()).keys() == packed.keys()
     again = restore_memory(config, shape, world.rotary, packed).tensors()
     assert again.keys() == whole.keys()

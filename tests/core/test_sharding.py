@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core.build import build_memory
-from protokv.core.compact import compacted, far_span, next_position_of, shift_of
+from protokv.core.compact import compact_context, far_span, find_next_position, find_shift
 from protokv.core.context import Context, SlotContext
 from protokv.core.memory import Memory
-from protokv.core.sharding import LayerShards, ShardedContext, runs_of
+from protokv.core.sharding import LayerShards, ShardedContext, find_runs
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
@@ -83,7 +83,7 @@ def read(context: Context, seed: int = 0) -> list[Tensor]:
 
 
 def same_context(one: Context, other: Context) -> bool:
-    numbers = [(context.visible_tokens(), shift_of(context), next_position_of(context)) for context in (one, other)]
+    numbers = [(context.visible_tokens(), find_shift(context), find_next_position(context)) for context in (one, other)]
     return numbers[0] == numbers[1] and all(map(torch.equal, read(one), read(other)))
 
 
@@ -114,9 +114,9 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
             assert same_context(ours, theirs)
             span = far_span(ours)
             assert far_span(theirs) == span
-            ours, theirs = compacted(ours, anchoring, span), compacted(theirs, anchoring, span)
+            ours, theirs = compact_context(ours, anchoring, span), compact_context(theirs, anchoring, span)
             assert same_context(ours, theirs)
-            moved += shift_of(ours) > 0
+            moved += find_shift(ours) > 0
     assert len(continued) == 2
     assert all(same(copy_of(whole), copy_of(memory)) for memory in (parts, *continued))
     assert moved or config.name in ("full", "rekv")
@@ -176,7 +176,7 @@ def test_layers_on_one_device_are_one_memory(config: MemoryConfig) -> None:
 
 
 def test_runs_are_the_longest_of_one_device_in_order() -> None:
-    runs = [(run.start, run.stop, run.device) for run in runs_of(DEVICES)]
+    runs = [(run.start, run.stop, run.device) for run in find_runs(DEVICES)]
     assert runs == [(0, 1, FIRST), (1, 3, SECOND), (3, 4, FIRST)]
 
 
@@ -198,9 +198,9 @@ def test_parts_that_end_at_different_times_are_moved_as_the_whole_is(seed: int, 
     def of(layers: slice) -> SlotContext:
         return SlotContext(keys[layers], keys[layers], bias[layers], slice(2, 6), lambda: places[layers])
 
-    runs = runs_of([FIRST] * 2 + [SECOND] * 2)
+    runs = find_runs([FIRST] * 2 + [SECOND] * 2)
     whole, parts = of(slice(None)), ShardedContext(runs, [of(run.layers) for run in runs])
     anchoring = anchored(World(whole_shape(), 0), origin)
     assert far_span(parts) == far_span(whole)
     for span in (far_span(whole), far_span(whole) + 4):
-        assert same_context(compacted(whole, anchoring, span), compacted(parts, anchoring, span))
+        assert same_context(compact_context(whole, anchoring, span), compact_context(parts, anchoring, span))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protokv.core.backbone import Backbone
 from protokv.core.build import build_memory
-from protokv.core.compact import compacted
+from protokv.core.compact import compact_context
 from protokv.core.decoding import Decoding
 from protokv.core.memory import Memory
 from protokv.core.step import StepTokens
@@ -245,8 +245,8 @@ def test_a_compacted_context_prunes_the_same_tokens() -> None:
     memory, world = built(DyCokeDecodeConfig(budget=8), shape)
     feed(memory, world, [6, 6])
     context = memory.recall()
-    whole = compacted(memory.context(), anchored(world, -4), 0)
-    compact = context.compacted(anchored(world, -4), context.far_span())
+    whole = compact_context(memory.context(), anchored(world, -4), 0)
+    compact = context.compact(anchored(world, -4), context.far_span())
     assert (compact.shift, compact.next_position) == (whole.shift, whole.next_position) == (4, 8)
     query = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(0))
     for _ in range(2):

@@ -130,7 +130,7 @@ def test_packed_blocks_follow_each_other_and_the_question_follows_them(
     memory, world = built(shape, seed, budget=budget)
     blocks = blocks_of(feed(memory, world, lengths), budget)
     stream, bare = recalled(memory), question(shape, 2, seed)
-    packed = stream.compacted(anchored(world, SINK, moving=moving), stream.far_span())
+    packed = stream.compact(anchored(world, SINK, moving=moving), stream.far_span())
     if sum(lengths) <= budget:
         assert packed is stream
         return
@@ -190,7 +190,7 @@ def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
     if before == "start":
         memory.start(*world.sink())
     stream = recalled(memory)
-    context = stream.compacted(anchored(world, SINK), stream.far_span())
+    context = stream.compact(anchored(world, SINK), stream.far_span())
     keys, _, _ = shown_to(context, 1, question(shape, 2, 0)[1])
     assert keys.shape[1] == SINK
     assert context.next_position == SINK

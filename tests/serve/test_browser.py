@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from protokv.core.parts import Evidence, Moment, Utterance
+from protokv.core.parts import Evidence, EvidenceSpan, Utterance
 from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
@@ -92,7 +92,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         yield SCRIPT
         assert go.wait(30)
         yield " star"
-        found = Evidence((Moment(7.0, 8.0, 0.61, (Utterance(7.0, 8.0, SCRIPT),)),), True) if evidence else None
+        found = Evidence((EvidenceSpan(7.0, 8.0, 0.61, (Utterance(7.0, 8.0, SCRIPT),)),), True) if evidence else None
         return Answer(question, f"{SCRIPT} star", 12.0, 1.0, 2.0, 20, 2, -0.1, evidence=found)
 
     monkeypatch.setattr(Session, "stream", stream)

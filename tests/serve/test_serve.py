@@ -15,7 +15,7 @@ import openai
 import pytest
 import uvicorn
 
-from protokv.core.parts import Evidence, Moment, Utterance
+from protokv.core.parts import Evidence, EvidenceSpan, Utterance
 from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
@@ -246,7 +246,7 @@ def test_an_answer_that_takes_too_long_is_given_up(made: Path, held: tuple[threa
 @pytest.fixture
 def four_words(monkeypatch: pytest.MonkeyPatch) -> str:
     """Let every state answer in four words, which stand on one moment; return them."""
-    words, moments = ("a", " red", " star", " appeared"), (Moment(1.0, 2.0, 0.5, (Utterance(1.0, 2.0, "look"),)),)
+    words, moments = ("a", " red", " star", " appeared"), (EvidenceSpan(1.0, 2.0, 0.5, (Utterance(1.0, 2.0, "look"),)),)
 
     def stream(_: Session, question: str, __: Any, *, evidence: bool, **___: Any) -> Any:
         yield from words

@@ -53,14 +53,14 @@ def test_every_2_to_the_kth_step_is_kept_and_the_last_one(steps: int, most: int)
 
 @given(steps=st.integers(1, 120), cuts=st.sets(st.integers(1, 119), max_size=4), most=st.integers(1, 9))
 def test_a_resumed_stream_keeps_the_bytes_of_a_whole_one(steps: int, cuts: set[int], most: int) -> None:
-    whole = watch(Thumbnails(most), 0, steps).held()
+    whole = watch(Thumbnails(most), 0, steps).live_tensors()
     found, first = Thumbnails(most), 0
     for end in sorted({*(cut for cut in cuts if cut < steps), steps}):
-        saved = watch(found, first, end).held()
+        saved = watch(found, first, end).live_tensors()
         read = Thumbnails.read(saved)
         assert read is not None
         found, first, read.most = read, end, most
-    resumed = found.held()
+    resumed = found.live_tensors()
     assert resumed.keys() == whole.keys()
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
@@ -81,7 +81,7 @@ def test_the_footprint_is_bounded_by_what_is_declared() -> None:
     most = 0
     for step in range(70):
         found.add(step, float(step), noise)
-        most = max(most, sum(tensor.nbytes for tensor in found.held().values()))
+        most = max(most, sum(tensor.nbytes for tensor in found.live_tensors().values()))
     assert 0 < most <= found.capacity_bytes
 
 

@@ -85,7 +85,7 @@ def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:
         places.append(session.position_steps([tokens], [float(step)]).steps[0].positions)
         session.take([tokens], [float(step)])
     for step, where in enumerate(places):
-        found = tiny.times_of(where, session.clock, session.transcript.breaks())
+        found = tiny.stream_times(where, session.clock, session.transcript.breaks())
         assert (found.floor() == step).all(), step
 
 

@@ -241,7 +241,7 @@ def _least_costs(
     points = max(1, _BLOCK_ELEMENTS // K)
     for start in range(0, B, heads):
         h = slice(start, start + heads)
-        centers, contents = bank.centers_of(h)
+        centers, contents = bank.head_centers(h)
         centers = centers - common[h]
         norms = centers.square().sum(2).add_(contents.square().sum(2)).masked_fill_(free[h], torch.inf)
         for first in range(0, n, points):

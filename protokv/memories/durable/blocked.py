@@ -148,13 +148,13 @@ class BlockedRule(NoveltyRule):
         self._schedule.carry_out(n)
         return moves
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return the plans, and `Schedule.numbers`."""
         return {
             "plan.gone": self._plans[1],
             "plan.into": self._plans[0],
             "plan.schedule": torch.tensor(self._schedule.numbers()),
-            **super().held(),
+            **super().live_tensors(),
         }
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:

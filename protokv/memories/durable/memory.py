@@ -67,7 +67,7 @@ class Durable(PrototypeMemory):
         """Return the holders of these."""
         return super().parts() if self._words is None else (*super().parts(), self._words)
 
-    def repeats_of(self, step: StepKV) -> Tensor | None:
+    def mark_repeats(self, step: StepKV) -> Tensor | None:
         """Return which tokens repeat those of the step before; None in a shallow model. Words held apart do not."""
         if not Repeats.acts(self._config, self._shape):
             return None

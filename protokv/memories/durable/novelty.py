@@ -126,9 +126,9 @@ class Novelty:
             return step - share * (present / tokens)
         return (came.view(-1) / (share * present)).log2().ceil().clamp(min=0).add(0.5).mul(MOST_COUNT)
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return the counts and the weights."""
-        weights = {} if self._repeats is None else self._repeats.held()
+        weights = {} if self._repeats is None else self._repeats.live_tensors()
         return {"novelty.seen": self._seen, "novelty.repeated": self._repeated} | weights
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
@@ -154,9 +154,9 @@ class NoveltyRule(Rule):
         """Count the tokens that come again."""
         self._novelty.count_(before(), step)
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return what `Novelty` holds."""
-        return self._novelty.held()
+        return self._novelty.live_tensors()
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse counts that would choose prototypes beyond the bank."""

@@ -105,7 +105,7 @@ class QuantizedBank(PrototypeBank):
         """Return keys and values of some prototypes."""
         return self._decoded(2, rows)
 
-    def centers_of(self, heads: slice) -> tuple[Tensor, Tensor]:
+    def head_centers(self, heads: slice) -> tuple[Tensor, Tensor]:
         """Return keys and values of some heads."""
         return self._decoded(1, heads)
 

@@ -73,7 +73,7 @@ class Repeats:
         bank.absorbed += (tokens.mass > mass).sum()
         return replace(tokens, mass=mass)
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return the weights."""
         return {"repeats.weight": pad(self._weights, (0, self._most - len(self._weights)), value=1)}
 

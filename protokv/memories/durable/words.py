@@ -57,9 +57,9 @@ class Words(StatePart):
         """Return the holders of the state, but for the first: that of the prompt prefix."""
         return self.memory.parts()[1:]
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return its part of the state."""
-        held = {_PREFIX + name: tensor for part in self._parts() for name, tensor in part.held().items()}
+        held = {_PREFIX + name: tensor for part in self._parts() for name, tensor in part.live_tensors().items()}
         return held | {"words.seen": self.seen}
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:

@@ -39,7 +39,7 @@ BEAM_PER_MODE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class Assignment:
     """Which prototypes T tokens went to, and their residuals.
 
     Attributes:
@@ -100,7 +100,7 @@ class Residuals(StatePart):
             TensorSpec("warmup.count", head, heads, i64, "residuals that came", "tokens", fill=R, optional=True),
         )
 
-    def record_(self, assigned: Assigned) -> Tensor:
+    def record_(self, assigned: Assignment) -> Tensor:
         """Take the residuals of one step; return the heads `[n]`, flat over `L * H`, that were fitted by it."""
         K = self._size[2]
         valid = assigned.prototype >= 0
@@ -116,7 +116,7 @@ class Residuals(StatePart):
         self._count(assigned.key_residual, assigned.value_residual, assigned.prototype, valid)
         return ready
 
-    def _reserve(self, assigned: Assigned, valid: Tensor) -> Tensor:
+    def _reserve(self, assigned: Assignment, valid: Tensor) -> Tensor:
         """Put residuals of heads that are not fitted into their reservoirs; return which, `[L * H, T]` bool."""
         count = self._warmup["warmup.count"].view(-1)
         place = count[:, None] + valid.cumsum(1) - 1
@@ -223,7 +223,7 @@ class Residuals(StatePart):
             for layer, fitted in enumerate(self.fitted)
         ]
 
-    def held(self) -> dict[str, Tensor]:
+    def live_tensors(self) -> dict[str, Tensor]:
         """Return its part of the state. The `warmup.*` tensors are gone once all heads are fitted."""
         return {
             **self.counts,
@@ -237,7 +237,7 @@ class Residuals(StatePart):
         """Take a checked state; a reservoir that no head waits for is left out."""
         fitted, device = bool(tensors["codebook.fitted"].all()), self.updates.device
         self._warmup = {} if fitted else {name: tensors[name].to(device, copy=True) for name in _WARMUP}
-        for name, tensor in self.held().items():
+        for name, tensor in self.live_tensors().items():
             if name not in _WARMUP:
                 tensor.copy_(tensors[name])
 

@@ -36,7 +36,7 @@ from protokv.core.prototypes import PrototypeConfig
 from protokv.core.settings import MOST_WEIGHT
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError
-from protokv.memories.paper.residuals import Assigned, Residuals
+from protokv.memories.paper.residuals import Assignment, Residuals
 
 SIGMA_FLOOR = 1e-4
 """Added to the diagonal of Sigma, which shrinks towards 0 while all tokens come from one place."""
@@ -204,7 +204,7 @@ class PaperRule(Rule):
 # Algorithm 1
 
 
-def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> tuple[Assigned, Tensor]:
+def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> tuple[Assignment, Tensor]:
     """Put each token into the prototype of least cost (equation 1), in order; free slots come before all others.
 
     Returns:
@@ -262,7 +262,7 @@ def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConf
     bank.absorbed += (~is_new).sum(1).view(L, H)
     bank.touch_(changed)
     prototype = (rows % K).masked_fill_(is_new, -1)
-    return Assigned(prototype, residual[..., :D].contiguous(), residual[..., D : 2 * D].contiguous()), changed
+    return Assignment(prototype, residual[..., :D].contiguous(), residual[..., D : 2 * D].contiguous()), changed
 
 
 def _count_tokens_(

@@ -80,7 +80,7 @@ def held_by(session: Session, spans: Sequence[Sequence[float]]) -> float:
     for layer in backbone.reading_layers or range(backbone.layers):
         places = context.positions_at(layer)
         assert places is not None
-        times = backbone.times_of(places, session.clock)
+        times = backbone.stream_times(places, session.clock)
         query = torch.zeros(backbone.kv_heads, 1, backbone.head_size)
         shown = torch.cat([segment.bias for segment in context.at(layer, query)], 1) > EMPTY
         shown[:, : len(backbone.prefix_ids)] = False

@@ -50,7 +50,7 @@ class Held:
 
     def state(self) -> dict[str, Tensor]:
         bank = {name: getattr(self.bank, name).clone() for name in STATE}
-        return bank | {name: tensor.clone() for name, tensor in self.rule.held().items()}
+        return bank | {name: tensor.clone() for name, tensor in self.rule.live_tensors().items()}
 
 
 class Source:
@@ -100,7 +100,7 @@ def compare(held: Held, naive: NaiveBlocked) -> None:
                 expected = torch.as_tensor(getattr(prototype, attribute)).to(fast.dtype)
                 assert torch.equal(fast[slot], expected), (name, number, slot)
         assert (bank.mass.flatten(0, 1)[number, len(head.slots) :] == 0).all()
-    check_bank(bank.held(), most=4)
+    check_bank(bank.live_tensors(), most=4)
 
 
 @given(

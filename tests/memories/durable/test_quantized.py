@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.compact import compacted
+from protokv.core.compact import compact_context
 from protokv.core.context import Context, SlotContext
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
@@ -127,7 +127,7 @@ def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_
     moving = anchored(world, 2)
     pairs = [
         (context, held),
-        (compacted(context, moving), compacted(held, moving)),
+        (compact_context(context, moving), compact_context(held, moving)),
         (context.of_heads(slice(1, 3)), held.of_heads(slice(1, 3))),
         (context.before(begins + 30), held.before(begins + 30)),
     ]

@@ -57,7 +57,7 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_four_if_it_is_
         absorbed += sum(is_usable and not weight for is_usable, weight in zip(left.usable.tolist(), mass, strict=True))
         assert (bank.absorbed == absorbed).all()
         # A state that is saved here goes on as this one does.
-        state = repeats.held() | near.held()
+        state = repeats.live_tensors() | near.live_tensors()
         repeats = Repeats(window, shape)
         repeats.take(state)
 
