@@ -1,14 +1,10 @@
 """Read a video file with decord: the frames that PyAV gives, byte for byte; PyAV takes over at the first doubt.
 
-Known of decord 0.6.0, and how it is guarded:
-
-- It decodes ahead without bound while its reader pauses (2 minutes of 720p took 5 GB): frames are read in chunks of at
-  most `CHUNK_BYTES` of wanted images, and a seek after each chunk ends the decoding ahead.
-- Where it cannot decode, it raises or repeats the last good frame: a chunk counts only if all its frames came and none
-  equals the one before. Damage that it conceals by another picture goes unnoticed.
-- Its count is wrong after a seek into groups of pictures that refer to the group before, and its times are float32:
-  PyAV's demultiplexer lists the times, and files that differ are PyAV's.
-- Its FFmpeg of 2021 goes by names: it gets only files that are named like a video.
+Known of decord 0.6.0: it decodes ahead without bound while its reader pauses, so frames are read in chunks of at most
+`CHUNK_BYTES`, and a seek after each ends that. Where it cannot decode, it raises or repeats the last good frame, so a
+chunk counts only if no frame of it equals the one before; other damage that it conceals goes unnoticed. Its count is
+wrong after a seek into groups of pictures that refer to the group before, and its times are float32, so PyAV's
+demultiplexer lists the times. Its FFmpeg of 2021 goes by names, so it gets only files that are named like a video.
 """
 
 from __future__ import annotations
@@ -38,28 +34,25 @@ CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "mjpeg"}
 PIXEL_FORMATS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "gray", "nv12"}
 
 
-def explain_refusal(probe: Probe) -> str:
-    """Return why decord should not read this file; empty if it may."""
-    info = probe.info
-    if probe.path.suffix.lower() not in VIDEO_SUFFIXES:
-        return "it is not named like a video"
-    if info.container not in CONTAINERS or info.codec not in CODECS or info.pixel_format not in PIXEL_FORMATS:
-        return f"it is not known to read {info.codec} as {info.pixel_format} in {info.container} exactly"
-    return "it does not convert interlaced frames exactly" if probe.interlaced else ""
-
-
 class DecordSource(PyAVSource):
     """Read one file with decord, and with PyAV where decord cannot. See `Source` for the contract.
 
-    Raises SourceUnreadable if `explain_refusal` gives a reason, or decord cannot be loaded.
+    Raises SourceUnreadable for a file that decord is not known to read exactly, or if decord cannot be loaded.
     """
 
     decoder = "decord"
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
-        if why := explain_refusal(probe):
-            raise SourceUnreadable(f"decord cannot read {probe.path.name}: {why}", hint="use the decoder pyav")
+        info = probe.info
+        known = info.container in CONTAINERS and info.codec in CODECS and info.pixel_format in PIXEL_FORMATS
+        if not known or probe.interlaced or probe.path.suffix.lower() not in VIDEO_SUFFIXES:
+            scan = "interlaced" if probe.interlaced else "progressive"
+            raise SourceUnreadable(
+                f"decord cannot read {info.name}: it is not known to read {scan} {info.codec} as {info.pixel_format} "
+                f"in {info.container}, with the suffix {probe.path.suffix}, exactly",
+                hint="use the decoder pyav",
+            )
         self._decord = _load()
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
