@@ -110,17 +110,22 @@ def read_shape(header: Header, shapes: Shapes) -> MemoryShape:
     )
 
 
+def declare_tensors(header: Header, shapes: Shapes) -> tuple[TensorSpec, ...]:
+    """Return the tensors of a state under its settings. StateCorrupt if the settings make no sense."""
+    config = read_config(header)
+    try:
+        return (*declare_memory(config, read_shape(header, shapes)), *attachments.SPECS)
+    except ConfigError as error:
+        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
+
+
 def admit(header: Header, shapes: Shapes) -> None:
     """Check the claimed shapes of a state against its settings before memory is allocated for its tensors.
 
     Raises:
         StateCorrupt: no stream under these settings leaves such tensors; the tensor or setting is named.
     """
-    config = read_config(header)
-    try:
-        check_shapes(shapes, (*declare_memory(config, read_shape(header, shapes)), *attachments.SPECS))
-    except ConfigError as error:
-        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
+    check_shapes(shapes, declare_tensors(header, shapes))
 
 
 def check_fits(header: Header, identity: BackboneIdentity) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.build import declare_memory, restore_memory
+from protokv.core.build import restore_memory
 from protokv.core.memory import Memory
 from protokv.core.tensors import tensor_shapes
-from protokv.errors import ConfigError, StateCorrupt
+from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state import attachments
-from protokv.state.checkpoint import admit, describe_axes, read_config, read_shape
+from protokv.state.checkpoint import admit, declare_tensors, describe_axes, read_config, read_shape
 from protokv.state.form import StatePath
 from protokv.state.header import State, TensorInfo
 from protokv.state.reader import Reader, load_state
@@ -180,7 +180,6 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
 def _tensor_info(state: State) -> dict[str, TensorInfo]:
     """Describe the tensors of a state. Return nothing if it makes no sense: `digests=False` copies it all the same."""
     try:
-        specs = declare_memory(read_config(state), read_shape(state, tensor_shapes(state.tensors)))
-        return describe_axes((*specs, *attachments.SPECS))
-    except (StateCorrupt, ConfigError):
+        return describe_axes(declare_tensors(state, tensor_shapes(state.tensors)))
+    except StateCorrupt:
         return {}

@@ -246,12 +246,6 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
         raise StateError(f"cannot read the state {where}: {cause_of(error)}") from error
 
 
-def not_ours(path: str | os.PathLike[str], why: str = "") -> StateError:
-    """Return the error of a target that holds something other than a state."""
-    what = f"cannot write the state {os.fspath(path)}: what is there is no state of ours"
-    return StateError(what + why, hint="Remove it, or choose another name.")
-
-
 def not_found(path: str | os.PathLike[str]) -> StateNotFound:
     """Return the error of a state that does not exist."""
     hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"

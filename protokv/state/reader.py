@@ -109,10 +109,6 @@ class Reader:
         """The header and the tensors of the commit at `at_s`, on the CPU; shapes are checked before memory is taken."""
         return load_state(self.path, verify=self.verify, at_s=self.at_s, admit=admit)
 
-    def read_thumbnails(self) -> list[Thumbnail]:
-        """Read the small pictures of the current commit, and no other tensor."""
-        return read_thumbnails(self.path)[1]
-
     @cached_property
     def transcript(self) -> Transcript:
         """What was said, as the commit at `at_s` knows it."""

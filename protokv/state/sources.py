@@ -70,7 +70,7 @@ def next_segment(header: Header) -> Segment:
 
 
 def source_records(header: Header) -> tuple[Mapping[str, Any], ...]:
-    """Return the records of all sources of a state, in order. Raises as `read_segment` and `WallClockLog.of`."""
+    """Return the records of all sources of a state, in order. Raises as `read_segment` and `WallClockLog.read`."""
     records = (*read_segment(header).earlier, header.source or {})
     for one in records:
         WallClockLog.read(one)

@@ -28,7 +28,7 @@ from protokv.state.describe import convert, describe
 from protokv.state.digest import canonical, digest_tensors
 from protokv.state.forms import load_forms
 from protokv.state.header import FORMAT_VERSION, Header
-from protokv.state.reader import Reader, commit_times, load_state, read_header, stored_bytes
+from protokv.state.reader import commit_times, load_state, read_header, read_thumbnails, stored_bytes
 from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, make, same
 from tests.state.crafted import change_document, change_head, joined, resealed
@@ -195,7 +195,7 @@ READS = (
     stored_bytes,
     commit_times,
     describe,
-    lambda path: Reader.open(path).read_thumbnails(),
+    read_thumbnails,
 )
 
 
