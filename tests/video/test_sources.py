@@ -253,3 +253,10 @@ def test_a_step_that_is_not_found_again_leads_to_a_reading_from_the_beginning(na
             rest = list(read_steps(source, 5.0, 1, 4, mark=mark))
             assert asked == readings
             assert [s.images.tobytes() for s in rest] == [s.images.tobytes() for s in whole[4:]]
+
+
+def test_tags_in_another_encoding_than_utf_8_are_no_reason_to_refuse_a_file(tmp_path):
+    path = write(Clip([0, 40], suffix="mkv", comment="XYZZYQ"), tmp_path / "x.mkv")
+    path.write_bytes(path.read_bytes().replace(b"XYZZYQ", b"X\xff\xfeZYQ"))
+    with open_source(path) as source:
+        assert sum(1 for _ in source.frames()) == 2

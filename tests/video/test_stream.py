@@ -185,3 +185,8 @@ def test_a_camera_that_stands_still_between_key_frames_keeps_its_own_times(tmp_p
     path = write(Clip(ticks, suffix="ts", base=Fraction(1, 1000)), tmp_path / "x.ts")
     with piped(path.read_bytes()) as address, StreamSource(address) as source:
         assert [round(frame.time_s, 3) for frame in source.frames()] == [tick / 1000 for tick in ticks]
+
+
+def test_frames_after_a_loss_have_the_size_of_those_before(make_clip):
+    with piped(make_clip("transport stream").read_bytes()) as address, StreamSource(address, size=(32, 48)) as source:
+        assert next(source.frames()).image.shape == (48, 32, 3)
