@@ -18,15 +18,11 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from protokv.backbones import identify_backbone, load_backbone
+from protokv.backbones import identify_backbone
 from protokv.core.backbone import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job, locate_state
-from protokv.ingestion.continuation import (
-    check_equal,
-    check_memory,
-    check_system,
-)
+from protokv.ingestion.continuation import check_equal, check_memory, check_system
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest
@@ -70,15 +66,12 @@ class Recipe:
     options: IngestOptions = field(default_factory=IngestOptions)
 
     def load(self, device: str) -> Backbone:
-        """Load the model, with its system prompt. Raises as `load_backbone` and `Backbone.with_system`."""
-        return self.options.prompted(load_backbone(**self._arguments(device), **self.options.frames))
+        """Load the model. Raises as `IngestOptions.load_model`."""
+        return replace(self.options, device=device).load_model()
 
     def identify(self, device: str) -> BackboneIdentity:
         """Return the identity of the model that `load` would give, from its small files. Raises as `load_backbone`."""
-        return identify_backbone(**self._arguments(device))
-
-    def _arguments(self, device: str) -> dict[str, Any]:
-        return self.options.new_model | {"device": device}
+        return identify_backbone(**replace(self.options, device=device).new_model)
 
 
 @dataclass(frozen=True, slots=True)

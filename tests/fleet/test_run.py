@@ -16,7 +16,7 @@ from tests.fleet.conftest import InlinePool, ends, outcomes, written
 from tests.fleet.recipes import MissingRecipe, remade
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_order_and_number_of_workers_change_no_byte_of_any_state(
     workers: int, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
 ) -> None:
@@ -26,11 +26,22 @@ def test_order_and_number_of_workers_change_no_byte_of_any_state(
     assert written(recipe) == singly
 
 
-def test_the_same_again_does_nothing_and_loads_nothing(jobs: list[Job], recipe: Recipe, tmp_path: Path) -> None:
+def test_only_what_is_missing_is_done_and_then_nothing_is_loaded(
+    jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
+) -> None:
+    outcomes(jobs[:1], InlinePool(recipe), recipe)
+    assert [(one.job.key, one.status) for one in preview(jobs, recipe)] == [
+        ("a", "done"),
+        ("b", "new"),
+        ("sub/c", "new"),
+    ]
+    assert written(recipe).keys() == {"a"}
     first = outcomes(jobs, InlinePool(recipe, 2), recipe)
+    assert [first[key].status for key in singly] == ["done", "watched", "watched"]
+    assert written(recipe) == singly
     before = {path: path.stat().st_mtime_ns for path in Path(recipe.place).rglob("*.safetensors")}
     # Each worker loads its model once for all of its videos.
-    assert len((tmp_path / "loads").read_text().splitlines()) <= 2
+    assert len((tmp_path / "loads").read_text().splitlines()) <= 3
     (tmp_path / "loads").unlink()
     again = outcomes(jobs, InlinePool(recipe, 2), recipe)
     assert {one.status for one in again.values()} == {"done"}
@@ -39,16 +50,6 @@ def test_the_same_again_does_nothing_and_loads_nothing(jobs: list[Job], recipe: 
     }
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert not (tmp_path / "loads").exists()
-
-
-def test_only_what_is_missing_is_done(jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]) -> None:
-    outcomes(jobs[:1], InlinePool(recipe), recipe)
-    looked = [(one.job.key, one.status) for one in preview(jobs, recipe)]
-    assert looked == [("a", "done"), ("b", "new"), ("sub/c", "new")]
-    assert written(recipe).keys() == {"a"}
-    found = outcomes(jobs, InlinePool(recipe), recipe)
-    assert [found[key].status for key in ("a", "b", "sub/c")] == ["done", "watched", "watched"]
-    assert written(recipe) == singly
 
 
 def test_one_bad_video_stops_nothing(films: Path, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]) -> None:
