@@ -63,8 +63,8 @@ class LiveSource(Source):
             options: of its reading.
             connect: opens it: `connect(should_stop, size)`.
             opened: the first connection, if there is one already.
-            clock: seconds that only go forward.
-            now: seconds since 1970.
+            clock: as for `Feed`.
+            now: as for `Feed`.
         """
         self.options, self._text, self._connect, self._opened = options, text, connect, opened
         self._clock, self._now = clock, now
@@ -184,8 +184,11 @@ class StepMaker:
         self, source: LiveSource, fps: float, frames_per_step: int, start_s: float, clock: Callable[[], float]
     ) -> None:
         self._source, self._fps, self._start_s, self._clock = source, fps, start_s, clock
-        self._grouping, self._rates = StepGrouper(fps, frames_per_step), Rates(clock)
+        self._grouping = StepGrouper(fps, frames_per_step)
         self._away_s: float | None = None
+        # Of the connection: when it began, the frames watched, and how many were dropped before it.
+        self._since_s, self._watched, self._dropped = clock(), 0, 0
+        self._drops_reported = False
 
     def take(self, news: Sampled, dropped: int) -> Iterator[Step | FramesDropped]:
         """Add a frame, when so many were dropped in all."""
@@ -195,8 +198,11 @@ class StepMaker:
             self._source.log.begin_gap(since_s - news.silent_s, "no frames came")
             self._source.log.end_gap(since_s)
         yield from self._grouping.take(news)
-        if slow := self._rates.count(dropped):
-            yield slow
+        self._watched += 1
+        lost, passed_s = dropped - self._dropped, self._clock() - self._since_s
+        if lost >= MANY and passed_s > 0 and not self._drops_reported:
+            self._drops_reported = True
+            yield FramesDropped((self._watched + lost) / passed_s, self._watched / passed_s)
 
     def connect(self, news: Connected, dropped: int) -> Iterator[SourceRecovered]:
         """Begin a connection, when so many frames were dropped in all."""
@@ -206,7 +212,7 @@ class StepMaker:
         # Frames keep the size of the first ones for the life of the stream.
         width, height = source.info.width or news.info.width, source.info.height or news.info.height
         source.info = replace(news.info, width=width, height=height)
-        self._rates.reset(dropped)
+        self._since_s, self._watched, self._dropped = self._clock(), 0, dropped
         if gap := source.log.end_gap(begins_s):
             yield SourceRecovered(source.info.name, begins_s, begins_s - gap.from_s)
         elif self._away_s is not None:
@@ -251,27 +257,6 @@ class StepGrouper:
             group, self._group = self._group, []
             yield make_step(self._index, group, self._n)
             self._index += 1
-
-
-class Rates:
-    """Rates of incoming and of watched frames since the connection; reported once."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._reported = clock, False
-        self.reset(0)
-
-    def reset(self, dropped: int) -> None:
-        """Begin a connection; `dropped` frames were dropped in all."""
-        self._since_s, self._watched, self._dropped = self._clock(), 0, dropped
-
-    def count(self, dropped: int) -> FramesDropped | None:
-        """Count a frame that is watched, when `dropped` frames were dropped in all."""
-        self._watched += 1
-        lost, passed_s = dropped - self._dropped, self._clock() - self._since_s
-        if self._reported or lost < MANY or passed_s <= 0:
-            return None
-        self._reported = True
-        return FramesDropped((self._watched + lost) / passed_s, self._watched / passed_s)
 
 
 def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None) -> Source | None:
