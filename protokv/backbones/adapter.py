@@ -21,8 +21,8 @@ from protokv.core.attention import LocalKV
 from protokv.core.backbone import MOST_WORDS, Backbone, BackboneIdentity, Turn
 from protokv.core.context import Context
 from protokv.core.hook import LinearStates
+from protokv.core.layers import HybridShape, LayerKind, assign_layers
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.tensors import HybridShape, LayerKind, assign_layers
 from protokv.errors import ModelError, QuestionError
 from protokv.texts import admit_question
 

@@ -22,9 +22,9 @@ from protokv.core.attention import LocalKV
 from protokv.core.context import Context
 from protokv.core.decoding import Decoding
 from protokv.core.hybrid import HybridState
+from protokv.core.layers import HybridShape
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.tensors import HybridShape
 from protokv.errors import ConfigError
 
 MOST_WORDS: Final = 1024

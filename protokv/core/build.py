@@ -15,13 +15,14 @@ from torch import Tensor
 
 from protokv.core.backbone import Backbone
 from protokv.core.hybrid import HybridState
-from protokv.core.memory import HybridMemory, Memory
+from protokv.core.memory import Memory
 from protokv.core.packing import check_shapes
 from protokv.core.recent import RecentSteps, WithRecent
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
 from protokv.core.tensors import MemoryShape, TensorSpec, tensor_shapes
+from protokv.core.with_part import HybridMemory
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.machine import is_out_of_memory, memory_bytes
 

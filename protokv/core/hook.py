@@ -13,7 +13,7 @@ from torch import Tensor
 from protokv.core.attention import LocalKV, attend
 from protokv.core.context import Context
 from protokv.core.hybrid import HybridState
-from protokv.core.tensors import LayerKind, LayerSlot
+from protokv.core.layers import LayerKind, LayerSlot
 
 NAME = "protokv"
 

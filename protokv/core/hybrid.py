@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protokv.core.layers import LayerKind, LayerSlot
 from protokv.core.sanitize import LARGEST
-from protokv.core.tensors import LayerKind, LayerSlot, MemoryShape, StatePart, TensorSpec
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 
 

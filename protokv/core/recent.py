@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.memory import Memory, MemoryWithPart
+from protokv.core.memory import Memory
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
+from protokv.core.with_part import MemoryWithPart
 from protokv.errors import StateCorrupt
 
 # Tokens, rows, columns, first visual token, the one behind the last, step.

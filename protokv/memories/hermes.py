@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.evidence import RecordedContext
-from protokv.core.memory import MemoryWithPart
 from protokv.core.parts import PositionedStep, SessionListener, SessionView
 from protokv.core.rotary import rerotate
+from protokv.core.with_part import MemoryWithPart
 from protokv.errors import ConfigError
 from protokv.memories.compressed import CompressedConfig, CompressedMemory
 from protokv.memories.exact import pack_like, unpack

@@ -17,9 +17,10 @@ from protokv.backbones import load_backbone
 from protokv.backbones.files import find_cached, find_packaged_models
 from protokv.core.backbone import Backbone, BackboneIdentity
 from protokv.core.build import declare_memory
+from protokv.core.layers import HybridShape
 from protokv.core.packing import check_shapes, pack
 from protokv.core.session import Session
-from protokv.core.tensors import HybridShape, MemoryShape, TensorSpec
+from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
 from protokv.memories import MemoryConfig
 from protokv.state import attachments

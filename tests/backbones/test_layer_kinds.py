@@ -19,9 +19,9 @@ import protokv
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.hybrid import HybridState, window_mask
-from protokv.core.memory import HybridMemory
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
+from protokv.core.with_part import HybridMemory
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state import checkpoint
