@@ -20,7 +20,7 @@ from tests.oracles import attention as plain
 ROOT = Path(__file__).parents[3]
 _ATTENTION = "core/test_attention.py::test_the_fused_form_is_the_plain_one"
 _RING = "core/test_near.py::test_every_token_is_in_the_window_or_has_left_it_once_in_order"
-_PAPER = "core/test_oracle.py::test_the_fast_memory_equals_the_algorithms_written_out"
+_PAPER = "memories/paper/test_oracle.py::test_the_fast_memory_equals_the_algorithms_written_out"
 ORACLES = {
     "durable": (
         "durable/test_agglomerative.py::test_the_fast_bank_equals_merging_written_out",

@@ -12,7 +12,7 @@ from protokv.core.step import StepKV
 from protokv.memories.durable import agglomerative, novelty, repeats, ward
 from protokv.memories.durable.memory import Durable
 from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
-from tests.core.test_oracle import compare_context, compare_state, watched_by_both
+from tests.memories.paper.test_oracle import compare_context, compare_state, watched_by_both
 from tests.oracles import ward as naive_ward
 from tests.oracles.ward import NaiveAgglomerative
 from tests.tolerance import near
