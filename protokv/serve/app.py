@@ -42,7 +42,7 @@ class Limits:
         waiting: the most questions that are being answered or wait.
         answer_s: the longest time for an answer, waiting included.
         connections: the most at once; uvicorn answers those above with status 503.
-        idle_s: how long a connection may stay open without a request.
+        idle_s: how long a connection stays open after an answer.
     """
 
     body_bytes: int = 1 << 20
@@ -80,7 +80,7 @@ def build_app(
             Route("/v1/models/{name:path}", server.guard(server.model)),
             Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
         ],
-        exception_handlers={ProtoKVError: _refuse, HTTPException: _refuse_http, Exception: _fail},
+        exception_handlers=dict.fromkeys((ProtoKVError, HTTPException, Exception), _refuse),
         lifespan=server.lifespan,
     )
 
@@ -122,7 +122,7 @@ class _Server:
         return JSONResponse({"status": "ok"})
 
     async def models(self, _: Request) -> Response:
-        found = self._states.names()
+        found = self._states.list_all()
         return JSONResponse({"object": "list", "data": [self._describe(*one) for one in found.items()]})
 
     async def model(self, request: Request) -> Response:
@@ -206,7 +206,7 @@ class _Server:
         self, asked: chat.ChatRequest, path: Path, send: Callable[[str], None], stop: Callable[[], bool]
     ) -> Answer | None:
         """Send the pieces of an answer as they come; return it whole, or None if it was stopped."""
-        pieces = self._states.session(path).stream(
+        pieces = self._states.open_session(path).stream(
             asked.text, asked.decoding, evidence=asked.evidence, turns=asked.turns, system=asked.system
         )
         while not stop():
@@ -246,12 +246,9 @@ async def _events(
 
 
 def _status(error: ProtoKVError) -> int:
-    if isinstance(error, StateNotFound):
-        return 404
-    if isinstance(error, ConfigError):
-        return 400
-    if isinstance(error, TooMuch):
-        return 503
+    for kind, status in ((StateNotFound, 404), (ConfigError, 400), (TooMuch, 503)):
+        if isinstance(error, kind):
+            return status
     # The state is damaged, or another model made it.
     return 409
 
@@ -262,16 +259,10 @@ def _error(message: str, status: int) -> dict[str, Any]:
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ProtoKVError)
-    status = _status(error)
-    return JSONResponse({"error": _error(error.message, status)}, status)
-
-
-async def _refuse_http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": _error(error.detail, error.status_code)}, error.status_code, error.headers)
-
-
-async def _fail(_: Request, error: Exception) -> Response:
-    """Answer for a fault of the server; what it was is in its log alone."""
-    return JSONResponse({"error": _error("the server made a mistake; its log says which", 500)}, 500)
+    """Answer for an error in the form of OpenAI; what a fault of the server was is in its log alone."""
+    message, status, headers = "the server made a mistake; its log says which", 500, None
+    if isinstance(error, HTTPException):
+        message, status, headers = error.detail, error.status_code, error.headers
+    elif isinstance(error, ProtoKVError):
+        message, status = error.message, _status(error)
+    return JSONResponse({"error": _error(message, status)}, status, headers)

@@ -30,7 +30,7 @@ class States:
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
         self.decoding = backbone.decoding
 
-    def names(self) -> dict[str, Path]:
+    def list_all(self) -> dict[str, Path]:
         """Return the states by name: the path below the folder, without the suffix unless two differ only in it."""
         try:
             found = [Path(one) for one in find_states(str(self._folder))]
@@ -45,7 +45,7 @@ class States:
 
     def find(self, name: str) -> Path:
         """Return where the state of a name is. StateNotFound."""
-        path = self.names().get(name)
+        path = self.list_all().get(name)
         if path is None:
             raise StateNotFound(f"there is no state {name!r}; /v1/models lists all")
         return path
@@ -64,7 +64,7 @@ class States:
         except OSError:
             return 0
 
-    def session(self, path: Path) -> Session:
+    def open_session(self, path: Path) -> Session:
         """Return the session of the last commit of a state. Two threads must not ask for sessions or use one at once.
 
         Raises:

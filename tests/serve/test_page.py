@@ -119,7 +119,7 @@ def test_no_link_and_no_pipe_leads_out_of_the_folder(folder: Path, tmp_path: Pat
         state.unlink()
         state.symlink_to(elsewhere / state.name)
         with pytest.raises(StateNotFound, match="leads elsewhere"):
-            States(folder, MockBackbone()).session(state)
+            States(folder, MockBackbone()).open_session(state)
 
 
 def test_a_name_that_is_a_path_is_not_found(made: Path) -> None:
