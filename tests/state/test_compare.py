@@ -12,18 +12,10 @@ from hypothesis import strategies as st
 from protokv.state import compare as module
 from protokv.state.compare import compare
 from tests.state.conftest import make as make_state
-from tests.state.test_forms import names, tensors
 
 
 def with_tensor(state, name, tensor):
     return replace(state, tensors={**state.tensors, name: tensor})
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(made=st.dictionaries(names, tensors(), max_size=4))
-def test_a_state_equals_itself_whatever_its_bits(made):
-    one, two = (make_state(tensors={name: tensor.clone() for name, tensor in made.items()}) for _ in range(2))
-    assert compare(one, two) == {"equal": True, "tensors_compared": len(made), "header": [], "tensors": []}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -31,6 +23,7 @@ def test_a_state_equals_itself_whatever_its_bits(made):
 def test_a_flipped_bit_anywhere_is_one_differing_element(data, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK", 7)
     state = make_state()
+    assert compare(state, make_state()) == {"equal": True, "tensors_compared": 8, "header": [], "tensors": []}
     name = data.draw(
         st.sampled_from([n for n, t in sorted(state.tensors.items()) if t.numel() and t.dtype != torch.bool])
     )
