@@ -16,7 +16,7 @@ from protokv_cli.doctor import doctor, find_version
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.models import models
-from protokv_cli.options import command, option
+from protokv_cli.options import command
 from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
 from protokv_cli.replay import replay
@@ -73,7 +73,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def protokv(
     version: Annotated[
-        bool, option("--version -V", "Print versions and exit.", is_eager=True, callback=_show_version)
+        bool, typer.Option("--version", "-V", help="Print versions and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
     """Watch a video of any length in constant memory; save the state; ask about it later.

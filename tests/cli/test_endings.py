@@ -106,13 +106,6 @@ def test_a_signal_counts_even_if_its_message_cannot_be_written() -> None:
         assert stop.exit is Exit.HUNG_UP
 
 
-def test_an_ignored_hang_up_stays_ignored(hang_up: None) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with stopping(lambda _: None) as stop:
-        signal.raise_signal(signal.SIGHUP)
-        assert not stop
-
-
 def test_a_reader_who_leaves_ends_the_report_and_is_no_error(protokv: Program, mocked: None, video: Path) -> None:
     pipe = protokv.folder / "pipe"
     os.mkfifo(pipe)
@@ -229,14 +222,3 @@ def test_too_little_memory_is_told_in_one_line_and_is_no_bug(
     error_line, hint = found.err.splitlines()
     assert error_line.startswith("Error: there is not enough memory")
     assert "bug" not in hint
-
-
-def test_a_limit_that_no_command_can_live_with_is_told_first(
-    embedded: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("protokv.machine.address_space_bytes", lambda: 500 << 20)
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
-    found = embedded("inspect", "a.safetensors")
-    assert found.code == Exit.FAILURE
-    assert "may have 500 MiB of address space, and needs 1024 MiB" in found.err
-    assert "ulimit -v" in found.err

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protokv.core.evidence import AttentionEvidence
 from protokv.core.parts import Evidence, EvidenceSpan
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, write_video
@@ -21,8 +20,7 @@ QUESTION = "what is first ?"
 @pytest.fixture
 def program(protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     """The program beside `clip.mp4` and its state; every answer stands on `MOMENTS`."""
-    monkeypatch.setattr(AttentionEvidence, "find", lambda *_: Evidence(MOMENTS, True))
-    monkeypatch.setattr(AttentionEvidence, "record", lambda _, context: context)
+    monkeypatch.setattr("protokv.core.session.find_evidence", lambda *_: Evidence(MOMENTS, True))
     shutil.copy(video, protokv.folder)
     assert protokv("ingest", "clip.mp4", "--budget", "24", "--json").code == 0
     return protokv

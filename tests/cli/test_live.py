@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import shutil
 import signal
-import threading
 from collections.abc import Callable
 from datetime import datetime
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import av
-import numpy as np
 import pytest
 
 from protokv.ingestion import Event, Every, SourceLost, ingest
 from protokv.memories import DurableConfig
 from protokv_cli.exits import Exit
-from protokv_cli.ingest_report import show_news
-from protokv_cli.output import Output
+from protokv_cli.ingest_report import IngestReport
 from tests.cameras import EPOCH, World, gone
 from tests.cli.conftest import Program, wait_for_commits
 from tests.mock_backbone import MockBackbone
@@ -192,12 +186,14 @@ def test_the_source_may_come_from_the_environment_which_other_users_cannot_read(
 def test_a_camera_that_refuses_is_an_error_unless_it_is_waited_for_and_its_password_is_nowhere(
     protokv: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop_when_lost(out: Output, event: Event, argument: str) -> None:
-        show_news(out, event, argument)
+    show = IngestReport.show
+
+    def stop_when_lost(report: IngestReport, event: Event) -> None:
+        show(report, event)
         if isinstance(event, SourceLost):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("protokv_cli.ingest_report.show_news", stop_when_lost)
+    monkeypatch.setattr(IngestReport, "show", stop_when_lost)
     address = "rtsp://admin:s3cret@127.0.0.1:9/1?token=s3cret"
     refused = protokv("ingest", address, "-o", "s.safetensors", "--json")
     assert refused.code == Exit.NOT_FOUND, refused.err
@@ -207,31 +203,3 @@ def test_a_camera_that_refuses_is_an_error_unless_it_is_waited_for_and_its_passw
     assert result.code == Exit.INTERRUPTED, result.err
     assert "Connection refused; trying again" in result.err
     assert "s3cret" not in refused.err + result.out + result.err
-
-
-@pytest.mark.usefixtures("mocked")
-def test_a_video_on_a_server_without_ranges_is_told_what_it_needs(
-    protokv: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with av.open(str(tmp_path / "noise.mp4"), "w") as container:
-        stream: Any = container.add_stream("mpeg4", rate=8)
-        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 640, 480, "yuv420p", 20_000_000
-        draw = np.random.default_rng(0)
-        for _ in range(24):
-            noise = draw.integers(0, 256, (480, 640, 3), dtype=np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(noise, format="rgb24")))
-        container.mux(stream.encode())
-
-    class Quiet(SimpleHTTPRequestHandler):
-        """Python's own server gives whole files only."""
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        result = protokv("ingest", f"http://127.0.0.1:{server.server_port}/noise.mp4", "-o", "s.safetensors", "--json")
-        server.shutdown()
-    assert result.code == Exit.FAILURE, result.out
-    assert "HTTP ranges" in result.err
-    assert "-movflags faststart" in result.err

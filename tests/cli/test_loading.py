@@ -23,7 +23,6 @@ from protokv.backbones.files import digest_weights
 from protokv.state.reader import read_header
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result
-from tests.cli.terminal import run_on_terminal
 
 NAME, SHA = "somebody/tiny-model", "a" * 40
 TAG, TAGGED = "v1.0", "b" * 40
@@ -148,16 +147,6 @@ def test_a_model_is_downloaded_once_and_found_without_the_hub_later(call: Call, 
     assert "there is nothing to do" in offline.err
 
 
-def test_downloads_are_shown_on_a_terminal_and_leave_nothing(protokv: Program, video: Path, hub: Hub) -> None:
-    environment = environment_of(protokv, hub.address)
-    with hub_environment(environment):
-        seen = run_on_terminal(environment, *ingesting(video), stdout=protokv.folder / "out.jsonl")
-    assert seen.code == Exit.DONE, seen.screen
-    assert "loading model" in seen.screen
-    assert "Fetching" in seen.screen
-    assert [line for line in seen.lines() if "%" in line or "loading" in line] == []
-
-
 @pytest.mark.parametrize(
     ("name", "revision", "in_reach", "said", "code"),
     [
@@ -241,17 +230,3 @@ def test_the_revision_is_loaded_recorded_and_asked_again(
         assert asked.code == Exit.DONE, asked.err
     wrong = call("http://127.0.0.1:9", "query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG)
     assert "its backbone.weights_digest is" in wrong.err
-
-
-def test_a_revision_that_a_state_names_and_the_cache_lacks_is_named(
-    protokv: Program, call: Call, video: Path, tagged: Hub
-) -> None:
-    call(tagged.address, *ingesting(video), PROTOKV_REVISION=TAG)
-    requests = len(tagged.requests)
-    asked = call(
-        tagged.address, "query", f"{video.stem}.safetensors", "what ?", HF_HOME=str(protokv.folder / "elsewhere")
-    )
-    assert asked.code == Exit.FAILURE
-    assert f"{NAME} at revision {TAGGED}, which is not in the local cache" in asked.err
-    assert asked.err.splitlines()[1].endswith(f"--model {NAME} --revision {TAGGED}")
-    assert len(tagged.requests) == requests

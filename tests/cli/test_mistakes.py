@@ -60,7 +60,7 @@ MISTAKES = [
     ("ingest a.mp4 b.mp4 --append -o s", Exit.USAGE, "--append: for one video only"),
     ("ingest a.mp4 b.mp4 --chunk 8 --for 1h", Exit.USAGE, "--chunk and --for: for one video only"),
     ("ingest a.mp4 b.mp4 --timings", Exit.USAGE, "--timings: for one video only"),
-    ("ingest a.mp4 --batch 2 --ray auto", Exit.USAGE, "--batch and --ray: for several videos only"),
+    ("ingest a.mp4 --workers 2 --ray auto", Exit.USAGE, "--workers and --ray: for several videos only"),
     ("ingest a.mp4 b.mp4 --ray auto --devices 0", Exit.USAGE, "--devices are those of one machine"),
     ("ingest --from gone.txt", Exit.NOT_FOUND, "cannot read gone.txt"),
     ("ingest *.avi", Exit.NOT_FOUND, "there is no video in *.avi"),

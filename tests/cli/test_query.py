@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from protokv.core.session import Session
 from protokv.errors import QuestionError
 from protokv.memories import DurableConfig
 from protokv.timings import Timings
-from protokv_cli.answers import Answers, decoding_text, evidence_text
+from protokv_cli.answers import AnswerFlags, Answers, evidence_text
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.questions import Question, Refusals, typed_questions
@@ -117,9 +116,8 @@ def test_a_state_follows_its_model_to_another_folder(
     assert protokv("query", state, "what ?", "--model", folder).code == 0
 
 
-def test_a_terminal_without_a_question_is_a_prompt(protokv: Program, mocked: None, video: Path, tmp_path: Path) -> None:
+def test_a_terminal_without_a_question_is_a_prompt(protokv: Program, mocked: None, video: Path) -> None:
     assert protokv("ingest", video, "--budget", "24", "--json").code == 0
-    protokv.environment["XDG_STATE_HOME"] = str(tmp_path / "kept")
     typed = f"what is first ?\n\n{'long ' * 600}\nwho is last ?\n\x04"
     out = protokv.folder / "answers.jsonl"
     seen = run_on_terminal(protokv.environment, "query", "clip.safetensors", "--json", stdout=out, typed=typed)
@@ -143,36 +141,9 @@ def test_words_without_quotes_are_asked_with_a_hint(protokv: Program, state: Pat
     assert "Hint" not in protokv("query", state, "what is it?", "ring?").err
 
 
-def test_the_history_of_a_prompt_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readline = pytest.importorskip("readline")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-
-    def ask(*lines: str) -> list[str]:
-        readline.clear_history()
-        typed = iter(lines)
-
-        def read() -> str:
-            line = next(typed, None)
-            if line is None:
-                raise EOFError
-            # As readline does with what is typed.
-            readline.add_history(line)
-            return line
-
-        monkeypatch.setattr("protokv_cli.questions._read_line", read)
-        refusals = Refusals(Output(Format.JSON))
-        assert [question.text for question in typed_questions(io.StringIO(), refusals)] == list(lines)
-        return [readline.get_history_item(i + 1) for i in range(readline.get_current_history_length())]
-
-    assert ask("what is oldest ?") == ["what is oldest ?"]
-    assert ask("what is newest ?") == ["what is oldest ?", "what is newest ?"]
-    assert (tmp_path / "protokv" / "history").stat().st_mode & 0o077 == 0
-
-
 def test_what_is_typed_is_a_conversation_until_new_and_what_it_leaves_out_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     typed = iter(["one", "two", "new", "three", "<end>", "four", "exit"])
     monkeypatch.setattr("protokv_cli.questions._read_line", lambda: next(typed))
     heard = []
@@ -186,31 +157,15 @@ def test_what_is_typed_is_a_conversation_until_new_and_what_it_leaves_out_is_tol
 
     session = Session.start(Hearing(), DurableConfig(budget=24))
     out = Output(Format.PLAIN)
-    asking: Any = SimpleNamespace(evidence=False, system=None, timings=False, at_prompt=True, alone=True)
     refusals = Refusals(out)
-    answers = Answers(out, "state", asking, Decoding(1), Timings(), refusals)
-    answers.ask_all(session, typed_questions(io.StringIO(), refusals), None)
+    answers = Answers(out, "state", AnswerFlags(), refusals, Timings(), timed=False, at_prompt=True, alone=True)
+    answers.ask_all(session, Decoding(1), typed_questions(io.StringIO(), refusals), None)
     assert [dict(heard)[name] for name in ("one", "two", "three", "four")] == [[], ["one"], [], ["three"]]
     assert "Note" not in capsys.readouterr().err
     embedded = Session.start(MockBackbone("protokv/mini"), DurableConfig(budget=24))
     embedded.backbone.converses = False
-    answers.ask_all(embedded, [Question("five", fresh=False), Question("six", fresh=False)], None)
+    answers.ask_all(embedded, Decoding(1), [Question("five", fresh=False), Question("six", fresh=False)], None)
     assert capsys.readouterr().err.count("protokv/mini keeps no conversation") == 1
-
-
-@pytest.mark.parametrize(
-    ("decoding", "text"),
-    [
-        (Decoding(), "greedy, at most 64 tokens"),
-        (
-            Decoding(9, 0.7, 0.8, 20, 1.05, 3),
-            "drawn at temperature 0.7, top k 20, top p 0.8, seed 0, repetition penalty 1.05, no 3 tokens twice, "
-            "at most 9 tokens",
-        ),
-    ],
-)
-def test_how_tokens_are_chosen_is_told_in_a_line(decoding: Decoding, text: str) -> None:
-    assert decoding_text(decoding) == text
 
 
 def test_a_published_generation_is_the_default_of_query_and_options_win(

@@ -1,9 +1,8 @@
-"""The terminal: a bar that fits into a line, lines where nothing can be drawn, and no foreign text that it obeys."""
+"""The terminal: a bar, lines where nothing can be drawn, and no foreign text that it obeys."""
 
 from __future__ import annotations
 
 import json
-import re
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -12,69 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.ingestion import Progress
 from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from protokv_cli import progress
-from protokv_cli.ingest_report import progress_parts
-from protokv_cli.progress import fit, shorten
 from protokv_cli.tables import json_text, printable
 from tests.cli.conftest import Program, write_video
 from tests.cli.terminal import run_on_terminal
 
 DRAWING = "\x1b["
-
-
-def event(stream_time_s: float, duration_s: float | None = 60.0) -> Progress:
-    return Progress(int(stream_time_s), stream_time_s, duration_s, 50.0, 10**6)
-
-
-def test_progress_shows_the_share_the_time_and_the_time_left() -> None:
-    parts = progress_parts(event(15.0), first=(100.0, 5.0), now_s=102.0)
-    # Ten seconds of stream took two, and 45 are to come.
-    assert parts[:3] == [" 25%", "0:15 / 1:00", "0:09 left"]
-    assert parts[3] == "50 frames/s"
-
-
-def test_a_continued_run_uses_its_own_speed_and_an_endless_stream_has_no_time_left() -> None:
-    assert "0:10 left" in progress_parts(event(50.0), first=(0.0, 49.0), now_s=1.0)
-    assert not [part for part in progress_parts(event(50.0), first=(0.0, 50.0), now_s=1.0) if "left" in part]
-    endless = progress_parts(event(50.0, None), first=(0.0, 0.0), now_s=1.0)
-    assert endless[0] == "0:50"
-    assert not [part for part in endless if "%" in part or "left" in part]
-
-
-@given(parts=st.lists(st.text(max_size=20), min_size=1, max_size=6), room=st.integers(-5, 80))
-def test_parts_that_do_not_fit_are_left_out_from_the_end(parts: list[str], room: int) -> None:
-    text = fit(parts, room)
-    assert len(text) <= room or text == parts[0]
-    assert "  ".join(parts).startswith(text)
-
-
-@given(name=st.text(max_size=60), length=st.integers(3, 40))
-def test_a_long_name_keeps_its_beginning_and_its_end(name: str, length: int) -> None:
-    short = shorten(name, length)
-    assert len(short) == min(len(name), length)
-    if len(name) > length:
-        before, _, behind = short.partition("\N{HORIZONTAL ELLIPSIS}")
-        assert name.startswith(before)
-        assert name.endswith(behind) or "\N{HORIZONTAL ELLIPSIS}" in name
-
-
-def test_a_long_name_leaves_room_for_the_share_and_no_line_is_left(
-    protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "BAR_EVERY_S", -1.0)
-    long = video.rename(video.with_name("a recording with a very long name indeed, part 17 of 23 " * 2 + ".mp4"))
-    try:
-        seen = run_on_terminal(protokv.environment, "ingest", long, "-o", "s.safetensors", "--budget", "24")
-    finally:
-        long.rename(video)
-    assert seen.code == 0, seen.screen
-    assert "loading model" in seen.screen
-    assert "100%" in seen.screen
-    assert "left" in seen.screen
-    assert [line for line in seen.lines() if "%" in line or "loading" in line] == []
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown", "xterm-256color"])
@@ -107,15 +51,6 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     first, last = [line for line in seen.lines() if not line.startswith("model: ")]
     assert first.startswith("state: ")
     assert last == 'ask it: protokv query clip.safetensors "..."'
-
-
-def test_json_on_the_terminal_itself_begins_on_lines_of_its_own(protokv: Program, mocked: None, video: Path) -> None:
-    seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", "--json")
-    assert seen.code == 0
-    # A row may be longer than a line of the terminal; it begins one.
-    begun = [found[1] for line in seen.lines() if (found := re.match(r'\{"type": "(\w+)"', line))]
-    assert begun[:1] + begun[-2:] == ["started", "commit", "summary"]
-    assert len(begun) == seen.screen.count('{"type": ')
 
 
 # A window title, a cleared line, a C1 introducer, a turned direction, markup of rich, an emoji code of rich.
