@@ -42,7 +42,7 @@ class Embedded(TimedGrid, Packaged):
 
     position_components = 3
     converses = False
-    notice = "the embedded model reads drawn shapes only; for other videos name a real model: --model NAME"
+    notice = "the embedded model reads drawn shapes only; other videos need --model"
 
     def __init__(
         self,
