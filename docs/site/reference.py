@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import chdir
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 
@@ -114,7 +114,9 @@ def _fields_of(config: Any) -> frozenset[str]:
 
 
 def _settings_of(config: Any, without: frozenset[str]) -> str:
-    hints, texts, ranges = get_type_hints(config), {}, {}
+    from protokv.core.settings import field_types
+
+    hints, texts, ranges = field_types(config), {}, {}
     for base in reversed(config.__mro__):
         texts |= read_attributes(base)
         ranges |= vars(base).get("ranges", {})

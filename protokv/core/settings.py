@@ -72,7 +72,7 @@ class MemoryConfig:
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
-        hints = _hints_of(cls)
+        hints = field_types(cls)
         for field in fields(self):
             check_type(field.name, getattr(self, field.name), hints[field.name])
         for base in reversed(cls.__mro__):
@@ -184,7 +184,8 @@ CONFIGS: Final = Configs()
 
 
 @cache
-def _hints_of(cls: Any) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
+    """Return the annotated type of each field of a config class."""
     return get_type_hints(cls, localns={"LocalMemory": object})
 
 
