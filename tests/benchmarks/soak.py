@@ -73,7 +73,7 @@ def watch(video: Path, state: Path, *, budget: int, every: int) -> Iterator[dict
         before = (0, 0.0)
         for line in process.stdout:
             event = json.loads(line)
-            # The last commit is said once more at the end, when the decoding process is gone.
+            # The last commit is reported once more at the end.
             if event["type"] != "commit" or event["steps"] == before[0]:
                 continue
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

@@ -19,7 +19,7 @@ from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.video import Source, open_source, read_steps
 from protokv.video.part import Part
 from tests.cli.conftest import write_video
-from tests.video.conftest import CLIPS, number_in
+from tests.video.conftest import CLIPS, Clip, number_in, write
 
 needs_decord = pytest.mark.skipif(importlib.util.find_spec("decord") is None, reason="decord is not installed")
 DECODERS = ["pyav", pytest.param("decord", marks=needs_decord)]
