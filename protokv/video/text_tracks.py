@@ -1,7 +1,8 @@
 """The text tracks of a container with PyAV, and their lines at the times of the pictures.
 
 Packets are taken as they are, since FFmpeg's decoders drop the times of words. Markup stays in the lines, except what
-only ASS has. Sizes are bounded: all text of a container is untrusted.
+only ASS has. Sizes are bounded: all text of a container is untrusted. PyAV is imported where a container is read,
+because files of subtitles use the rest.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import av
-
-from protokv.video.container import discard_others, explain_error, open_container
 from protokv.video.source import Line, Lines, TextTrack
 
 # The codecs of text in packets.
@@ -27,6 +25,8 @@ STAYS_S = 3.0
 
 def find_text_tracks(container: Any) -> tuple[TextTrack, ...]:
     """Return the text tracks of PyAV's open container. Tracks of pictures, as on discs, are none."""
+    import av
+
     found = []
     for stream in container.streams.subtitles:
         if stream.codec_context is not None and stream.codec_context.name in CODECS:
@@ -42,6 +42,8 @@ def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
 
     `origin_s` is the time stamp at which the video begins.
     """
+    from protokv.video.container import discard_others, explain_error, open_container
+
     found: list[Line] = []
     size = 0
     with open_container(path) as (container, _):
