@@ -166,7 +166,7 @@ def _show_words(out: Output, reader: Reader) -> None:
     record = recorded_subtitles(state.source)
     if lost := record.get("lost"):
         out.note(f"Warning: not all words are known: {lost}")
-    if transcript.full:
+    if transcript.is_full:
         out.note("older lines may be gone: a state keeps the last ones, about five hours of speech")
     if not transcript.lines:
         out.note(

@@ -39,11 +39,11 @@ from protokv.video.registry import fingerprint_source, open_source
 from protokv.words.find import (
     AUTO,
     OFF,
-    describe_file,
+    describe_subtitle_file,
     find_subtitle_file,
     identify_subtitles,
     recorded_subtitles,
-    two_letters,
+    shorten_language,
 )
 
 if TYPE_CHECKING:
@@ -287,10 +287,10 @@ def _has_other_words(source: str, header: Header, options: IngestOptions) -> boo
     before, choice = recorded_subtitles(header.source), options.subtitles
     file = find_subtitle_file(source, choice)
     if file is not None:
-        return identify_subtitles(before) != describe_file(file)
+        return identify_subtitles(before) != describe_subtitle_file(file)
     if choice in (AUTO, OFF):
         return before.get("kind") == "file" or (choice == OFF and before != {})
-    return two_letters(str(before.get("language", ""))) != two_letters(choice)
+    return shorten_language(str(before.get("language", ""))) != shorten_language(choice)
 
 
 def _check_settings(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:

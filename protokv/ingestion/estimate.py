@@ -78,7 +78,7 @@ def estimate(source: str | os.PathLike[str], options: IngestOptions) -> Estimate
     with open_source(source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
         video = options.cut_part(opened)
         subtitles = options.find_subtitles(source, video)
-        model, config = options.load_model(), options.config_with(subtitles)
+        model, config = options.load_model(), options.config_for(subtitles)
         session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
         return _try_steps(video, session, subtitles, options.thumbnails)
 

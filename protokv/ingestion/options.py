@@ -53,7 +53,7 @@ class Every:
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"cannot commit every {value:g}", hint="use a time or a number of steps above 0")
 
-    def due(self, n_steps: int, seconds: float, wall_s: float) -> bool:
+    def is_due(self, n_steps: int, seconds: float, wall_s: float) -> bool:
         """Return True if a commit is due, this much after the last one."""
         return n_steps >= (self.n_steps or inf) or seconds >= (self.seconds or inf) or wall_s >= (self.wall_s or inf)
 
@@ -175,7 +175,7 @@ class IngestOptions:
         """The other keywords of `load_backbone`: what a frame may cost. It is no part of a model's identity."""
         return {"frame_tokens": self.frame_tokens, "max_pixels": self.max_pixels}
 
-    def prompted(self, backbone: Backbone) -> Backbone:
+    def add_system_prompt(self, backbone: Backbone) -> Backbone:
         """Return a model with the system prompt, if there is one. Raises as `Backbone.with_system`."""
         return backbone if self.system is None else backbone.with_system(self.system)
 
@@ -190,9 +190,9 @@ class IngestOptions:
             model = load_backbone(**self.new_model, **self.frames)
         else:
             model = load_recorded_backbone(state, self.backbone, **self.placement, **self.frames)
-        return model if state is not None else self.prompted(model)
+        return model if state is not None else self.add_system_prompt(model)
 
-    def config_with(self, subtitles: Subtitles) -> MemoryConfig:
+    def config_for(self, subtitles: Subtitles) -> MemoryConfig:
         """Return the memory of a new state of a source with these subtitles."""
         # A live source shows only with its first frame whether it has any.
         return self.config.with_words(True) if subtitles.may_come else self.config

@@ -37,7 +37,7 @@ class ReadyStep:
     mark: int
 
 
-class Stop:
+class StopRequest:
     """A request to stop: the caller is asked in its own thread only, and a Yes is remembered for all threads."""
 
     def __init__(self, should_stop: Callable[[], bool]) -> None:
@@ -53,7 +53,7 @@ class Stop:
 def prefetch(
     open_steps: Callable[[Callable[[], bool]], Iterator[Step]],
     backbone: Backbone,
-    stop: Stop,
+    stop: StopRequest,
     *,
     depth: int = DEPTH,
     shrink: Callable[[Image], Image] | None = None,

@@ -19,7 +19,7 @@ from protokv.ingestion import continuation
 from protokv.ingestion.events import Event
 from protokv.ingestion.live.source import LiveSource, open_stream
 from protokv.ingestion.options import LIVE, MINUTELY, IngestOptions
-from protokv.ingestion.watching import Ending, LiveRun, Run, Start
+from protokv.ingestion.watching import Ending, LiveRun, Run, RunStart
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import from_state
 from protokv.state.form import StatePath
@@ -133,7 +133,7 @@ def _open_source(source: AnySource, options: IngestOptions, opened: ExitStack) -
 
 def _start(
     path: StatePath, video: Source, subtitles: Subtitles, options: IngestOptions, timings: Timings | None
-) -> Start:
+) -> RunStart:
     """Start a session, or continue the one of the state at `path`."""
     state = None if options.overwrite else continuation.load_existing(path)
     if state is None:
@@ -142,9 +142,9 @@ def _start(
         with stage(timings, "model"):
             model = options.load_model()
         with stage(timings, "state"):
-            config = options.config_with(subtitles)
+            config = options.config_for(subtitles)
             session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
-            return Start(session, Segment(), {}, subtitles)
+            return RunStart(session, Segment(), {}, subtitles)
     segment = continuation.find_segment(path, state, video, append=options.append)
     record = continuation.find_record(state, video, segment)
     continuation.check_subtitles(path, record, subtitles)
@@ -158,7 +158,7 @@ def _start(
         session = from_state(state, model)
     if isinstance(video, LiveSource):
         video.continue_from(record, state.clock.stream_time_s)
-    return Start(session, segment, record, subtitles)
+    return RunStart(session, segment, record, subtitles)
 
 
 def _limit_thumbnails(session: Session, most: int) -> None:

@@ -20,7 +20,7 @@ from protokv.ingestion.estimate import estimate_end_bytes, most_bytes
 from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Started, Summary, WordsLost
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Every, LiveOptions
-from protokv.ingestion.prefetch import DEPTH, ReadyStep, Stop, prefetch
+from protokv.ingestion.prefetch import DEPTH, ReadyStep, StopRequest, prefetch
 from protokv.state.checkpoint import to_state
 from protokv.state.reader import stored_bytes
 from protokv.state.sources import Segment, end_time, frames_by_decoder
@@ -37,7 +37,7 @@ _END = object()
 
 
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """The beginning of a run: a session, the part of the stream that its source fills, and the state's record of it.
 
     `subtitles` are those of the source, in its own time.
@@ -86,7 +86,7 @@ class Run:
     """One run over one source: watches steps, commits states, and adds up damage."""
 
     def __init__(
-        self, start: Start, source: Source, writer: Writer, chunk: int = 1, timings: Timings | None = None
+        self, start: RunStart, source: Source, writer: Writer, chunk: int = 1, timings: Timings | None = None
     ) -> None:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
@@ -112,7 +112,7 @@ class Run:
         yield from self._report_lost_words()
         if not self._segment.done:
             try:
-                yield from self._watch_steps(every, Stop(should_stop))
+                yield from self._watch_steps(every, StopRequest(should_stop))
             except BaseException as error:
                 # Not after an error within a step, which leaves half a step in the memory, and not if writing failed.
                 if self._session.intact and self._unsaved and not isinstance(error, StateError):
@@ -124,7 +124,7 @@ class Run:
             yield from self._commit(wait=True)
         yield self._summary()
 
-    def _watch_steps(self, every: Every, stop: Stop) -> Iterator[Event]:
+    def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[Event]:
         if stop.ask():
             return
         ready = prefetch(
@@ -207,7 +207,7 @@ class Run:
     def _due(self, every: Every) -> bool:
         clock, then = self._session.clock, self._committed
         wall_s = time.perf_counter() - self._committed_at
-        return every.due(clock.steps - then.steps, clock.stream_time_s - then.stream_time_s, wall_s)
+        return every.is_due(clock.steps - then.steps, clock.stream_time_s - then.stream_time_s, wall_s)
 
     # ---- the state ----
 
@@ -319,14 +319,14 @@ class LiveRun(Run):
     """
 
     def __init__(
-        self, start: Start, source: LiveSource, writer: Writer, ending: Ending, timings: Timings | None = None
+        self, start: RunStart, source: LiveSource, writer: Writer, ending: Ending, timings: Timings | None = None
     ) -> None:
         super().__init__(start, source, writer, timings=timings)
         self._live, self._ending = source, ending
         # The wall clock log holds the losses of earlier runs.
         self._damage = Damage()
 
-    def _watch_steps(self, every: Every, stop: Stop) -> Iterator[Event]:
+    def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[Event]:
         clock = self._first
         events = self._live.steps(clock.fps, clock.frames_per_step, self._segment, clock.stream_time_s, stop.ask)
         while not stop.ask():

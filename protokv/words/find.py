@@ -21,7 +21,7 @@ from protokv.video.registry import fingerprint_source, open_source
 from protokv.video.source import Lines, ShouldStop, Source, TextTrack
 from protokv.words.cues import Cue, KnownSubtitles, LiveSubtitles, Subtitles
 from protokv.words.files import read_subtitles
-from protokv.words.plain import Plain, plain
+from protokv.words.plain import CueMaker, make_cues
 
 AUTO, OFF = "auto", "off"
 SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
@@ -53,7 +53,7 @@ def find_subtitles(
     """
     file = find_subtitle_file(video, choice)
     if file is not None:
-        return _read(describe_file(file), lambda: _read_file(file).since(start_s))
+        return _read(describe_subtitle_file(file), lambda: _read_file(file).since(start_s))
     track = choose_track(source.texts, choice)
     if source.streams_text and choice != OFF and (track is not None or not source.info.seekable):
         return _read_live(source, choice)
@@ -61,7 +61,7 @@ def find_subtitles(
         return _read(_describe_track(track), lambda: source.lines(track.number))
     if choice in (AUTO, OFF):
         return KnownSubtitles(())
-    languages = {two_letters(one.language) for one in source.texts} | {language for language, _ in _beside(video)}
+    languages = {shorten_language(one.language) for one in source.texts} | {language for language, _ in _beside(video)}
     known = ", ".join(sorted(languages - {""}))
     raise SourceNotFound(
         f"{source.info.name} has no subtitles in {choice}",
@@ -107,7 +107,7 @@ def find_subtitle_file(video: str | os.PathLike[str] | None, choice: str) -> str
 
 def choose_track(tracks: Iterable[TextTrack], choice: str) -> TextTrack | None:
     """Return the text track that is meant; None: none."""
-    found = [] if choice == OFF else [one for one in tracks if _suits(two_letters(one.language), choice)]
+    found = [] if choice == OFF else [one for one in tracks if _suits(shorten_language(one.language), choice)]
     return min(found, key=lambda one: (one.forced, not one.default, one.number), default=None)
 
 
@@ -116,13 +116,13 @@ def names_file(choice: str) -> bool:
     return choice not in (AUTO, OFF) and (choice.lower().endswith(SUFFIXES) or not LANGUAGE.fullmatch(choice))
 
 
-def two_letters(language: str) -> str:
+def shorten_language(language: str) -> str:
     """Return a language without its region, in two letters where it has them: `en` for `eng` and `en-US`."""
     first = language.lower().partition("-")[0]
     return "" if first == "und" else _TWO_LETTERS.get(first, first[:2])
 
 
-def describe_file(file: str) -> dict[str, Any]:
+def describe_subtitle_file(file: str) -> dict[str, Any]:
     """Return what a state keeps on record of a file of subtitles; SourceError if it cannot be read."""
     try:
         content = fingerprint_source(file) if is_object(file) else fingerprint(Path(file))
@@ -157,7 +157,7 @@ def _describe_track(track: TextTrack) -> dict[str, Any]:
 
 def _read_live(source: Source, choice: str) -> LiveSubtitles:
     """Return the lines of the track that is meant, of each connection."""
-    become = Plain()
+    become = CueMaker()
 
     def take_new() -> Iterator[Cue]:
         new, track = source.new_lines(), choose_track(source.texts, choice)
@@ -175,7 +175,7 @@ def _read(record: dict[str, Any], read: Callable[[], Lines]) -> KnownSubtitles:
         lines, lost = read()
     except SourceError as error:
         lines, lost = (), error.message
-    return KnownSubtitles(plain(lines), record, lost or None)
+    return KnownSubtitles(make_cues(lines), record, lost or None)
 
 
 def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:
@@ -193,7 +193,7 @@ def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:
         if name.startswith(f"{path.stem}.") and suffix.lower() in SUFFIXES:
             between = name[len(path.stem) + 1 : -len(suffix)].partition(".")[0]
             if not between or LANGUAGE.fullmatch(between):
-                yield two_letters(between), file
+                yield shorten_language(between), file
 
 
 def _read_file(file: str) -> Lines:
@@ -205,4 +205,4 @@ def _read_file(file: str) -> Lines:
 
 
 def _suits(language: str, choice: str) -> bool:
-    return choice == AUTO or (language != "" and language == two_letters(choice))
+    return choice == AUTO or (language != "" and language == shorten_language(choice))

@@ -32,7 +32,7 @@ _SIGNS = {**_UNSEEN, **dict.fromkeys([*range(32), *range(0x7F, 0xA0), *map(ord, 
 Row = tuple[tuple[float | None, str], ...]
 
 
-class Plain:
+class CueMaker:
     """Turns lines, in the order of time, into cues."""
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class Plain:
         return Cue(line.start_s, line.end_s, " ".join(texts[repeated:]), words)
 
 
-def plain(lines: Iterable[Line]) -> Iterator[Cue]:
+def make_cues(lines: Iterable[Line]) -> Iterator[Cue]:
     """Give the cues of all lines of a track, in the order of time."""
-    become = Plain()
+    become = CueMaker()
     for line in sorted(lines):
         if (cue := become(line)) is not None:
             yield cue

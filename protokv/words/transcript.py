@@ -76,7 +76,7 @@ class Transcript(SpokenWords):
         return found
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether older lines may have gone."""
         return len(self.lines) == MOST_LINES or self._bytes + MOST_OF_LINE > MOST_BYTES
 

@@ -25,7 +25,7 @@ from protokv.ingestion import (
     Summary,
     ingest,
 )
-from protokv.ingestion.live.reader import Feed, Gone, Mailbox, Sampled, backoff
+from protokv.ingestion.live.reader import ConnectionEnd, Feed, Mailbox, SampledFrame, backoff
 from protokv.memories import DurableConfig
 from protokv.state.reader import commit_times, read_header
 from protokv.state.wall_clock import WallClockLog
@@ -236,10 +236,10 @@ def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fp
     slots, pictures, end_s = [], [], 3.0
     while not world.idle.is_set() or len(feed.mailbox):
         news = feed.mailbox.get(0.01)
-        if isinstance(news, Sampled):
+        if isinstance(news, SampledFrame):
             slots.append(news.slot)
             pictures.append(news.image.tobytes())
-        elif isinstance(news, Gone):
+        elif isinstance(news, ConnectionEnd):
             assert news.stream_s >= end_s
             end_s = news.stream_s
     feed.close()
@@ -288,7 +288,7 @@ def test_the_oldest_frame_is_dropped_and_news_never(actions, room):
         if action == "take":
             assert mailbox.get(0.0) == (model.pop(0) if model else None)
         elif action == "news":
-            mailbox.tell((action, i))
+            mailbox.put_always((action, i))
             model.append((action, i))
         else:
             mailbox.put((action, i))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import SourceUnreadable
-from protokv.ingestion.prefetch import Stop, prefetch
+from protokv.ingestion.prefetch import StopRequest, prefetch
 from protokv.video.sampling import Step
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
@@ -48,7 +48,7 @@ def running() -> list[threading.Thread]:
 @given(n=st.integers(0, 9), depth=st.integers(1, 5))
 def test_steps_come_in_order_each_prepared_and_none_too_early(n: int, depth: int) -> None:
     reading, taken = Reading(n), 0
-    for step in prefetch(reading, BACKBONE, Stop(never), depth=depth):
+    for step in prefetch(reading, BACKBONE, StopRequest(never), depth=depth):
         # Besides those that wait, one is in the hands of the thread and one in ours.
         assert reading.given <= taken + depth + 2
         assert (step.time_s, step.mark, step.decoders) == (taken / 2, taken, ("none", "none"))
@@ -61,7 +61,7 @@ def test_steps_come_in_order_each_prepared_and_none_too_early(n: int, depth: int
 
 @pytest.mark.parametrize("error", [SourceUnreadable("gone"), KeyboardInterrupt(), MemoryError()], ids=repr)
 def test_an_error_comes_where_its_step_would_have(error: BaseException) -> None:
-    steps = prefetch(Reading(3, error), BACKBONE, Stop(never))
+    steps = prefetch(Reading(3, error), BACKBONE, StopRequest(never))
     assert [next(steps).mark for _ in range(3)] == [0, 1, 2]
     with pytest.raises(type(error)):
         next(steps)
@@ -70,7 +70,7 @@ def test_an_error_comes_where_its_step_would_have(error: BaseException) -> None:
 
 def test_a_caller_who_closes_the_steps_ends_the_reading() -> None:
     reading = Reading(10**9)
-    steps = prefetch(reading, BACKBONE, Stop(never))
+    steps = prefetch(reading, BACKBONE, StopRequest(never))
     assert next(steps).mark == 0
     steps.close()
     assert reading.closed.is_set()
@@ -89,7 +89,7 @@ def test_the_caller_is_asked_in_its_own_thread_and_a_source_that_waits_is_told()
             pass
         yield from ()
 
-    stop = Stop(should_stop)
+    stop = StopRequest(should_stop)
     assert list(prefetch(silent, BACKBONE, stop)) == []
     assert stop.decided
     # A Yes is remembered.

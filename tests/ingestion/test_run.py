@@ -107,7 +107,7 @@ def test_a_minute_of_the_clock_commits_by_default(
         if isinstance(event, Commit):
             commits.append(event.steps)
     assert commits == [3, 6, 9, 10]
-    assert not NEVER.due(10**9, 1e9, 1e9)
+    assert not NEVER.is_due(10**9, 1e9, 1e9)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a cable"), KeyboardInterrupt(), MemoryError()], ids=repr)

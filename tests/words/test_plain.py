@@ -6,11 +6,11 @@ import pytest
 
 from protokv.video.source import Line
 from protokv.words import Cue
-from protokv.words.plain import plain
+from protokv.words.plain import make_cues
 
 
 def said(text: str) -> str:
-    return " / ".join(cue.text for cue in plain([Line(0, 1, text)]))
+    return " / ".join(cue.text for cue in make_cues([Line(0, 1, text)]))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_captions_that_roll_up_are_said_once_with_the_times_of_their_words() -> 
         Line(5.01, 7.0, "talk of stars\n[Music]"),
         Line(7.5, 8.0, "talk of stars"),
     ]
-    assert list(plain(rolling)) == [
+    assert list(make_cues(rolling)) == [
         Cue(0.1, 2.5, "so today we", ((0.1, "so"), (0.3, "today"), (0.56, "we"))),
         Cue(2.51, 5.0, "talk of stars", ((2.51, "talk"), (2.6, "of"), (63.0, "stars"))),
         # Said again after a pause.
@@ -55,7 +55,7 @@ def test_captions_that_roll_up_are_said_once_with_the_times_of_their_words() -> 
 
 def test_layers_and_rows_that_grow_are_said_once_in_any_order() -> None:
     lines = [Line(3, 4, "b\nc"), Line(0, 1, "a"), Line(0, 1, "a"), Line(1, 2, "a\nb"), Line(2, 3, "b")]
-    assert [cue.text for cue in plain(lines)] == ["a", "b", "c"]
+    assert [cue.text for cue in make_cues(lines)] == ["a", "b", "c"]
 
 
 def test_a_text_made_to_do_harm_takes_no_quadratic_time() -> None:

@@ -39,7 +39,7 @@ _LOST = "look at the source; --give-up says how long one that is lost is tried a
 T = TypeVar("T")
 
 
-class Sampled(NamedTuple):
+class SampledFrame(NamedTuple):
     """A frame for the model: its stream time is `slot / fps`, and nothing came for `silent_s` before it."""
 
     slot: int
@@ -49,7 +49,7 @@ class Sampled(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class Connection:
     """The source gives frames, the first one at this stream time."""
 
     info: SourceInfo
@@ -59,7 +59,7 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ConnectionEnd:
     """The source gives no more: its last interval ended at `stream_s`. It is tried again unless it `ended`."""
 
     stream_s: float
@@ -68,7 +68,7 @@ class Gone:
     error: ProtoKVError | None = None
 
 
-News = Sampled | Connected | Gone
+FeedEvent = SampledFrame | Connection | ConnectionEnd
 
 
 class Feed:
@@ -104,7 +104,7 @@ class Feed:
             now: seconds since 1970.
         """
         kind = source_kind(text)
-        self.mailbox: Mailbox[News] = Mailbox(ROOM, wait=options.waits(kind))
+        self.mailbox: Mailbox[FeedEvent] = Mailbox(ROOM, wait=options.waits(kind))
         self.lines: deque[tuple[int, Line]] = deque(maxlen=ROOM_OF_LINES)
         self._connect, self._fps = connect, fps
         self._next_slot = math.ceil(from_s * fps - 1e-6)
@@ -135,7 +135,7 @@ class Feed:
             self._thread.join(LEAVE_S)
 
     @property
-    def damaged(self) -> int:
+    def frames_damaged(self) -> int:
         """Number of frames that could not be decoded, or are damaged."""
         return self._damaged_before + self._damaged_now
 
@@ -145,7 +145,7 @@ class Feed:
         while not self._stop.is_set():
             since_s = self._clock()
             frames, why, error = self._read()
-            self._damaged_before, self._damaged_now = self.damaged, 0
+            self._damaged_before, self._damaged_now = self.frames_damaged, 0
             if self._stop.is_set():
                 return
             now_s = self._clock()
@@ -165,9 +165,9 @@ class Feed:
             if hopeless or self._once or now_s + pause_s - lost_s >= self._give_up_s:
                 if not (self._once and frames > 0):
                     error = error or SourceError(f"the source is lost: {why}", hint=_LOST)
-                self.mailbox.tell(Gone(end_s, why, ended=True, error=error))
+                self.mailbox.put_always(ConnectionEnd(end_s, why, ended=True, error=error))
                 return
-            self.mailbox.tell(Gone(end_s, why))
+            self.mailbox.put_always(ConnectionEnd(end_s, why))
             self._stop.wait(pause_s)
 
     def _read(self) -> tuple[int, str, ProtoKVError | None]:
@@ -192,7 +192,7 @@ class Feed:
                         elapsed_s = alive_s - frame.time_s - self._began_s
                         slot = max(self._next_slot, math.ceil(elapsed_s * self._fps - 1e-6))
                         offset_s = slot / self._fps
-                        self.mailbox.tell(Connected(source.info, offset_s, self._now(), source.texts))
+                        self.mailbox.put_always(Connection(source.info, offset_s, self._now(), source.texts))
                     self._keep_lines(source, offset_s)
                     slot = math.floor((offset_s + frame.time_s) * self._fps + 1e-6)
                     if slot < self._next_slot:
@@ -200,7 +200,7 @@ class Feed:
                     silent_s = (slot - self._next_slot) / self._fps if frames else 0.0
                     frames, self._next_slot = frames + 1, slot + 1
                     self._damaged_now = source.damage.frames_lost + source.damage.frames_damaged
-                    self.mailbox.put(Sampled(slot, frame.image, frame.decoder, silent_s))
+                    self.mailbox.put(SampledFrame(slot, frame.image, frame.decoder, silent_s))
                     if self._stop.is_set():
                         break
                     # `put` may have waited for the model: that is no silence of the source.
@@ -233,7 +233,7 @@ class Mailbox(Generic[T]):
     """A bounded queue between the thread that reads a live source and the session that watches it.
 
     While it holds `room` frames, it makes the reader `wait` or drops the oldest one, so a camera is never blocked and
-    the session watches the newest frames. News of the source is never dropped.
+    the session watches the newest frames. Connections and their ends are never dropped.
 
     Attributes:
         dropped: number of frames dropped so far.
@@ -263,7 +263,7 @@ class Mailbox(Generic[T]):
             self._held += 1
             self._changed.notify_all()
 
-    def tell(self, item: T) -> None:
+    def put_always(self, item: T) -> None:
         """Add an item that must arrive."""
         with self._changed:
             self._items.append((item, False))

@@ -16,7 +16,7 @@ from typing import Any
 
 from protokv.errors import SourceError, SourceUnreadable
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
-from protokv.ingestion.live.reader import Connected, Feed, Gone, Sampled
+from protokv.ingestion.live.reader import Connection, ConnectionEnd, Feed, SampledFrame
 from protokv.ingestion.options import LiveOptions
 from protokv.state.sources import Segment
 from protokv.state.wall_clock import WallClockLog
@@ -138,12 +138,12 @@ class LiveSource(Source):
         while not should_stop():
             news = feed.mailbox.get(ASK_S)
             log.frames_dropped = dropped + feed.mailbox.dropped
-            log.frames_damaged = damaged + feed.damaged
+            log.frames_damaged = damaged + feed.frames_damaged
             if news is None:
                 yield None
-            elif isinstance(news, Sampled):
+            elif isinstance(news, SampledFrame):
                 yield from made.take(news, feed.mailbox.dropped)
-            elif isinstance(news, Connected):
+            elif isinstance(news, Connection):
                 yield from made.connect(news, feed.mailbox.dropped)
             else:
                 yield from made.lose(news)
@@ -190,7 +190,7 @@ class StepMaker:
         self._since_s, self._watched, self._dropped = clock(), 0, 0
         self._drops_reported = False
 
-    def take(self, news: Sampled, dropped: int) -> Iterator[Step | FramesDropped]:
+    def take(self, news: SampledFrame, dropped: int) -> Iterator[Step | FramesDropped]:
         """Add a frame, when so many were dropped in all."""
         if news.silent_s > GAP_S:
             yield from self._grouping.cut()
@@ -204,7 +204,7 @@ class StepMaker:
             self._drops_reported = True
             yield FramesDropped((self._watched + lost) / passed_s, self._watched / passed_s)
 
-    def connect(self, news: Connected, dropped: int) -> Iterator[SourceRecovered]:
+    def connect(self, news: Connection, dropped: int) -> Iterator[SourceRecovered]:
         """Begin a connection, when so many frames were dropped in all."""
         source, begins_s = self._source, self._start_s + news.stream_s
         source.texts = news.texts
@@ -220,7 +220,7 @@ class StepMaker:
             yield SourceRecovered(source.info.name, begins_s, self._clock() - self._away_s)
         self._away_s = None
 
-    def lose(self, news: Gone) -> Iterator[Step | SourceLost]:
+    def lose(self, news: ConnectionEnd) -> Iterator[Step | SourceLost]:
         """End a connection."""
         yield from self._grouping.cut()
         lost_s = self._start_s + news.stream_s
@@ -241,7 +241,7 @@ class StepGrouper:
         self._group: list[Sample] = []
         self._index = self._next_slot = 0
 
-    def take(self, news: Sampled) -> Iterator[Step]:
+    def take(self, news: SampledFrame) -> Iterator[Step]:
         """Add a frame; give the step that it completes."""
         if not self._group:
             if news.slot < self._next_slot:
