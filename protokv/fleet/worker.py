@@ -27,11 +27,11 @@ from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest
 from protokv.state.checkpoint import check_fits
-from protokv.state.commit import writing
+from protokv.state.commit import explain_write_errors
 from protokv.state.forms import is_url
 from protokv.state.header import Header
 from protokv.state.reader import read_header, stored_bytes
-from protokv.state.sources import fingerprints
+from protokv.state.sources import list_fingerprints
 from protokv.video import Damage
 from protokv.video.address import source_kind
 from protokv.video.bucket import is_object
@@ -183,7 +183,7 @@ class Worker:
         from_s = until_s = 0.0
         try:
             if not is_url(target):
-                with writing(target):
+                with explain_write_errors(target):
                     Path(target).parent.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
                 # The position warning would repeat for every video, and nobody reads stderr here.
@@ -262,7 +262,7 @@ def _find_status(source: str, target: str, recipe: Recipe, identity: BackboneIde
         if force:
             return None, "changed"
         raise
-    if ours is None or ours not in fingerprints(header):
+    if ours is None or ours not in list_fingerprints(header):
         # A video that changed under its name is watched anew; one of another name needs --force.
         theirs, name = (header.source or {}).get("name"), PurePosixPath(source.replace(os.sep, "/")).name
         if theirs != name and not force:

@@ -20,7 +20,7 @@ from protokv.state.checkpoint import admit, read_config
 from protokv.state.form import StatePath
 from protokv.state.header import Header, State
 from protokv.state.reader import load_state
-from protokv.state.sources import Segment, fingerprints, next_segment, read_segment, source_records
+from protokv.state.sources import Segment, list_fingerprints, next_segment, read_segment, source_records
 from protokv.video import Source
 from protokv.words import LiveSubtitles, Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles
@@ -47,7 +47,7 @@ def find_segment(path: StatePath, state: State, source: Source, *, append: bool)
         if (last.get("kind"), last.get("name")) == (source.info.kind, source.info.name):
             return replace(read_segment(state), done=False)
     else:
-        ours, watched = source.info.fingerprint, fingerprints(state)
+        ours, watched = source.info.fingerprint, list_fingerprints(state)
         # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
         if ours is not None and (append or ours == watched[0]):
             if ours == watched[-1]:

@@ -178,7 +178,7 @@ class Run:
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
         yield from self._report_lost_words()
-        yield from self._report_commits(self._writer.landed())
+        yield from self._report_commits(self._writer.collect())
 
     def _end_by_damage(self, error: SourceError, frames_lost: int) -> None:
         """Note an error of the source; raise it if nothing was watched. Else there is a state, although incomplete."""
@@ -343,7 +343,7 @@ class LiveRun(Run):
                 yield from self._report_lost_words()
             elif event is not None:
                 yield event  # type: ignore[misc]
-            yield from self._report_commits(self._writer.landed())
+            yield from self._report_commits(self._writer.collect())
             if self._unsaved and not stop.decided and (isinstance(event, SourceLost) or self._due(every)):
                 yield from self._commit()
         self._complete = self._ending.reached or not stop.decided

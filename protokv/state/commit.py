@@ -111,7 +111,7 @@ def retire(target: Path, name: Path) -> None:
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn an error of the system into a StateError with a hint."""
     try:
         yield
@@ -233,7 +233,7 @@ class Lock:
 
     def __enter__(self) -> Self:
         """Take the lock. StateLocked if any process holds it; StateError if the lock file cannot be created."""
-        with writing(self.path):
+        with explain_write_errors(self.path):
             try:
                 self._lock.acquire()
                 self.held = True

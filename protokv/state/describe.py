@@ -47,7 +47,7 @@ def describe(
     state = reader.state
     config, memory = restore(state)
     thumbnails = Thumbnails.read(state.tensors)
-    verified = _verified(state, config, memory) if values else None
+    verified = _list_checks(state, config, memory) if values else None
     clock, sources = state.clock, describe_sources(state)
     source, damage = sources[-1], [one["damage"]["message"] for one in sources if one["damage"]]
     parts, wall_clock = memory.nbytes(), WallClockLog.read(state.source)
@@ -59,7 +59,7 @@ def describe(
         "state": str(path),
         "format_version": state.format_version,
         "created_by": state.created_by,
-        "written": _date(reader.committed_at) if at_s is None else None,
+        "written": _format_date(reader.committed_at) if at_s is None else None,
         "digests": digests,
         "complete": state.complete,
         "backbone": asdict(state.backbone) | {"settings": dict(state.settings)},
@@ -100,7 +100,7 @@ def describe(
     }
 
 
-def _verified(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
+def _list_checks(state: State, config: MemoryConfig, memory: Memory) -> list[str]:
     """Return a line for each check that a loaded state has passed. StateCorrupt if it uses more than its budget."""
     size = sum(tensor.nbytes for tensor in state.tensors.values())
     lines = [
@@ -125,7 +125,7 @@ def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | Non
     return len(held), float(held.min()) * state.clock.step_seconds if len(held) else state.clock.stream_time_s
 
 
-def _date(real_s: float | None) -> str | None:
+def _format_date(real_s: float | None) -> str | None:
     """Return a time as ISO 8601 with the local offset."""
     return None if real_s is None else datetime.fromtimestamp(real_s).astimezone().isoformat(timespec="seconds")
 

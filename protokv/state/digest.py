@@ -87,14 +87,14 @@ def copy_and_digest(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, st
     return _map_tensors(tensors, copy)
 
 
-def canonical(document: Mapping[str, Any]) -> str:
+def canonical_json(document: Mapping[str, Any]) -> str:
     """Return a document as JSON with sorted keys, no spaces, ASCII. Raise ValueError on NaN and infinities."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def document_digest(document: Mapping[str, Any]) -> str:
+def digest_document(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the canonical text of a document."""
-    return hashlib.sha256(canonical(document).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
 
 
 def _begin_digest(tensor: Tensor) -> Any:

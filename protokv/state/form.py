@@ -22,9 +22,9 @@ from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, shown, system_error
 from protokv.machine import memory_bytes
-from protokv.state.commit import Lock, keep_as, recover, replace, retire, writing
+from protokv.state.commit import Lock, explain_write_errors, keep_as, recover, replace, retire
 from protokv.state.digest import NAMES, check_dtypes, copy_and_digest, digest_tensors
-from protokv.state.header import Admit, Header, Shapes, State, reading, seal, unseal
+from protokv.state.header import Admit, Header, Shapes, State, explain_read_errors, seal, unseal
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Form(ABC):
         """Return `read(stored)` of the kept commit `at` or the current state; retry if it was replaced meanwhile."""
 
     @abstractmethod
-    def kept(self) -> Iterator[tuple[str, Header]]:
+    def list_kept(self) -> Iterator[tuple[str, Header]]:
         """Yield the place and header of each kept commit, of any stream. Skip files that only have such a name."""
 
     @abstractmethod
@@ -190,7 +190,7 @@ class LocalForm(Form):
 
     def check_target(self) -> None:
         """Raise StateError if a state cannot be put there."""
-        with writing(self.path):
+        with explain_write_errors(self.path):
             target, folder, what = self.target, Path(self.path).parent, f"cannot write the state {self.path}"
             if not target.parent.is_dir():
                 raise StateError(f"{what}: there is no folder {folder}", hint="create the folder first")
@@ -219,7 +219,7 @@ class LocalForm(Form):
     def replace(self, state: State) -> None:
         """Put the file or folder in place."""
         self.check_target()
-        with writing(self.path):
+        with explain_write_errors(self.path):
             check_dtypes(state.tensors)
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
             copied = State.join(state, tensors, state.tensor_info)
@@ -254,13 +254,13 @@ class LocalForm(Form):
                 raise StateError("it was replaced meanwhile")
             return found
 
-        with reading(path):
+        with explain_read_errors(path):
             return read_unchanged(path, identify, read_same)
 
-    def kept(self) -> Iterator[tuple[str, Header]]:
+    def list_kept(self) -> Iterator[tuple[str, Header]]:
         """Yield the commits beside the state whose name and header agree, oldest first. Links do not count."""
         target = self.target
-        with reading(self.path), suppress(FileNotFoundError, NotADirectoryError):
+        with explain_read_errors(self.path), suppress(FileNotFoundError, NotADirectoryError):
             for one in sorted(target.parent.iterdir()):
                 named = MOMENT.search(one.name)
                 if named and one.name[: named.start()] == target.name and not one.is_symlink():
@@ -274,7 +274,7 @@ class LocalForm(Form):
         target = self.target
         name = target.with_name(target.name + name_moment(header))
         if not os.path.lexists(name):
-            with writing(self.path):
+            with explain_write_errors(self.path):
                 keep_as(target, name)
 
     def retire(self, at: str) -> None:

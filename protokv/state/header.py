@@ -25,7 +25,7 @@ from protokv import __version__
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound, cause_of, shown
-from protokv.state.digest import canonical, document_digest
+from protokv.state.digest import canonical_json, digest_document
 
 FORMAT_VERSION = 1
 
@@ -170,8 +170,8 @@ def seal(state: State, digests: Mapping[str, str]) -> str:
     try:
         check_tensor_names(state.tensors)
         document: dict[str, Any] = {"header": state.to_json(), "digests": digests}
-        Header.from_json(json.loads(canonical(document["header"])))
-        text = canonical({**document, "digest": document_digest(document)})
+        Header.from_json(json.loads(canonical_json(document["header"])))
+        text = canonical_json({**document, "digest": digest_document(document)})
     except (TypeError, ValueError) as error:
         raise StateError(f"the header of the state is not plain JSON: {error}") from error
     except (StateCorrupt, StateMismatch) as error:
@@ -198,7 +198,7 @@ def unseal(text: object) -> tuple[Header, dict[str, str]]:
     document = parse_object(text, "header")
     digest = document.pop("digest", None)
     try:
-        intact = digest == document_digest(document)
+        intact = digest == digest_document(document)
     except (ValueError, RecursionError):
         intact = False
     if not intact:
@@ -222,7 +222,7 @@ def parse_object(data: bytes | str, what: str) -> dict[str, Any]:
 
 
 @contextmanager
-def reading(path: str | os.PathLike[str]) -> Iterator[None]:
+def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn errors of reading a state into one line that names its path.
 
     Raises:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from protokv.errors import SourceError, SourceNotFound, StateCorrupt, StateError, StateLocked, StateMismatch
 from protokv.state.form import MOMENT, Form, LocalForm, Stored, name_moment
-from protokv.state.header import HEADER_LIMIT_BYTES, Header, State, not_found, reading
+from protokv.state.header import HEADER_LIMIT_BYTES, Header, State, explain_read_errors, not_found
 from protokv.state.safetensors import SafetensorsForm, parse_header
-from protokv.video.bucket import explained, fetch, list_beginning, open_store
+from protokv.video.bucket import explain_errors, fetch, list_beginning, open_store
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult, UpdateVersion
@@ -37,9 +37,9 @@ class ObjectForm(Form):
 
     def check_target(self) -> None:
         """Ask for the object, and remember which one is there; of a missing one, ask for its bucket."""
-        with _asking(self._address, "write"), explained(self._address, "write"):
+        with _explain_state_errors(self._address, "write"), explain_errors(self._address, "write"):
             try:
-                self._mode = _replacing(self._store.head(self._key))
+                self._mode = _condition(self._store.head(self._key))
             except FileNotFoundError:
                 self._mode = "create"
                 any(list_beginning(self._address))
@@ -61,7 +61,7 @@ class ObjectForm(Form):
         with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
             path = Path(folder, "state")
             self._file(path).replace(state)
-            with _asking(self._address, "write"), explained(self._address, "write"):
+            with _explain_state_errors(self._address, "write"), explain_errors(self._address, "write"):
                 try:
                     put = self._store.put(self._key, path, mode=self._mode, use_multipart=False)
                 except (AlreadyExistsError, PreconditionError) as error:
@@ -69,21 +69,25 @@ class ObjectForm(Form):
                         f"the state {self._address} was committed to by another writer meanwhile",
                         hint="it is not overwritten; continue from the state that is there now, or write elsewhere",
                     ) from error
-            self._mode = _replacing(put)
+            self._mode = _condition(put)
 
     def look(self, at: str | None, read: Callable[[Stored], T]) -> T:
         """Copy the object into a temporary file and read that."""
         address = at or self._address
-        with tempfile.TemporaryDirectory(prefix="protokv-") as folder, reading(address), _asking(address, "read"):
+        with (
+            tempfile.TemporaryDirectory(prefix="protokv-") as folder,
+            explain_read_errors(address),
+            _explain_state_errors(address, "read"),
+        ):
             fetch(address, path := Path(folder, "state"))
             try:
                 return self._file(path).look(None, read)
             except (StateCorrupt, StateMismatch, StateError) as error:
                 raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
 
-    def kept(self) -> Iterator[tuple[str, Header]]:
+    def list_kept(self) -> Iterator[tuple[str, Header]]:
         """Yield the objects beside the state whose name and header agree, oldest first."""
-        with _asking(self._address, "read"):
+        with _explain_state_errors(self._address, "read"):
             for address in list_beginning(f"{self._address}@"):
                 if (named := MOMENT.search(address)) and address[: named.start()] == self._address:
                     with suppress(StateCorrupt, StateMismatch):
@@ -93,12 +97,12 @@ class ObjectForm(Form):
 
     def keep(self, header: Header) -> None:
         """Let the store copy the object."""
-        with _asking(self._address, "write"), explained(self._address, "write"):
+        with _explain_state_errors(self._address, "write"), explain_errors(self._address, "write"):
             self._store.copy(self._key, self._key + name_moment(header))
 
     def retire(self, at: str) -> None:
         """Delete an object if the store allows it."""
-        with suppress(SourceError), explained(at, "write"):
+        with suppress(SourceError), explain_errors(at, "write"):
             self._store.delete(open_store(at)[1])
 
     def read_header(self, at: str | None = None) -> Header:
@@ -107,17 +111,17 @@ class ObjectForm(Form):
             return super().read_header(at)
         address = at or self._address
         key = open_store(address)[1]
-        with reading(address), _asking(address, "read"), explained(address):
+        with explain_read_errors(address), _explain_state_errors(address, "read"), explain_errors(address):
             there = self._store.get(key, options={"range": (0, HEADER_LIMIT_BYTES + 8)})
             return parse_header(there.bytes().to_bytes(), there.meta["size"])
 
     def stored_bytes(self) -> int:
         """Return the size of the object."""
-        with _asking(self._address, "read"), explained(self._address):
+        with _explain_state_errors(self._address, "read"), explain_errors(self._address):
             return int(self._store.head(self._key)["size"])
 
 
-def _replacing(found: ObjectMeta | PutResult) -> UpdateVersion:
+def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
     """Return the condition that this object is still there. Google asks for a version, the others for a tag."""
     wanted: UpdateVersion = {}
     if tag := found.get("e_tag"):
@@ -128,7 +132,7 @@ def _replacing(found: ObjectMeta | PutResult) -> UpdateVersion:
 
 
 @contextmanager
-def _asking(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
+def _explain_state_errors(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
     """Turn an error of the store into a StateError."""
     try:
         yield

@@ -246,5 +246,5 @@ def _list_commits(form: Form) -> list[tuple[float, str | None]]:
     """Return stream time and place of the kept commits and of the current state (place None), ascending."""
     # Read this first: a commit that comes in between is later than this one.
     now = form.read_header()
-    past = [(header.clock.stream_time_s, at) for at, header in form.kept() if is_before(header, now)]
+    past = [(header.clock.stream_time_s, at) for at, header in form.list_kept() if is_before(header, now)]
     return [*sorted(past), (now.clock.stream_time_s, None)]

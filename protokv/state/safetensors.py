@@ -51,13 +51,13 @@ class SafetensorsForm(LocalForm):
         size = path.stat().st_size
         with path.open("rb") as file:
             # A false length must not make the library allocate.
-            head_length(file.read(8), size)
+            check_head_length(file.read(8), size)
         with safe_open(path, framework="pt", device="cpu") as library:
             document = (library.metadata() or {}).get(KEY)
             return Stored(document, {name: library.get_tensor(name) for name in library.keys()}, size)  # noqa: SIM118
 
 
-def head_length(start: bytes, size: int) -> int:
+def check_head_length(start: bytes, size: int) -> int:
     """Return the length of the head of a file of `size` bytes that starts with these 8. StateCorrupt if impossible."""
     length = int.from_bytes(start, "little")
     if length > min(HEADER_LIMIT_BYTES, size - 8):
@@ -71,6 +71,6 @@ def parse_header(start: bytes, size: int) -> Header:
     Raises:
         StateCorrupt, StateMismatch: as `unseal`.
     """
-    head = parse_object(start[8 : 8 + head_length(start[:8], size)], "header")
+    head = parse_object(start[8 : 8 + check_head_length(start[:8], size)], "header")
     metadata = head.get("__metadata__")
     return unseal(metadata.get(KEY) if isinstance(metadata, dict) else None)[0]

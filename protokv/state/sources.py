@@ -77,7 +77,7 @@ def source_records(header: Header) -> tuple[Mapping[str, Any], ...]:
     return records
 
 
-def fingerprints(header: Header) -> tuple[object, ...]:
+def list_fingerprints(header: Header) -> tuple[object, ...]:
     """Return the fingerprint of each source of a state, in order; None if it has none. Raises as `read_segment`."""
     return tuple(one.get("fingerprint") for one in source_records(header))
 
@@ -86,7 +86,7 @@ def is_before(past: Header, now: Header) -> bool:
     """Return True if one state is an earlier moment of the stream of another. Raises as `read_segment`."""
     if past.clock.steps >= now.clock.steps or past.clock.stream_time_s >= now.clock.stream_time_s:
         return False
-    return same_stream(past, now) and len(fingerprints(past)) <= len(fingerprints(now))
+    return same_stream(past, now) and len(list_fingerprints(past)) <= len(list_fingerprints(now))
 
 
 def same_stream(a: Header, b: Header) -> bool:
@@ -94,7 +94,7 @@ def same_stream(a: Header, b: Header) -> bool:
 
     A source without a fingerprint (a camera, frames from a program) equals no other. Raises as `read_segment`.
     """
-    same = all(x is not None and x == y for x, y in zip(fingerprints(a), fingerprints(b), strict=False))
+    same = all(x is not None and x == y for x, y in zip(list_fingerprints(a), list_fingerprints(b), strict=False))
     return same and _identity(a) == _identity(b)
 
 

@@ -106,9 +106,9 @@ class WallClockLog:
 
     def describe(self) -> dict[str, Any]:
         """Describe the log for people, with real times as dates in UTC."""
-        gaps = [{"from": _date(self.real_time(one.from_s)), **asdict(one)} for one in self.gaps]
+        gaps = [{"from": _format_date(self.real_time(one.from_s)), **asdict(one)} for one in self.gaps]
         counts = {name: getattr(self, name) for name in ("gaps_in_all", "lost_s", "frames_dropped", "frames_damaged")}
-        dates = {"began": _date(self.anchors[0][1]), "committed": _date(self.committed_at)}
+        dates = {"began": _format_date(self.anchors[0][1]), "committed": _format_date(self.committed_at)}
         return {**dates, "lost": self.lost, "gaps": gaps, **counts}
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,5 +135,5 @@ class WallClockLog:
         return found
 
 
-def _date(real_s: float) -> str:
+def _format_date(real_s: float) -> str:
     return datetime.fromtimestamp(min(real_s, 2e11), UTC).isoformat(timespec="seconds")

@@ -22,7 +22,7 @@ from protokv.state.checkpoint import to_state
 from protokv.state.form import Form, StatePath
 from protokv.state.forms import is_url, open_form
 from protokv.state.header import Header, State
-from protokv.state.sources import fingerprints, is_before, same_stream
+from protokv.state.sources import is_before, list_fingerprints, same_stream
 
 
 def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
@@ -76,7 +76,7 @@ def commit(form: Form, state: State, keep: int | None = None) -> None:
         return
     # The new state is in place. A writer that may not list or remove leaves the others to the next commit.
     with suppress(StateError):
-        ours = [(header, at) for at, header in form.kept() if same_stream(header, state)]
+        ours = [(header, at) for at, header in form.list_kept() if same_stream(header, state)]
         past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_before(header, state))
         stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
         for at in {at for _, at in ours} - stay:
@@ -131,7 +131,7 @@ class Writer:
             if self._pool is not None:
                 self._pool.shutdown()
             if kind is None:
-                self.landed()
+                self.collect()
         finally:
             self._form.__exit__()
 
@@ -149,7 +149,7 @@ class Writer:
             StateLocked: another writer has committed meanwhile.
             StateError: this write or the one in flight failed; the old state is still there.
         """
-        landed = self.landed(wait=True)
+        landed = self.collect(wait=True)
         on_device = any(tensor.is_cuda for tensor in state.tensors.values())
         if wait or not (on_device if self._background is None else self._background):
             return [*landed, self._write(state)]
@@ -158,7 +158,7 @@ class Writer:
         self._in_flight = self._pool.submit(self._write, replace(state, tensors=copy))
         return landed
 
-    def landed(self, *, wait: bool = False) -> list[Committed]:
+    def collect(self, *, wait: bool = False) -> list[Committed]:
         """Return the write that was in flight if it has ended. Raise its error."""
         if self._in_flight is None or not (wait or self._in_flight.done()):
             return []
@@ -196,12 +196,12 @@ def check_replaceable(target: StatePath, state: Header) -> None:
         StateError: it cannot be read at the moment.
     """
     try:
-        there = fingerprints(open_form(target, to_read=True).read_header())
+        there = list_fingerprints(open_form(target, to_read=True).read_header())
     except StateNotFound:
         return
     except (StateCorrupt, StateMismatch):
         there = ()
-    if not there or None in there or there != fingerprints(state):
+    if not there or None in there or there != list_fingerprints(state):
         what = "the state of another stream" if there else "no state that can be read"
         raise StateMismatch(f"{os.fspath(target)} is there already, and it is {what}", hint="replace it with --force")
 

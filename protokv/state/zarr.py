@@ -28,8 +28,8 @@ from msgspec import Meta
 from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError, shown
-from protokv.state.commit import sync_folder, write_file, writing
-from protokv.state.digest import DTYPES, canonical, tensor_bytes
+from protokv.state.commit import explain_write_errors, sync_folder, write_file
+from protokv.state.digest import DTYPES, canonical_json, tensor_bytes
 from protokv.state.form import LocalForm, Stored
 from protokv.state.header import HEADER_LIMIT_BYTES, KEY, State, TensorInfo, not_found, parse_object
 
@@ -60,7 +60,7 @@ class ZarrForm(LocalForm):
     def check_target(self) -> None:
         """Raise StateError unless nothing is there, or a state, damaged or not."""
         super().check_target()
-        with writing(self.path):
+        with explain_write_errors(self.path):
             foreign = _find_foreign(self.target)
         if foreign:
             raise StateError(
@@ -99,7 +99,7 @@ class ZarrForm(LocalForm):
         attributes = root.pop("attributes", None)
         if root != _GROUP or not isinstance(attributes, dict) or not isinstance(attributes.get(KEY), dict):
             raise StateCorrupt(f"no zarr group of a state: it lacks the attribute {KEY}")
-        document = canonical(attributes[KEY])
+        document = canonical_json(attributes[KEY])
         names = attributes[KEY].get("digests")
         tensors = {str(name): _map_array(path, str(name), sizes) for name in names if isinstance(names, dict)}
         return Stored(document, tensors, sum(sizes.values()))

@@ -75,7 +75,7 @@ def list_objects(address: str) -> Iterator[tuple[str, str]]:
     wildcard = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
     fixed = rest[: rest.rfind("/", 0, wildcard) + 1]
     root = address[: len(address) - len(rest)]
-    with explained(address):
+    with explain_errors(address):
         for batch in store.list(fixed.rstrip("/") or None):
             for one in batch:
                 path = one["path"]
@@ -91,7 +91,7 @@ def list_beginning(address: str) -> Iterator[str]:
     """
     store, rest = open_store(address)
     root = address[: len(address) - len(rest)]
-    with explained(address):
+    with explain_errors(address):
         try:
             for batch in store.list(rest.rpartition("/")[0] or None, offset=rest):
                 for one in batch:
@@ -106,7 +106,7 @@ def list_beginning(address: str) -> Iterator[str]:
 def fingerprint(address: str) -> str:
     """Return what identifies the content of an object: the sha256 of its size and its tag. SourceError as `fetch`."""
     store, key = open_store(address)
-    with explained(address):
+    with explain_errors(address):
         return _digest(store.head(key))
 
 
@@ -117,7 +117,7 @@ def fetch(address: str, path: Path) -> str:
         SourceError: the object is missing, or the store does not answer.
     """
     store, key = open_store(address)
-    with explained(address):
+    with explain_errors(address):
         found = store.get(key)
         with path.open("wb") as file:
             for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
@@ -130,7 +130,7 @@ def _digest(meta: ObjectMeta) -> str:
 
 
 @contextmanager
-def explained(address: str, doing: str = "read") -> Iterator[None]:
+def explain_errors(address: str, doing: str = "read") -> Iterator[None]:
     """Turn an error of a store into a SourceError of one line; `doing` is `read` or `write`."""
     from obstore.exceptions import BaseError
 

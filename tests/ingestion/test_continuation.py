@@ -16,7 +16,7 @@ from protokv.ingestion import Every, Progress, Started, Summary, ingest
 from protokv.memories import DurableConfig
 from protokv.state.checkpoint import from_state, to_state
 from protokv.state.reader import load, load_state, read_header
-from protokv.state.sources import fingerprints
+from protokv.state.sources import list_fingerprints
 from protokv.state.writer import save
 from protokv.video import Frame, Source, open_source, read_steps
 from tests.conftest import random_frames
@@ -110,7 +110,7 @@ def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_t
     assert {n: t.tolist() for n, t in found.tensors.items() if not n.startswith("thumbnails.")} == {
         n: t.tolist() for n, t in to_state(session).tensors.items()
     }
-    assert fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))
+    assert list_fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))
     # The short last step of a source is filled, and the next source begins after it.
     assert found.source is not None
     assert (found.source["first_step"], found.source["start_s"]) == (8, 8.0)
@@ -175,7 +175,7 @@ def test_a_state_of_a_program_can_be_continued(run: Run, mock: MockBackbone, tmp
         session.watch(random_frames(step))
     save(session, path)
     assert run(path, B, append=True).steps == 6
-    assert fingerprints(read_header(path)) == (None, "2/6")
+    assert list_fingerprints(read_header(path)) == (None, "2/6")
 
 
 def changed(mock: MockBackbone, **fields: object) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from protokv.state.digest import canonical, document_digest
+from protokv.state.digest import canonical_json, digest_document
 
 Json = dict[str, Any]
 
@@ -27,7 +27,7 @@ def joined(head: Json | bytes, body: bytes = b"") -> bytes:
 def resealed(document: Json) -> Json:
     """Return a document with the digest that fits it."""
     rest = {name: value for name, value in document.items() if name != "digest"}
-    return {**rest, "digest": document_digest(rest)}
+    return {**rest, "digest": digest_document(rest)}
 
 
 def change_head(path: Path, change: Callable[[Json], object]) -> None:
@@ -43,6 +43,6 @@ def change_document(path: Path, change: Callable[[Json], object]) -> None:
     def inside(head: Json) -> None:
         document = json.loads(head["__metadata__"]["protokv"])
         change(document)
-        head["__metadata__"]["protokv"] = canonical(resealed(document))
+        head["__metadata__"]["protokv"] = canonical_json(resealed(document))
 
     change_head(path, inside)

@@ -15,7 +15,7 @@ from protokv.errors import StateCorrupt, StateError, StateMismatch
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
 from protokv.state.checkpoint import check_fits, from_state, to_state
 from protokv.state.describe import describe
-from protokv.state.digest import canonical
+from protokv.state.digest import canonical_json
 from protokv.state.reader import load, load_state
 from protokv.state.writer import save, save_state
 from tests.conftest import random_frames
@@ -78,7 +78,7 @@ def hollow(path: Path, session: Session, shape: list[int]) -> None:
     document = json.loads(head["__metadata__"]["protokv"])
     sealed = resealed({**document, "digests": dict.fromkeys(("near.keys", "rest"), "0" * 32)})
     hole = {
-        "__metadata__": {"protokv": canonical(sealed)},
+        "__metadata__": {"protokv": canonical_json(sealed)},
         "near.keys": {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]},
         "rest": {"dtype": "U8", "shape": [end], "data_offsets": [0, end]},
     }

@@ -15,7 +15,7 @@ from protokv.state import writer
 from protokv.state.forms import open_form
 from protokv.state.reader import commit_times, load_state, read_header
 from protokv.state.safetensors import SafetensorsForm
-from protokv.state.sources import fingerprints, is_before, next_segment, read_segment
+from protokv.state.sources import is_before, list_fingerprints, next_segment, read_segment
 from protokv.state.writer import Writer, save_state
 from tests.state.conftest import EVERY_FORM, same
 from tests.state.conftest import moment as at
@@ -26,7 +26,7 @@ def commit(state, path: Path, keep: int | None = None) -> None:
 
 
 def kept(path: Path) -> list[Path]:
-    return [Path(at) for at, _ in open_form(path).kept()]
+    return [Path(at) for at, _ in open_form(path).list_kept()]
 
 
 def times(path: Path) -> list[float]:
@@ -170,7 +170,7 @@ class TestWriter:
                 # The stream changes the tensors in place while they are written.
                 for tensor in live.tensors.values():
                     tensor.zero_()
-            landed += later.landed(wait=True)
+            landed += later.collect(wait=True)
         assert [one.steps for one in landed] == [1, 2, 3]
         for at_s in (2.0, 4.0, 6.0):
             mine, other = (load_state(tmp_path / f"{name}{suffix}", at_s=at_s) for name in "ab")
@@ -185,14 +185,14 @@ class TestWriter:
             assert writer.commit(live) == []
             for tensor in live.tensors.values():
                 tensor.zero_()
-            assert [one.steps for one in writer.landed(wait=True)] == [1]
+            assert [one.steps for one in writer.collect(wait=True)] == [1]
         assert same(load_state(tmp_path / "a.safetensors"), host)
 
     def test_an_error_of_the_thread_is_raised_by_the_next_call_and_at_the_end(self, make_state, tmp_path):
         path = tmp_path / "a.safetensors"
         save_state(at(make_state, 1), path)
         bad = replace(at(make_state, 2), settings={"not": object()})
-        for then in (lambda w: w.commit(at(make_state, 3), wait=True), lambda w: w.landed(wait=True), lambda w: None):
+        for then in (lambda w: w.commit(at(make_state, 3), wait=True), lambda w: w.collect(wait=True), lambda w: None):
             with pytest.raises(StateError, match="not plain JSON"):
                 commit_and(bad, path, then)
             assert same(load_state(path), at(make_state, 1))
@@ -211,7 +211,7 @@ class TestSources:
             assert (segment.first_step, segment.start_s) == (state.clock.steps, state.clock.stream_time_s)
             state = at(make_state, step, source=segment.record(source), complete=True)
             assert read_segment(state) == replace(segment, done=True)
-        assert fingerprints(state) == ("a", "b", "c")
+        assert list_fingerprints(state) == ("a", "b", "c")
         places = [(one["name"], one.get("first_step"), one.get("start_s")) for one in read_segment(state).earlier]
         assert places == [("a.mp4", None, None), ("b.mp4", 3, 6.0)]
         assert (state.source["first_step"], state.source["start_s"]) == (5, 10.0)

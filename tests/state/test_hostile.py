@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.state.compare import compare
 from protokv.state.describe import convert, describe
-from protokv.state.digest import canonical, digest_tensors
+from protokv.state.digest import canonical_json, digest_tensors
 from protokv.state.forms import load_forms
 from protokv.state.header import FORMAT_VERSION, Header
 from protokv.state.reader import commit_times, load_state, read_header, read_thumbnails, stored_bytes
@@ -145,7 +145,7 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "a digest that is no text": in_digests(lambda digests: digests.update({"offset": None})),
         "another digest": in_digests(lambda digests: digests.update({"offset": "0" * 32})),
         "a document not sealed": partial(
-            change_head, change=lambda head: head["__metadata__"].update(protokv=canonical({"header": {}}))
+            change_head, change=lambda head: head["__metadata__"].update(protokv=canonical_json({"header": {}}))
         ),
         "a truth of two": truth_of_two,
         "a newer version": in_header(lambda header: header.update(format_version=FORMAT_VERSION + 1)),
@@ -256,7 +256,7 @@ PLACES += [(part, name) for part in ("clock", "backbone") for name in make().to_
 @settings(max_examples=300, deadline=None)
 @given(place=st.sampled_from(PLACES), value=JSON)
 def test_any_value_in_any_field_of_a_header_is_the_same_header_or_one_error(place: tuple[str, ...], value: Any) -> None:
-    header: Any = {"": json.loads(canonical(make().to_json()))}
+    header: Any = {"": json.loads(canonical_json(make().to_json()))}
     *outer, last = ("", *place)
     inside = header
     for name in outer:
@@ -270,7 +270,7 @@ def test_any_value_in_any_field_of_a_header_is_the_same_header_or_one_error(plac
 def test_a_missing_an_unknown_and_a_wrong_field_are_named() -> None:
     good = make().to_json()
     for place in PLACES[1:]:
-        bad = json.loads(canonical(good))
+        bad = json.loads(canonical_json(good))
         inside = bad[place[0]] if len(place) == 2 else bad
         del inside[place[-1]]
         with pytest.raises(StateCorrupt, match=place[-1]):
