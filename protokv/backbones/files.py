@@ -44,9 +44,7 @@ _SAMPLES: Final = 16
 # Fields of a config that do not change the model's arithmetic.
 _VOLATILE: Final = frozenset({"transformers_version", "dtype", "torch_dtype", "_name_or_path", "_attn_implementation"})
 _DOWNLOAD_AGAIN: Final = "download the model again"
-# The index of a model of a terabyte takes a tenth of this.
-_JSON_BYTES: Final = 1 << 26
-# The safetensors library reads no longer header.
+# The longest header that the safetensors library reads.
 _HEADER_BYTES: Final = 100_000_000
 
 
@@ -54,13 +52,11 @@ def read_model_file(path: str, filename: str) -> dict[str, Any]:
     """Read a JSON file of a model folder; return an empty dictionary if there is none.
 
     Raises:
-        ModelError: it is not JSON, or too long.
+        ModelError: it is not JSON.
     """
     file = Path(path) / filename
     if not file.is_file():
         return {}
-    if file.stat().st_size > _JSON_BYTES:
-        raise ModelError(f"{file} has {file.stat().st_size} bytes; the most is {_JSON_BYTES}", hint=_DOWNLOAD_AGAIN)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -198,7 +194,7 @@ def find_families() -> dict[str, EntryPoint]:
 
 # The files of a model besides its weights. No code, and no weights in other formats.
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
-# The hub's own client waits 10 s a request, five times.
+# Seconds to wait for the hub; its own client waits 10 s a request, and tries five times.
 PATIENCE_S = 3.0
 
 _before_bar: ContextVar[Callable[[], None] | None] = ContextVar("before_bar", default=None)
@@ -360,7 +356,7 @@ def find_commit(folder: str | Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
 
 
-# What is wrong with a name. A name that was meant may be close to it.
+# Errors about a name; they are the ones to which a similar name is suggested.
 _ABSENT = "there is no such model on the hub"
 _UNREACHED = "it is not in the local cache, and the hub cannot be reached"
 _NO_NAME = "it is neither a folder nor a name on the hub"

@@ -36,7 +36,7 @@ from protokv.errors import ModelError, SourceUnreadable
 _VIDEO_TOKEN: Final = "<|video|>"
 # The examples on the hub sample one frame a second.
 _DEFAULT_FPS: Final = 1.0
-# Of transformers' video processor; a still image has 280 tokens.
+# Defaults of transformers' video processor; a still image has 280 tokens.
 VIDEO_SETTINGS: Final[dict[str, Any]] = {
     "patch_size": 16,
     "max_soft_tokens": 70,

@@ -246,7 +246,7 @@ def _quantization_config(placement: Placement, skipped: list[str]) -> Any:
     from transformers import BitsAndBytesConfig
 
     _require_package("bitsandbytes", "pip install bitsandbytes", placement)
-    # It logs a line for every layer of a step.
+    # bitsandbytes logs a line for every layer of a step.
     getLogger("bitsandbytes").setLevel(ERROR)
     if placement.quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skipped)

@@ -30,7 +30,7 @@ from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
 
 MAX_ASPECT_RATIO = 200
-# Of a frame of a video, in tokens.
+# Limits of a frame of a video, in tokens.
 FEWEST_TOKENS, MOST_TOKENS = 128, 768
 
 
@@ -138,7 +138,7 @@ def resize(
     """Resize one RGB frame `[*, *, 3]` uint8 with PIL."""
     if image.shape[:2] == (height, width):
         return image
-    # Questions alone need no PIL.
+    # Imported here, because a process that only asks questions needs no PIL.
     from PIL import Image
 
     return np.asarray(Image.fromarray(image).resize((width, height), resample=Image.Resampling(resample)))
@@ -233,7 +233,7 @@ class TimedGrid(Backbone):
         """
         if self._tokens_per_second is None:
             return (passed + 0.5) * clock.step_seconds
-        # Late enough for a step that began between two positions, early enough for a step that began at its own.
+        # A step may have begun anywhere between its position and the next one; this time lies within it in both cases.
         position_s = 1 / self._tokens_per_second
         return passed * position_s + 0.999 * min(position_s, clock.step_seconds)
 
@@ -265,7 +265,7 @@ def make_processor(raw: dict[str, Any]) -> Any:
     Raises:
         ModelError: it asks for anything but frames of one size, rescaled and normalised.
     """
-    # What the video processor does to a frame, without torchvision.
+    # This processor does what the video processor does to a frame, without torchvision.
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
     settings = _SETTINGS | {name: raw[name] for name in _SETTINGS if raw.get(name) not in (None, {})}

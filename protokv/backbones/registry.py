@@ -142,7 +142,7 @@ def _resolved(
     downloaded = on_hub(name, revision)
     path = str(folder or name)
     if packaged is not None and request.device_map is None and request.quantization is None:
-        # Without transformers, which takes longer to import than an answer of a small model takes.
+        # A packaged model loads without transformers, whose import takes longer than an answer of a small model.
         config = read_model_file(path, "config.json")
         yield packaged, path, config, request.placement(getattr(torch, config["dtype"]))
         return

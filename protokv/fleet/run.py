@@ -22,7 +22,7 @@ from protokv.fleet.worker import Failure, Outcome
 # A video may take its worker with it this often before it fails: it, or a machine that is taken away, may be to blame.
 ATTEMPTS = 3
 
-# Seconds between two questions whether to stop.
+# Seconds between two calls of `should_stop`.
 POLL_S = 0.2
 
 
@@ -101,7 +101,7 @@ class _Run:
         self._jobs, self._pool, self._place, self._max_failures = jobs, pool, place, max_failures
         self.outcomes = queue.SimpleQueue[Outcome]()
         self._over, self._failed = threading.Event(), 0
-        # Guards the jobs and the count of failures.
+        # Held while the jobs and the count of failures change.
         self._lock = threading.Lock()
 
     def serve(self, index: int) -> None:

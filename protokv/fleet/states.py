@@ -120,7 +120,7 @@ def rank_replies(replies: Iterable[Reply], k: int) -> Iterator[tuple[int, Reply]
     Of two equal ones, the earlier comes first.
     """
     answered = [(one.number, one.answer.mean_logprob, one) for one in replies if one.answer is not None]
-    # Sorting is stable.
+    # Sorting is stable, so that of two equal replies the earlier stays first.
     answered.sort(key=lambda one: (one[0], -one[1]))
     for _, group in groupby(answered, key=lambda one: one[0]):
         yield from enumerate((reply for _, _, reply in islice(group, k)), start=1)

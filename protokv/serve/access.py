@@ -17,7 +17,7 @@ from protokv.errors import ConfigError
 
 # By these names nobody else can reach a server that listens on loopback.
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-# A name or an address, and a port; nothing that a parser of addresses could read in another way.
+# A host and perhaps a port, without any character that parsers of addresses read differently.
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(:[0-9]{1,5})?")
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -38,7 +38,7 @@ class Access:
         if self._token is None:
             self._check_site(headers)
             return
-        # Two headers would be read in two ways by a proxy and here.
+        # Of two such headers a proxy may read the other one.
         given = headers.getlist("authorization")
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if not hmac.compare_digest(token.strip().encode(), self._token) or scheme.lower() != "bearer":

@@ -174,7 +174,7 @@ class _Server:
             queue.put_nowait(HTTPException(400, "the client has left"))
 
         def end(work: Future[Answer | None]) -> None:
-            # A client that reads slowly takes nobody's turn, and one that has its answer may ask again at once.
+            # The place is free as soon as the answer is made, however slowly its client reads it.
             loop.call_soon_threadsafe(self._release)
             if not work.cancelled() and (last := work.exception() or work.result()) is not None:
                 send(last)

@@ -16,7 +16,7 @@ from protokv.errors import StateNotFound
 from protokv.fleet.plan import find_states
 from protokv.state.reader import Reader
 
-# Sessions kept for the next question.
+# Sessions that stay in memory for the next question.
 MOST_SESSIONS = 8
 
 
