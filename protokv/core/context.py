@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -116,17 +115,6 @@ class SlotContext(Context):
     def positions_at(self, layer: int) -> Tensor | None:
         """Return the stream positions of this layer's slots."""
         return None if self.positions is None else self.positions()[layer]
-
-    def of_heads(self, heads: slice) -> Self:
-        """Return the slots of some heads; nothing is copied."""
-        positions = self.positions
-        return replace(
-            self,
-            keys=self.keys[:, heads],
-            values=self.values[:, heads],
-            bias=self.bias[:, heads],
-            positions=None if positions is None else lambda: positions()[:, heads],
-        )
 
     def before(self, time: int) -> SlotContext:
         """Hide later tokens. A prototype of several tokens stays; its bias is the logarithm of their number."""

@@ -3,7 +3,7 @@
 `MemoryShape` has the sizes of the model.
 
 A declaration is arithmetic on settings and on the sizes of the model; it allocates nothing. What is allocated, saved,
-checked on loading and counted in bytes follows from it. Knows no memory.
+checked on loading and counted in bytes follows from it. Knows of memories only which axes hold slots (`SLOTS`).
 """
 
 from __future__ import annotations
@@ -141,7 +141,6 @@ class MemoryShape:
         part_of: number of layers of the whole model if these are only some of them; None: these are all.
         first_layer: index in the whole model of the first of these layers.
         frames_per_step: sampled frames that make a step.
-        streams: number of streams whose heads are stacked in `kv_heads`. Random draws are the same for each stream.
         embedding_size: E, of what the language model reads; None: unknown.
         hybrid: what layers hold that are none of these L; None: these are all.
     """
@@ -157,7 +156,6 @@ class MemoryShape:
     part_of: int | None = None
     first_layer: int = 0
     frames_per_step: int = 1
-    streams: int = 1
     embedding_size: int | None = None
     hybrid: HybridShape | None = None
 

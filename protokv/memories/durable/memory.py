@@ -22,8 +22,7 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.memories.durable.agglomerative import Agglomerative
 from protokv.memories.durable.blocked import BlockedRule
-from protokv.memories.durable.decoded import DecodedContext
-from protokv.memories.durable.quantized import QuantizedBank
+from protokv.memories.durable.quantized import DecodedContext, QuantizedBank
 from protokv.memories.durable.repeats import Repeats, find_repeats
 from protokv.memories.durable.settings import DurableConfig
 from protokv.memories.durable.words import Words
@@ -146,14 +145,14 @@ class Durable(PrototypeMemory):
             return replace(exact, far=far)
         bias = torch.cat([self._bias_of(bank.mass) for bank in banks], 2)
 
-        def decode(layer: int | slice, heads: slice) -> tuple[Tensor, Tensor]:
-            shown = [bank.show(layer, heads, self._rotary, slots.keys.dtype) for bank in banks]
+        def decode(layer: int | slice) -> tuple[Tensor, Tensor]:
+            shown = [bank.show(layer, self._rotary, slots.keys.dtype) for bank in banks]
             keys, values = (torch.cat(some, -2) for some in zip(*shown, strict=True))
             return keys, values
 
         bias = _insert(slots.bias, begin, bias)
         if bias[:, :, :K].numel() * self._shape.head_size <= _DECODED_AT_ONCE:
-            pairs = zip((slots.keys, slots.values), decode(slice(None), slice(None)), strict=True)
+            pairs = zip((slots.keys, slots.values), decode(slice(None)), strict=True)
             keys, values = (_insert(held, begin, shown) for held, shown in pairs)
             return replace(exact, keys=keys, values=values, bias=bias, far=far)
         return DecodedContext(slots.keys, slots.values, bias, far, exact.positions, decoded=K, decode=decode)

@@ -14,6 +14,8 @@ a power of two because any other would change with the centre, and all of its nu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from protokv.core.arrays import add_rows_, chunks, write_rows_
 from protokv.core.bank import PrototypeBank
+from protokv.core.context import SlotContext
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 
@@ -116,15 +119,13 @@ class QuantizedBank(PrototypeBank):
         )
         return dequantize_centers(codes, exponents), dequantize_centers(value_codes, value_exponents)
 
-    def show(self, layer: int | slice, heads: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return what attention reads of some heads of a layer: keys rotated to their anchors, and values, `[h, K, D]`.
+    def show(self, layer: int | slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return what attention reads of a layer: keys rotated to their anchors, and values, `[H, K, D]`.
 
-        Of several layers `[l, h, K, D]`.
+        Of several layers `[l, H, K, D]`.
         """
-        codes, exponents, value_codes, value_exponents = (
-            getattr(self, name)[layer, heads] for name in self.center_names
-        )
-        anchors = self.position[layer, heads]
+        codes, exponents, value_codes, value_exponents = (getattr(self, name)[layer] for name in self.center_names)
+        anchors = self.position[layer]
         keys, values = (torch.empty(codes.shape, dtype=dtype, device=codes.device) for _ in range(2))
         for some in chunks(codes.shape[-2], _ROWS, codes.device):
             part = (..., some, slice(None))
@@ -153,3 +154,26 @@ class QuantizedBank(PrototypeBank):
             add_rows_(held, own, (other - held).mul_(share))
             moved.append(held.index_select(0, own))
         self.put_centers_(target, moved[0], moved[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedContext(SlotContext):
+    """`N` slots `[sink | far | near]`; `keys` and `values` lack the first `decoded` far ones.
+
+    Attributes:
+        decoded: F, far slots that are decoded.
+        decode: returns keys and values `[H, F, D]`, model dtype, of the far slots of one layer.
+    """
+
+    decoded: int
+    decode: Callable[[int], tuple[Tensor, Tensor]]
+
+    def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Return slots of a layer; nothing is decoded unless there are decoded ones among them."""
+        far = self.far
+        if (part.start or 0) >= far.start + self.decoded:
+            exact = slice(part.start - self.decoded, None if part.stop is None else part.stop - self.decoded)
+            return self.keys[layer][:, exact], self.values[layer][:, exact]
+        pairs = zip((self.keys[layer], self.values[layer]), self.decode(layer), strict=True)
+        keys, values = (torch.cat((held[:, : far.start], new, held[:, far.start :]), 1)[:, part] for held, new in pairs)
+        return keys, values

@@ -544,8 +544,7 @@ def draw(seed: int, step: int, shape: MemoryShape, tokens: int) -> Tensor:
     """
     layers, mine = shape.of_model
     generator = torch.Generator().manual_seed(step_seed(seed, step))
-    drawn = torch.rand(layers, shape.kv_heads // shape.streams, tokens, generator=generator)[mine]
-    return drawn.repeat(1, shape.streams, 1).flatten(0, 1)
+    return torch.rand(layers, shape.kv_heads, tokens, generator=generator)[mine].flatten(0, 1)
 
 
 def step_seed(seed: int, step: int) -> int:

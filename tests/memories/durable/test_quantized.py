@@ -18,9 +18,8 @@ from protokv.core.context import Context, SlotContext
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
 from protokv.memories.durable import memory as memory_module
-from protokv.memories.durable.decoded import DecodedContext
 from protokv.memories.durable.memory import Durable
-from protokv.memories.durable.quantized import dequantize_centers, quantize_centers
+from protokv.memories.durable.quantized import DecodedContext, dequantize_centers, quantize_centers
 from tests.core.streams import World, anchored, feed, shape_of
 
 
@@ -128,7 +127,6 @@ def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_
     pairs = [
         (context, held),
         (compact_context(context, moving), compact_context(held, moving)),
-        (context.of_heads(slice(1, 3)), held.of_heads(slice(1, 3))),
         (context.before(begins + 30), held.before(begins + 30)),
     ]
     assert type(pairs[1][0]) is not DecodedContext
