@@ -22,7 +22,7 @@ from protokv.state.header import Header, State
 from protokv.state.reader import load_state
 from protokv.state.sources import Segment, list_fingerprints, next_segment, read_segment, source_records
 from protokv.video import Source
-from protokv.words import LiveSubtitles, Subtitles
+from protokv.words import Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles
 
 
@@ -120,7 +120,7 @@ def check_chunk(path: StatePath, state: State, chunk: int) -> None:
 def check_subtitles(path: StatePath, record: Mapping[str, Any], subtitles: Subtitles) -> None:
     """Refuse other subtitles than those on record of a source that was begun. StateMismatch."""
     theirs, ours = recorded_subtitles(record), subtitles.record
-    if isinstance(subtitles, LiveSubtitles) and "live" in record and theirs.get("kind") != "file":
+    if subtitles.live and "live" in record and theirs.get("kind") != "file":
         return  # a live source shows its tracks with its first frame, and may have others each time
     if record and identify_subtitles(theirs) != identify_subtitles(ours):
         was, now = name_subtitles(theirs) or "no subtitles", name_subtitles(ours) or "no subtitles"

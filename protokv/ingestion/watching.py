@@ -29,7 +29,7 @@ from protokv.state.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
 from protokv.video.sampling import Step
-from protokv.words import KnownSubtitles, Subtitles
+from protokv.words import Subtitles
 from protokv.words.find import name_subtitles, recorded_subtitles
 from protokv.words.transcript import check_words
 
@@ -367,7 +367,7 @@ class LiveRun(Run):
         try:
             check_words(session.backbone, session.config)
         except ConfigError as error:
-            self._subtitles, texts = KnownSubtitles((), self._subtitles.record, error.message), []
+            self._subtitles, texts = Subtitles((), self._subtitles.record, error.message), []
         return texts
 
     def _describe_source(self) -> dict[str, Any]:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from protokv.words.cues import Cue, KnownSubtitles, LiveSubtitles, Subtitles
+from protokv.words.cues import Cue, Subtitles
 
-__all__ = ["Cue", "KnownSubtitles", "LiveSubtitles", "Subtitles"]
+__all__ = ["Cue", "Subtitles"]

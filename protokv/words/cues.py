@@ -9,7 +9,6 @@ source.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -44,33 +43,66 @@ class _Piece(NamedTuple):
     text: str
 
 
-class Subtitles(ABC):
-    """The subtitles of a source.
+class Subtitles:
+    """The subtitles of a source; with an empty record and no cues: none.
+
+    Args:
+        cues: those that are known, in any order.
+        record: which subtitles these are, as a state keeps it: plain JSON. Equal records are of equal subtitles.
+        lost: one sentence on what could not be read.
+        take_new: where cues come while the source is read: returns those that came since the last call. One that comes
+            late goes to the next step.
+        most_of_step: characters that a step may have.
 
     Attributes:
-        record: which these are, as a state keeps it: plain JSON, empty if there are none. Equal records are of equal
-            subtitles.
+        record: as given; that of a live source may change.
         lost: one sentence on what was cut off or could not be read; None: nothing until now.
-        empty: it is known that there is no line.
-        most_of_step: characters that a step may have.
+        live: cues come while the source is read.
     """
 
-    empty = False
-
-    def __init__(self, record: Mapping[str, Any], lost: str | None = None, most_of_step: int = MOST_OF_STEP) -> None:
-        self.record, self.lost, self.most_of_step = record, lost, most_of_step
+    def __init__(
+        self,
+        cues: Iterable[Cue] = (),
+        record: Mapping[str, Any] | None = None,
+        lost: str | None = None,
+        *,
+        take_new: Callable[[], Iterable[Cue]] | None = None,
+        most_of_step: int = MOST_OF_STEP,
+    ) -> None:
+        self.record: Mapping[str, Any] = record or {}
+        self.lost, self.live = lost, take_new is not None
+        self._take_new, self._most_of_step = take_new, most_of_step
+        self._begun, self._count = False, 0
+        self._pieces: list[_Piece] = []
+        self._add(sorted(cues, key=lambda cue: (cue.start_s, cue.end_s)))
 
     @property
     def may_come(self) -> bool:
         """Whether there may be a line, so that a memory needs room for words."""
-        return bool(self.record) and not self.empty
+        return bool(self.record) and (self.live or bool(self._pieces))
 
-    @abstractmethod
     def between(self, start_s: float, end_s: float) -> list[str]:
         """Return the texts of the step from `start_s` up to `end_s`, in order.
 
-        The step that begins at 0 also takes what comes before it.
+        The step that begins at 0 also takes what comes before it. A live source is asked for each step once, in order.
         """
+        if self._take_new is not None:
+            self._add(self._take_new())
+        # What comes before the first step of a run that goes on was in steps of an earlier one.
+        late = self.live and self._begun
+        first = 0 if late or start_s <= 0 else bisect_left(self._pieces, _exact(start_s), key=_time)
+        end = bisect_left(self._pieces, _exact(end_s), key=_time)
+        of_step = self._pieces[first:end]
+        self._begun = True
+        if self.live:
+            self._pieces = self._pieces[end:][:MOST_WAITING]
+        return self._join(of_step, start_s)
+
+    def _add(self, cues: Iterable[Cue]) -> None:
+        for cue in cues:
+            self._pieces += self._cut_into_pieces(self._count, cue)
+            self._count += 1
+        self._pieces.sort(key=lambda piece: piece[:2])
 
     def _cut_into_pieces(self, number: int, cue: Cue) -> list[_Piece]:
         middle_s = (cue.start_s + cue.end_s) / 2
@@ -84,11 +116,11 @@ class Subtitles(ABC):
     def _join(self, pieces: Iterable[_Piece], start_s: float) -> list[str]:
         """Return the texts of the pieces of one step: one of each cue, in the order of the cues."""
         texts: list[str] = []
-        left = self.most_of_step
+        left = self._most_of_step
         for _, of_cue in groupby(sorted(pieces, key=lambda piece: piece.cue), key=lambda piece: piece.cue):
             text = " ".join(piece.text for piece in of_cue)
             if len(text) > left:
-                self._lose(f"a step has more than {self.most_of_step:,} characters at {start_s:.0f} s")
+                self._lose(f"a step has more than {self._most_of_step:,} characters at {start_s:.0f} s")
                 return [*texts, shortened] if (shortened := shorten(text, left)) else texts
             texts.append(text)
             left -= len(text)
@@ -98,56 +130,8 @@ class Subtitles(ABC):
         self.lost = self.lost or f"{what}; the rest is left out"
 
 
-class KnownSubtitles(Subtitles):
-    """Subtitles whose cues are all known, in any order."""
-
-    def __init__(
-        self,
-        cues: Iterable[Cue],
-        record: Mapping[str, Any] | None = None,
-        lost: str | None = None,
-        most_of_step: int = MOST_OF_STEP,
-    ) -> None:
-        super().__init__(record or {}, lost, most_of_step)
-        in_order = sorted(cues, key=lambda cue: (cue.start_s, cue.end_s))
-        pieces = [piece for n, cue in enumerate(in_order) for piece in self._cut_into_pieces(n, cue)]
-        self._pieces = sorted(pieces, key=lambda piece: piece[:2])
-        self._times = [piece.time_s for piece in self._pieces]
-        self.empty = not pieces
-
-    def between(self, start_s: float, end_s: float) -> list[str]:
-        """See `Subtitles`."""
-        first = bisect_left(self._times, _exact(start_s)) if start_s > 0 else 0
-        return self._join(self._pieces[first : bisect_left(self._times, _exact(end_s))], start_s)
-
-
-class LiveSubtitles(Subtitles):
-    """Subtitles whose cues come while the source is read. A cue that comes late goes to the next step.
-
-    Args:
-        take_new: returns the cues that came since the last call.
-        record: as in `Subtitles`.
-    """
-
-    def __init__(self, take_new: Callable[[], Iterable[Cue]], record: Mapping[str, Any]) -> None:
-        super().__init__(record)
-        self._take_new = take_new
-        self._waiting: list[_Piece] = []
-        self._count = 0
-        self._begun = False
-
-    def between(self, start_s: float, end_s: float) -> list[str]:
-        """See `Subtitles`."""
-        for cue in self._take_new():
-            self._waiting += self._cut_into_pieces(self._count, cue)
-            self._count += 1
-        if not self._begun and start_s > 0:
-            # An earlier run has watched the steps of these.
-            self._waiting = [piece for piece in self._waiting if piece.time_s >= _exact(start_s)]
-        self._begun = True
-        of_step = sorted((piece for piece in self._waiting if piece.time_s < _exact(end_s)), key=lambda one: one[:2])
-        self._waiting = [piece for piece in self._waiting if piece.time_s >= _exact(end_s)][:MOST_WAITING]
-        return self._join(of_step, start_s)
+def _time(piece: _Piece) -> float:
+    return piece.time_s
 
 
 def _exact(time_s: float) -> float:

@@ -19,7 +19,7 @@ from protokv.video.bucket import fetch, is_object, list_beginning
 from protokv.video.file import fingerprint
 from protokv.video.registry import fingerprint_source, open_source
 from protokv.video.source import Lines, ShouldStop, Source, TextTrack
-from protokv.words.cues import Cue, KnownSubtitles, LiveSubtitles, Subtitles
+from protokv.words.cues import Cue, Subtitles
 from protokv.words.files import read_subtitles
 from protokv.words.plain import CueMaker, make_cues
 
@@ -60,7 +60,7 @@ def find_subtitles(
     if track is not None:
         return _read(_describe_track(track), lambda: source.lines(track.number))
     if choice in (AUTO, OFF):
-        return KnownSubtitles(())
+        return Subtitles()
     languages = {shorten_language(one.language) for one in source.texts} | {language for language, _ in _beside(video)}
     known = ", ".join(sorted(languages - {""}))
     raise SourceNotFound(
@@ -155,7 +155,7 @@ def _describe_track(track: TextTrack) -> dict[str, Any]:
     return {"kind": "track", "number": track.number, "codec": track.codec, "language": track.language}
 
 
-def _read_live(source: Source, choice: str) -> LiveSubtitles:
+def _read_live(source: Source, choice: str) -> Subtitles:
     """Return the lines of the track that is meant, of each connection."""
     become = CueMaker()
 
@@ -166,16 +166,16 @@ def _read_live(source: Source, choice: str) -> LiveSubtitles:
             yield from filter(None, (become(line) for number, line in new if number == track.number))
 
     track = choose_track(source.texts, choice)
-    found = LiveSubtitles(take_new, {} if track is None else _describe_track(track))
+    found = Subtitles(record=None if track is None else _describe_track(track), take_new=take_new)
     return found
 
 
-def _read(record: dict[str, Any], read: Callable[[], Lines]) -> KnownSubtitles:
+def _read(record: dict[str, Any], read: Callable[[], Lines]) -> Subtitles:
     try:
         lines, lost = read()
     except SourceError as error:
         lines, lost = (), error.message
-    return KnownSubtitles(make_cues(lines), record, lost or None)
+    return Subtitles(make_cues(lines), record, lost or None)
 
 
 def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.words import Cue, KnownSubtitles, LiveSubtitles
+from protokv.words import Cue, Subtitles
 from protokv.words.cues import MOST_OF_CUE
 
 times = st.integers(-20, 400).map(lambda tenths: tenths / 10)
@@ -31,7 +31,7 @@ def literal(cue: Cue, start_s: float, end_s: float) -> str:
 
 @given(st.lists(cues(), max_size=12), st.lists(st.integers(1, 99), max_size=9, unique=True))
 def test_steps_cut_a_track_as_the_definition_says_and_give_every_word_once(found: list[Cue], cuts: list[int]) -> None:
-    track = KnownSubtitles(found)
+    track = Subtitles(found)
     edges = [0.0, *(cut / 2 for cut in sorted(cuts)), 60.0]
     given_texts = [track.between(start_s, end_s) for start_s, end_s in pairwise(edges)]
     in_order = sorted(found, key=lambda cue: (cue.start_s, cue.end_s))
@@ -48,26 +48,26 @@ def test_cues_that_come_while_the_source_is_read_go_to_the_steps_of_a_track(
     found: list[Cue], length: int, resumed: int
 ) -> None:
     in_order = sorted(found, key=lambda cue: (cue.start_s, cue.end_s))
-    track, waiting = KnownSubtitles(in_order), list(in_order)
+    track, waiting = Subtitles(in_order), list(in_order)
     end_s = 0.0
 
     def come() -> Iterator[Cue]:
         while waiting and waiting[0].start_s < end_s:
             yield waiting.pop(0)
 
-    coming = LiveSubtitles(come, {})
+    coming = Subtitles(take_new=come)
     for n in range(resumed, 121 // length):
         start_s, end_s = n * length / 2, (n + 1) * length / 2
         assert coming.between(start_s, end_s) == track.between(start_s, end_s)
 
 
 def test_bounds_cut_lines_and_steps_and_say_what_is_left_out() -> None:
-    long = KnownSubtitles([Cue(0, 2, "word " * 300_000)])
+    long = Subtitles([Cue(0, 2, "word " * 300_000)])
     [text] = long.between(0, 2)
     assert 0 < len(text) <= MOST_OF_CUE
     assert text.split() == ["word"] * len(text.split())
     assert "a line has more" in str(long.lost)
 
-    full = KnownSubtitles([Cue(n / 1000, n / 1000, "abcd efgh") for n in range(1000)], most_of_step=15)
+    full = Subtitles([Cue(n / 1000, n / 1000, "abcd efgh") for n in range(1000)], most_of_step=15)
     assert full.between(0, 1) == ["abcd efgh", "abcd"]
     assert "a step has more" in str(full.lost)
