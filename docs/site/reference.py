@@ -17,7 +17,7 @@ SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 
 
 def list_options() -> str:
-    """Return, for each command, its purpose, its examples, and its options by panel of its help."""
+    """Return, for each command, its help, and its options by panel."""
     import typer
 
     from protokv_cli.main import app
@@ -29,20 +29,16 @@ def list_options() -> str:
 
 
 def _describe_command(name: str, command: Any) -> str:
-    from protokv_cli.panels import FEW, Panel
-
-    purpose, _, examples = inspect.cleandoc(command.help or "").partition("\b\nExamples:\n")
     operands = [one for one in command.params if one.param_type_name == "argument"]
     usage = " ".join(["protokv", name, *(_name_of(one) for one in operands), "[OPTIONS]"])
-    parts = [f"## {name}", f"```text\n{usage}\n```", purpose.replace("\b\n", "").strip()]
-    if examples:
-        parts.append(f"```sh\n{inspect.cleandoc(examples)}\n```")
+    parts = [f"## {name}", f"```text\n{usage}\n```", inspect.cleandoc(command.help or "")]
     if operands:
         parts.append(_entries((_name_of(one), "", one.help) for one in operands))
-    options = [one for one in command.params if one not in operands and not one.hidden]
-    panels = {panel: [one for one in options if (one.rich_help_panel or Panel.OUTPUT) == panel] for panel in Panel}
-    used = [(panel.value, found) for panel, found in panels.items() if found]
-    for panel, found in used if len(options) > FEW else [("Options", options)]:
+    panels: dict[str, list[Any]] = {}
+    for one in command.params:
+        if one not in operands and not one.hidden:
+            panels.setdefault(one.rich_help_panel or "Options", []).append(one)
+    for panel, found in panels.items():
         entries = _entries((_name_of(one), "", one.help) for one in found)
         parts += [f"### {panel} {{ #{name}-{_slug(panel)} }}", entries]
     return "\n\n".join(parts)
@@ -200,11 +196,26 @@ def list_replay_keys() -> str:
 def _keys_of(name: str, record: type) -> str:
     texts: dict[str, str] = {}
     for base in reversed(record.__mro__):
-        texts |= read_attributes(base)
+        texts |= read_attributes(base) | _read_comments(base)
     # The keys of a job stand in its row.
     found = [one for one in dataclasses.fields(record) if one.name != "job"]
-    entries = _entries((one.name, _kind(str(one.type)), texts.get(one.name)) for one in found)
+    entries = _entries((one.name, _kind(str(one.type)), texts.get(one.name) or _spell_out(one.name)) for one in found)
     return f"### {name}\n\n{_text_before_sections(record)}\n\n{entries}"
+
+
+def _read_comments(record: type) -> dict[str, str]:
+    """Return the comment behind each field of a class."""
+    if record is object:
+        return {}
+    found = re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(record), re.MULTILINE)
+    return {name: text[:1].upper() + text[1:] for name, text in found}
+
+
+def _spell_out(name: str) -> str:
+    """Return what a name says by itself, with its unit: `stream_time_s` is the stream time in seconds."""
+    units = {"s": "in seconds", "bytes": "in bytes"}
+    *words, last = name.split("_")
+    return f"The {' '.join([*words, units[last]])}" if words and last in units else f"The {' '.join([*words, last])}"
 
 
 JSON_TYPES = {
