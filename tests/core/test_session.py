@@ -364,3 +364,13 @@ def test_an_answer_that_the_model_ends_says_so() -> None:
 
     answer = watched(Silent(), 2, DurableConfig(budget=40)).ask(QUESTION)
     assert (answer.finish_reason, answer.tokens) == ("stop", 0)
+
+
+def test_words_need_a_transcript_and_change_nothing_without_one(tiny: Backbone) -> None:
+    session = watched(tiny, 2, DurableConfig(budget=40, words=True))
+    before = {name: tensor.clone() for name, tensor in session.tensors().items()}
+    with pytest.raises(ConfigError, match="transcript"):
+        session.watch(random_frames(2), words=["two three"])
+    assert session.intact
+    assert session.clock.steps == 2
+    assert all(torch.equal(before[name], tensor) for name, tensor in session.tensors().items())

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
+from protokv.core import settings as core_settings
 from protokv.errors import ConfigError
-from protokv.memories import HermesConfig, InfiniPotVConfig, LastFramesConfig, MemoryConfig, ReKVConfig
+from protokv.memories import (
+    HermesConfig,
+    InfiniPotVConfig,
+    LastFramesConfig,
+    MemoryConfig,
+    ReKVConfig,
+    SlidingWindowConfig,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +48,11 @@ def test_constants_are_those_of_the_sources() -> None:
     assert (HermesConfig().shallow_share, HermesConfig().deep_share) == (0.1, 0.3)
     assert ReKVConfig(budget=6000).near_tokens == 6000
     assert ReKVConfig(budget=24_000).near_tokens == 15_000
+
+
+def test_a_memory_of_another_package_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("my-window", "protokv.memories.window:SlidingWindowConfig", "protokv.memories")
+    monkeypatch.setattr(core_settings, "entry_points", lambda group: [entry] if group == entry.group else [])
+    found = core_settings.Configs()
+    assert list(found) == ["my-window"]
+    assert found["my-window"] is SlidingWindowConfig

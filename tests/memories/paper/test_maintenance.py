@@ -220,35 +220,6 @@ def test_merging_side_by_side_is_what_is_written_out(
         moved.view(-1)[rows] = True
 
 
-def test_groups_around_one_centre_are_merged_as_the_loop_over_pairs_does() -> None:
-    # Groups of up to a dozen, each of them near each other, whatever has been merged before.
-    torch.manual_seed(5)
-    things = torch.randn(1, 9, 16)
-    which = torch.randint(9, (1, 60))
-    bank, listener = bank_of(things[:, which[0]] + 0.03 * torch.randn(1, 60, 16)), Listener()
-    merge_all_(bank, listener, PaperConfig())
-    order, expected = merge_order(60), []
-    for place, one in enumerate(order):
-        expected += [(one, other) for other in order[place + 1 :] if which[0, one] == which[0, other]]
-    first = {int(which[0, slot]): slot for slot in reversed(order)}
-    assert sorted(listener.merged) == sorted(pair for pair in expected if pair[0] in first.values())
-    assert len(listener.merged) == 60 - 9
-
-
-@pytest.mark.parametrize("step", [0.02, 0.05, 0.1, 0.15])
-def test_a_few_passes_leave_little_of_what_hangs_together(step: float) -> None:
-    # A walk, each centre close to those beside it: the loop over pairs would go along it one by one.
-    torch.manual_seed(1)
-    bank = bank_of((step * torch.randn(1, 300, 32)).cumsum(1))
-    found, moved = [], torch.ones(1, 300, dtype=torch.bool)
-    while moved.any():
-        before = int(bank.merged.sum())
-        merge_(bank, moved, None, PaperConfig())
-        found.append(int(bank.merged.sum()) - before)
-    assert found[0] >= 0.9 * sum(found)
-    assert len(found) <= 6
-
-
 def _newest(tokens: int, heads: int) -> FarTokens:
     keys = torch.arange(heads * tokens * 4.0).view(heads, tokens, 4)
     places = TokenPositions(torch.rand(tokens, 2), torch.arange(tokens, dtype=torch.float64)[:, None])
