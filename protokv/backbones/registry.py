@@ -57,15 +57,15 @@ def load_backbone(
     frame_tokens: int | None = None,
     max_pixels: int | None = None,
 ) -> Backbone:
-    """Load a model. `protokv/mini` on a CPU sets torch to one thread for this process.
+    """Load a model. A packaged one may set torch to one thread for this process (`Packaged.adjust`).
 
     Args:
         name: of a packaged model such as `protokv/mini`, a local folder, or a hub name such as
             `Qwen/Qwen2.5-VL-7B-Instruct`. Only safetensors files are read; no code of a checkpoint is run.
         device: `auto` (CUDA if available, then MPS, then CPU), `cpu`, `cuda`, `cuda:N` or `mps`.
         dtype: `float32`, `bfloat16` or `float16`. `auto` is the checkpoint's own dtype on an accelerator. On a CPU it
-            is bfloat16 for a checkpoint of 16 bits if the processor multiplies bfloat16, and float32 otherwise and for
-            `protokv/mini`. A state's dtype such as `bfloat16+4bit` includes the quantisation.
+            is bfloat16 for a checkpoint of 16 bits if the processor multiplies bfloat16, and float32 otherwise; a
+            packaged model may prefer another. A state's dtype such as `bfloat16+4bit` includes the quantisation.
         device_map: `auto` or `balanced` spreads the layers over all devices (accelerate); None: `device` has them all.
         quantization: `4bit` or `8bit` quantises the weights while they are loaded (bitsandbytes); None: not at all.
         revision: branch, tag or commit of a hub model; None: its main branch.

@@ -43,7 +43,7 @@ class BackboneIdentity:
     """Which model this is: enough to refuse a state that another model made.
 
     Attributes:
-        name: the name or folder it was loaded by; the embedded model is `protokv/mini`.
+        name: the name or folder it was loaded by.
         family: `model_type` of its config.
         config_hash: sha256 of its architecture.
         dtype: `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` if the weights are quantized.

@@ -16,6 +16,7 @@ from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import FullConfig
 from protokv.mini.backbone import Embedded
+from protokv.words.transcript import Transcript
 from samples.training.forward import read_questions
 from samples.training.sparse import SparseVideo
 from samples.training.speech_batches import encode_caption, make_speech_batch, speak
@@ -42,7 +43,7 @@ def test_words_of_a_training_video_stand_where_a_session_puts_them(backbone, lin
     times = np.repeat(np.arange(span), 9)
     whole = SparseVideo(times * 0, times, np.tile(np.arange(9), span), times >= 0, [], span)
     spoken = speak(whole, said, 0)
-    session = Session.start(backbone, FullConfig(budget=4096), fps=2.0)
+    session = Session.start(backbone, FullConfig(budget=4096), fps=2.0, attachments=[Transcript()])
     positions, ids = [], []
     for second, text in enumerate(lines):
         step = backbone.add_words(StepTokens(torch.zeros(9, 128, dtype=backbone.dtype), (3, 3)), [text] if text else [])
