@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,16 @@ from protokv.state.reader import commit_times, load_state
 from protokv.state.writer import Writer
 from tests.state.conftest import EVERY_FORM, make, moment, same
 
-WRITING = ("replace", "link", "mkdir", "unlink", "rmdir", "fsync")
-READING = ("stat", "lstat", "listdir", "scandir", "open")
-FIRST, SECOND, THIRD = (moment(make, step) for step in (1, 2, 3))
-# Moments of an operation in the suite; with -m slow all of them.
-EVERY = pytest.mark.parametrize(
-    "instants", [10, pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
-)
+CALLS = ("replace", "link", "mkdir", "unlink", "rmdir", "fsync", "stat", "lstat", "listdir", "scandir", "open")
+FIRST, SECOND, THIRD, FOURTH = (moment(make, step) for step in (1, 2, 3, 4))
+
+# Instants of an operation in the suite; with -m slow all of them.
+ALL = pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+INSTANTS = pytest.mark.parametrize("instants", [10, ALL])
 
 
 class CountedFile:
-    """A file whose writes are counted like calls."""
+    """A new file whose writes are counted like calls."""
 
     def __init__(self, file: Any, count: Callable[..., None]) -> None:
         self._file, self._count = file, count
@@ -50,32 +49,29 @@ class CountedFile:
         self._file.close()
 
     def write(self, data: Any) -> int:
-        self._count("write", lambda: self._file.write(memoryview(data)[: len(data) // 2]) and self._file.flush())
+        self._count(lambda: self._file.write(memoryview(data)[: len(data) // 2]) and self._file.flush())
         return int(self._file.write(data))
 
 
 @contextmanager
-def counted(act: Callable[[int, str, Callable[[], object]], None]) -> Iterator[itertools.count[int]]:
-    """Call `act` with a number, from 1, and a name before each call; of a write also with what writes half of it."""
-    numbers = itertools.count(1)
+def counted(act: Callable[[int, Callable[[], object]], None]) -> Iterator[itertools.count[int]]:
+    """Before each call, call `act` with its number, from 1, and for a write with what writes half of it."""
+    numbers, real_open = itertools.count(1), io.open
 
-    def count(name: str, half: Callable[[], object] = lambda: None) -> None:
-        act(next(numbers), name, half)
+    def count(half: Callable[[], object] = lambda: None) -> None:
+        act(next(numbers), half)
 
-    def wrapped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            count(name)
+            count()
             made = real(*arguments, **options)
-            return CountedFile(made, count) if real is io_open and "x" in str(arguments[1:]) else made
+            return CountedFile(made, count) if real is real_open and "x" in str(arguments[1:]) else made
 
         return call
 
-    io_open = io.open
     with pytest.MonkeyPatch.context() as patch:
-        for name in (*WRITING, *READING):
-            patch.setattr(os, name, wrapped(name, getattr(os, name)))
-        patch.setattr(io, "open", wrapped("open", io_open))
-        patch.setattr(commit, "exchange", wrapped("exchange", commit.exchange))
+        for module, name in (*((os, name) for name in CALLS), (io, "open"), (commit, "exchange")):
+            patch.setattr(module, name, wrapped(getattr(module, name)))
         yield numbers
 
 
@@ -84,16 +80,18 @@ def save(path: Path, state: State) -> None:
         writer.commit(state, wait=True)
 
 
-def count_calls(act: Callable[[], object]) -> int:
-    act()
+def fatal_calls(act: Callable[[], object], instants: int) -> range:
+    """Return which calls of an operation are to fail, at most so many."""
     with counted(lambda *_: None) as numbers:
         act()
-    return next(numbers)
+    calls = next(numbers)
+    return range(1, calls, -(-calls // instants))
 
 
 @pytest.fixture
 def path(suffix: str, tmp_path: Path) -> Path:
-    return tmp_path / "work" / f"a{suffix}"
+    begin_anew(path := tmp_path / "work" / f"a{suffix}")
+    return path
 
 
 def begin_anew(path: Path) -> None:
@@ -107,70 +105,65 @@ def check_whole(path: Path) -> None:
     """Check that the state is the old or the new one, and that the next commit keeps it and leaves no rest."""
     found = load_state(path)
     assert same(found, SECOND) or same(found, THIRD)
-    assert commit_times(path)[-1] == found.clock.stream_time_s
-    save(path, moment(make, 4))
-    assert same(load_state(path), moment(make, 4))
+    save(path, FOURTH)
+    assert same(load_state(path), FOURTH)
     assert commit_times(path) == [found.clock.stream_time_s, 8.0]
-    names = {path.name, f"{path.name}@{found.clock.stream_time_s:010.3f}s"}
-    assert {one.name for one in path.parent.iterdir()} - {f".{path.name}.lock"} == names
+    left = {one.name for one in path.parent.iterdir()} - {f".{path.name}.lock"}
+    assert left == {path.name, f"{path.name}@{found.clock.stream_time_s:010.3f}s"}
 
 
-@EVERY
+@contextmanager
+def one_error() -> Iterator[None]:
+    """Accept an error of the system in one line, and none that says that the state is damaged or missing."""
+    try:
+        yield
+    except StateError as refused:
+        assert type(refused) not in (StateCorrupt, StateNotFound), refused  # noqa: PT017
+        assert "\n" not in refused.message  # noqa: PT017
+
+
+@INSTANTS
 @EVERY_FORM
 @pytest.mark.parametrize(("error", "lasting"), [(errno.EIO, False), (errno.ENOSPC, True), (errno.EACCES, False)])
 def test_a_commit_of_which_a_call_fails_leaves_a_whole_state(error, lasting, instants, path) -> None:
-    begin_anew(path)
-    calls = count_calls(lambda: save(path, THIRD))
-    names = (*WRITING, "write") if error == errno.ENOSPC else (*WRITING, *READING, "write", "exchange")
-    for fatal in range(1, calls, -(-calls // instants)):
+    for fatal in fatal_calls(lambda: save(path, THIRD), instants):
 
-        def fail(number: int, name: str, _: object, fatal: int = fatal) -> None:
-            if name in names and (number >= fatal if lasting else number == fatal):
+        def fail(number: int, _: object, fatal: int = fatal) -> None:
+            if number == fatal or (lasting and number > fatal):
                 raise OSError(error, os.strerror(error))
 
         begin_anew(path)
-        try:
-            with counted(fail):
-                save(path, THIRD)
-        except StateError as refused:
-            assert not isinstance(refused, StateCorrupt | StateNotFound), refused  # noqa: PT017
-            assert "\n" not in refused.message  # noqa: PT017
+        with one_error(), counted(fail):
+            save(path, THIRD)
         check_whole(path)
 
 
-@EVERY
+@INSTANTS
 @EVERY_FORM
 def test_a_load_of_which_a_call_fails_says_so_and_never_that_the_state_is_damaged(instants, path) -> None:
-    begin_anew(path)
-    calls = count_calls(lambda: load_state(path, at_s=2.5))
-    for fatal in range(1, calls, -(-calls // instants)):
+    for fatal in fatal_calls(lambda: load_state(path), instants):
 
-        def fail(number: int, name: str, _: object, fatal: int = fatal) -> None:
+        def fail(number: int, _: object, fatal: int = fatal) -> None:
             if number == fatal:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        with counted(fail):
-            try:
-                assert same(load_state(path), SECOND)
-            except StateError as refused:
-                assert not isinstance(refused, StateCorrupt | StateNotFound), refused  # noqa: PT017
+        with one_error(), counted(fail):
+            assert same(load_state(path), SECOND)
 
 
-@EVERY
+@INSTANTS
 @EVERY_FORM
 def test_a_commit_that_is_killed_at_any_call_leaves_a_whole_state(instants, path) -> None:
-    begin_anew(path)
-    calls = count_calls(lambda: save(path, THIRD))
-    for fatal in range(1, calls, -(-calls // instants)):
+    for fatal in fatal_calls(lambda: save(path, THIRD), instants):
 
-        def kill(number: int, name: str, half: Callable[[], object], fatal: int = fatal) -> None:
+        def kill(number: int, half: Callable[[], object], fatal: int = fatal) -> None:
             if number == fatal:
                 half()
                 os.kill(os.getpid(), signal.SIGKILL)
 
         begin_anew(path)
         if not (child := os.fork()):
-            with counted(kill):
+            with suppress(BaseException), counted(kill):
                 save(path, THIRD)
             os._exit(0)
         os.waitpid(child, 0)
