@@ -1,4 +1,4 @@
-"""What a state has beside its memory: thumbnails, and what was said."""
+"""The attachments of a state: what it has besides its memory, thumbnails and a transcript."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protokv.state.thumbnails import Thumbnails
 from protokv.words.transcript import Transcript
 
 SPECS = (*Thumbnails.declare(), *Transcript.declare())
-"""The tensors that any state may have beside its memory."""
+"""The tensors that any state may have besides its memory."""
 
 
 def restore_attachments(tensors: Mapping[str, Tensor]) -> list[Attachment]:

@@ -64,8 +64,8 @@ def from_state(state: State, backbone: Backbone) -> Session:
             backbone = backbone.with_system(system if system is None else str(system))
         except ProtoKVError as error:
             raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
-    beside = attachments.restore_attachments(state.tensors)
-    return Session.resume(backbone, read_config(state), state, beside)
+    attached = attachments.restore_attachments(state.tensors)
+    return Session.resume(backbone, read_config(state), state, attached)
 
 
 def describe_axes(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:

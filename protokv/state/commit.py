@@ -61,7 +61,7 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
     recover(path)
     for stale in _find_leftovers(path, "partial|previous"):
         _remove(stale)
-    aside = _name_beside(path, "previous")
+    aside = _hidden_name(path, "previous")
     with _temporary(path) as made:
         write(made)
         # The system refuses to move a file over a folder, and a folder over a file.
@@ -183,12 +183,12 @@ def _link_all(source: Path, target: Path) -> None:
 
 
 def _find_leftovers(target: Path, kind: str) -> list[Path]:
-    """Return what is there under a name of `_name_beside`: it belongs to this state and to no other."""
+    """Return what is there under a name of `_hidden_name`: it belongs to this state and to no other."""
     ours = re.compile(re.escape(f".{target.name}.") + rf"\d+-[0-9a-f]{{8}}\.({kind})")
     return [one for one in target.parent.iterdir() if ours.fullmatch(one.name)]
 
 
-def _name_beside(target: Path, kind: str) -> Path:
+def _hidden_name(target: Path, kind: str) -> Path:
     """Return a hidden path beside `target` that nothing has: two writers never share a file."""
     return target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}"
 
@@ -196,7 +196,7 @@ def _name_beside(target: Path, kind: str) -> Path:
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
     """Yield a hidden path beside `target`; remove its file or folder at the end."""
-    path = _name_beside(target, "partial")
+    path = _hidden_name(target, "partial")
     try:
         yield path
     finally:

@@ -121,8 +121,8 @@ def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | Non
     step = state.tensors.get("near.step")
     if step is None:
         return (None, None) if memory.bounded else (state.clock.tokens_seen, 0.0)
-    held = step[step >= 0]
-    return len(held), float(held.min()) * state.clock.step_seconds if len(held) else state.clock.stream_time_s
+    exact = step[step >= 0]
+    return len(exact), float(exact.min()) * state.clock.step_seconds if len(exact) else state.clock.stream_time_s
 
 
 def _format_date(real_s: float | None) -> str | None:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 StatePath = str | os.PathLike[str]
 
 # A kept commit has the name of the state with its stream time appended.
-MOMENT = re.compile(r"@(\d{6,}\.\d{3})s$")
+KEPT_SUFFIX = re.compile(r"@(\d{6,}\.\d{3})s$")
 
 # Give up on a state that is replaced faster than it can be read.
 _ATTEMPTS = 20
@@ -262,17 +262,17 @@ class LocalForm(Form):
         target = self.target
         with explain_read_errors(self.path), suppress(FileNotFoundError, NotADirectoryError):
             for one in sorted(target.parent.iterdir()):
-                named = MOMENT.search(one.name)
+                named = KEPT_SUFFIX.search(one.name)
                 if named and one.name[: named.start()] == target.name and not one.is_symlink():
                     with suppress(StateNotFound, StateCorrupt, StateMismatch):
                         header = self.read_header(str(one))
-                        if name_moment(header) == named[0]:
+                        if format_kept_suffix(header) == named[0]:
                             yield str(one), header
 
     def keep(self, header: Header) -> None:
         """Give the state a second name."""
         target = self.target
-        name = target.with_name(target.name + name_moment(header))
+        name = target.with_name(target.name + format_kept_suffix(header))
         if not os.path.lexists(name):
             with explain_write_errors(self.path):
                 keep_as(target, name)
@@ -283,7 +283,7 @@ class LocalForm(Form):
             retire(self.target, Path(at))
 
 
-def name_moment(header: Header) -> str:
+def format_kept_suffix(header: Header) -> str:
     """Return what the name of a kept commit with this header ends in."""
     return f"@{header.clock.stream_time_s:010.3f}s"
 

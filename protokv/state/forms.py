@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import PurePath
 
 from protokv.errors import SourceError, StateError, UnknownForm, did_you_mean
-from protokv.state.form import MOMENT, Form, LocalForm, StatePath
+from protokv.state.form import KEPT_SUFFIX, Form, LocalForm, StatePath
 from protokv.state.objects import ObjectForm
 from protokv.state.pt import PtForm
 from protokv.state.safetensors import SafetensorsForm
@@ -40,7 +40,7 @@ def is_url(path: StatePath) -> bool:
 
 def find_suffix(path: StatePath) -> str | None:
     """Return the suffix that chooses the form of a state or kept commit; None if there is none."""
-    name = MOMENT.sub("", os.fspath(path).rstrip("/"))
+    name = KEPT_SUFFIX.sub("", os.fspath(path).rstrip("/"))
     return next((suffix for suffix in load_forms() if name.endswith(suffix)), None)
 
 

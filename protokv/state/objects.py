@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from protokv.errors import SourceError, SourceNotFound, StateCorrupt, StateError, StateLocked, StateMismatch
-from protokv.state.form import MOMENT, Form, LocalForm, Stored, name_moment
+from protokv.state.form import KEPT_SUFFIX, Form, LocalForm, Stored, format_kept_suffix
 from protokv.state.header import HEADER_LIMIT_BYTES, Header, State, explain_read_errors, not_found
 from protokv.state.safetensors import SafetensorsForm, parse_header
 from protokv.video.bucket import explain_errors, fetch, list_beginning, open_store
@@ -89,16 +89,16 @@ class ObjectForm(Form):
         """Yield the objects beside the state whose name and header agree, oldest first."""
         with _explain_state_errors(self._address, "read"):
             for address in list_beginning(f"{self._address}@"):
-                if (named := MOMENT.search(address)) and address[: named.start()] == self._address:
+                if (named := KEPT_SUFFIX.search(address)) and address[: named.start()] == self._address:
                     with suppress(StateCorrupt, StateMismatch):
                         header = self.read_header(address)
-                        if name_moment(header) == named[0]:
+                        if format_kept_suffix(header) == named[0]:
                             yield address, header
 
     def keep(self, header: Header) -> None:
         """Let the store copy the object."""
         with _explain_state_errors(self._address, "write"), explain_errors(self._address, "write"):
-            self._store.copy(self._key, self._key + name_moment(header))
+            self._store.copy(self._key, self._key + format_kept_suffix(header))
 
     def retire(self, at: str) -> None:
         """Delete an object if the store allows it."""

@@ -42,7 +42,7 @@ class PtForm(LocalForm):
         try:
             write_file(path, lambda file: torch.save(content, file))
         except RuntimeError as error:
-            # torch hides the error of the file behind its own.
+            # torch hides the error of the file in its own.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
     def map(self, path: Path) -> Stored:
