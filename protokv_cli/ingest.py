@@ -94,10 +94,7 @@ class SourceFlags:
         "--max-frame-pixels COUNT", "Refuse frames with more pixels. Default: 8K.", min=1
     )
     decoder: str = option(
-        "--decoder NAME",
-        "Decoder of files: auto, pyav or decord.",
-        default="auto",
-        known=("auto", "pyav", "decord"),
+        "--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto", known=("auto", "pyav", "decord")
     )
     chunk: int = option(
         "--chunk COUNT",
@@ -238,7 +235,7 @@ def _build(
         decoder=decoder,
         max_frame_pixels=watch.max_frame_pixels,
         chunk=watch.chunk,
-        thumbnails=memory.count_thumbnails(),
+        thumbnails=memory.thumbnails,
         subtitles=watch.subtitles,
         transcribe=watch.transcribe,
         live=live.build(),

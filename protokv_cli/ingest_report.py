@@ -13,16 +13,7 @@ from typing import Self
 
 import typer
 
-from protokv.ingestion import (
-    Event,
-    FramesDropped,
-    Progress,
-    SourceLost,
-    SourceRecovered,
-    Started,
-    Summary,
-    WordsLost,
-)
+from protokv.ingestion import Event, FramesDropped, Progress, SourceLost, SourceRecovered, Started, Summary, WordsLost
 from protokv.ingestion.estimate import Estimate
 from protokv.texts import count_text
 from protokv.timings import Timings

@@ -20,7 +20,7 @@ import typer
 from protokv.errors import use_one_of
 from protokv.memories import CONFIGS, DEFAULT, MemoryConfig
 from protokv_cli.output import Format, Output
-from protokv_cli.parsing import parse_budget, parse_setting, parse_thumbnails
+from protokv_cli.parsing import parse_budget, parse_setting
 
 # Those of `protokv.state.form.FORMS`, which imports torch.
 STATE_SUFFIXES = (".safetensors", ".zarr", ".pt")
@@ -206,9 +206,7 @@ class WatchFlags(ModelFlags):
         "--fps NUMBER", "Frames a second to sample, at most 240. Default: the rate of the model's training.", MOST_USED
     )
     dtype: str | None = option(
-        "--dtype NAME",
-        "auto, float32, bfloat16 or float16.",
-        known=("auto", "float32", "bfloat16", "float16"),
+        "--dtype NAME", "auto, float32, bfloat16 or float16.", known=("auto", "float32", "bfloat16", "float16")
     )
     quantization: str | None = option("--quantization BITS", "Weights in 4bit or 8bit.", known=("4bit", "8bit"))
     frame_tokens: int | None = option(
@@ -250,8 +248,8 @@ class MemoryFlags:
     )
     settings: list[str] | None = option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.")
     seed: int = option("--seed NUMBER", "Seed of all random draws.", default=0)
-    thumbnails: str = option(
-        "--thumbnails COUNT|off", "Small pictures to keep in the state for people, 3 KiB each at most.", default="16"
+    thumbnails: int = option(
+        "--thumbnails COUNT", "Small pictures to keep in the state for people, 3 KiB each at most.", default=16, min=0
     )
 
     def config(self) -> MemoryConfig:
@@ -259,7 +257,3 @@ class MemoryFlags:
         fixed = {"seed": self.seed} | ({} if self.positions is None else {"positions": self.positions})
         base = MemoryConfig.of(self.memory, budget=parse_budget(self.budget))
         return base.with_fields({**fixed, **dict(map(parse_setting, self.settings or ()))})
-
-    def count_thumbnails(self) -> int:
-        """Return how many pictures to keep. ConfigError."""
-        return parse_thumbnails(self.thumbnails)

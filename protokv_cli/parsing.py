@@ -68,16 +68,6 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return name.replace("-", "_"), value
 
 
-def parse_thumbnails(text: str) -> int:
-    """Return the number of "16"; 0 of "off"."""
-    given = text.strip().lower()
-    if given == "off":
-        return 0
-    if not re.fullmatch(r"\d{1,9}", given, re.ASCII):
-        raise ConfigError(f"thumbnails: expected a number or off, got {text!r}", hint="for example --thumbnails 16")
-    return int(given)
-
-
 def parse_duration(text: str) -> float:
     """Return the seconds of `450`, `450s`, `7m30s`, `7.5m`, `7:30` or `1:02:03.5`."""
     given = text.strip().lower()

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu")
 
 Sources = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="SOURCE", help="Video files; with --report, files of results."),
+    list[str] | None, typer.Argument(metavar="SOURCE", help="Video files; with --report, files of results.")
 ]
 
 

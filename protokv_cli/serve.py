@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import logging
 import traceback
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -94,39 +93,20 @@ def serve(
 
 
 class _Log(logging.Handler):
-    """Writes a line for the first record of a cause, and for the tenth, the hundredth and so on.
-
-    What clients do must not fill a disk: a cause is known by the first line of its message, without a traceback.
-    """
+    """Writes a line for a warning or an error of the server."""
 
     def __init__(self, out: Output) -> None:
         super().__init__(logging.WARNING)
-        self._out, self._counts = out, Counter[str]()
+        self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count a record, and perhaps write it."""
-        error = record.exc_info[1] if record.exc_info else None
-        parts = [record.getMessage().strip().partition("\n")[0], *([] if error is None else [_describe(error)])]
-        line = cut(": ".join(parts), 300)
-        # A cause that has a client's text in it would be another one each time.
-        line = line if line in self._counts or len(self._counts) < 100 else "something else went wrong"
-        self._counts[line] += 1
-        times = str(self._counts[line])
-        if times.strip("0") != "1":
-            return
+        """Write the first line of a record, and its exception; the traceback with `--debug`."""
         kind = "Error" if record.levelno >= logging.ERROR else "Warning"
-        self._out.note(f"{kind}: {line}{'' if times == '1' else f' ({times} times)'}")
+        error = record.exc_info[1] if record.exc_info else None
+        cause = "" if error is None else f": {type(error).__name__}: {' '.join(str(error).split())}"
+        self._out.note(cut(f"{kind}: {record.getMessage().strip().partition(chr(10))[0]}{cause}", 300))
         if error is not None and self._out.debug:
-            for part in traceback.format_exception(error):
-                for text in part.splitlines():
-                    self._out.note(text)
-
-
-def _describe(error: BaseException) -> str:
-    """Return the kind, the text and the place of an error in one line."""
-    place = next(iter(traceback.extract_tb(error.__traceback__)[-1:]), None)
-    where = "" if place is None else f" ({Path(place.filename).name}:{place.lineno})"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+            self._out.note("".join(traceback.format_exception(error)))
 
 
 def _find_states(folder: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Every command, option and example in the help, the README and the samples exists.
 
 Shell commands are taken from the fenced blocks and inline code of the documents and from the examples in the help. Each
-is parsed by the program's own parser; those that need nothing but the samples and the embedded model are run.
+is parsed by the program's own parser; those of the README are run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from protokv.ingestion import Every, ingest
+from protokv.ingestion import ingest
 from protokv_cli.exits import Exit
 from protokv_cli.main import COMMANDS, app
-from tests.cameras import gone
 from tests.cli.conftest import Program
-from tests.cli.test_live import clock, watched
 from tests.fleet.conftest import InlinePool
 
 ROOT = Path(__file__).parents[2]
@@ -110,104 +108,51 @@ def test_options_in_a_text_exist(path: Path) -> None:
         assert option in known, option
 
 
-# What an example names, and what stands for it here: the short sample, its state and questions, the embedded model.
-STANDS_FOR = (
-    (r"\$name/|\$out/", ""),
-    (r"rtsp://\S+|(?<!--clip )(?<![^\s\"])[^\s\"]+\.(mp4|mkv)\b", "video.mp4"),
-    (r"(?<![^\s\"])(?!\S*camera\.)[^\s\"]+\.safetensors\b", "video.safetensors"),
-    (r"(?<![^\s\"])[^\s\"]+\.jsonl\b", "questions.jsonl"),
-    (r"(--model|-m) \S+", "--model protokv/mini"),
-    (r"--device cuda", "--device cpu"),
+# What the README names, and what stands for it here: the short sample, its state and questions, the embedded model.
+STANDS_FOR = {
+    r"[^\s\"]+\.mp4\b": "video.mp4",
+    r"[^\s\"]+\.safetensors\b": "video.safetensors",
+    r"\S+\.jsonl\b": "questions.jsonl",
+    r"--model \S+ --device cuda --dtype \S+": "--model protokv/mini",
     # The short sample fills no budget.
-    (r" --budget \S+", ""),
-    # There are no subtitles with the short sample.
-    (r"--subtitles \S+", "--subtitles off"),
-    # There is no model of speech here: tests/backbones/test_speech.py.
-    (r" --transcribe \S+", ""),
-    (r"--start \S+ --duration \S+", "--start 0:02 --duration 4s"),
-    (r"--delays \S+", "--delays 0,2s"),
-    (r"--memory \S+,\S+", "--memory durable,sliding-window"),
-    (r"\"[^\"]*\?\"( \"[^\"]*\?\")*", '"What shape appeared first?"'),
-    # `test_replay.py` writes them.
-    (r" --(csv|plot) \S+", ""),
-)
-# What does not run here: why, and which tests do.
-NOT_RUN = {
-    r"(^| )[A-Z][A-Z/:.-]*( |$)|\.\.\.|…": "capitals and dots stand for any name",
-    r"^[a-z]+$|^-": "the name of a command, or options of all commands",
-    r"^ingest (- |--from - |udp:|tcp:|/dev/)": "pipes and cameras: test_live.py",
-    r"s3://|gs://": "an object store: tests/state/test_objects.py",
-    r"--watch": "goes on until it is stopped: test_live.py",
-    r"--dataset|--data-root": "videos that are not shipped: test_replay.py",
-    r"--report": "results of other commands: test_replay.py",
+    r" --budget \S+": "",
+    r"--delays \S+ --memory \S+": "--delays 0,2s --memory durable,sliding-window",
+    r"\"[^\"]*\?\"": '"What shape appeared first?"',
 }
-
-
-def why_not_run(command: str) -> str:
-    """Return why an example does not run here; empty if it does."""
-    without_questions = re.sub(r'"[^"]* [^"]*"', "", command)
-    return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, without_questions)), "")
 
 
 def stand_in(command: str) -> str:
     """Return an example with what stands for its names here."""
-    for pattern, stands_for in STANDS_FOR:
+    for pattern, stands_for in STANDS_FOR.items():
         command = re.sub(pattern, stands_for, command)
     return command
 
 
-RUN = sorted({stand_in(command) for command in ALL if not why_not_run(command)})
-
-
-def test_every_command_of_the_readme_runs() -> None:
-    assert not [why for command in EXAMPLES["README.md"] if (why := why_not_run(command)) and " " in command]
-    assert len(RUN) > 30
-
-
-@pytest.mark.parametrize("pattern", NOT_RUN)
-def test_a_reason_not_to_run_an_example_is_in_use(pattern: str) -> None:
-    assert any(why_not_run(command) == NOT_RUN[pattern] for command in ALL)
+# Cameras are in `test_live.py`.
+RUN = sorted({stand_in(one) for one in EXAMPLES["README.md"] if "camera" not in one})
 
 
 @pytest.fixture(scope="session")
 def short_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state of the short sample by the embedded model, with commits on the way."""
+    """The state of the short sample by the embedded model."""
     path = tmp_path_factory.mktemp("short") / "video.safetensors"
-    list(ingest(SHORT / "video.mp4", path, backbone="protokv/mini", every=Every(n_steps=2), keep=10))
+    list(ingest(SHORT / "video.mp4", path, backbone="protokv/mini"))
     return path
 
 
-@pytest.fixture
-def at_hand(
-    protokv: Program, short_state: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Program:
-    """The program in a folder that has what examples name, with nothing that goes on for ever."""
-    folder, command = protokv.folder, request.getfixturevalue("command")
-    protokv.environment |= {"PROTOKV_MODEL": "protokv/mini", "PROTOKV_TOKEN": "secret"}
-    (folder / "states").mkdir()
-    (folder / "samples").symlink_to(ROOT / "samples")
-    shutil.copytree(SHORT, folder / "videos")
-    shutil.copy(SHORT / "video.mp4", folder)
-    shutil.copy(SHORT / "questions.jsonl", folder)
-    (folder / "list.txt").write_text("videos/video.mp4\n")
+@pytest.mark.parametrize("command", RUN)
+def test_an_example_of_the_readme_runs(
+    embedded: Program, short_state: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    shutil.copytree(SHORT, "videos")
+    shutil.copytree(SHORT, ".", dirs_exist_ok=True)
+    Path("states").mkdir()
     if not command.startswith("ingest"):
-        for commit in short_state.parent.glob(f"{short_state.name}*"):
-            shutil.copy(commit, folder)
-        shutil.copy(short_state, folder / "states")
+        shutil.copy(short_state, ".")
+        shutil.copy(short_state, "states")
     # Processes of workers are in `test_fleet.py`, and the server's answers in `tests/serve`.
     monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
     monkeypatch.setattr("uvicorn.Server.run", lambda server: None)
-    return protokv
-
-
-@pytest.mark.parametrize("command", RUN)
-def test_an_example_runs(at_hand: Program, command: str, request: pytest.FixtureRequest) -> None:
-    arguments = arguments_of(command)
-    if "camera.safetensors" in command and not command.startswith("ingest"):
-        request.getfixturevalue("mocked")
-        for folder in (at_hand.folder, at_hand.folder / "states"):
-            watched(folder / "camera.safetensors", [100, gone()], every=Every(n_steps=2), keep=5)
-        arguments = [re.sub(r"^\d\d:\d\d$", clock(8, "%Y-%m-%dT%H:%M:%S"), part) for part in arguments]
-    result = at_hand(*arguments, stdin='{"question": "What shape appeared first?", "answer": "star"}\n')
+    result = embedded(*arguments_of(command))
     assert result.code == Exit.DONE, result.err
     assert result.out or result.err

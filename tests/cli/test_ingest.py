@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sys
 import warnings
 from pathlib import Path
 
@@ -209,21 +208,6 @@ def test_what_is_piped_in_and_is_no_video_is_told(
     assert "Error: stdin is not a video" in refused.err
 
 
-def test_lines_are_wrapped_at_words_on_a_terminal_and_one_line_in_a_pipe(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = Output(Format.JSON)
-    sentence = "Warning: " + "words of a long sentence " * 8
-    out.note(sentence)
-    assert capsys.readouterr().err == sentence + "\n"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "60")
-    out.note(sentence)
-    lines = capsys.readouterr().err.splitlines()
-    assert max(map(len, lines)) < 60
-    assert " ".join(lines).split() == sentence.split()
-
-
 def test_a_part_of_a_video_is_watched_and_continued(protokv: Program, mocked: None, video: Path) -> None:
     part = ("ingest", video, "--budget", "24", "--json", "--start", "0:04", "--duration", "5s", "-o", "p.pt")
     summary = protokv(*part).rows()[-1]
@@ -258,18 +242,3 @@ def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_optio
     result = protokv(*question, "--timings", "--format", "plain")
     assert ("first token" in result.err, "first token" in result.out) == (True, False)
     assert "timings" not in protokv("ingest", video, *SMALL, "--force").out + protokv(*question, "--json").out
-
-
-def test_what_a_frame_may_cost_is_tried_shown_and_kept(protokv: Program, video: Path) -> None:
-    cheap = ("ingest", video, "-o", "s.safetensors", "--budget", "24", "--frame-tokens", "4")
-    (tried,) = protokv(*cheap, "--dry-run", "--json").rows()
-    assert 0 < tried["tokens_per_step"] <= 4
-    assert protokv(*cheap).code == 0
-    shown = protokv("inspect", "s.safetensors", "--layers", "--format", "plain").out
-    assert "backbone.settings.frame_tokens\t4" in shown
-    refused = protokv(*cheap[:-1], "6")
-    assert refused.code == Exit.MISMATCH
-    assert "its frame_tokens is 4, this run's is 6" in refused.err.splitlines()[0]
-    fixed = protokv("ingest", video, "--model", "protokv/mini", "--frame-tokens", "10")
-    assert fixed.code == Exit.USAGE
-    assert "protokv/mini has 9 visual tokens" in fixed.err.splitlines()[0]

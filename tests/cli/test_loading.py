@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -173,19 +171,6 @@ def test_a_model_that_cannot_be_loaded_is_two_lines(
     assert hint.startswith("Hint: ")
     # No second attempt.
     assert hub.requests.count(f"/api/models/{name}") <= 1
-
-
-def test_a_missing_model_is_refused_before_torch_is_imported(protokv: Program, video: Path) -> None:
-    code = (
-        "import sys\nfrom protokv.backbones import require_model\nfrom protokv.errors import ModelError\n"
-        f"try:\n    require_model({NAME!r})\nexcept ModelError:\n    pass\n"
-        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    )
-    environment = protokv.environment | {"HF_HOME": str(protokv.folder / "cache")}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert result.stdout.strip() == "[]"
 
 
 def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(

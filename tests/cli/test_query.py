@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from protokv.core.decoding import Decoding
-from protokv.core.evidence import Evidence, EvidenceSpan
 from protokv.core.session import Session
 from protokv.errors import QuestionError
 from protokv.memories import DurableConfig
 from protokv.timings import Timings
-from protokv_cli.answers import AnswerFlags, Answers, evidence_text
+from protokv_cli.answers import AnswerFlags, Answers
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
 from protokv_cli.questions import Question, Refusals, typed_questions
@@ -212,26 +211,6 @@ def test_evidence_is_shown_on_request(protokv: Program, state: Path) -> None:
     assert re.search(r"^  stood on 0:\d\d to 0:\d\d \(\d+ %\)", text, re.MULTILINE)
     (plain,) = protokv("query", state, "what is first ?", "--json").rows()
     assert "evidence" not in plain
-
-
-@pytest.mark.parametrize(
-    ("evidence", "said"),
-    [
-        (
-            Evidence((EvidenceSpan(7.0, 9.0, 0.612), EvidenceSpan(62.0, 63.0, 0.05)), True),
-            "stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (5 %)",
-        ),
-        (
-            Evidence((EvidenceSpan(7.0, 9.0, 0.031),), True),
-            "no moment stands out; most 0:07 to 0:09 (3 %): this may no longer be in memory",
-        ),
-        (Evidence((), True), "no moment stands out: this may no longer be in memory"),
-        (Evidence((), False), "no moment stands out"),
-        (Evidence((EvidenceSpan(7.0, 9.0, 0.031),), False), "stood on 0:07 to 0:09 (3 %)"),
-    ],
-)
-def test_moments_that_stand_out_are_told_in_one_line(evidence: Evidence, said: str) -> None:
-    assert evidence_text(evidence) == said
 
 
 @pytest.mark.usefixtures("mocked")

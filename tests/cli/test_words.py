@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protokv.core import evidence
-from protokv.core.parts import Evidence, EvidenceSpan, Utterance
 from protokv.words import transcript
-from protokv_cli.answers import heard
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 from tests.cli.terminal import run_on_terminal
@@ -109,16 +106,3 @@ def test_a_model_that_cannot_hear_is_refused_before_anything_is_watched(protokv:
         assert [line.split(":")[0] for line in refused.err.splitlines()] == ["Error", "Hint"]
         assert said in refused.err
     assert not (protokv.folder / "b.safetensors").exists()
-
-
-def test_a_long_moment_tells_the_words_that_were_read_most_and_no_line_is_printed_twice() -> None:
-    found = transcript.Transcript()
-    found.lines = [transcript.TranscriptLine(n, n * 0.1, (n + 1) * 0.1, n, f"line {n}") for n in range(20)]
-    shares = {n: float(n % 10) for n in range(20)}
-    # Steps 2 to 17 have the shares 2 to 9 and 0 to 7.
-    words = evidence._words(found, EvidenceSpan(0.2, 18 * 0.1, 0.5), shares, 0.1)
-    assert [one.text for one in words] == [f"line {n}" for n in (5, 6, 7, 8, 9, 15, 16, 17)]
-    said = Utterance(7.0, 8.0, "a" * 9999)
-    (line,) = heard(Evidence((EvidenceSpan(7.0, 9.0, 0.6, (said,)), EvidenceSpan(7.0, 8.0, 0.1, (said,))), True))
-    assert line.startswith("0:07 aaa")
-    assert len(line) < 600
