@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
+from inspect import signature
 from typing import Any, ClassVar, Self
 
 import torch
@@ -201,8 +203,8 @@ class Adapter(Backbone):
         output = self._text(
             **self._inputs(embeddings),
             position_ids=self._position_ids(positions),
-            past_key_values=None if hybrid is None else LinearStates(hybrid),
             use_cache=False,
+            **({} if hybrid is None else {self._past: LinearStates(hybrid)}),
             protokv_context=context,
             protokv_local=local_kv,
             **self._step_arguments(steps),
@@ -233,6 +235,11 @@ class Adapter(Backbone):
     def _inputs(self, embeddings: Tensor) -> dict[str, Tensor]:
         """Return embeddings `[T, E]` as arguments of the language model."""
         return {"inputs_embeds": embeddings[None]}
+
+    @cached_property
+    def _past(self) -> str:
+        """The argument of the language model that layers of linear attention read; transformers renamed it in 5.24."""
+        return "cache" if "cache" in signature(self._text.forward).parameters else "past_key_values"
 
     def _angles(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin `[1, n, R]` of positions in transformers' shape."""

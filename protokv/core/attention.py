@@ -52,8 +52,9 @@ def attend(
             rotated = rotate(stacked, *segment.query_rotation).to(query.dtype)
         parts.append(kernels.attention(rotated, segment.keys, segment.values, segment.bias.unsqueeze(1), scaling))
     if T == 1 and len(parts) == 2 and query.device.type == "cpu":
-        return merge_pair(*parts).view(heads, T, D)
-    return merge(parts).view(heads, T, D)
+        return merge_pair(*parts).reshape(heads, T, D)
+    # A kernel returns its output in a layout of its own.
+    return merge(parts).reshape(heads, T, D)
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

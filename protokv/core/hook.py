@@ -61,7 +61,7 @@ class LinearStates:
     def __init__(self, hybrid: HybridState) -> None:
         self._hybrid = hybrid
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer with attention as they are: `attention_forward` takes them."""
         return keys, values
 
