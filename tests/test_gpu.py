@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
+from protokv.core import kernels
 from protokv.core import session as session_module
 from protokv.core.attention import attend
 from protokv.core.backbone import Backbone
 from protokv.core.context import EMPTY, Segment
 from protokv.core.decoding import Decoding, read_token
+from protokv.core.near import Slots
 from protokv.core.session import Session
 from protokv.core.settings import Positions
+from protokv.core.tensors import MemoryShape
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
 from protokv.state.checkpoint import to_state
 from tests.conftest import random_frames
@@ -29,6 +32,12 @@ pytestmark = [
 QUESTION = "what is the first star ?"
 
 
+@pytest.fixture(autouse=True)
+def whole_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN rounds what goes into a convolution to TF32 by default, the pictures of every vision tower among it."""
+    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
+
+
 @pytest.fixture(scope="module")
 def cuda(tiny_folder: Path) -> Backbone:
     return load_backbone(str(tiny_folder), device="cuda", dtype="float32")
@@ -40,7 +49,7 @@ def test_logits_on_cuda_equal_those_on_the_cpu_before_the_first_eviction(tiny: B
         for session in sessions:
             session.watch(random_frames(step))
     cpu_logits, cuda_logits = (session.prefill(QUESTION) for session in sessions)
-    # Another order of sums, on tensor cores where these are allowed.
+    # Another order of sums.
     torch.testing.assert_close(cuda_logits.cpu(), cpu_logits, rtol=1e-3, atol=1e-3)
 
 
@@ -81,7 +90,7 @@ def test_a_steady_step_does_not_wait_for_the_device(kind: str, positions: Positi
     config = MemoryConfig.of(kind, budget=6000, positions=positions)
     session = Session.start(StubBackbone(device="cuda"), config)
     step = session.backbone.embed_step(None)
-    # Kernels are compiled and plans are made before the counting starts.
+    # Plans are made before the counting starts.
     for index in range(40):
         session.take([step], [float(index)])
     torch.cuda.set_sync_debug_mode("error")
@@ -141,15 +150,40 @@ def test_a_decoded_token_waits_for_itself_alone(kind: str, monkeypatch: pytest.M
         torch.cuda.set_sync_debug_mode("default")
 
 
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2**-8, torch.bfloat16: 2**-6}
+
+
+@pytest.mark.parametrize("D", [16, 64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("queries", "n"), [(196, 196), (1, 41), (20, 37)])
-def test_the_kernels_of_cuda_equal_the_plain_form(dtype: torch.dtype, queries: int, n: int) -> None:
+def test_the_kernels_of_cuda_equal_the_plain_form(dtype: torch.dtype, queries: int, n: int, D: int) -> None:
     g = torch.Generator("cuda").manual_seed(0)
     noise = lambda *size: torch.randn(size, generator=g, device="cuda").to(dtype)  # noqa: E731
-    bias = torch.randint(1, 400, (4, 1003), generator=g, device="cuda").float().log()
+    bias = torch.randint(1, 1_000_000, (4, 1003), generator=g, device="cuda").float().log()
     bias[:, ::7], bias[0] = EMPTY, EMPTY
-    segment = Segment(noise(4, 1003, 128), noise(4, 1003, 128), bias)
-    query, tail = noise(28, queries, 128), (noise(4, n, 128), noise(4, n, 128))
-    tolerance = {torch.float32: 1e-3, torch.float16: 2**-8, torch.bfloat16: 2**-6}[dtype]
-    expected = plain.attend(query, [segment], tail, 128**-0.5)
-    torch.testing.assert_close(attend(query, [segment], tail, 128**-0.5), expected, rtol=tolerance, atol=tolerance)
+    segment = Segment(noise(4, 1003, D), noise(4, 1003, D), bias)
+    query, tail = noise(28, queries, D), (noise(4, n, D), noise(4, n, D))
+    expected = plain.attend(query, [segment], tail, D**-0.5)
+    near = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(attend(query, [segment], tail, D**-0.5), expected, **near)
+    # With the columns of the bias at hand, in rows that lie apart.
+    slots = Slots(MemoryShape(1, 4, D, 1, 0, dtype, query.device), far=0, near=1003)
+    slots.keys[0], slots.values[0], slots.bias[0] = segment.keys, segment.values, bias
+    slots.bias.masked_fill_(slots.bias == EMPTY, -torch.inf)
+    shown = slots.context(torch.zeros(1003, 1, dtype=torch.int64, device="cuda")).at(0, query)
+    assert (shown[0].keys.shape[2] > D) == (dtype != torch.float32)
+    torch.testing.assert_close(attend(query, shown, tail, D**-0.5), expected, **near)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_the_log_sum_exp_knows_the_bias_to_float32(dtype: torch.dtype, D: int) -> None:
+    g = torch.Generator("cuda").manual_seed(0)
+    query, keys, values = (torch.randn(4, size, D, generator=g, device="cuda").to(dtype) for size in (53, 1003, 1003))
+    bias = torch.rand(4, 1003, generator=g, device="cuda") * 14
+    bias[:, ::7], bias[0] = EMPTY, EMPTY
+    _, lse = kernels.biased_attention(query, keys, values, bias, D**-0.5)
+    exact = (query.double() @ keys.double().transpose(1, 2) * D**-0.5 + bias[:, None]).logsumexp(-1)
+    torch.testing.assert_close(lse[1:].double(), exact[1:], rtol=0, atol=1e-4)
+    assert lse[0].isfinite().all()
+    assert (lse[0] < -8000).all()

@@ -47,41 +47,12 @@ def attend(
     for segment in segments:
         if not segment.keys.shape[1]:
             continue
-        rotated = stacked
-        if segment.query_rotation is not None:
-            rotated = rotate(stacked, *segment.query_rotation).to(query.dtype)
-        parts.append(kernels.attention(rotated, segment.keys, segment.values, segment.bias.unsqueeze(1), scaling))
+        turn = segment.query_rotation
+        rotated = stacked if turn is None else rotate(stacked, *turn).to(query.dtype)
+        parts.append(kernels.biased_attention(rotated, segment.keys, segment.values, segment.bias, scaling))
     if T == 1 and len(parts) == 2 and query.device.type == "cpu":
-        return merge_pair(*parts).reshape(heads, T, D)
-    # A kernel returns its output in a layout of its own.
-    return merge(parts).reshape(heads, T, D)
-
-
-def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Merge attentions over disjoint sets of tokens into the attention over all of them.
-
-    Args:
-        parts: outputs `[H, M, D]` and their log-sum-exp `[H, M]` float32, as `kernels.attention` returns them.
-
-    Returns:
-        `[H, M, D]` in the dtype of the outputs, summed in float32.
-    """
-    first = parts[0][0]
-    if len(parts) == 1:
-        return first
-    shares = torch.stack([lse for _, lse in parts], -1).softmax(-1)
-    total = first * shares[..., :1]
-    for index, (out, _) in enumerate(parts[1:], start=1):
-        # The last sum is rounded to the dtype as it is written.
-        into = torch.empty_like(first) if index == len(parts) - 1 else None
-        total = torch.addcmul(total, out, shares[..., index : index + 1], out=into)
-    return total
-
-
-def merge_pair(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """Merge two parts as `merge` does, with fewer kinds of calls: for one query on a CPU the calls cost most."""
-    share = (other[1] - one[1]).sigmoid_().unsqueeze(-1)
-    return torch.lerp(one[0].float(), other[0].float(), share).to(one[0].dtype)
+        return kernels.merge_pair(*parts).reshape(heads, T, D)
+    return kernels.merge(parts).reshape(heads, T, D)
 
 
 def causal_mask(queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:

@@ -143,14 +143,14 @@ class PrototypeBank(StatePart):
         self.mean.flatten(0, 2)[rows] = tokens.token_positions.coordinates[token]
         self.covariance.flatten(0, 2)[rows] = torch.eye(2, device=rows.device)
         self.position.flatten(0, 2)[rows] = tokens.token_positions.positions[token]
-        self.last_step.view(-1)[rows] = step
+        self.last_step.view(-1).index_fill_(0, rows, step)
         self.put_centers_(rows, tokens.keys[head, token], tokens.values[head, token])
         self.touch_(rows)
 
     def free_(self, rows: Tensor) -> None:
         """Empty slots `rows` `[n]`; their `last_step` tells that they were used."""
         for name in (*self.center_names, "mass", "mean", "covariance", "position"):
-            getattr(self, name).flatten(0, 2)[rows] = 0
+            getattr(self, name).flatten(0, 2).index_fill_(0, rows, 0)
         self.touch_(rows)
 
     def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:

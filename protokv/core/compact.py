@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -236,9 +236,7 @@ class CompactContext(Context):
         slots, far = self.slots, self.slots.far
         if layer not in self._rotated:
             self._rotated[layer] = self._rotate_far(layer)
-        part = slice(far.stop, None)
-        near = Segment(*slots.read(layer, part), slots.finite_bias()[layer][:, part], self.near_rotation)
-        return self._rotated[layer], near
+        return self._rotated[layer], slots.segment(layer, slice(far.stop, None), self.near_rotation)
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return the stream positions of the slots, not where they are shown."""
@@ -260,12 +258,12 @@ class CompactContext(Context):
     def _rotate_far(self, layer: int) -> Segment:
         """Return the prompt prefix and the far slots of a layer, keys rotated to where they are shown."""
         slots, far = self.slots, self.slots.far
-        shown = slice(0, far.stop)
-        (keys, values), bias = slots.read(layer, shown), slots.finite_bias()[layer]
-        if keys.shape[1] > far.start:
-            keys = keys.clone(memory_format=torch.contiguous_format)
-            rotate_by_moves_(keys[:, far], self.moves[layer], self.anchoring.rotary, self.anchoring.moving)
-        return Segment(keys, values, bias[:, shown])
+        shown = slots.segment(layer, slice(0, far.stop))
+        if shown.keys.shape[1] == far.start:
+            return shown
+        keys = shown.keys.clone(memory_format=torch.contiguous_format)
+        rotate_by_moves_(keys[:, far], self.moves[layer], self.anchoring.rotary, self.anchoring.moving)
+        return replace(shown, keys=keys)
 
 
 class PositionLimit(SessionListener):

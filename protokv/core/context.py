@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from protokv.core import kernels
+
 # The bias of a free slot where attention reads it. Finite, so that slots that are all free have a log-sum-exp, and so
 # low that its exponential is 0 beside that of any slot in use.
 EMPTY = -1e30
@@ -24,7 +26,8 @@ class Segment:
     """Slots of one layer that attention reads in one product.
 
     Attributes:
-        keys, values: `[H, N, D]`, model dtype; finite even in free slots.
+        keys, values: `[H, N, D]`, model dtype, finite even in free slots; or `[H, N, D + 8]` as of
+            `kernels.with_columns`.
         bias: `[H, N]` float32, added to the logits: `EMPTY` free, `0` exact token, `log n_k` pseudo-token.
         query_rotation: cos and sin, `[D]` float32; queries are rotated by it before they meet these keys.
     """
@@ -87,6 +90,7 @@ class SlotContext(Context):
         positions: returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are
             seldom asked for.
         until: where tokens follow that were hidden by `before`, their earliest time.
+        wide: keys and values are `[L, H, N, D + 8]`, as of `kernels.with_columns`.
     """
 
     keys: Tensor
@@ -95,12 +99,25 @@ class SlotContext(Context):
     far: slice
     positions: Callable[[], Tensor] | None = None
     until: int | None = None
+    wide: bool = False
     # Computed once for all layers and all tokens of an answer.
     _finite: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
+    _columns: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """Return the slots of this layer."""
-        return (Segment(*self.read(layer), self.finite_bias()[layer]),)
+        return (self.segment(layer),)
+
+    def segment(
+        self, layer: int, part: slice = slice(None), query_rotation: tuple[Tensor, Tensor] | None = None
+    ) -> Segment:
+        """Return some slots of a layer as attention reads them."""
+        keys, values = self.read(layer, part)
+        if not self.wide and kernels.takes_columns(keys.shape[-1], keys.dtype, keys.device):
+            if not self._columns:
+                self._columns.append(kernels.bias_columns(self.bias, keys.shape[-1] ** -0.5, keys.dtype))
+            keys, values = kernels.with_columns(keys, values, self._columns[0][layer][:, part])
+        return Segment(keys, values, self.finite_bias()[layer][:, part], query_rotation)
 
     def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Return keys and values `[H, n, D]` of some slots of a layer."""
@@ -122,7 +139,10 @@ class SlotContext(Context):
             raise ValueError("this context does not know the positions of its slots")
         later = (self.positions()[..., 0] >= time) & (self.bias == 0)
         later[..., : self.far.start] = False
-        return replace(self, bias=self.bias.masked_fill(later, -torch.inf), until=time)
+        # The columns of the keys hold the bias as it was.
+        keys, values = (held[..., : -kernels.COLUMNS] if self.wide else held for held in (self.keys, self.values))
+        bias = self.bias.masked_fill(later, -torch.inf)
+        return replace(self, keys=keys, values=values, bias=bias, until=time, wide=False)
 
     def visible_tokens(self) -> int:
         """Return the number of slots in use, in the layer and head that has most."""

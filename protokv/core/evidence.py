@@ -144,7 +144,7 @@ def shares(query: Tensor, segments: Sequence[Segment], local_keys: Tensor, scali
     parts = []
     for segment in segments:
         rotated = asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
-        logits = torch.matmul(rotated.view(H, -1, D), segment.keys.float().transpose(1, 2))
+        logits = torch.matmul(rotated.view(H, -1, D), segment.keys[..., :D].float().transpose(1, 2))
         parts.append(logits + segment.bias[:, None])
     parts.append(torch.matmul(asked.view(H, -1, D), local_keys.float().transpose(1, 2)))
     # Merge attention over disjoint sets by the sum of exponentials of each.

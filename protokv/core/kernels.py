@@ -1,20 +1,28 @@
 """Softmax attention that also returns its log-sum-exp, by the kernel that fits device and dtype.
 
-torch's public `scaled_dot_product_attention` does not return the log-sum-exp; its kernels do. Masks are float32 and are
-added to float32 logits in every kernel but CUDA's for one mask a query, whose 0 and `-inf` are exact in any dtype.
+torch's public `scaled_dot_product_attention` does not return the log-sum-exp; its kernels do. Those of CUDA take a mask
+in the dtype of the query alone, which is exact for 0 and `-inf` and too coarse for a bias. So in half precision the
+bias is a part of the product: further columns of the keys hold it, in parts that add up to float32's precision, and
+the query has 1 there. No kernel needs a compiler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 HALVES = (torch.float16, torch.bfloat16)
+COLUMNS = 8
+"""Columns behind the keys for the bias, three of them in use: rows of keys stay aligned to 16 bytes."""
+# The part of a free slot in each column, before the scale. It hides the slot beside any other, and lies so near to 0
+# that the logits of slots that are all free are finite and exact in every dtype.
+_FREE = -(2.0**15)
+# The largest head that flash attention takes.
+_FLASH = 256
 
 
 def attention(
@@ -36,13 +44,110 @@ def attention(
     device, size = query.device.type, query.shape[-1]
     if device == "cpu":
         return _cpu(query, keys, values, mask, scaling)
-    # The kernels read 16 bytes at a time.
-    if device == "cuda" and size % 8 == 0 and size >= 16:
-        if query.dtype in HALVES and mask is not None and mask.shape[1] == 1 < query.shape[1]:
-            return _flex(query, keys, values, mask, scaling)
-        if query.dtype not in HALVES or mask is None or mask.shape[1] > 1:
-            return _efficient(query, keys, values, mask, scaling)
+    exact = query.dtype not in HALVES or mask is None or mask.shape[1] > 1
+    if device == "cuda" and _is_aligned(size) and exact:
+        return _efficient(query, keys, values, mask, scaling)
     return _by_products(query, keys, values, mask, scaling)
+
+
+def biased_attention(
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """Return attention of `M` queries over `N` keys with a bias, as `attention` does.
+
+    Args:
+        query: `[H, M, D]`.
+        keys: `[H, N, D]`, the dtype of the query, `N > 0`; or `[H, N, D + COLUMNS]` as of `with_columns`.
+        values: likewise.
+        bias: `[H, N]` float32, added to the logits; finite.
+        scaling: the factor on the logits.
+    """
+    D = query.shape[-1]
+    if keys.shape[-1] == D or scaling != D**-0.5:
+        # Columns are made for the usual scaling.
+        keys, values = keys[..., :D], values[..., :D]
+        if not takes_columns(D, keys.dtype, keys.device):
+            return attention(query, keys, values, bias.unsqueeze(1), scaling)
+        keys, values = with_columns(keys, values, bias_columns(bias, scaling, keys.dtype))
+    wide = functional.pad(query, (0, COLUMNS), value=1.0)
+    out, lse = _attend_wide(wide, keys, values, scaling)
+    return out[..., :D], lse
+
+
+def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Merge attentions over disjoint sets of tokens into the attention over all of them.
+
+    Args:
+        parts: outputs `[H, M, D]` and their log-sum-exp `[H, M]` float32, as `attention` returns them.
+
+    Returns:
+        `[H, M, D]` in the dtype of the outputs, summed in float32.
+    """
+    first = parts[0][0]
+    if len(parts) == 1:
+        return first
+    shares = torch.stack([lse for _, lse in parts], -1).softmax(-1)
+    total = first * shares[..., :1]
+    for index, (out, _) in enumerate(parts[1:], start=1):
+        # The last sum is rounded to the dtype as it is written.
+        into = torch.empty_like(first) if index == len(parts) - 1 else None
+        total = torch.addcmul(total, out, shares[..., index : index + 1], out=into)
+    return total
+
+
+def merge_pair(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """Merge two parts as `merge` does, with fewer kinds of calls: for one query on a CPU the calls cost most."""
+    share = (other[1] - one[1]).sigmoid_().unsqueeze(-1)
+    return torch.lerp(one[0].float(), other[0].float(), share).to(one[0].dtype)
+
+
+def takes_columns(head_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether kernels for such keys read the bias of slots from columns of the keys."""
+    return device.type == "cuda" and dtype in HALVES and _is_aligned(head_size)
+
+
+def bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
+    """Return what adds a bias `[..., N]` to the logits, `[..., N, COLUMNS]` in the dtype of the keys.
+
+    Args:
+        bias: float32; `-inf`, or very low, for free slots.
+        scaling: the factor on the logits.
+        dtype: float16 or bfloat16.
+    """
+    columns = torch.zeros(*bias.shape, COLUMNS, dtype=dtype, device=bias.device)
+    rest = (bias / scaling).clamp_(min=3 * _FREE)
+    for column in columns[..., :3].unbind(-1):
+        # Each holds what the ones before it have rounded off.
+        column.copy_(rest.clamp(min=_FREE))
+        rest = rest - column
+    return columns
+
+
+def with_columns(keys: Tensor, values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys `[..., N, D + COLUMNS]` with the columns of their bias, and values with as many zeros."""
+    return torch.cat((keys, columns), -1), functional.pad(values, (0, COLUMNS))
+
+
+def _is_aligned(head_size: int) -> bool:
+    """Return whether CUDA's kernels take such heads: they read 16 bytes at a time."""
+    return head_size % 8 == 0 and head_size >= 16
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    return torch.cuda.get_device_properties(device).major >= 8
+
+
+def _attend_wide(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """Attend with the bias in the product."""
+    if query.device.type == "cpu":
+        return _cpu(query, keys, values, None, scaling)
+    if query.shape[-1] > _FLASH or not _has_flash(query.device):
+        return _efficient(query, keys, values, None, scaling)
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        query[None], keys[None], values[None], 0.0, False, False, scale=scaling
+    )
+    return out[0], lse[0]
 
 
 def _cpu(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
@@ -68,30 +173,6 @@ def _efficient(
         query[None], keys[None], values[None], masks, True, scale=scaling
     )
     return out[0], lse[0, :, :M]
-
-
-def _flex(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """Call compiled FlexAttention, which adds the bias to float32 logits inside the kernel."""
-    bias = mask[:, 0]
-
-    def with_bias(score: Tensor, _: Tensor, head: Tensor, __: Tensor, slot: Tensor) -> Tensor:
-        return score + bias[head, slot]
-
-    out, lse = _compiled_flex()(query[None], keys[None], values[None], with_bias, scaling)
-    return out[0], lse[0]
-
-
-@cache
-def _compiled_flex() -> Callable[..., tuple[Tensor, Tensor]]:
-    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
-
-    def call(query: Tensor, keys: Tensor, values: Tensor, score: Any, scaling: float) -> tuple[Tensor, Tensor]:
-        out, aux = flex_attention(query, keys, values, score, scale=scaling, return_aux=AuxRequest(lse=True))
-        assert aux.lse is not None
-        return out, aux.lse
-
-    compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(call)
-    return compiled
 
 
 def _by_products(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from protokv.core import kernels
 from protokv.core.context import SlotContext
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
@@ -25,10 +26,12 @@ class Slots(StatePart):
     """`[L, H, P0 + far + near, D]` keys and values and their bias, all free at first. Holds the prompt prefix."""
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
-        P0 = shape.sink_tokens
-        size = (shape.layers, shape.kv_heads, P0 + far + near, shape.head_size)
-        self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        P0, D = shape.sink_tokens, shape.head_size
+        self._wide = kernels.takes_columns(D, shape.dtype, shape.device)
+        size = (shape.layers, shape.kv_heads, P0 + far + near, D + self._wide * kernels.COLUMNS)
+        # As attention reads them, and without the columns of the bias.
+        self._rows = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2)]
+        self.keys, self.values = (rows[..., :D] for rows in self._rows)
         self.bias = torch.full(size[:3], -torch.inf, device=shape.device)
         self.sink, self.far, self.near = slice(0, P0), slice(P0, P0 + far), slice(P0 + far, P0 + far + near)
         self.started = False
@@ -69,7 +72,10 @@ class Slots(StatePart):
             parts = [line.expand(L, H, P0, P), near.expand(L, H, *near.shape)]
             return torch.cat(parts if far is None else [parts[0], far(), parts[1]], 2)
 
-        return SlotContext(self.keys, self.values, self.bias, self.far, positions)
+        D = self.keys.shape[-1]
+        if self._wide:
+            self._rows[0][..., D:] = kernels.bias_columns(self.bias, D**-0.5, self.keys.dtype)
+        return SlotContext(*self._rows, self.bias, self.far, positions, wide=self._wide)
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -91,8 +97,9 @@ class Slots(StatePart):
         self.start(tensors["sink.keys"], tensors["sink.values"])
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """Return the bias of the prompt prefix."""
-        return {"sink": (self.bias[:, :, self.sink],)}
+        """Return the bias of the prompt prefix, and the columns of the bias of all slots."""
+        columns = [rows[..., self.keys.shape[-1] :] for rows in self._rows]
+        return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": columns} if self._wide else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,7 @@ class NearWindow(StatePart):
         # Evicted tokens stay in their slots until they are overwritten below, so they are copied out first.
         left = self._ring(self._start - leaving, leaving)
         out = self._at(left)
-        self.usable[left] = True
+        self.usable.index_fill_(0, left, True)
         kept = min(T, W)
         if kept < T:
             surplus = slice(0, T - kept)
@@ -169,7 +176,7 @@ class NearWindow(StatePart):
             self.values.index_copy_(2, slots, step.values[:, :, T - kept :])
             self.positions[slots] = step.positions[T - kept :]
             self.coordinates[slots] = step.coordinates[T - kept :]
-            self.step[slots] = step.step
+            self.step.index_fill_(0, slots, step.step)
             self.usable[slots] = usable[T - kept :]
             self._bias[:, :, slots] = usable[T - kept :].log()
             self._lengths.append(kept)
@@ -183,8 +190,9 @@ class NearWindow(StatePart):
 
     def _evict(self, n: int) -> None:
         slots = self._ring(self._start, n)
-        self._bias[:, :, slots] = -torch.inf
-        self.step[slots] = -1
+        # Written by an index, a number is copied from the host first.
+        self._bias.index_fill_(2, slots, -torch.inf)
+        self.step.index_fill_(0, slots, -1)
         self._start = (self._start + n) % self.step.shape[0]
 
     def _ring(self, start: int, n: int) -> Tensor:

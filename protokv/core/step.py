@@ -61,7 +61,7 @@ class StepTokens:
     def coordinates(self) -> Tensor:
         """Return the centre (x, y) of every token's cell, `[T, 2]` float32 in [0, 1]; text lies in the middle."""
         coordinates = torch.full((len(self), 2), 0.5, device=self.embeddings.device)
-        coordinates[self.visual or slice(None)] = cell_centres(self.grid).to(coordinates.device)
+        coordinates[self.visual or slice(None)] = cell_centres(self.grid, coordinates.device)
         return coordinates
 
 
@@ -151,9 +151,9 @@ class StreamClock:
             raise StateCorrupt(f"clock.tokens_seen: {self.tokens_seen} tokens in {self.steps} steps")
 
 
-def cell_centres(grid: tuple[int, int]) -> Tensor:
+def cell_centres(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
     """Return (x, y) of the cells of a grid in raster order, `[rows * columns, 2]` float32 in [0, 1]."""
     rows, columns = grid
-    y = (torch.arange(rows, dtype=torch.float32) + 0.5) / rows
-    x = (torch.arange(columns, dtype=torch.float32) + 0.5) / columns
-    return torch.stack([x.repeat(rows), y.repeat_interleave(columns)], dim=-1)
+    y = (torch.arange(rows, dtype=torch.float32, device=device) + 0.5) / rows
+    x = (torch.arange(columns, dtype=torch.float32, device=device) + 0.5) / columns
+    return torch.stack((x.expand(rows, -1), y[:, None].expand(-1, columns)), -1).view(-1, 2)

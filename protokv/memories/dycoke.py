@@ -247,7 +247,8 @@ class DecodePruning(Context):
         for segment in whole:
             rotated = last if segment.query_rotation is None else rotate(last, *segment.query_rotation)
             folded = rotated.reshape(segment.keys.shape[0], -1, query.shape[-1])
-            logits.append(torch.baddbmm(segment.bias[:, None], folded, segment.keys.float().transpose(1, 2)))
+            keys = segment.keys[..., : query.shape[-1]].float()
+            logits.append(torch.baddbmm(segment.bias[:, None], folded, keys.transpose(1, 2)))
         weights = torch.cat(logits, -1).softmax(-1).mean((0, 1))
         attention = weights[self.sink : self.sink + self.tokens]
         before, self._attention = self._attention, attention

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
+from protokv.core import kernels
 from protokv.core.compact import Anchoring
 from protokv.core.context import EMPTY, Context, Segment
 from protokv.core.rotary import Rotary, rerotate, unrotate
@@ -379,6 +380,9 @@ class Retrieval(Context):
             seen = slice(P0, P0 + n)
             device = keys.device
             keys[:, seen] = rerotate(keys[:, seen], before.to(device), after.to(device), self.packed.rotary)
+        if kernels.takes_columns(D, keys.dtype, keys.device):
+            # Once for all tokens of an answer.
+            keys, values = kernels.with_columns(keys, values, kernels.bias_columns(bias, D**-0.5, keys.dtype))
         return Segment(keys, values, bias)
 
     def _most_positions(self, components: Sequence[int]) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,9 +16,10 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from protokv.core import kernels
-from protokv.core.attention import LocalKV, attend, causal_mask, merge, merge_pair
+from protokv.core.attention import LocalKV, attend, causal_mask
 from protokv.core.context import EMPTY, Segment
 from protokv.core.evidence import shares
+from protokv.core.kernels import merge, merge_pair
 from protokv.core.rotary import rotate
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
@@ -112,22 +115,61 @@ def test_every_kernel_returns_the_same_output_and_log_sum_exp(H: int, M: int, N:
         torch.testing.assert_close(mine, other, **near(other, 16 + N, largest))
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_flex_attention_adds_the_bias_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its eager form: compiled for a CPU it does not return the log-sum-exp.
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    kernels._compiled_flex.cache_clear()
-    g = torch.Generator().manual_seed(3)
-    query, keys, values = (torch.randn(3, size, 16, generator=g).to(dtype) for size in (5, 37, 37))
-    # Masses that the halves cannot tell apart.
-    mask = 6 + torch.rand(3, 1, 37, generator=g) / 256
-    mask[0, :, ::3] = EMPTY
-    out, lse = kernels._flex(query, keys, values, mask, 0.25)
-    kernels._compiled_flex.cache_clear()
-    expected, exact = kernels._by_products(query, keys, values, mask, 0.25)
-    torch.testing.assert_close(lse, exact, **near(exact, 16 + 37, 10.0))
-    torch.testing.assert_close(out, expected, rtol=0, atol=tolerance(dtype, 2, float(values.abs().max())))
+@st.composite
+def masses(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Query, keys, values and bias of odd sizes in half precision: masses to 10^6, some slots or whole heads free."""
+    H, M, N = draw(st.integers(1, 3)), draw(st.integers(1, 9)), draw(st.integers(1, 67))
+    D, dtype = draw(st.sampled_from([8, 16, 24, 64, 128])), draw(st.sampled_from([torch.bfloat16, torch.float16]))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    query, keys, values = (torch.randn(H, size, D, generator=g).to(dtype) for size in (M, N, N))
+    bias = torch.rand(H, N, generator=g) * math.log(draw(st.sampled_from([2.0, 1e3, 1e6])))
+    bias[torch.rand(H, N, generator=g) < draw(st.sampled_from([0.0, 0.4]))] = EMPTY
+    bias[: draw(st.integers(0, H))] = EMPTY
+    return query, keys, values, bias
+
+
+@given(masses())
+def test_a_bias_in_the_columns_of_the_keys_is_a_bias(case: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    query, keys, values, bias = case
+    D = keys.shape[2]
+    columns = kernels.bias_columns(bias, D**-0.5, keys.dtype)
+    out, lse = kernels.biased_attention(query, *kernels.with_columns(keys, values, columns), bias, D**-0.5)
+    used = bias > EMPTY
+    # Of a bias up to 14 three parts keep what float32 keeps.
+    added = columns.double().sum(-1) * D**-0.5
+    torch.testing.assert_close(added[used], bias[used].double(), rtol=0, atol=2e-6)
+    exact, head = (query.double() @ keys.double().transpose(1, 2) * D**-0.5 + bias[:, None]).logsumexp(-1), used.any(1)
+    # The exponentials of the CPU's kernel keep 14 bits; a bias in half precision would be off by 0.03.
+    torch.testing.assert_close(lse[head].double(), exact[head], rtol=0, atol=2**-13)
+    expected, _ = kernels._by_products(query, keys, values, bias[:, None], D**-0.5)
+    spread = tolerance(keys.dtype, 4, float(values.abs().max()))
+    torch.testing.assert_close(out[head], expected[head], rtol=0, atol=spread)
+    # A head whose slots are all free has a finite result, which counts for nothing beside any token.
+    assert out.isfinite().all()
+    assert (lse[~head] < -8000).all()
+
+
+@given(cases())
+def test_attention_by_columns_is_the_plain_one(
+    case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float],
+) -> None:
+    query, segments, local, scaling = case
+    with patch.object(kernels, "takes_columns", lambda size, dtype, _: dtype in kernels.HALVES):
+        out = attend(query, segments, local, scaling)
+        # Another scale than the columns were made for.
+        other = attend(query, [widened(one) for one in segments], local, 2 * scaling)
+    torch.testing.assert_close(out, plain.attend(*case), **allowed(case, query.dtype))
+    expected = plain.attend(query, segments, local, 2 * scaling)
+    torch.testing.assert_close(other, expected, **allowed(case, query.dtype))
+
+
+def widened(segment: Segment) -> Segment:
+    """Return a segment with columns, where its dtype has any."""
+    if segment.keys.dtype == torch.float32:
+        return segment
+    columns = kernels.bias_columns(segment.bias, segment.keys.shape[2] ** -0.5, segment.keys.dtype)
+    keys, values = kernels.with_columns(segment.keys, segment.values, columns)
+    return replace(segment, keys=keys, values=values)
 
 
 @pytest.mark.parametrize("queries", [1, 3])

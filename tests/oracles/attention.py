@@ -33,7 +33,7 @@ def attend(
     """
     heads, T, D = query.shape
     H = tail[0].shape[0]
-    shown = torch.cat([*(segment.values for segment in segments), tail[1]], 1).float()
+    shown = torch.cat([*(segment.values[..., :D] for segment in segments), tail[1]], 1).float()
     return (
         (weights(query, segments, tail[0], scaling).view(H, -1, shown.shape[1]) @ shown)
         .view(heads, T, D)
@@ -61,7 +61,7 @@ def weights(query: Tensor, segments: Sequence[Segment], tail_keys: Tensor, scali
     logits = []
     for segment in segments:
         rotated = asked if segment.query_rotation is None else rotate(asked, *segment.query_rotation)
-        logits.append(logits_of(rotated, segment.keys.float()) + segment.bias[:, None, None])
+        logits.append(logits_of(rotated, segment.keys[..., :D].float()) + segment.bias[:, None, None])
     future = torch.arange(n, device=query.device) > torch.arange(n - T, n, device=query.device)[:, None]
     logits.append(logits_of(asked, tail_keys.float()).masked_fill(future, -torch.inf))
     return torch.cat(logits, -1).softmax(-1).view(heads, T, -1)

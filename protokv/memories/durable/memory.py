@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.bank import PrototypeBank, Rule
-from protokv.core.context import Context
+from protokv.core.context import Context, SlotContext
 from protokv.core.near import Slots
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
@@ -154,7 +154,7 @@ class Durable(PrototypeMemory):
         if bias[:, :, :K].numel() * self._shape.head_size <= _DECODED_AT_ONCE:
             pairs = zip((slots.keys, slots.values), decode(slice(None)), strict=True)
             keys, values = (_insert(held, begin, shown) for held, shown in pairs)
-            return replace(exact, keys=keys, values=values, bias=bias, far=far)
+            return SlotContext(keys, values, bias, far, exact.positions)
         return DecodedContext(slots.keys, slots.values, bias, far, exact.positions, decoded=K, decode=decode)
 
 
