@@ -26,6 +26,7 @@ WAITS = (
     "_unique2",
     "unique_dim",
     "unique_consecutive",
+    "bincount",
 )
 INDEXING = ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")
 

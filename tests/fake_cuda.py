@@ -2,10 +2,15 @@
 
 `FakeCuda` wraps a CPU tensor. Every operation on it runs on the CPU and is checked first: tensors of two devices must
 not meet but where CUDA lets them (numbers, indices, copies). A fake tensor gives its data away by `cpu`, `item` and
-`tolist` alone, which count as waits. Inside `fake_cuda()` torch believes that the machine has one such device.
+`tolist` alone, which count as waits, and so does a copy from memory that is not pinned. Attention returns its output in
+the layout that the kernel's own meta function gives. Inside `fake_cuda()` torch believes that the machine has one such
+device; inside `capturing()` the first wait is an error, as in the capture of a CUDA graph.
 
-It shows mistakes of devices, and how often the host waits. It has no kernels of CUDA but takes the CPU's for them;
-no half-precision FlexAttention, no graphs, no streams. Only a GPU shows those (`tests/test_gpu.py`).
+What it cannot see, and only a GPU shows (`tests/test_gpu.py`, `python -m tests.benchmarks.gpu`):
+
+- what CUDA's kernels round, TF32 among it, and the layout of what is not attention;
+- whether a graph can be replayed, streams, several devices, quantized weights;
+- times, peaks and compilers.
 """
 
 from __future__ import annotations
@@ -26,7 +31,11 @@ from tests.counting import INDEXING, WAITS, by_mask
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 # Their arguments may be of two devices: copies between them, and indices.
-BETWEEN = ("copy_", "_to_copy", "to", "_copy_from", *INDEXING)
+COPIES = ("copy_", "_to_copy", "to")
+BETWEEN = (*COPIES, "_copy_from", *INDEXING)
+# They take a number that is a tensor of the CPU, as operations on single elements do.
+NUMBERS = ("fill_", "masked_fill", "masked_fill_", "index_fill_")
+ATTENTION = ("_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention")
 
 
 class FakeCuda(Tensor):
@@ -60,7 +69,7 @@ class FakeCuda(Tensor):
         return 0
 
     def tolist(self) -> Any:
-        waits["tolist"] += 1
+        wait("tolist")
         return self.data_on_cpu.tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
@@ -73,6 +82,9 @@ class FakeCuda(Tensor):
 
 waits: Counter[str] = Counter()
 """Operations for whose result the host waits, by name, since it was cleared."""
+_captures: list[None] = []
+# By address; they are kept, so that an address means one tensor.
+_pinned: dict[int, Tensor] = {}
 
 
 def data_of(value: Any) -> Any:
@@ -91,6 +103,13 @@ def moved(value: Any) -> Any:
     return CPU if isinstance(value, torch.device) else data_of(value)
 
 
+def wait(name: str) -> None:
+    """Count an operation for which the host waits; in a capture refuse it."""
+    waits[name] += 1
+    if _captures:
+        raise RuntimeError(f"{name} while a graph is captured")
+
+
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run one operation on the CPU; its results are where CUDA would have them."""
     name = func._schema.name.split("::")[1]
@@ -98,27 +117,29 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     mapped(values.append, [*args, *kwargs.values()])
     tensors = [value for value in values if isinstance(value, Tensor)]
     here = [one for one in tensors if isinstance(one, FakeCuda)]
-    elsewhere = [tuple(one.shape) for one in tensors if not isinstance(one, FakeCuda) and one.dim()]
     devices = [value for value in values if isinstance(value, torch.device)]
-    if here and elsewhere and name not in BETWEEN:
-        raise RuntimeError(f"{func} has tensors on cuda:0, and on the CPU {elsewhere}")
-    if name in INDEXING and here and not isinstance(args[0], FakeCuda):
-        raise RuntimeError(f"{func} reads a tensor of the CPU by indices on cuda:0")
     on_device = devices[0].type != "cpu" if devices else _decides(name, args, here)
-    copied = not on_device and name in ("to", "_to_copy", "copy_")
+    if name == "scalar_tensor" and devices and devices[0].type == "meta":
+        # A number that is written to CUDA by indices stands on the CPU first.
+        on_device = False
+    if name == "is_pinned":
+        return args[0].untyped_storage().data_ptr() in _pinned
+    _check(func, name, args, here, [one for one in tensors if not isinstance(one, FakeCuda)], on_device)
+    copied = not on_device and name in COPIES
     if here and (copied or name in WAITS or (name in INDEXING and by_mask(args[1]))):
-        waits[name] += 1
+        wait(name)
     args, kwargs = mapped(moved, args), {key: mapped(moved, value) for key, value in kwargs.items()}
-    if kwargs.get("pin_memory"):
-        kwargs["pin_memory"] = False
+    pinned = kwargs.pop("pin_memory", False) or name == "_pin_memory"
     if name == "histc":
         # The CPU counts floats only.
         args = (args[0].float(), *args[1:])
     with _disable_current_modes():
-        if name == "_scaled_dot_product_efficient_attention":
-            result = _efficient(*args, **kwargs)
+        if name in ATTENTION:
+            result = _attend(func, *args, **kwargs)
         else:
-            result = func(*args, **kwargs)
+            result = args[0].clone() if name == "_pin_memory" else func(*args, **kwargs)
+    if pinned:
+        _pinned[result.untyped_storage().data_ptr()] = result
     # What was written in place, or returned as it was, stays the same object.
     given = {id(data_of(one)): one for one in tensors if isinstance(one, FakeCuda) == on_device}
 
@@ -130,26 +151,58 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return mapped(placed, result)
 
 
+def _check(func: Any, name: str, args: Any, here: list[FakeCuda], others: list[Tensor], on_device: bool) -> None:
+    """Refuse tensors of two devices where CUDA does; count copies from memory that is not pinned."""
+    if name in (*COPIES, *INDEXING):
+        if name in INDEXING and here and not isinstance(args[0], FakeCuda):
+            raise RuntimeError(f"{func} reads a tensor of the CPU by indices on cuda:0")
+        if name in INDEXING and any(one.dim() for one in others if len(args) > 2 and one is args[2]) and here:
+            raise RuntimeError(f"{func} writes {tuple(args[2].shape)} of the CPU to cuda:0")
+        if on_device and any(one.untyped_storage().data_ptr() not in _pinned for one in others):
+            wait(f"{name} from memory that is not pinned")
+        return
+    with_numbers = torch.Tag.pointwise in func.tags or name in NUMBERS
+    refused = [tuple(one.shape) for one in others if one.dim() or not with_numbers]
+    written = name.endswith("_") and not isinstance(args[0], FakeCuda)
+    if here and (refused or written) and name not in BETWEEN:
+        raise RuntimeError(f"{func} has tensors on cuda:0, and on the CPU {refused}")
+
+
 def _decides(name: str, args: Any, here: list[FakeCuda]) -> bool:
     """Return whether a result is on the device: that of the tensor that is written to or indexed, else of any."""
     return isinstance(args[0], FakeCuda) if name in BETWEEN and name != "to" else bool(here)
 
 
-def _efficient(
-    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, compute_lse: bool, *, scale: float, **_: Any
-) -> tuple[Tensor, ...]:
-    """Attend by the CPU's kernel, `[1, H, M, D]`; refuse the strides and dtypes that CUDA's refuses."""
-    assert compute_lse
+def _attend(func: Any, query: Tensor, keys: Tensor, values: Tensor, *given: Any, scale: float) -> tuple[Any, ...]:
+    """Attend by the CPU's kernel, `[1, H, M, D]`; results are laid out as CUDA's, and refused is what it refuses."""
     assert query.shape[1] == keys.shape[1] == values.shape[1], "as many heads of keys as of queries"
+    assert query.shape[3] == keys.shape[3] == values.shape[3], "values as long as keys"
     for one in (query, keys, values):
         assert one.stride(-1) == 1, f"rows of stride {one.stride(-1)}"
+        aligned = not any(step * one.itemsize % 16 for step in (*one.stride()[:-1], one.storage_offset()))
+        assert aligned, f"rows that do not begin at 16 bytes: {one.stride()} from {one.storage_offset()}"
+    bias = None
+    if "flash" in func._schema.name:
+        assert query.dtype in (torch.float16, torch.bfloat16), f"flash attention of {query.dtype}"
+        assert query.shape[3] <= 256, f"flash attention of heads of {query.shape[3]}"
+        assert given in ((), (0.0, False, False))
+    else:
+        bias, compute_lse = given
+        assert compute_lse
     if bias is not None:
         assert bias.dtype == query.dtype, f"a bias of {bias.dtype} for queries of {query.dtype}"
         assert not any(step % 8 for step in bias.stride()[:-1]), f"bias strides {bias.stride()}"
     out, lse = torch._scaled_dot_product_flash_attention_for_cpu(query, keys, values, attn_mask=bias, scale=scale)
-    # The kernel returns whole tiles.
-    padded = functional.pad(lse, (0, -lse.shape[-1] % 32), value=torch.inf)
-    return out, padded, torch.zeros(()), torch.zeros(())
+    outside = [one.to("meta") if isinstance(one, Tensor) else one for one in (query, keys, values, *given)]
+    like = func(*outside, scale=scale)
+    # The memory-efficient kernel returns the log-sum-exp of whole tiles.
+    padded = functional.pad(lse, (0, like[1].shape[-1] - lse.shape[-1]), value=torch.inf)
+    return (*map(_laid_out, (out, padded), like), *(torch.zeros(()) for _ in like[2:]))
+
+
+def _laid_out(data: Tensor, like: Tensor) -> Tensor:
+    """Return data in the layout of another tensor."""
+    return torch.empty_strided(like.shape, like.stride(), dtype=data.dtype).copy_(data)
 
 
 class _Placing(TorchDispatchMode):
@@ -165,7 +218,10 @@ def _whole(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(*args: Any, **kwargs: Any) -> Tensor:
         plain = {key: data_of(value) for key, value in kwargs.items()}
         result = function(*map(data_of, args), **plain)
-        return FakeCuda(result) if isinstance(args[0], FakeCuda) else result
+        if not isinstance(args[0], FakeCuda):
+            return result
+        # CUDA's attention lays tokens before heads.
+        return FakeCuda(result.transpose(1, 2).contiguous().transpose(1, 2) if result.ndim == 4 else result)
 
     return call
 
@@ -194,9 +250,20 @@ _PATCHES: dict[str, Any] = {
 
 
 @contextmanager
+def capturing() -> Iterator[None]:
+    """Refuse what a CUDA graph cannot capture: waits, and copies from memory that is not pinned."""
+    _captures.append(None)
+    try:
+        yield
+    finally:
+        _captures.pop()
+
+
+@contextmanager
 def fake_cuda() -> Iterator[Counter[str]]:
     """Give torch a device `cuda:0`; yield the waits for it, counted from here."""
     waits.clear()
+    _pinned.clear()
     # Views of a wrapper cannot be made in inference mode; it is `no_grad` with less bookkeeping.
     without_gradients = patch.object(torch._C, "_InferenceMode", lambda _: torch.no_grad())
     generators = patch.object(torch, "Generator", _Generator)

@@ -86,7 +86,8 @@ class StubBackbone(Backbone):
         return StepPositions(places, (origin + index, origin + rows - 1, origin + columns - 1))
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self._rotary(positions)
+        cos, sin = self._rotary(positions.to(self.device))
+        return cos.to(positions.device), sin.to(positions.device)
 
     def forward(self, embeddings: Tensor, positions: Tensor, context: Any, local_kv: Any, **_: Any) -> Tensor:
         query, keys, values, hidden = self._made_for(len(positions))

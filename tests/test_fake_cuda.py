@@ -15,11 +15,13 @@ from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
+from protokv.core.settings import Positions
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
-from tests.fake_cuda import FakeCuda, data_of, fake_cuda
+from tests.fake_cuda import FakeCuda, capturing, data_of, fake_cuda
+from tests.stub_backbone import StubBackbone
 
 QUESTION = "what is the first star ?"
 Models = Callable[[str], tuple[Backbone, Backbone]]
@@ -109,7 +111,7 @@ def test_every_family_memory_and_position_gives_what_the_cpu_gives(
 @pytest.mark.parametrize(
     "config", [small("sliding-window"), DurableConfig(budget=24, rule="blocked", words=True)], ids=type
 )
-def test_a_steady_step_behind_the_vision_tower_does_not_wait(models: Models, config: MemoryConfig) -> None:
+def test_a_steady_step_behind_the_vision_tower_can_be_captured(models: Models, config: MemoryConfig) -> None:
     # transformers adds DeepStack's features by a mask, which waits.
     backbone = models("qwen2_5_vl")[1]
     with fake_cuda() as waits:
@@ -119,9 +121,32 @@ def test_a_steady_step_behind_the_vision_tower_does_not_wait(models: Models, con
         for step in range(12):
             session.take([steps[step]], [float(step)])
         waits.clear()
-        for step in range(12, 16):
-            session.take([steps[step]], [float(step)])
+        with capturing():
+            for step in range(12, 16):
+                session.take([steps[step]], [float(step)])
     assert not waits
+
+
+@pytest.mark.parametrize("kind", ["sliding-window", "durable", "infinipot-v"])
+@pytest.mark.parametrize("positions", ["stream", "compact"])
+def test_a_steady_step_and_a_token_in_half_precision_can_be_captured(kind: str, positions: Positions) -> None:
+    # So many tokens that the blocked rule is the default one.
+    config = MemoryConfig.of(kind, budget=3000, positions=positions)
+    with fake_cuda():
+        backbone = StubBackbone(layers=1, kv_heads=1, groups=2, head_size=16, device="cuda:0")
+        session = Session.start(backbone, config)
+        step = backbone.embed_step(None)
+        for index in range(24):
+            session.take([step], [float(index)])
+        with capturing():
+            for index in range(24, 27 if kind != "infinipot-v" else 24):
+                session.take([step], [float(index)])
+        with torch.inference_mode():
+            reading = session.read_question("what?", 4)
+            where = backbone.text_positions(9000, 1)
+            with capturing():
+                hidden = backbone.forward(backbone.embed_text([0]), where, reading.context, reading.local_kv)
+        assert data_of(hidden).isfinite().all()
 
 
 def test_tensors_of_two_devices_do_not_meet() -> None:
