@@ -20,36 +20,16 @@ import torch
 RESULTS = Path(__file__).parent / "results"
 
 
-def paired(
-    ours: Callable[[], object],
-    other: Callable[[], object],
-    rounds: int,
-    *,
-    device: str = "cpu",
-    before: Callable[[], object] | None = None,
-) -> dict[str, Any]:
-    """Return the median milliseconds of both calls and the median of their ratios; each goes first in turn.
+def paired(ours: Callable[[], object], other: Callable[[], object], rounds: int) -> dict[str, Any]:
+    """Return the median milliseconds of this process in both calls, and the median of their ratios.
 
-    On a CPU the process's own time counts; elsewhere, and with `before`, the clock counts.
-
-    Args:
-        ours: a call; both are warmed up once.
-        other: the call to compare with.
-        rounds: how often each is timed.
-        device: kind of the device that computes.
-        before: called before every call and not timed.
+    Each goes first in turn. Both are warmed up once.
     """
-    clock = time.process_time if device == "cpu" and before is None else time.perf_counter
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def milliseconds(call: Callable[[], object]) -> float:
-        if before is not None:
-            before()
-        wait()
-        start = clock()
+        start = time.process_time()
         call()
-        wait()
-        return 1000 * (clock() - start)
+        return 1000 * (time.process_time() - start)
 
     pairs = []
     for turn in range(rounds + 1):
@@ -62,7 +42,6 @@ def paired(
         "ms": round(median(a for a, _ in pairs), 4),
         "other_ms": round(median(b for _, b in pairs), 4),
         "ratio": round(median(ratios), 3) if ratios else None,
-        "rounds": rounds,
     }
 
 

@@ -1,0 +1,482 @@
+"""One visit to a GPU: the tests that need one, every family and memory beside the CPU, and times at 7B.
+
+    python -m tests.benchmarks.gpu                    # eight minutes on an H100; rows go to results/gpu-h100.jsonl
+    python -m tests.benchmarks.gpu --tiny --out rows  # the same parts with a tiny model on a CPU
+
+Each part is a process with a limit of its own and appends its rows as it goes: one that hangs or fails stops no other.
+The first ones check what is right and run beside each other, the others measure and run alone. The 7B model has the
+shape of Qwen2.5-VL-7B, weights drawn at random on the device, and a tokenizer of a few words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.benchmarks.results import RESULTS, machine
+from tests.realsize.build import PUBLISHED
+
+ROOT = Path(__file__).parents[2]
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+MODEL = "Qwen2.5-VL-7B-Instruct"
+SMALL = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 64, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
+SMALL_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 64}
+SIDE, TOKENS = 392, 196  # Pixels of a side of a frame, and tokens of a step of two frames.
+
+
+class Visit:
+    """What all parts share: where rows go, where the model and the clip are, and whether all of it is tiny."""
+
+    def __init__(self, part: str, rows: Path, work: Path, tiny: bool) -> None:
+        self.part, self.rows, self.work, self.tiny = part, rows, work, tiny
+        self.model, self.clip = work / "model", work / "clip.mp4"
+
+    def say(self, **row: Any) -> None:
+        line = json.dumps({"part": self.part} | row)
+        print(line[:400], flush=True)
+        with self.rows.open("a") as file:
+            file.write(line + "\n")
+
+    @contextlib.contextmanager
+    def trying(self, **what: Any) -> Iterator[None]:
+        """Turn an error into a row."""
+        try:
+            yield
+        except Exception as error:
+            self.say(**what, error=f"{type(error).__name__}: {str(error)[:300]}", where=traceback.format_exc()[-900:])
+
+
+def sync() -> None:
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def timed(call: Callable[[int], object], rounds: int) -> tuple[float, float]:
+    """Return milliseconds a call until the device is done, and until the host is."""
+    sync()
+    start = time.perf_counter()
+    for i in range(rounds):
+        call(i)
+    host = time.perf_counter()
+    sync()
+    return round(1e3 * (time.perf_counter() - start) / rounds, 3), round(1e3 * (host - start) / rounds, 3)
+
+
+def _lap(laps: list[float]) -> None:
+    sync()
+    laps.append(time.perf_counter())
+
+
+def peak() -> float:
+    """Return the most GiB that torch has allocated on the device."""
+    return round(torch.cuda.max_memory_allocated() / 2**30, 2) if CUDA else 0.0
+
+
+def run_tests(visit: Visit, _: int) -> None:
+    """Run the tests that need a GPU."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/test_gpu.py", "-n", "0", "-q", "--tb=short"]
+    done = subprocess.run([*command, "-W", "default"], cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    (visit.rows.parent / "pytest-gpu.txt").write_text(done.stdout[-30000:] + done.stderr[-3000:])
+    failed = [line[:300] for line in lines if line.startswith(("FAILED", "ERROR"))]
+    visit.say(summary=lines[-1] if lines else done.stderr[-300:], failed=failed)
+
+
+def compare_families(visit: Visit, share: int) -> None:
+    """Watch and ask with every family and memory, in float32 on the CPU and on the device, and in bfloat16."""
+    from protokv.backbones import load_backbone
+    from protokv.memories import CONFIGS
+    from tests.backbones.tiny import BUILDERS
+    from tests.test_fake_cuda import SLIDING, small
+
+    # cuDNN rounds what goes into a convolution to TF32 by default.
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    families, kinds = list(BUILDERS)[share::4], ["durable", "sliding-window"] if visit.tiny else list(CONFIGS)
+    rows: list[dict[str, Any]] = []
+    for family in families[:1] if visit.tiny else families:
+        folder = visit.work / family
+        folder.mkdir()
+        path = str(BUILDERS[family](folder))
+        places = {"cpu": ("cpu", "float32"), "device": (DEVICE, "float32"), "half": (DEVICE, "bfloat16")}
+        models = {name: load_backbone(path, device=on, dtype=dtype) for name, (on, dtype) in places.items()}
+        for kind, positions in product(kinds, ("stream",) if family in SLIDING else ("stream", "compact")):
+            with visit.trying(family=family, memory=kind, positions=positions):
+                rows.append(_compared(models, small(kind, positions=positions)))
+                visit.say(family=family, memory=kind, positions=positions, **rows[-1])
+    far = [row for row in rows if row["first"] > 1e-3]
+    visit.say(compared=len(rows), far=len(far), other_answers=sum(not row["same_answer"] for row in rows))
+
+
+def _compared(models: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Return how far logits and states are apart: behind the first step, and behind the sixth, after evictions."""
+    from protokv.core.decoding import Decoding
+    from protokv.core.session import Session
+    from tests.conftest import random_frames
+    from tests.test_fake_cuda import QUESTION
+
+    logits, states, answers = {}, {}, {}
+    for name, backbone in models.items():
+        session = Session.start(backbone, config)
+        logits[name] = []
+        for step in range(6):
+            words = ["two three"] if step % 2 and config.positions == "stream" else []
+            session.watch(random_frames(step, backbone.frames_per_step), words=words)
+            if step in (0, 5):
+                logits[name].append(session.prefill(QUESTION).float().cpu())
+        answers[name] = session.ask(QUESTION, Decoding(2, temperature=0), evidence=config.name != "dycoke-decode")
+        states[name] = {key: held.cpu() for key, held in session.tensors().items()}
+    pairs = {key: (one.float(), states["device"][key].float()) for key, one in states["cpu"].items()}
+    first, last = (float((one - other).abs().max()) for one, other in zip(logits["cpu"], logits["device"], strict=True))
+    return {
+        "first": first,
+        "last": last,
+        "largest": float(logits["cpu"][1].abs().max()),
+        "off": [key for key, (a, b) in pairs.items() if a.shape != b.shape or not torch.allclose(a, b, atol=1e-3)],
+        "same_answer": answers["cpu"].text == answers["device"].text,
+        "half_finite": all(bool(one.isfinite().all()) for one in logits["half"]),
+    }
+
+
+def made_model(tiny: bool, **tokens: int) -> Any:
+    """Return transformers' model of the published numbers on the device, with weights that are drawn there."""
+    import transformers
+
+    numbers = PUBLISHED[MODEL]["config.json"] | {"bos_token_id": None, "eos_token_id": None} | tokens
+    if tiny:
+        numbers |= SMALL | {"vision_config": numbers["vision_config"] | SMALL_VISION | {"fullatt_block_indexes": [1]}}
+    config = transformers.Qwen2_5_VLConfig.from_dict(numbers)
+    with torch.device(DEVICE):
+        model = transformers.Qwen2_5_VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
+    return model.eval().requires_grad_(False)
+
+
+def prepare(visit: Visit, _: int) -> None:
+    """Write the model's folder and the clip."""
+    from tests.backbones.tiny import QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer
+
+    start = time.perf_counter()
+    visit.model.mkdir()
+    tokens = qwen_tokens(write_tokenizer(visit.model, QWEN_SPECIAL, QWEN_TEMPLATE))
+    side = 56 if visit.tiny else SIDE
+    limits = {"min_pixels": side * side, "max_pixels": side * side, "patch_size": 14, "merge_size": 2}
+    (visit.model / "preprocessor_config.json").write_text(json.dumps(limits | {"temporal_patch_size": 2}))
+    made_model(visit.tiny, **tokens).save_pretrained(visit.model)
+    written = time.perf_counter()
+    write_clip(visit.clip, 6 if visit.tiny else 60, 10 if visit.tiny else 80)
+    visit.say(model_s=round(written - start, 1), clip_s=round(time.perf_counter() - written, 1))
+
+
+def write_clip(path: Path, seconds: int, cell: int) -> None:
+    """Write a picture of 16 by 9 cells of this many pixels that moves, another one every three seconds."""
+    import av
+
+    noise = np.random.default_rng(1)
+    with av.open(str(path), "w") as output:
+        stream: Any = output.add_stream("libx264", rate=30, options={"preset": "ultrafast", "crf": "30"})
+        stream.width, stream.height, stream.pix_fmt = 16 * cell, 9 * cell, "yuv420p"
+        for i in range(seconds * 30):
+            if i % 90 == 0:
+                picture = noise.integers(0, 256, (9, 16, 3), np.uint8).repeat(cell, 0).repeat(cell, 1)
+            image = np.roll(picture, (i * 3, i * 5), (0, 1))
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        output.mux(stream.encode(None))
+
+
+def measure_steps(visit: Visit, _: int) -> None:
+    """Time a step, a question and a state of some memories."""
+    from protokv.backbones import load_backbone
+
+    start = time.perf_counter()
+    backbone = load_backbone(str(visit.model), device=DEVICE, dtype="bfloat16")
+    sync()
+    visit.say(loaded_s=round(time.perf_counter() - start, 1), weights_gib=peak(), **machine(DEVICE))
+    side, noise = 56 if visit.tiny else SIDE, np.random.default_rng(0)
+    pictures = [noise.integers(0, 256, (2, side, side, 3), np.uint8) for _ in range(2 if visit.tiny else 24)]
+    prepared = [backbone.prepare(one) for one in pictures]
+    with torch.inference_mode():
+        steps = [backbone.embed_steps([one], [0.0])[0] for one in prepared]
+    cases = [("durable", 6000), ("sliding-window", 6000), ("durable", 1000), ("infinipot-v", 6000), ("durable", 24000)]
+    for kind, budget in [("durable", 24)] if visit.tiny else cases:
+        with visit.trying(memory=kind, budget=budget):
+            _measure_memory(visit, backbone, kind, budget, prepared, steps)
+
+
+def _measure_memory(visit: Visit, backbone: Any, kind: str, budget: int, prepared: list[Any], steps: list[Any]) -> None:
+    from protokv.memories import MemoryConfig
+    from protokv.core.decoding import Decoding
+    from protokv.core.session import Session
+    from protokv.state import checkpoint
+
+    session, rounds = Session.start(backbone, MemoryConfig.of(kind, budget=budget)), 2 if visit.tiny else 20
+    row: dict[str, Any] = {"memory": kind, "budget": budget}
+
+    def at() -> float:
+        return session.clock.steps * session.clock.step_seconds
+
+    def take(i: int) -> None:
+        session.take([steps[i % len(steps)]], [at()])
+
+    def watch(i: int) -> None:
+        session.watch_prepared([prepared[i % len(steps)]], [at()])
+
+    for i in range(int(1.25 * budget) // len(steps[0]) + 5):
+        take(i)
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    row["watch_ms"], row["watch_host_ms"] = timed(watch, rounds)
+    row["take_ms"], row["take_host_ms"] = timed(take, rounds)
+    # Parts wait for each other here, so together they may be more than the whole.
+    parts: dict[str, list[float]] = {"vision": [], "context": [], "forward": [], "update": []}
+    with torch.inference_mode():
+        for i in range(rounds):
+            sync()
+            laps = [time.perf_counter()]
+            backbone.embed_steps([prepared[i % len(steps)]], [at()])
+            _lap(laps)
+            batch = session.position_steps([steps[i % len(steps)]], [at()])
+            _lap(laps)
+            shown = batch.embeddings, batch.forward_positions, batch.context, batch.local_kv
+            backbone.forward(*shown, steps=batch.tokens)
+            _lap(laps)
+            session.append(batch)
+            _lap(laps)
+            for times, one, other in zip(parts.values(), laps, laps[1:], strict=False):
+                times.append(1e3 * (other - one))
+    row |= {f"{part}_ms": round(statistics.median(each), 3) for part, each in parts.items()}
+    row["update_worst_ms"] = round(max(parts["update"]), 3)
+    answers = [session.ask("what is the first star ?", Decoding(9, temperature=0)) for _ in range(2 + rounds // 4)]
+    row["first_answer_ttft_ms"] = round(answers[0].ttft_ms, 2)
+    row["ttft_ms"] = round(statistics.median(one.ttft_ms for one in answers[1:]), 2)
+    each = [(one.total_ms - one.ttft_ms) / max(1, one.tokens - 1) for one in answers[1:]]
+    row |= {"token_ms": round(statistics.median(each), 2), "visible": answers[0].context_tokens, "peak_gib": peak()}
+    row["held_mb"] = {part: round(size / 1e6, 1) for part, size in session.memory.nbytes().items()}
+    if CUDA and (kind, budget) == ("durable", 6000):
+        calls = {"take": lambda: take(0), "vision": lambda: backbone.embed_steps([prepared[0]], [0.0])}
+        calls["question and a token"] = lambda: session.ask("what is the first star ?", Decoding(2, temperature=0))
+        for what, call in calls.items():
+            with visit.trying(profile=what), torch.inference_mode():
+                visit.say(profile=what, **_profiled(call))
+    path = visit.work / "state.safetensors"
+    laps = [time.perf_counter()]
+    checkpoint.save(session, path)
+    _lap(laps)
+    back = checkpoint.load(path, backbone)
+    _lap(laps)
+    row |= {"state_mb": round(path.stat().st_size / 1e6, 1), "save_s": round(laps[1] - laps[0], 3)}
+    row |= {"load_s": round(laps[2] - laps[1], 3)}
+    row["same_logits"] = torch.equal(back.prefill("what is red ?"), session.prefill("what is red ?"))
+    visit.say(**row)
+
+
+def _profiled(call: Callable[[], object], rounds: int = 3) -> dict[str, Any]:
+    """Return kernels and milliseconds that the device is busy, a call, and the kernels that take most."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    sync()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(rounds):
+            call()
+        sync()
+    kernels = [one for one in profiler.key_averages() if one.device_type.name == "CUDA" and one.self_device_time_total]
+    kernels.sort(key=lambda one: -one.self_device_time_total)
+    most = [(one.key[:60], one.count // rounds, round(one.self_device_time_total / rounds / 1e3, 3)) for one in kernels]
+    busy = sum(one.self_device_time_total for one in kernels) / rounds / 1e3
+    return {"kernels": sum(one.count for one in kernels) // rounds, "busy_ms": round(busy, 3), "most": most[:10]}
+
+
+def measure_kernels(visit: Visit, _: int) -> None:
+    """Time ways to attend to slots with a bias in one layer, and their error beside float64."""
+    sizes = [(3, 60), (1, 60)] if visit.tiny else [(196, 6000), (196, 24000), (20, 6000), (1, 6000), (1568, 6000)]
+    for T, N in sizes:
+        visit.say(T=T, N=N, **_kernels(T, N, 2 if visit.tiny else 30))
+
+
+def _kernels(T: int, N: int, rounds: int) -> dict[str, Any]:
+    from protokv.core import kernels
+
+    g, H, D = torch.Generator(DEVICE).manual_seed(0), 4, 128
+    M, scale = 7 * T, D**-0.5
+    q, k, v = (torch.randn(H, n, D, generator=g, device=DEVICE).bfloat16() for n in (M, N, N))
+    bias = torch.randint(1, 1_000_000, (H, N), generator=g, device=DEVICE).float().log()
+    bias[:, ::7] = -1e30
+    logits = q.double() @ k.double().transpose(1, 2) * scale + bias[:, None]
+    exact, exact_lse = logits.softmax(-1) @ v.double(), logits.logsumexp(-1)
+    del logits
+
+    def widened() -> tuple[torch.Tensor, torch.Tensor]:
+        return kernels.with_columns(k, v, kernels.bias_columns(bias, scale, k.dtype))
+
+    ready, wide = widened(), torch.nn.functional.pad(q, (0, kernels.COLUMNS), value=1.0)
+    ways: dict[str, Callable[[], Any]] = {
+        "columns": lambda: kernels.biased_attention(q, *ready, bias, scale),
+        "columns made at reading": lambda: kernels.biased_attention(q, *widened(), bias, scale),
+        "products": lambda: kernels._by_products(q, k, v, bias[:, None], scale),
+        "efficient, bfloat16 mask": lambda: kernels._efficient(q, k, v, bias[:, None], scale),
+        "efficient, columns": lambda: kernels._efficient(wide, *ready, None, scale),
+        "no bias": lambda: kernels._attend_wide(q, k, v, scale),
+    }
+    row: dict[str, Any] = {}
+    for name, call in ways.items():
+        try:
+            out, lse = call()
+            error = float((out[..., :D].double() - exact).norm() / exact.norm())
+            lse_error = float((lse[:, :M].double() - exact_lse).abs().max())
+            row[name] = {"ms": timed(lambda _, call=call: call(), rounds)[0]}  # type: ignore[misc]
+            row[name] |= {} if name == "no bias" else {"error": error, "lse_error": lse_error}
+        except Exception as error_here:
+            row[name] = {"raised": f"{type(error_here).__name__}: {str(error_here)[:120]}"}
+    return row
+
+
+def measure_transformers(visit: Visit, _: int) -> None:
+    """Time what a person would do without this package: transformers' forward over the whole video, one question."""
+    model = made_model(visit.tiny, image_token_id=5, video_token_id=6, vision_start_token_id=3, vision_end_token_id=4)
+    grid, tokens = (4, 4) if visit.tiny else (28, TOKENS)
+    for seconds in (2,) if visit.tiny else (30, 120, 300, 600):
+        with visit.trying(seconds=seconds):
+            ids = torch.tensor([[1, 2, 3] + [6] * (seconds * tokens) + [4] + list(range(10, 30))], device=DEVICE)
+            pixels = torch.randn(seconds * grid * grid, 1176, device=DEVICE, dtype=torch.bfloat16)
+            given = {
+                "input_ids": ids,
+                "pixel_values_videos": pixels,
+                "video_grid_thw": torch.tensor([[seconds, grid, grid]], device=DEVICE),
+                "mm_token_type_ids": (ids == 6).long() * 2,
+            }
+            if CUDA:
+                torch.cuda.reset_peak_memory_stats()
+            for _turn in range(2):
+                sync()
+                start = time.perf_counter()
+                with torch.inference_mode():
+                    int(model(**given, logits_to_keep=1, use_cache=True).logits[0, -1].argmax())
+                took = time.perf_counter() - start
+                if took > 5:
+                    break
+            visit.say(seconds=seconds, tokens=seconds * tokens, first_token_s=round(took, 3), peak_gib=peak())
+
+
+def measure_command_line(visit: Visit, _: int) -> None:
+    """Time ingest and query in processes of their own; kill a run, go on, and compare the bytes."""
+    common = ["--model", str(visit.model), "--device", DEVICE, "--format", "json"]
+    watching = [*common, "--dtype", "bfloat16", "--budget", "24" if visit.tiny else "6k"]
+
+    def protokv(what: str, *arguments: str) -> None:
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "protokv", *arguments], capture_output=True, text=True, cwd=visit.work
+        )
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        wall = round(time.perf_counter() - start, 2)
+        spent = [row["timings"] for row in rows if "timings" in row]
+        asked = [{name: row.get(name) for name in ("ttft_ms", "total_ms")} for row in rows if "ttft_ms" in row]
+        visit.say(what=what, rc=done.returncode, wall_s=wall, timings=spent, answers=asked, err=done.stderr[-300:])
+
+    ingest = ("ingest", str(visit.clip), *watching)
+    protokv("ingest", *ingest, "-o", "a.safetensors", "--timings")
+    ask = ("query", "a.safetensors", *common, "--max-new-tokens", "8", "--timings")
+    protokv("query in a new process", *ask, "what is the first star ?", "what is red ?")
+    killed = [sys.executable, "-m", "protokv", *ingest, "-o", "b.safetensors", "--every", "2s" if visit.tiny else "10s"]
+    with subprocess.Popen(killed, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=visit.work) as run:
+        assert run.stdout is not None
+        commits = 0
+        for line in run.stdout:
+            commits += json.loads(line).get("type") == "commit"
+            if commits == 2:
+                run.send_signal(signal.SIGKILL)
+                break
+    protokv("go on after a kill", *ingest, "-o", "b.safetensors", "--every", "2s" if visit.tiny else "10s")
+    states = [(visit.work / f"{name}.safetensors").read_bytes() for name in "ab"]
+    visit.say(what="states", same_bytes=states[0] == states[1], mb=round(len(states[0]) / 1e6, 1))
+
+
+PARTS: dict[str, tuple[Callable[[Visit, int], None], int]] = {
+    "tests": (run_tests, 130),
+    "parity": (compare_families, 130),
+    "prepare": (prepare, 130),
+    "steps": (measure_steps, 150),
+    "kernels": (measure_kernels, 40),
+    "transformers": (measure_transformers, 80),
+    "command line": (measure_command_line, 130),
+}
+"""Parts with the most seconds that each may take, the most important first."""
+TOGETHER = ("tests", "parity", "prepare")
+WHOLE_VISIT_S = 480
+
+
+def run_part(part: str, share: int, *, tiny: bool, rows: Path, work: Path, end: float) -> None:
+    """Run a part in a process of its own; end it and all that it started at its limit."""
+    seconds = min(PARTS[part][1], end - time.monotonic())
+    command = [sys.executable, "-m", "tests.benchmarks.gpu", "--part", part, "--share", str(share)]
+    command += ["--rows", str(rows), "--work", str(work), *(["--tiny"] if tiny else [])]
+    start = time.monotonic()
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    surroundings = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}
+    if part in TOGETHER:
+        surroundings |= {"OMP_NUM_THREADS": "4"}
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, env=surroundings)
+    try:
+        state: int | str = process.wait(max(seconds, 0))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        state = f"ended after {round(seconds)} s"
+    visit = Visit(part, rows, work, tiny)
+    visit.say(done=state, share=share, took_s=round(time.monotonic() - start, 1))
+
+
+def main() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the rows")
+    parser.add_argument("--only", choices=tuple(PARTS), nargs="+", default=tuple(PARTS))
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, as a test of this program")
+    for name, kind in {"--part": str, "--share": int, "--rows": Path, "--work": Path}.items():
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.part:
+        PARTS[given.part][0](Visit(given.part, given.rows, given.work, given.tiny), given.share)
+        return
+    given.out.mkdir(parents=True, exist_ok=True)
+    name = torch.cuda.get_device_name().split()[1].lower() if CUDA else "cpu"
+    rows, end = given.out.resolve() / f"gpu-{name}.jsonl", time.monotonic() + WHOLE_VISIT_S
+    rows.unlink(missing_ok=True)
+    work = Path(tempfile.mkdtemp())
+    try:
+        run = partial(run_part, tiny=given.tiny, rows=rows, work=work, end=end)
+        first = [
+            (part, share) for part in TOGETHER if part in given.only for share in range(4 if part == "parity" else 1)
+        ]
+        with ThreadPoolExecutor(len(first) or 1) as pool:
+            list(pool.map(lambda one: run(*one), first))
+        for part in given.only:
+            if part not in TOGETHER and time.monotonic() < end:
+                run(part, 0)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    print(f"rows: {rows}")
+
+
+if __name__ == "__main__":
+    main()
