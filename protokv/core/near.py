@@ -30,8 +30,8 @@ class Slots(StatePart):
         self._wide = kernels.takes_columns(D, shape.dtype, shape.device)
         size = (shape.layers, shape.kv_heads, P0 + far + near, D + self._wide * kernels.COLUMNS)
         # As attention reads them, and without the columns of the bias.
-        self._rows = [torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2)]
-        self.keys, self.values = (rows[..., :D] for rows in self._rows)
+        self._keys, self._values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
+        self.keys, self.values = self._keys[..., :D], self._values[..., :D]
         self.bias = torch.full(size[:3], -torch.inf, device=shape.device)
         self.sink, self.far, self.near = slice(0, P0), slice(P0, P0 + far), slice(P0 + far, P0 + far + near)
         self.started = False
@@ -74,8 +74,8 @@ class Slots(StatePart):
 
         D = self.keys.shape[-1]
         if self._wide:
-            self._rows[0][..., D:] = kernels.bias_columns(self.bias, D**-0.5, self.keys.dtype)
-        return SlotContext(*self._rows, self.bias, self.far, positions, wide=self._wide)
+            self._keys[..., D:] = kernels.bias_columns(self.bias, D**-0.5, self.keys.dtype)
+        return SlotContext(self._keys, self._values, self.bias, self.far, positions, wide=self._wide)
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -98,7 +98,7 @@ class Slots(StatePart):
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Return the bias of the prompt prefix, and the columns of the bias of all slots."""
-        columns = [rows[..., self.keys.shape[-1] :] for rows in self._rows]
+        columns = [held[..., self.keys.shape[-1] :] for held in (self._keys, self._values)]
         return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": columns} if self._wide else {})
 
 
