@@ -24,7 +24,7 @@ from tests.fake_cuda import FakeCuda, capturing, data_of, fake_cuda
 from tests.stub_backbone import StubBackbone
 
 QUESTION = "what is the first star ?"
-Models = Callable[[str], tuple[Backbone, Backbone]]
+Models = Callable[..., tuple[Backbone, Backbone]]
 # A window does not move with a memory.
 SLIDING = ("gemma4",)
 EVERY = [
@@ -44,11 +44,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """Return a function that loads a family twice: on the CPU, and on the device."""
 
     @cache
-    def load(family: str) -> tuple[Backbone, Backbone]:
+    def load(family: str, dtype: str = "float32") -> tuple[Backbone, Backbone]:
         folder = str(BUILDERS[family](tmp_path_factory.mktemp(family)))
         with fake_cuda():
-            there = load_backbone(folder, device="cuda:0", dtype="float32")
-        return load_backbone(folder, device="cpu", dtype="float32"), there
+            there = load_backbone(folder, device="cuda:0", dtype=dtype)
+        return load_backbone(folder, device="cpu", dtype=dtype), there
 
     return load
 
@@ -106,6 +106,18 @@ def test_every_family_memory_and_position_gives_what_the_cpu_gives(
     models: Models, family: str, kind: str, positions: str, tmp_path: Path
 ) -> None:
     compare(models, family, small(kind, positions=positions), tmp_path)
+
+
+@pytest.mark.parametrize("config", [small(kind) for kind in CONFIGS] + [small("infinipot-v", kv_bits=8)], ids=type)
+def test_in_half_precision_attention_by_columns_gives_about_what_the_cpu_gives(
+    models: Models, config: MemoryConfig, tmp_path: Path
+) -> None:
+    here, there = models("qwen2_5_vl", "bfloat16")
+    (expected, *_) = use(here, config, tmp_path / "here.safetensors")[1]
+    with fake_cuda():
+        (found, *_) = use(there, config, tmp_path / "there.safetensors")[1]
+    # Logits of 7 in bfloat16, a few roundings apart.
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=0, atol=0.25)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ class Segment:
     """Slots of one layer that attention reads in one product.
 
     Attributes:
-        keys, values: `[H, N, D]`, model dtype, finite even in free slots; or `[H, N, D + 8]` as of
-            `kernels.with_columns`.
+        keys, values: `[H, N, D]`, model dtype, finite even in free slots; may have `kernels.COLUMNS` behind them.
         bias: `[H, N]` float32, added to the logits: `EMPTY` free, `0` exact token, `log n_k` pseudo-token.
         query_rotation: cos and sin, `[D]` float32; queries are rotated by it before they meet these keys.
     """
@@ -90,7 +89,7 @@ class SlotContext(Context):
         positions: returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are
             seldom asked for.
         until: where tokens follow that were hidden by `before`, their earliest time.
-        wide: keys and values are `[L, H, N, D + 8]`, as of `kernels.with_columns`.
+        rows: keys and values with the columns of this bias, as of `kernels.with_columns`, where they are at hand.
     """
 
     keys: Tensor
@@ -99,7 +98,7 @@ class SlotContext(Context):
     far: slice
     positions: Callable[[], Tensor] | None = None
     until: int | None = None
-    wide: bool = False
+    rows: tuple[Tensor, Tensor] | None = None
     # Computed once for all layers and all tokens of an answer.
     _finite: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
     _columns: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -113,7 +112,9 @@ class SlotContext(Context):
     ) -> Segment:
         """Return some slots of a layer as attention reads them."""
         keys, values = self.read(layer, part)
-        if not self.wide and kernels.takes_columns(keys.shape[-1], keys.dtype, keys.device):
+        if self.rows is not None:
+            keys, values = (held[layer][:, part] for held in self.rows)
+        elif kernels.takes_columns(keys.shape[-1], keys.dtype, keys.device):
             if not self._columns:
                 self._columns.append(kernels.bias_columns(self.bias, keys.shape[-1] ** -0.5, keys.dtype))
             keys, values = kernels.with_columns(keys, values, self._columns[0][layer][:, part])
@@ -139,10 +140,7 @@ class SlotContext(Context):
             raise ValueError("this context does not know the positions of its slots")
         later = (self.positions()[..., 0] >= time) & (self.bias == 0)
         later[..., : self.far.start] = False
-        # The columns of the keys hold the bias as it was.
-        keys, values = (held[..., : -kernels.COLUMNS] if self.wide else held for held in (self.keys, self.values))
-        bias = self.bias.masked_fill(later, -torch.inf)
-        return replace(self, keys=keys, values=values, bias=bias, until=time, wide=False)
+        return replace(self, bias=self.bias.masked_fill(later, -torch.inf), until=time, rows=None)
 
     def visible_tokens(self) -> int:
         """Return the number of slots in use, in the layer and head that has most."""

@@ -27,11 +27,12 @@ class Slots(StatePart):
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
         P0, D = shape.sink_tokens, shape.head_size
-        self._wide = kernels.takes_columns(D, shape.dtype, shape.device)
-        size = (shape.layers, shape.kv_heads, P0 + far + near, D + self._wide * kernels.COLUMNS)
-        # As attention reads them, and without the columns of the bias.
-        self._keys, self._values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
-        self.keys, self.values = self._keys[..., :D], self._values[..., :D]
+        columns = kernels.COLUMNS * kernels.takes_columns(D, shape.dtype, shape.device)
+        size = (shape.layers, shape.kv_heads, P0 + far + near, D + columns)
+        keys, values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
+        self.keys, self.values = keys[..., :D], values[..., :D]
+        # As attention reads them, with the columns of the bias.
+        self._rows = (keys, values) if columns else None
         self.bias = torch.full(size[:3], -torch.inf, device=shape.device)
         self.sink, self.far, self.near = slice(0, P0), slice(P0, P0 + far), slice(P0 + far, P0 + far + near)
         self.started = False
@@ -72,10 +73,10 @@ class Slots(StatePart):
             parts = [line.expand(L, H, P0, P), near.expand(L, H, *near.shape)]
             return torch.cat(parts if far is None else [parts[0], far(), parts[1]], 2)
 
-        D = self.keys.shape[-1]
-        if self._wide:
-            self._keys[..., D:] = kernels.bias_columns(self.bias, D**-0.5, self.keys.dtype)
-        return SlotContext(self._keys, self._values, self.bias, self.far, positions, wide=self._wide)
+        if self._rows:
+            D = self.keys.shape[-1]
+            self._rows[0][..., D:] = kernels.bias_columns(self.bias, D**-0.5, self.keys.dtype)
+        return SlotContext(self.keys, self.values, self.bias, self.far, positions, rows=self._rows)
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -98,8 +99,8 @@ class Slots(StatePart):
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Return the bias of the prompt prefix, and the columns of the bias of all slots."""
-        columns = [held[..., self.keys.shape[-1] :] for held in (self._keys, self._values)]
-        return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": columns} if self._wide else {})
+        columns = [rows[..., self.keys.shape[-1] :] for rows in self._rows or ()]
+        return {"sink": (self.bias[:, :, self.sink],)} | ({"columns": columns} if columns else {})
 
 
 @dataclass(frozen=True, slots=True)
