@@ -186,4 +186,4 @@ def test_the_log_sum_exp_knows_the_bias_to_float32(dtype: torch.dtype, D: int) -
     exact = (query.double() @ keys.double().transpose(1, 2) * D**-0.5 + bias[:, None]).logsumexp(-1)
     torch.testing.assert_close(lse[1:].double(), exact[1:], rtol=0, atol=1e-4)
     assert lse[0].isfinite().all()
-    assert (lse[0] < -8000).all()
+    assert (lse[0] < -6000).all()

@@ -222,10 +222,11 @@ def measure_steps(visit: Visit, _: int) -> None:
 
 
 def _measure_memory(visit: Visit, backbone: Any, kind: str, budget: int, prepared: list[Any], steps: list[Any]) -> None:
-    from protokv.memories import MemoryConfig
     from protokv.core.decoding import Decoding
     from protokv.core.session import Session
-    from protokv.state import checkpoint
+    from protokv.memories import MemoryConfig
+    from protokv.state.reader import load
+    from protokv.state.writer import save
 
     session, rounds = Session.start(backbone, MemoryConfig.of(kind, budget=budget)), 2 if visit.tiny else 20
     row: dict[str, Any] = {"memory": kind, "budget": budget}
@@ -278,9 +279,9 @@ def _measure_memory(visit: Visit, backbone: Any, kind: str, budget: int, prepare
                 visit.say(profile=what, **_profiled(call))
     path = visit.work / "state.safetensors"
     laps = [time.perf_counter()]
-    checkpoint.save(session, path)
+    save(session, path)
     _lap(laps)
-    back = checkpoint.load(path, backbone)
+    back = load(path, backbone)
     _lap(laps)
     row |= {"state_mb": round(path.stat().st_size / 1e6, 1), "save_s": round(laps[1] - laps[0], 3)}
     row |= {"load_s": round(laps[2] - laps[1], 3)}
