@@ -140,7 +140,7 @@ def _place(question: Question, video: Video, length_s: float, notes: Counter[str
     return replace(question, reference_s=at_s)
 
 
-FRAMES: Final = (4, 16)
+BASELINE_FRAMES: Final = (4, 16)
 TEXT_ONLY: Final = "text only"
 
 # Larger than any processor keeps, so that a step has as many tokens as the model allows.
@@ -154,7 +154,7 @@ def with_baselines(variants: Sequence[Variant], backbone: Backbone, *, words: bo
     """
     tokens = measure_step(backbone)
     found = [Variant(TEXT_ONLY, SlidingWindowConfig(budget=1), blind=True)]
-    for frames in FRAMES:
+    for frames in BASELINE_FRAMES:
         steps = -(-frames // backbone.frames_per_step)
         # As in SimpleStream: encoded anew for each question, right after the prompt.
         config = LastFramesConfig(

@@ -37,7 +37,7 @@ class Case:
     @property
     def prompt(self) -> str:
         """The user's turn about it."""
-        return USER.format(question=self.question, expected=self.expected, prediction=self.prediction)
+        return JUDGE_USER.format(question=self.question, expected=self.expected, prediction=self.prediction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Verdict:
 
 MAX_TOKENS: Final = 300
 
-SYSTEM: Final = (
+JUDGE_SYSTEM: Final = (
     "You are an intelligent chatbot designed for evaluating the correctness of generative outputs for "
     "question-answer pairs. Your task is to compare the predicted answer with the correct answer and determine if they "
     "match meaningfully. Here's how you can accomplish the task:------##INSTRUCTIONS: "
@@ -59,7 +59,7 @@ SYSTEM: Final = (
     "- Evaluate the correctness of the prediction compared to the answer."
 )
 
-USER: Final = (
+JUDGE_USER: Final = (
     "Please evaluate the following video-based question-answer pair:\n\n"
     "Question: {question}\nCorrect Answer: {expected}\nPredicted Answer: {prediction}\n\n"
     "Provide your evaluation only as a yes/no and score where the score is an integer value between 0 and 5, with 5 "
@@ -69,7 +69,7 @@ USER: Final = (
     "string. For example, your response should look like this: {{'pred': 'yes', 'score': 4.8}}."
 )
 
-PROMPT_HASH: Final = hashlib.sha256(f"{SYSTEM}\0{USER}".encode()).hexdigest()[:12]
+PROMPT_HASH: Final = hashlib.sha256(f"{JUDGE_SYSTEM}\0{JUDGE_USER}".encode()).hexdigest()[:12]
 
 
 def read_reply(text: str) -> Verdict:
@@ -142,7 +142,7 @@ class Judge:
 
     def _ask(self, case: Case) -> Verdict | None:
         """Return a verdict; None if there is none after some tries."""
-        messages: Any = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": case.prompt}]
+        messages: Any = [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": case.prompt}]
         for _ in range(REPLIES):
             try:
                 completion = self._client.chat.completions.create(

@@ -17,7 +17,7 @@ from protokv.errors import ConfigError, SourceError, use_one_of
 from protokv.replay.memories import Variant
 from protokv.replay.rows import AnswerRow, RowFile, Trial
 from protokv.replay.runner import PlannedAnswer, Setup, StreamProgress, replay_stream, synchronise
-from protokv.replay.schedule import ALL_TYPES, LADDER, QuestionSchedule, fit_delays, schedule
+from protokv.replay.schedule import ALL_TYPES, DELAY_LADDER_S, QuestionSchedule, fit_delays, schedule
 from protokv.replay.streams import Stream
 
 
@@ -114,7 +114,7 @@ def make_plan(
     delays_s: Sequence[float] | None,
     setup: Setup,
     *,
-    wanted_s: Sequence[float] = LADDER,
+    wanted_s: Sequence[float] = DELAY_LADDER_S,
     intersection: bool = True,
     types: Collection[str] | None = None,
 ) -> Plan:

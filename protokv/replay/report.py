@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from protokv.memories import DEFAULT, FullConfig
 from protokv.replay.benchmarks import BENCHMARKS, find_group
-from protokv.replay.benchmarks.base import OTHER
+from protokv.replay.benchmarks.base import OTHER_GROUP
 from protokv.replay.metrics import (
     FEW_QUESTIONS,
     FEW_VIDEOS,
@@ -86,8 +86,8 @@ def summarise(rows: Sequence[AnswerRow], group: Callable[[str, str], str] = find
 def _order_groups(rows: Sequence[AnswerRow], present: set[str]) -> list[str]:
     datasets = [BENCHMARKS[name] for name in dict.fromkeys(row.dataset for row in rows) if name in BENCHMARKS]
     known = [kind.group for benchmark in datasets for kind in benchmark.types]
-    found = [name for name in dict.fromkeys((*known, *sorted(present))) if name in present and name != OTHER]
-    found += [OTHER] * (OTHER in present)
+    found = [name for name in dict.fromkeys((*known, *sorted(present))) if name in present and name != OTHER_GROUP]
+    found += [OTHER_GROUP] * (OTHER_GROUP in present)
     return found if len(found) > 1 else []
 
 

@@ -18,7 +18,7 @@ from protokv.replay.dataset import OpenedStreams, open_dataset, with_baselines
 from protokv.replay.judges import Judge
 from protokv.replay.memories import Variant, Variation, name_memories, vary_memories
 from protokv.replay.plan import Plan, make_plan
-from protokv.replay.runner import SHORT, Setup
+from protokv.replay.runner import SHORT_ANSWER, Setup
 from protokv.replay.streams import open_files
 from protokv.words.find import OFF
 
@@ -140,7 +140,7 @@ def make_setup(
 ) -> Setup:
     """Return how questions are asked: at a benchmark's own rate and length of answers, unless `fps` is given."""
     if benchmark is None:
-        return Setup.of(backbone, fps=fps, decoding=SHORT)
+        return Setup.of(backbone, fps=fps, decoding=SHORT_ANSWER)
     bare = not backbone.converses if prompt is None else prompt == "bare"
     decoding = Decoding(max_new_tokens=benchmark.max_new_tokens)
     return Setup.of(backbone, fps=fps or benchmark.fps, decoding=decoding, bare=bare)

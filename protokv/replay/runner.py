@@ -30,7 +30,7 @@ from protokv.replay.schedule import ASK_SLACK_S, Ask, QuestionSchedule
 from protokv.replay.streams import Stream
 from protokv.words.transcript import Transcript
 
-SHORT = Decoding(max_new_tokens=16)
+SHORT_ANSWER = Decoding(max_new_tokens=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class Setup:
     model: dict[str, str]
     fps: float
     frames_per_step: int
-    decoding: Decoding = SHORT
+    decoding: Decoding = SHORT_ANSWER
     frames: dict[str, Any] = field(default_factory=dict)
     bare: bool = False
 
     @classmethod
     def of(
-        cls, backbone: Backbone, *, fps: float | None = None, decoding: Decoding = SHORT, bare: bool = False
+        cls, backbone: Backbone, *, fps: float | None = None, decoding: Decoding = SHORT_ANSWER, bare: bool = False
     ) -> Self:
         """Return the setup of a backbone, at its own rate if `fps` is None."""
         rate = backbone.default_fps if fps is None else fps

@@ -17,7 +17,7 @@ from protokv.replay.questions import Question
 # Container durations are rounded: an ask this far after the end still counts.
 ASK_SLACK_S = 1e-6
 
-LADDER = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
+DELAY_LADDER_S = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
 """Default delays in seconds."""
 
 MOST_DELAYS = 4
@@ -93,16 +93,16 @@ def schedule(
     return QuestionSchedule(tuple(asks), dropped)
 
 
-def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = LADDER) -> list[float]:
+def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = DELAY_LADDER_S) -> list[float]:
     """Choose delays that fit at least half of the questions: at most four, 0 if it is wanted, and the longest.
 
     Args:
         rooms_s: of every question, the seconds between its reference time and the end of its stream.
-        wanted: delays to choose from; `LADDER` stands in if only 0 of them fits.
+        wanted: delays to choose from; `DELAY_LADDER_S` stands in if only 0 of them fits.
     """
     ordered = sorted(rooms_s)
     room = ordered[len(ordered) // 2] if ordered else 0.0
     fitting = [delay for delay in sorted(wanted) if delay <= room + ASK_SLACK_S]
     if not any(fitting):
-        fitting = [delay for delay in LADDER if delay <= room + ASK_SLACK_S] or [0.0]
+        fitting = [delay for delay in DELAY_LADDER_S if delay <= room + ASK_SLACK_S] or [0.0]
     return fitting if len(fitting) <= MOST_DELAYS else [fitting[0], *fitting[1 - MOST_DELAYS :]]

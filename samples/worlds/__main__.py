@@ -29,7 +29,7 @@ from protokv.replay.plan import Plan, UnreadableVideo, make_plan, run_plan
 from protokv.replay.report import summarise
 from protokv.replay.request import make_setup
 from protokv.replay.rows import AnswerRow, RowFile, read_rows
-from protokv.replay.schedule import LADDER
+from protokv.replay.schedule import DELAY_LADDER_S
 from protokv.replay.tables import save_points, tabulate
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_variation
 from samples.worlds.language import MEASURES, read_language, resume_rows, run_language, summarise_language
@@ -124,7 +124,7 @@ def open_part(study: Study, options: argparse.Namespace, model: str) -> Part:
         own = options.data_root / benchmark.name
         opened = open_dataset(benchmark, own if own.is_dir() else options.data_root)
         delays_s = options.delays or part.delays_s
-        return Part(opened, list_variants(study, options, part.budgets), delays_s, LADDER, options.types)
+        return Part(opened, list_variants(study, options, part.budgets), delays_s, DELAY_LADDER_S, options.types)
     if study.worlds is None:
         raise ConfigError("this study compares on data sets", hint="name one with --dataset and --data-root")
     types = options.types or study.types

@@ -11,8 +11,8 @@ import pytest
 
 from protokv.errors import ConfigError, JudgeError
 from protokv.replay.judges import (
+    JUDGE_SYSTEM,
     PROMPT_HASH,
-    SYSTEM,
     Case,
     Judge,
     Verdict,
@@ -83,7 +83,7 @@ def test_the_published_prompt_is_sent_with_its_settings(judge: Judge) -> None:
     verdict, (sent,) = ask(judge, GOOD)
     assert verdict == Verdict(True, 4.0)
     assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("gpt-3.5-turbo-0125", 0, 300)
-    assert sent["messages"][0] == {"role": "system", "content": SYSTEM}
+    assert sent["messages"][0] == {"role": "system", "content": JUDGE_SYSTEM}
     for part in ("Question: What is it?", "Correct Answer: a ring", "Predicted Answer: the ring", "'score': 4.8}"):
         assert part in sent["messages"][1]["content"]
 

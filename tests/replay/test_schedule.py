@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
 from protokv.replay.questions import Question
-from protokv.replay.schedule import ASK_SLACK_S, LADDER, fit_delays, schedule
+from protokv.replay.schedule import ASK_SLACK_S, DELAY_LADDER_S, fit_delays, schedule
 
 
 def question(number: int, t0: float, kind: str = "colour") -> Question:
@@ -48,12 +48,12 @@ def test_a_sweep_asks_what_lasts_or_the_types_that_are_named_and_a_delay_of_zero
 @pytest.mark.parametrize(
     ("rooms", "wanted", "found"),
     [
-        ([3.0, 31.0, 40.0], LADDER, [0, 5, 10, 30]),
-        ([600.0], LADDER, [0, 120, 300, 600]),
+        ([3.0, 31.0, 40.0], DELAY_LADDER_S, [0, 5, 10, 30]),
+        ([600.0], DELAY_LADDER_S, [0, 120, 300, 600]),
         ([46.0] * 5, (0, 30, 120, 180), [0, 30]),
         ([12.0] * 5, (0, 30, 120, 180), [0, 5, 10]),
         ([1.0], (0, 30), [0]),
-        ([], LADDER, [0]),
+        ([], DELAY_LADDER_S, [0]),
     ],
     ids=str,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from protokv.errors import ConfigError, use_one_of
-from protokv.replay.benchmarks.base import OTHER, Benchmark
+from protokv.replay.benchmarks.base import OTHER_GROUP, Benchmark
 from protokv.replay.benchmarks.mlvu import Mlvu
 from protokv.replay.benchmarks.ovo_bench import OvoBench
 from protokv.replay.benchmarks.rvs import RvsEgo, RvsMovie
@@ -30,5 +30,5 @@ def find_benchmark(name: str) -> Benchmark:
 
 
 def find_group(question_type: str, dataset: str) -> str:
-    """Return the group of a type in the tables of a data set; `OTHER` outside of one."""
-    return BENCHMARKS[dataset].find_type(question_type).group if dataset in BENCHMARKS else OTHER
+    """Return the group of a type in the tables of a data set; `OTHER_GROUP` outside of one."""
+    return BENCHMARKS[dataset].find_type(question_type).group if dataset in BENCHMARKS else OTHER_GROUP

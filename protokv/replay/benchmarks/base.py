@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Self
 
 from protokv.replay.questions import Question
 
-OTHER: Final = "other"
+OTHER_GROUP: Final = "other"
 """The group of types without a group."""
 
 
@@ -30,7 +30,7 @@ class QuestionType:
     """
 
     name: str
-    group: str = OTHER
+    group: str = OTHER_GROUP
     retrospective: bool = True
 
 

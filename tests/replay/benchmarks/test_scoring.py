@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.choices import find_option, strict_letter
+from protokv.replay.judges import PROMPT_HASH
 from protokv.replay.questions import token_f1
 from protokv.replay.runner import score
 from tests.replay.rows import ROW
@@ -86,6 +87,14 @@ def test_a_row_of_the_bare_question_says_how_it_was_scored(answer: str, right: b
     assert (found.official, found.strict) == (right, right)
     assert "option" in found.judge
     assert score(replace(trial, prompt_hash="x"), answer).judge == ""
+
+
+def test_prompts_are_those_that_rows_were_made_with() -> None:
+    assert {name: benchmark.prompt_hash for name, benchmark in BENCHMARKS.items()} == {
+        "rvs-ego": "bf085a6e12c9", "rvs-movie": "bf085a6e12c9", "ovo-bench": "5a28140e3bba",
+        "streamingbench": "45ade95776e1", "videomme": "28b657a26654", "mlvu": "5fa5819d2a36",
+    }  # fmt: skip
+    assert PROMPT_HASH == "a40699f04950"
 
 
 def test_means_are_those_that_papers_print() -> None:
