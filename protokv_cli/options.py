@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 import typer
 
 from protokv.errors import use_one_of
-from protokv.memories import CONFIGS, DEFAULT, MemoryConfig
+from protokv.memories import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_setting
 
@@ -238,7 +238,7 @@ class MemoryFlags:
 
     PANEL: ClassVar[str] = "Memory"
     memory: str = option(
-        "--memory NAME", f"How to remember: {', '.join(CONFIGS)}.", MOST_USED, default=DEFAULT, known=CONFIGS
+        "--memory NAME", f"How to remember: {', '.join(CONFIGS)}.", MOST_USED, default=DEFAULT_MEMORY, known=CONFIGS
     )
     budget: str = option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", MOST_USED, default="6k")
     positions: str | None = option(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.memories import CONFIGS, DEFAULT, DurableConfig, MemoryConfig, PaperConfig
+from protokv.memories import CONFIGS, DEFAULT_MEMORY, DurableConfig, MemoryConfig, PaperConfig
 from protokv.memories.paper import residuals as quantizer
 
 PAPER_TABLE = {
@@ -80,7 +80,7 @@ def test_changes_are_told_against_the_defaults_of_the_name() -> None:
 
 
 def test_the_default_is_durable() -> None:
-    assert DEFAULT == "durable"
+    assert DEFAULT_MEMORY == "durable"
     assert MemoryConfig.from_dict({"budget": 100}) == DurableConfig(budget=100)
 
 

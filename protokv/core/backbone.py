@@ -35,7 +35,7 @@ Turn = tuple[str, str]
 
 
 # A commit of a hub model: nothing that could be a path.
-Commit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class BackboneIdentity:
     config_hash: str
     dtype: str
     weights_digest: str
-    revision: Commit | None = None
+    revision: HubCommit | None = None
 
 
 @dataclass(frozen=True, slots=True)

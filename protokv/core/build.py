@@ -27,7 +27,7 @@ from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.machine import is_out_of_memory, memory_bytes
 
 
-def shape_of(backbone: Backbone) -> MemoryShape:
+def read_shape(backbone: Backbone) -> MemoryShape:
     """Return what a memory must know of a backbone."""
     return MemoryShape(
         layers=backbone.layers,

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from protokv.core.backbone import Backbone
 from protokv.core.context import Context, Segment, SlotContext
-from protokv.core.parts import Placement, PositionedStep, SessionListener, SessionView
+from protokv.core.parts import PositionedStep, SessionListener, SessionView, TokenPlacement
 from protokv.core.rotary import PreciseRotary, direction, rotate, rotate_by_moves_
 from protokv.core.step import StreamClock
 from protokv.errors import PositionWarning
 
 
-class CompactPlacement(Placement):
+class CompactPlacement(TokenPlacement):
     """Shows a context at consecutive positions, and forwards new tokens behind it."""
 
     def __init__(self, backbone: Backbone) -> None:
@@ -96,14 +96,14 @@ def compact_context(context: Context, anchoring: Anchoring, span: int | Tensor |
     """
     if isinstance(context, Compactable):
         return context.compact(anchoring, context.far_span() if span is None else span)
-    seen = survey(context)
+    seen = survey_slots(context)
     assert isinstance(context, SlotContext)
     return CompactContext.of(context, anchoring, seen, seen.span if span is None else span)
 
 
 def far_span(context: Context) -> int | Tensor:
     """Return the number of distinct times older than the near window, in the layer and head that has most."""
-    return context.far_span() if isinstance(context, Compactable) else survey(context).span
+    return context.far_span() if isinstance(context, Compactable) else survey_slots(context).span
 
 
 def find_shift(context: Context) -> int | Tensor:
@@ -148,7 +148,7 @@ class Survey:
     rest: Tensor
 
 
-def survey(context: Context) -> Survey:
+def survey_slots(context: Context) -> Survey:
     """Find where the slots of a context stand, without waiting for the device.
 
     If no exact token is near, the near window begins at `until` of the context, or behind all slots if that is None.

@@ -93,7 +93,7 @@ class Reading:
     prelude: Tensor
 
 
-class Placement:
+class TokenPlacement:
     """Where tokens stand while they are forwarded: at their stream positions. `core.compact` has another one."""
 
     def place(self, context: Context, clock: StreamClock) -> Context:
@@ -120,7 +120,7 @@ class SessionView(Protocol):
     config: Any
     memory: Memory
     clock: StreamClock
-    placement: Placement
+    placement: TokenPlacement
 
     @property
     def transcript(self) -> SpokenWords | None:

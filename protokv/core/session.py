@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protokv.core.attention import LocalKV
 from protokv.core.backbone import Backbone, PreparedStep, Turn
-from protokv.core.build import build_memory, choose_rotary, restore_memory, shape_of
+from protokv.core.build import build_memory, choose_rotary, read_shape, restore_memory
 from protokv.core.compact import CompactPlacement, PositionLimit
 from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, is_repeating, log_probability, read_token
@@ -26,12 +26,12 @@ from protokv.core.memory import Memory
 from protokv.core.parts import (
     Attachment,
     Evidence,
-    Placement,
     PositionedStep,
     Reading,
     SessionListener,
     SpokenWords,
     StepBatch,
+    TokenPlacement,
     concatenate,
 )  # fmt: skip
 from protokv.core.settings import MemoryConfig, check_fps
@@ -112,7 +112,7 @@ class Session:
         self.backbone, self.config, self.memory, self.clock = backbone, config, memory, clock
         self.attachments = list(attachments)
         compact = config.positions == "compact"
-        self.placement = CompactPlacement(backbone) if compact else Placement()
+        self.placement = CompactPlacement(backbone) if compact else TokenPlacement()
         advice = "" if compact else "; positions=compact would stay inside"
         self._limit = PositionLimit(backbone.max_position, backbone.moving, advice)
         self._memory_listeners = config.listeners()
@@ -143,7 +143,7 @@ class Session:
         """
         rate = backbone.default_fps if fps is None else fps
         check_fps(rate)
-        memory = build_memory(config, shape_of(backbone), choose_rotary(backbone, config))
+        memory = build_memory(config, read_shape(backbone), choose_rotary(backbone, config))
         prefix = len(backbone.prefix_ids)
         local_kv = backbone.new_local_kv(prefix, memory.fork())
         with torch.inference_mode():
@@ -175,7 +175,7 @@ class Session:
         clock.check()
         attached = {spec.name for one in attachments for spec in one.declare()}
         own = {name: tensor for name, tensor in state.tensors.items() if name not in attached}
-        memory = restore_memory(config, shape_of(backbone), choose_rotary(backbone, config), own)
+        memory = restore_memory(config, read_shape(backbone), choose_rotary(backbone, config), own)
         return cls(backbone, config, memory, clock, attachments)
 
     @property

@@ -24,14 +24,14 @@ Positions = Literal["stream", "compact"]
 
 MOST_TOKENS: Final = 2**24
 """The largest budget: more than any device holds, and no product of settings overflows."""
-MOST_FRAMES: Final = 4096
+MOST_RECENT_FRAMES: Final = 4096
 """The most recent frames that a question reads again."""
 MOST_WEIGHT: Final = 1e6
 """The largest weight or distance: its square times any key of a real model is a finite float32."""
 
-DEFAULT: Final = "durable"
+DEFAULT_MEMORY: Final = "durable"
 """The memory that is used where none is named."""
-GROUP: Final = "protokv.memories"
+ENTRY_POINTS: Final = "protokv.memories"
 
 MOST_FPS: Final = 240
 """The most sampled frames a second: no camera is faster, and a step stays longer than the rounding of time stamps."""
@@ -61,7 +61,7 @@ class MemoryConfig:
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
         "budget": (1, MOST_TOKENS),
         "seed": (0, 2**63 - 1),
-        "recent_frames": (0, MOST_FRAMES),
+        "recent_frames": (0, MOST_RECENT_FRAMES),
     }
 
     budget: int = 6000
@@ -148,9 +148,9 @@ class MemoryConfig:
             ConfigError: the name or a field is unknown, of a wrong type or out of range; the message names it.
         """
         settings = dict(data)
-        name = settings.pop("kind", DEFAULT)
+        name = settings.pop("kind", DEFAULT_MEMORY)
         if not isinstance(name, str) or name not in CONFIGS:
-            raise ConfigError(f"there is no memory {shorten(name)}", hint=use_one_of(name, CONFIGS))
+            raise ConfigError(f"there is no memory {shorten_value(name)}", hint=use_one_of(name, CONFIGS))
         cls = CONFIGS[name]
         return cls(**known_fields(cls, settings))
 
@@ -163,11 +163,11 @@ class Configs(Mapping[str, type[MemoryConfig]]):
     """
 
     def __init__(self) -> None:
-        self._entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+        self._entries = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
 
     def add(self, name: str, where: str) -> None:
         """Add settings under a name, `where` as in an entry point."""
-        self._entries[name] = EntryPoint(name, where, GROUP)
+        self._entries[name] = EntryPoint(name, where, ENTRY_POINTS)
 
     def __getitem__(self, name: str) -> type[MemoryConfig]:
         found: type[MemoryConfig] = self._entries[name].load()
@@ -206,17 +206,18 @@ def check_type(name: str, value: object, hint: Any) -> None:
         if not any(type(value) is type(one) and value == one for one in get_args(hint)):
             known = [str(one) for one in get_args(hint)]
             raise ConfigError(
-                f"{name}: expected one of {', '.join(known)}, got {shorten(value)}", hint=did_you_mean(value, known)
+                f"{name}: expected one of {', '.join(known)}, got {shorten_value(value)}",
+                hint=did_you_mean(value, known),
             )
         return
     if get_origin(hint) is tuple:
         if not isinstance(value, tuple) or len(value) != 2 or any(type(part) is not int for part in value):
-            raise ConfigError(f"{name}: expected two whole numbers, got {shorten(value)}")
+            raise ConfigError(f"{name}: expected two whole numbers, got {shorten_value(value)}")
         return
     # A bool is no int here; a whole number is a valid float.
     accepted = (int, float) if hint is float else (hint,)
     if type(value) not in accepted:
-        raise ConfigError(f"{name}: expected {hint.__name__}, got {type(value).__name__} {shorten(value)}")
+        raise ConfigError(f"{name}: expected {hint.__name__}, got {type(value).__name__} {shorten_value(value)}")
 
 
 def check_range(name: str, value: float | tuple[int, ...], low: float, high: float) -> None:
@@ -224,7 +225,7 @@ def check_range(name: str, value: float | tuple[int, ...], low: float, high: flo
     for part in value if isinstance(value, tuple) else (value,):
         # Written so that NaN is refused as well.
         if not low <= part <= high:
-            raise ConfigError(f"{name}: expected {low} to {high}, got {shorten(value)}")
+            raise ConfigError(f"{name}: expected {low} to {high}, got {shorten_value(value)}")
 
 
 def check_fps(fps: float) -> None:
@@ -233,7 +234,7 @@ def check_fps(fps: float) -> None:
         raise ConfigError(f"fps is {fps:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
 
 
-def shorten(value: object) -> str:
+def shorten_value(value: object) -> str:
     """Return a value as Python writes it, on one line of at most 80 characters."""
     try:
         text = ascii(value)

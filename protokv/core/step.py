@@ -18,7 +18,7 @@ from protokv.errors import StateCorrupt
 MOST_COUNT: Final = 2**48
 """More than any stream has steps, tokens or positions, and so few that sums and products of two stay in 64 bits."""
 
-Count = Annotated[int, Meta(ge=0, lt=MOST_COUNT)]
+StreamCount = Annotated[int, Meta(ge=0, lt=MOST_COUNT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +126,10 @@ class StreamClock:
         frames_per_step: sampled frames that make a step.
     """
 
-    steps: Count
+    steps: StreamCount
     stream_time_s: Annotated[float, Meta(ge=0, lt=MOST_COUNT)]
-    next_position: Count
-    tokens_seen: Count
+    next_position: StreamCount
+    tokens_seen: StreamCount
     fps: Annotated[float, Meta(ge=1e-6, le=1e6)]
     frames_per_step: Annotated[int, Meta(ge=1, le=1000)]
 

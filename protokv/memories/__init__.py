@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from protokv.core.settings import CONFIGS, DEFAULT, MemoryConfig
+from protokv.core.settings import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 
 if TYPE_CHECKING:
     from protokv.core.prototypes import PrototypeConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONFIGS",
-    "DEFAULT",
+    "DEFAULT_MEMORY",
     "ContinuityConfig",
     "DurableConfig",
     "DyCokeConfig",

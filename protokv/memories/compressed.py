@@ -25,7 +25,7 @@ from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories.exact import TokensConfig, declare_packed, enter_slots, slots_of
+from protokv.memories.exact import TokensConfig, declare_packed, enter_slots, new_token_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class CompressedMemory(LocalMemory):
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self._slots = slots_of(config, shape, far=config.budget, near=0)
+        self._slots = new_token_slots(config, shape, far=config.budget, near=0)
         self._kept = KeptTokens(self._slots, shape)
 
     @classmethod

@@ -48,7 +48,7 @@ from protokv.memories.exact import TokensConfig
 from protokv.memories.full import FullCache
 from protokv.memories.window import SlidingWindow
 
-GROUP = 4  # frames
+FRAMES_PER_GROUP = 4  # frames
 
 # Tokens are chosen again if the cosine between the attention of two decode steps is lower.
 SIMILARITY = 0.9
@@ -113,7 +113,7 @@ class FrameGroup(StatePart):
         compared = self._reference if self._index > 0 else None
         if self._index in (0, 2):
             self._reference = features.clone(memory_format=torch.contiguous_format)
-        self._index = (self._index + 1) % GROUP
+        self._index = (self._index + 1) % FRAMES_PER_GROUP
         return compared
 
     @staticmethod

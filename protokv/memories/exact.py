@@ -25,7 +25,7 @@ from protokv.core.sanitize import Sanitizer
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
-from protokv.memories.durable.quantized import GROUP, dequantize_centers, quantize_centers
+from protokv.memories.durable.quantized import SHARED_FEATURES, dequantize_centers, quantize_centers
 
 _ROWS: Final = ("near.keys", "near.values", "kept.keys", "kept.values")
 
@@ -61,7 +61,7 @@ class ExactMemory(LocalMemory):
         return int(self._config.near_tokens)
 
     def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
-        slots = slots_of(self._config, self._shape, far=0, near=capacity)
+        slots = new_token_slots(self._config, self._shape, far=0, near=capacity)
         return slots, NearWindow(slots, self._shape.position_components)
 
     @classmethod
@@ -87,21 +87,21 @@ class ExactMemory(LocalMemory):
         return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._sanitizer.dropped), "layers": []}
 
 
-def pack(vectors: Tensor) -> Tensor:
+def pack_vectors(vectors: Tensor) -> Tensor:
     """Return rows of bytes `[..., D + D / g]` int8 of vectors `[..., D]`."""
     flat = vectors.float().reshape(-1, vectors.shape[-1])
     mass = torch.ones(len(flat), dtype=torch.int64, device=flat.device)
     return torch.cat(quantize_centers(flat, mass), 1).view(*vectors.shape[:-1], -1)
 
 
-def unpack(held: Tensor, size: int) -> Tensor:
+def unpack_vectors(held: Tensor, size: int) -> Tensor:
     """Return what is held of vectors of `size`, `[..., D]` float32: of rows of bytes, or of the vectors themselves."""
     return dequantize_centers(held[..., :size], held[..., size:]) if held.dtype == torch.int8 else held.float()
 
 
 def pack_like(vectors: Tensor, held: Tensor) -> Tensor:
     """Return vectors `[..., D]` float32 in the form of what is `held`."""
-    return pack(vectors) if held.dtype == torch.int8 else vectors.to(held.dtype)
+    return pack_vectors(vectors) if held.dtype == torch.int8 else vectors.to(held.dtype)
 
 
 def _is_packed(config: Any) -> bool:
@@ -120,11 +120,11 @@ def _packed(spec: TensorSpec) -> TensorSpec:
     *rest, size = spec.shape
     assert size is not None
     meaning = f"{spec.meaning}, in 8 bits: codes, then the powers of two that they count"
-    shape = (*rest, size + size // math.gcd(size, GROUP))
+    shape = (*rest, size + size // math.gcd(size, SHARED_FEATURES))
     return replace(spec, dims=(*spec.dims[:-1], "packed_feature"), shape=shape, dtype=torch.int8, meaning=meaning)
 
 
-def slots_of(config: Any, shape: MemoryShape, *, far: int, near: int) -> Slots:
+def new_token_slots(config: Any, shape: MemoryShape, *, far: int, near: int) -> Slots:
     """Return the slots of exact tokens under these settings."""
     return (PackedSlots if _is_packed(config) else Slots)(shape, far=far, near=near)
 
@@ -133,14 +133,14 @@ def enter_slots(slots: Slots, step: StepKV) -> StepKV:
     """Return a step as these slots hold it."""
     if not isinstance(slots, PackedSlots):
         return step
-    return replace(step, keys=pack(step.keys), values=pack(step.values))
+    return replace(step, keys=pack_vectors(step.keys), values=pack_vectors(step.values))
 
 
 class PackedSlots(Slots):
     """Far and near slots in rows of bytes, and the prompt prefix beside them."""
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
-        size = shape.head_size + shape.head_size // math.gcd(shape.head_size, GROUP)
+        size = shape.head_size + shape.head_size // math.gcd(shape.head_size, SHARED_FEATURES)
         super().__init__(replace(shape, head_size=size, sink_tokens=0, dtype=torch.int8), far=far, near=near)
         self._prefix, self._shape = Slots(shape, far=0, near=0), shape
 
@@ -156,7 +156,7 @@ class PackedSlots(Slots):
         P0 = self._shape.sink_tokens
 
         def join(one: Tensor, other: Tensor) -> Tensor:
-            return torch.cat((one, unpack(other, self._shape.head_size).to(one.dtype)), 2)
+            return torch.cat((one, unpack_vectors(other, self._shape.head_size).to(one.dtype)), 2)
 
         def positions() -> Tensor:
             assert prefix.positions is not None

@@ -33,7 +33,7 @@ from protokv.core.rotary import rerotate
 from protokv.core.with_part import MemoryWithPart
 from protokv.errors import ConfigError
 from protokv.memories.compressed import CompressedConfig, CompressedMemory
-from protokv.memories.exact import pack_like, unpack
+from protokv.memories.exact import pack_like, unpack_vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +118,9 @@ class Hermes(CompressedMemory):
         keys, values = kept.keys[layer, :, :older][:, dropped], kept.values[layer, :, :older][:, dropped]
         here, there = kept.positions[layer, :, :older][:, dropped], kept.positions[layer][:, last]
         D = self._shape.head_size
-        moved = rerotate(unpack(keys, D), here, there.expand_as(here), self._rotary)
+        moved = rerotate(unpack_vectors(keys, D), here, there.expand_as(here), self._rotary)
         kept.keys[layer, :, last] = pack_like(moved.mean(1, keepdim=True), keys)
-        kept.values[layer, :, last] = pack_like(unpack(values, D).mean(1, keepdim=True), values)
+        kept.values[layer, :, last] = pack_like(unpack_vectors(values, D).mean(1, keepdim=True), values)
         kept.coordinates[layer, :, last] = kept.coordinates[layer, :, :older][:, dropped].mean(1, keepdim=True)
         return last
 
@@ -136,7 +136,7 @@ PROBES: Final = (LOCAL, f"{LOCAL}; {GLOBAL}", GLOBAL)
 """The pseudo queries of the shallow, middle and deep layers, worded as in the released code."""
 
 SHALLOW, MIDDLE, DEEP = range(3)
-SMOOTHING: Final = (0.1, 0.3, 0.4)
+BAND_SMOOTHING: Final = (0.1, 0.3, 0.4)
 """For each band, the share of the next layer's score in a layer's score."""
 STEEPEST, FLATTEST = 20.0, 0.5
 
@@ -181,7 +181,7 @@ def rank(config: HermesConfig, attention: Sequence[Tensor | None], n: int, devic
         score = recent_share * _spread(torch.exp(-steepness * age))
         scores.append(score if seen is None else score + (1 - recent_share) * _spread(seen.to(device)))
     for layer in range(layers - 2, -1, -1):
-        share = SMOOTHING[find_band(config, layer, layers)[0]]
+        share = BAND_SMOOTHING[find_band(config, layer, layers)[0]]
         scores[layer] = (1 - share) * scores[layer] + share * scores[layer + 1]
     return scores
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from protokv.memories.compressed import CompressedConfig, CompressedMemory
-from protokv.memories.exact import unpack
+from protokv.memories.exact import unpack_vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +75,12 @@ class InfiniPotV(CompressedMemory):
         parts = (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step)
         # Layer by layer: float32 scores of all layers would take several times the bytes of the memory.
         for keys, values, positions, coordinates, step in zip(*parts, strict=True):
-            cached = unpack(keys[:, :held], self._shape.head_size)
+            cached = unpack_vectors(keys[:, :held], self._shape.head_size)
             similarity = slots.similarity(cached[:, :older], coordinates[:, :older], cached[:, older:])
             chosen = _best(-similarity, by_redundancy)
-            norm = unpack(values[:, :older], self._shape.head_size).norm(dim=-1).masked_fill_(chosen, -torch.inf)
+            norm = (
+                unpack_vectors(values[:, :older], self._shape.head_size).norm(dim=-1).masked_fill_(chosen, -torch.inf)
+            )
             chosen |= _best(norm, keep - recent - by_redundancy)
             # `nonzero` gives stream order.
             index = torch.cat((chosen.nonzero()[:, 1].view(H, keep - recent), newest), 1)

@@ -27,7 +27,7 @@ from protokv.core.context import Context, SlotContext
 from protokv.core.near import NearWindow, Slots, Tokens
 from protokv.core.settings import MOST_TOKENS
 from protokv.core.step import StepKV
-from protokv.memories.exact import ExactMemory, TokensConfig, slots_of
+from protokv.memories.exact import ExactMemory, TokensConfig, new_token_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class LastFrames(ExactMemory):
     joins_steps = False
 
     def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
-        slots = slots_of(self._config, self._shape, far=0, near=capacity)
+        slots = new_token_slots(self._config, self._shape, far=0, near=capacity)
         return slots, StepWindow(slots, self._shape.position_components, self._config.last_steps)
 
     def context(self) -> Context:

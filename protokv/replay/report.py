@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from protokv.memories import DEFAULT, FullConfig
+from protokv.memories import DEFAULT_MEMORY, FullConfig
 from protokv.replay.benchmarks import BENCHMARKS, find_group
 from protokv.replay.benchmarks.base import OTHER_GROUP
 from protokv.replay.metrics import (
@@ -94,7 +94,7 @@ def _order_groups(rows: Sequence[AnswerRow], present: set[str]) -> list[str]:
 def _list_points(cells: Cells) -> Iterator[dict[str, Any]]:
     labels = dict.fromkeys((memory, budget) for _, _, memory, budget, _ in cells)
     names = [memory for memory, _ in labels]
-    own = DEFAULT if DEFAULT in names else names[0]
+    own = DEFAULT_MEMORY if DEFAULT_MEMORY in names else names[0]
     full = next((label for label in labels if label[0] == FullConfig.name), None)
     for (part, name, memory, budget, delay_s), rows in cells.items():
         other = full if memory == own else None if memory == FullConfig.name else (own, budget)

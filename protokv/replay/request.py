@@ -11,7 +11,7 @@ from typing import Final
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.errors import ConfigError, use_one_of
-from protokv.memories import DEFAULT, MemoryConfig
+from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.replay.benchmarks import find_benchmark
 from protokv.replay.benchmarks.base import Benchmark
 from protokv.replay.dataset import OpenedStreams, open_dataset, with_baselines
@@ -103,8 +103,8 @@ class ReplayRequest:
         Raises:
             ConfigError: a memory or a setting is unknown, or does not fit a budget.
         """
-        budgets = self.budgets or [MemoryConfig.of(DEFAULT).budget]
-        memories = self.memories or (COMPARED if self.dataset is None else [DEFAULT])
+        budgets = self.budgets or [MemoryConfig.of(DEFAULT_MEMORY).budget]
+        memories = self.memories or (COMPARED if self.dataset is None else [DEFAULT_MEMORY])
         return vary_memories(name_memories(memories, budgets), self.variations)
 
     def plan(self, opened: OpenedStreams, backbone: Backbone, fps: float | None = None) -> Plan:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from protokv.core.settings import shorten
+from protokv.core.settings import shorten_value
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.questions import Reference
 
@@ -196,7 +196,7 @@ def _differ(old: Any, new: Any) -> tuple[str, str]:
             if old.get(key) != new.get(key):
                 was, now = _differ(old.get(key), new.get(key))
                 return f"{key} {was}", f"{key} {now}"
-    return shorten(old), shorten(new)
+    return shorten_value(old), shorten_value(new)
 
 
 # The beginning of a row; only a torn row may be cut off.

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from protokv.errors import ConfigError, use_one_of
-from protokv.memories import DEFAULT, MemoryConfig
+from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.replay.memories import Variant, drop_repeated
 from samples.worlds.language import Language
 from samples.worlds.streams import Worlds
@@ -107,7 +107,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def default_budgets(self, model: str) -> Sequence[int]:
         """Return the study's budgets for an embedded model, whose steps have nine tokens, and else the usual one."""
-        return self.budgets if model.startswith("protokv/mini") else [MemoryConfig.of(DEFAULT).budget]
+        return self.budgets if model.startswith("protokv/mini") else [MemoryConfig.of(DEFAULT_MEMORY).budget]
 
     def dataset(self, name: str) -> Dataset | None:
         """Return the part about a data set; None if the study has no data sets.

@@ -187,8 +187,8 @@ class NaiveProtoKV:
         bank.reservoir.append((key_residual, value_residual, prototype))
         if len(bank.reservoir) == self.config.warmup_residuals:
             G, C = self.config.subquantizers, self.config.codewords
-            bank.key_codebook = quantizer.fit(torch.stack([key for key, _, _ in bank.reservoir]), G, C)
-            bank.value_codebook = quantizer.fit(torch.stack([value for _, value, _ in bank.reservoir]), G, C)
+            bank.key_codebook = quantizer.fit_codebook(torch.stack([key for key, _, _ in bank.reservoir]), G, C)
+            bank.value_codebook = quantizer.fit_codebook(torch.stack([value for _, value, _ in bank.reservoir]), G, C)
             for key, value, owner in bank.reservoir:
                 while owner.merged_into is not None:
                     owner = owner.merged_into

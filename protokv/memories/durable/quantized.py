@@ -27,7 +27,7 @@ from protokv.core.context import SlotContext
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 
-GROUP: Final = 32
+SHARED_FEATURES: Final = 32
 """Numbers that share a power of two, or fewer where a head is no multiple of it."""
 # Prototypes of each head that are shown at once.
 _ROWS: Final = 512
@@ -45,7 +45,7 @@ def quantize_centers(vectors: Tensor, mass: Tensor, feature: int = 0) -> tuple[T
     g is the greatest common divisor of D and 32. `feature` counts the features before the first one.
     """
     n, D = vectors.shape
-    together = math.gcd(D, GROUP)
+    together = math.gcd(D, SHARED_FEATURES)
     parts = vectors.reshape(n, D // together, together)
     # The unit is the least power of two of which the greatest number is at most 127 times.
     fraction, exponent = torch.frexp(parts.abs().amax(2))
@@ -99,7 +99,7 @@ class QuantizedBank(PrototypeBank):
         meanings = {"key": "centre of its keys, rotation removed", "value": "centre of its values"}
         found = []
         for kind, meaning in meanings.items():
-            unit, parts = f"powers of two that bank.{kind}_codes counts", D // math.gcd(D, GROUP)
+            unit, parts = f"powers of two that bank.{kind}_codes counts", D // math.gcd(D, SHARED_FEATURES)
             found.append(TensorSpec(f"bank.{kind}_codes", codes, (*size, D), torch.int8, f"{meaning}, in 8 bits"))
             found.append(TensorSpec(f"bank.{kind}_exponents", groups, (*size, parts), torch.int8, unit))
         return tuple(found)

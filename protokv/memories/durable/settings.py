@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 from protokv.core.prototypes import PrototypeConfig
 from protokv.errors import ConfigError
 
-Rule = Literal["auto", "exact", "blocked"]
+RuleName = Literal["auto", "exact", "blocked"]
 CenterBits = Literal["auto", 8, 32]
 
 BLOCKED_FROM: Final = 512
@@ -44,7 +44,7 @@ class DurableConfig(PrototypeConfig):
     """What is kept from merging where tokens are new (`durable.novelty`)."""
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"merge_mass_power": (0, 1), "words_share": (0, 0.9)}
 
-    rule: Rule = "auto"
+    rule: RuleName = "auto"
     merge_mass_power: float = 1.0
     center_bits: CenterBits = "auto"
     words: bool = False

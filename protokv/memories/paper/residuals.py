@@ -139,7 +139,7 @@ class Residuals(StatePart):
         # One head at a time, so that a codebook does not depend on which heads happen to be ready together.
         for head in heads.tolist():
             for samples, codebook in ((keys, self.key_codebook), (values, self.value_codebook)):
-                codebook.flatten(0, 1)[head] = fit(samples[head], config.subquantizers, config.codewords)
+                codebook.flatten(0, 1)[head] = fit_codebook(samples[head], config.subquantizers, config.codewords)
         self.fitted.view(-1)[heads] = True
         waiting = torch.zeros_like(owner, dtype=torch.bool).index_fill(0, heads, True) & (owner >= 0)
         self._count(keys, values, owner, waiting)
@@ -154,7 +154,7 @@ class Residuals(StatePart):
         K, G, C = self._size[2], self._config.subquantizers, self._config.codewords
         counted = (valid & self.fitted.view(-1, 1)).int()[..., None]
         codes = [
-            encode(codebook.flatten(0, 1), residuals)
+            encode_residuals(codebook.flatten(0, 1), residuals)
             for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
         ]
         head = torch.arange(len(prototype), device=prototype.device)[:, None]
@@ -200,7 +200,7 @@ class Residuals(StatePart):
         codes = [top_modes(counts, modes) for counts in held]
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
         keys, values = (
-            decode(codebook.flatten(0, 1), heads, code).mul_(known[:, None, None])
+            decode_residuals(codebook.flatten(0, 1), heads, code).mul_(known[:, None, None])
             for codebook, code in zip((self.key_codebook, self.value_codebook), codes, strict=True)
         )
         return keys, values
@@ -267,7 +267,7 @@ def _entropy(used: Tensor) -> float:
     return float(torch.special.entr(share).sum(2).mean()) / math.log(2)
 
 
-def fit(samples: Tensor, subquantizers: int, codewords: int) -> Tensor:
+def fit_codebook(samples: Tensor, subquantizers: int, codewords: int) -> Tensor:
     """Return the codebook `[G, C, D / G]` of samples `[n, D]`, `n >= C`, by Lloyd's k-means in each subspace.
 
     A codeword that no sample chooses moves to the sample that is farthest from its own codeword, the next one to the
@@ -311,7 +311,7 @@ def _spread_out(parts: Tensor, codewords: int) -> Tensor:
     return torch.stack(chosen, 1)
 
 
-def encode(codebook: Tensor, vectors: Tensor) -> Tensor:
+def encode_residuals(codebook: Tensor, vectors: Tensor) -> Tensor:
     """Return codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D / G]`."""
     B, G, C, d = codebook.shape
     parts = vectors.view(B, -1, G, d).transpose(1, 2).reshape(B * G, -1, d)
@@ -320,7 +320,7 @@ def encode(codebook: Tensor, vectors: Tensor) -> Tensor:
     return distance.argmin(2).view(B, G, -1).transpose(1, 2)
 
 
-def decode(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
+def decode_residuals(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
     """Return vectors `[n, S, D]` of codes `[n, S, G]` under the codebooks `[B, G, C, D / G]` of `heads` `[n]`."""
     part = torch.arange(codebook.shape[1], device=codes.device)
     return codebook[heads[:, None, None], part, codes].flatten(2)

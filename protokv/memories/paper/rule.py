@@ -196,7 +196,7 @@ class PaperRule(Rule):
         if config.decay != "off":
             decay_(bank, self.residuals, step, config)
         if config.merge:
-            merge_(bank, self._moved, self.residuals, config)
+            merge_close_(bank, self._moved, self.residuals, config)
         if config.recycle:
             self._moved.view(-1)[recycle_(bank, newest, config.seed, step, self._shape)] = True
 
@@ -363,7 +363,7 @@ def merge_order(slots: int) -> tuple[int, ...]:
     return tuple(sorted(range(slots), key=lambda slot: sha256(b"%d" % slot).digest()))
 
 
-def merge_(bank: PrototypeBank, moved: Tensor, residuals: Residuals | None, config: PaperConfig) -> None:
+def merge_close_(bank: PrototypeBank, moved: Tensor, residuals: Residuals | None, config: PaperConfig) -> None:
     """Merge prototypes whose root-mean-square distances are below eps_K for keys and below eps_V for values.
 
     Args:

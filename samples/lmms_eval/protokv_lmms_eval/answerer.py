@@ -12,7 +12,7 @@ from typing import Any
 from protokv.backbones import load_backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
-from protokv.memories import DEFAULT, MemoryConfig
+from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.video import Step, open_source, read_steps
 
 
@@ -23,7 +23,7 @@ class Answerer:
     _steps: Iterator[Step]
     _waiting: Step | None
 
-    def __init__(self, model: str, *, memory: str = DEFAULT, fps: float | None = None, **settings: Any) -> None:
+    def __init__(self, model: str, *, memory: str = DEFAULT_MEMORY, fps: float | None = None, **settings: Any) -> None:
         """Load the model.
 
         Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
 from protokv.memories import PaperConfig
-from protokv.memories.paper.rule import Anchor, decay_, draw, merge_, merge_order, recycle_
+from protokv.memories.paper.rule import Anchor, decay_, draw, merge_close_, merge_order, recycle_
 from tests.core.streams import World, shape_of
 from tests.oracles.invariants import check_bank
 from tests.oracles.paper import NaiveProtoKV, Prototype
@@ -38,7 +38,7 @@ class Listener:
 def merge_all_(bank: PrototypeBank, listener: Listener | None, config: PaperConfig) -> Tensor:
     """Merge as if all prototypes had moved; return those that are searched again, `[L * H, K]` bool."""
     moved = torch.ones_like(bank.mass, dtype=torch.bool).flatten(0, 1)
-    merge_(bank, moved, listener, config)
+    merge_close_(bank, moved, listener, config)
     return moved
 
 
@@ -126,11 +126,11 @@ def test_merges_follow_the_merge_order_and_use_the_centres_of_the_pass_before() 
     expected = [(order[0], order[1]), (order[2], order[3])]
     assert sorted(listener.merged) == sorted(expected)
     # A centre that moved is looked at again: 0.45 and 2.05 are too far apart, until one of them comes closer.
-    merge_(bank, moved, listener, config)
+    merge_close_(bank, moved, listener, config)
     assert len(listener.merged) == 2
     bank.key_center[0, 0, order[2]] = 1.3
     moved[0, order[2]] = True
-    merge_(bank, moved, listener, config)
+    merge_close_(bank, moved, listener, config)
     assert listener.merged[2:] == [(order[0], order[2])]
 
 
@@ -193,7 +193,7 @@ def test_merging_side_by_side_is_what_is_written_out(
         naive, listener = heads_of(bank, config), Listener()
         names = ("key_center", "value_center", "mean", "covariance", "position")
         largest = {name: float(getattr(bank, name).abs().max()) for name in names}
-        merge_(bank, moved, listener, config)
+        merge_close_(bank, moved, listener, config)
         merged = []
         for head, expected in enumerate(naive.heads[0]):
             before = list(expected.slots)

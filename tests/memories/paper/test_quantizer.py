@@ -23,7 +23,7 @@ def test_a_fit_is_a_fixed_point_of_lloyd_s_rule(seed: int, monkeypatch: pytest.M
     monkeypatch.setattr(quantizer, "ITERATIONS", 100)
     torch.manual_seed(seed)
     samples = torch.randn(61, 12)
-    codebook = quantizer.fit(samples, 3, 5)
+    codebook = quantizer.fit_codebook(samples, 3, 5)
     for g in range(3):
         part = samples[:, g * 4 : g * 4 + 4]
         code = torch.cdist(part, codebook[g]).argmin(1)
@@ -40,22 +40,22 @@ def test_well_separated_clusters_are_found() -> None:
     # misses some.
     which = torch.cat((torch.zeros(200, dtype=torch.int64), torch.arange(7).repeat(8)))
     samples = centers[which] + 0.01 * torch.randn(len(which), 8)
-    codebook = quantizer.fit(samples, 1, 7)[0]
+    codebook = quantizer.fit_codebook(samples, 1, 7)[0]
     assert torch.cdist(centers, codebook).min(1).values.max() < 0.05
 
 
 def test_samples_that_are_all_one_vector_give_that_vector() -> None:
     samples = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).repeat(9, 1)
-    codebook = quantizer.fit(samples, 2, 4)
+    codebook = quantizer.fit_codebook(samples, 2, 4)
     assert torch.equal(codebook, torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]).expand(2, 4, 2))
-    assert quantizer.encode(codebook[None], samples[None]).unique().numel() == 1
+    assert quantizer.encode_residuals(codebook[None], samples[None]).unique().numel() == 1
 
 
 @pytest.mark.parametrize(("heads", "tokens", "parts", "codes", "size"), [(1, 1, 1, 2, 3), (3, 7, 4, 5, 12)])
 def test_a_code_names_the_nearest_codeword(heads: int, tokens: int, parts: int, codes: int, size: int) -> None:
     torch.manual_seed(0)
     codebook, vectors = torch.randn(heads, parts, codes, size // parts), torch.randn(heads, tokens, size)
-    found = quantizer.encode(codebook, vectors)
+    found = quantizer.encode_residuals(codebook, vectors)
     for b, t, g in itertools.product(range(heads), range(tokens), range(parts)):
         part = vectors[b, t, g * (size // parts) : (g + 1) * (size // parts)]
         assert int(found[b, t, g]) == int((codebook[b, g] - part).square().sum(1).argmin())
@@ -111,6 +111,6 @@ def test_fewer_modes_are_the_first_of_more(seed: int, parts: int, modes: int) ->
 
 def test_decoding_joins_the_codewords_of_a_tuple() -> None:
     codebook = torch.arange(2 * 3 * 4 * 2.0).view(2, 3, 4, 2)
-    found = quantizer.decode(codebook, torch.tensor([1]), torch.tensor([[[0, 3, 1], [2, 2, 2]]]))
+    found = quantizer.decode_residuals(codebook, torch.tensor([1]), torch.tensor([[[0, 3, 1], [2, 2, 2]]]))
     expected = torch.tensor([[[24.0, 25, 38, 39, 42, 43], [28, 29, 36, 37, 44, 45]]])
     assert torch.equal(found, expected)
