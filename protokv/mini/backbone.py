@@ -44,40 +44,31 @@ class Embedded(TimedGrid, Packaged):
     converses = False
     notice = "the embedded model reads drawn shapes only; other videos need --model"
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        weights: dict[str, Tensor],
-        tokenizer: Tokenizer,
-        pixels: PixelConfig,
-        identity: BackboneIdentity,
-    ) -> None:
-        """Build the network.
-
-        Args:
-            config: `config.json` of the checkpoint.
-            weights: all weights by name, on one device and in one dtype.
-            tokenizer: the checkpoint's tokenizer.
-            pixels: settings of the preparation of frames.
-            identity: the model's identity.
-        """
+    def __init__(self, path: Path, config: dict[str, Any], identity: BackboneIdentity, placement: Placement) -> None:
+        """Read the network and the tokenizer of a folder whose `config.json` is `config`."""
+        weights = {
+            name: tensor.to(placement.device, placement.dtype)
+            for name, tensor in load_file(path / "model.safetensors").items()
+        }
         text = config["text_config"]
         self._vision = VisionTower(config["vision_config"], select_prefix(weights, "visual."))
         self._language = LanguageModel(text, select_prefix(weights, "model."))
-        self._tokenizer, self._pixels, self.identity = tokenizer, pixels, identity
-        self.dtype, self.device = self._language.embedding.dtype, self._language.embedding.device
+        self._tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        self._pixels = PixelConfig.from_files(read_model_file(str(path), "preprocessor_config.json"))
+        self.identity, embedding = identity, self._language.embedding
+        self.dtype, self.device = embedding.dtype, embedding.device
         self.layers: int = text["num_hidden_layers"]
         self.kv_heads: int = text["num_key_value_heads"]
         self.head_size = self._language.head_size
         self.max_position = text["max_position_embeddings"]
         self.stop_ids = frozenset({text["eos_token_id"]})
-        self.frames_per_step = pixels.temporal_patch_size
+        self.frames_per_step = self._pixels.temporal_patch_size
         self.default_fps = float(config["protokv_fps"])
         # By default the second layer: see `samples/studies/evidence/`.
         self.reading_layers = tuple(config.get("protokv_reading_layers", (1,)))
         self._tokens_per_second: int = config["vision_config"]["tokens_per_second"]
-        self.settings = pixels.settings(self.default_fps)
-        control = tokenizer.get_added_tokens_decoder()
+        self.settings = self._pixels.settings(self.default_fps)
+        control = self._tokenizer.get_added_tokens_decoder()
         self._control, self._control_ids = sorted(token.content for token in control.values()), frozenset(control)
         # The chat template's text in front of the video.
         self._prefix = self._encode("<|im_start|>user\n<|vision_start|>")
@@ -102,16 +93,7 @@ class Embedded(TimedGrid, Packaged):
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> Self:
         """Load a folder of an embedded model; `config` is its plain `config.json`."""
-        folder = Path(path)
-        weights = load_file(folder / "model.safetensors")
-        identity = cls.identify(path, name, config, placement)
-        return cls(
-            config,
-            {key: tensor.to(placement.device, placement.dtype) for key, tensor in weights.items()},
-            Tokenizer.from_file(str(folder / "tokenizer.json")),
-            PixelConfig.from_files(read_model_file(path, "preprocessor_config.json")),
-            identity,
-        )
+        return cls(Path(path), config, cls.identify(path, name, config, placement), placement)
 
     @classmethod
     def identify(cls, path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
