@@ -156,7 +156,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
-        """Token ids of the chat prompt behind the video: earlier turns, the question and the start of the answer."""
+        """Token ids of the chat prompt after the video: earlier turns, the question and the start of the answer."""
 
     def with_system(self, text: str | None) -> Self:
         """Return this model with a system prompt in front of the video; None: with what is there by itself.
@@ -210,7 +210,7 @@ class Backbone(ABC):
         return tokens
 
     def words_ids(self, text: str) -> list[int]:
-        """Return the token ids of what was said in a step, in the form that the family reads behind its pictures.
+        """Return the token ids of what was said in a step, in the form that the family reads after its pictures.
 
         Control tokens that a text spells are left out. Nothing is left of a text without a token of its own.
 
@@ -220,7 +220,7 @@ class Backbone(ABC):
         raise ConfigError(f"{self.identity.name} reads no words beside pictures", hint="leave the subtitles out")
 
     def add_words(self, step: StepTokens, texts: Sequence[str]) -> StepTokens:
-        """Return a step with what was said in it as text behind its visual tokens; itself if that is nothing."""
+        """Return a step with what was said in it as text after its visual tokens; itself if that is nothing."""
         said = " ".join(" ".join(texts).split())
         ids = self.words_ids(said) if said else []
         if not ids:
@@ -234,7 +234,7 @@ class Backbone(ABC):
     ) -> tuple[list[int], Context, StreamClock]:
         """Return a question, what it attends to and where the stream stands, if the last step ends with words.
 
-        Words close the video before them, and some families open another one behind them. A question there closes no
+        Words close the video before them, and some families open another one after them. A question there closes no
         video, and does not read that opening. The default changes nothing.
         """
         return ids, context, clock
@@ -247,7 +247,7 @@ class Backbone(ABC):
 
         Args:
             tokens: the step.
-            origin: position of the first token behind the prompt prefix, or behind the last words.
+            origin: position of the first token after the prompt prefix, or after the last words.
             start: one more than the highest position so far.
             index: number of the step, from 0 there.
             time_s: time of its first frame, seconds from there.
@@ -259,7 +259,7 @@ class Backbone(ABC):
         Args:
             positions: in the stream.
             clock: where the stream stands.
-            breaks: position and time behind each step with words, `[n, 2]` float64, in order; None: no words.
+            breaks: position and time after each step with words, `[n, 2]` float64, in order; None: no words.
         """
         f64 = torch.float64
         ends = torch.tensor([[len(self.prefix_ids), 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64)
@@ -268,7 +268,7 @@ class Backbone(ABC):
         part = torch.searchsorted(ends[1:-1, 0].contiguous(), at, right=True)
         (first, since_s), (last, until_s) = ends[part].unbind(-1), ends[part + 1].unbind(-1)
         within = self.time_within(at - first, last - first, until_s - since_s, clock)
-        # The words of a step stand behind its pictures.
+        # The words of a step stand after its pictures.
         return since_s + (within if breaks is None else within.minimum(until_s - since_s - 1e-3))
 
     def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:

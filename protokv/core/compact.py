@@ -25,7 +25,7 @@ from protokv.errors import PositionWarning
 
 
 class CompactPlacement(TokenPlacement):
-    """Shows a context at consecutive positions, and forwards new tokens behind it."""
+    """Shows a context at consecutive positions, and forwards new tokens after it."""
 
     def __init__(self, backbone: Backbone) -> None:
         self._rotary, self._moving = backbone.precise_rotary, backbone.moving
@@ -49,9 +49,9 @@ class CompactPlacement(TokenPlacement):
         return rotate(keys, *self._rotary(self._direction * shift)).to(keys.dtype)
 
     def text_start(self, context: Context, clock: StreamClock) -> int:
-        """Return the position behind the moved context."""
-        behind = find_next_position(context)
-        return clock.next_position if behind is None else int(behind)
+        """Return the position after the moved context."""
+        after = find_next_position(context)
+        return clock.next_position if after is None else int(after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Anchoring:
     Attributes:
         rotary: angles that add up at any position.
         origin: position of the first visual token of the stream.
-        end: the position behind everything seen, above 0.
+        end: the position after everything seen, above 0.
         moving: the position components that grow with the stream. The first one is time (or the index of a token).
         near: time at which the near window begins, if a context of other layers determined it; None: this one does.
     """
@@ -78,7 +78,7 @@ class Compactable(Protocol):
     """A context that moves itself to compact positions; `SlotContext`s are moved by `compact_context`.
 
     A moved context has `shift`, by how much the moving components of tokens forwarded after it are less than their
-    stream positions, and may have `next_position`, where text behind the video starts. Both are `[]` int64 tensors if
+    stream positions, and may have `next_position`, where text after the video starts. Both are `[]` int64 tensors if
     only the device knows them.
     """
 
@@ -113,7 +113,7 @@ def find_shift(context: Context) -> int | Tensor:
 
 
 def find_next_position(context: Context) -> int | Tensor | None:
-    """Return where text behind a moved context starts; None: behind the stream."""
+    """Return where text after a moved context starts; None: after the stream."""
     position: int | Tensor | None = getattr(context, "next_position", None)
     return position
 
@@ -131,11 +131,11 @@ class Survey:
         time: `[L, H, F]` int64 of the far slots, the first position component.
         older: `[L, H, F]` bool, far slots in use that are older than the near window.
         rank: `[L, H, F]` int64, dense rank of their times, 0 for the newest; any number in other slots.
-        near: `[]` int64, time of the oldest exact token of the near window; behind all slots if there is none.
+        near: `[]` int64, time of the oldest exact token of the near window; after all slots if there is none.
         span: `[]` int64, distinct older times, in the layer and head that has most.
         still: `[P]` int64, the highest position of each component among older slots.
         moved: `[P]`, the highest of position - time - rank among older slots, from which any move of them follows.
-        rest: `[P]`, the highest position among all other slots in use behind the prompt prefix.
+        rest: `[P]`, the highest position among all other slots in use after the prompt prefix.
     """
 
     time: Tensor
@@ -151,7 +151,7 @@ class Survey:
 def survey_slots(context: Context) -> Survey:
     """Find where the slots of a context stand, without waiting for the device.
 
-    If no exact token is near, the near window begins at `until` of the context, or behind all slots if that is None.
+    If no exact token is near, the near window begins at `until` of the context, or after all slots if that is None.
     """
     if not isinstance(context, SlotContext) or context.positions is None:
         raise ValueError("this context does not know the positions of its slots")
@@ -216,7 +216,7 @@ class CompactContext(Context):
         """Move slots that were surveyed; `span` positions are set aside for older times."""
         device, never, rotary = slots.keys.device, torch.iinfo(torch.int64).min, anchoring.rotary
         near = seen.near if anchoring.near is None else torch.full_like(seen.near, anchoring.near)
-        # The near window stays, or moves back to right behind the prompt prefix and the older tokens.
+        # The near window stays, or moves back to right after the prompt prefix and the older tokens.
         begins = torch.minimum(near, torch.as_tensor(anchoring.origin + span, device=device))
         shift = near - begins
         moving = direction(anchoring.moving, len(seen.still), device)
@@ -227,8 +227,8 @@ class CompactContext(Context):
             torch.where(seen.still > never, highest, never),
             torch.where(seen.rest > never, seen.rest - moving * shift, never),
         )
-        behind = highest.max().clamp(min=anchoring.origin - 1) + 1
-        next_position = torch.where(shift > 0, behind, anchoring.end)
+        after = highest.max().clamp(min=anchoring.origin - 1) + 1
+        next_position = torch.where(shift > 0, after, anchoring.end)
         return cls(slots, anchoring, moves, rotary(moving * shift), shift, next_position)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:

@@ -1,4 +1,4 @@
-"""`HybridState`: what sliding and linear layers carry from token to token, beside the memory of the budget.
+"""`HybridState`: what sliding and linear layers keep from token to token, besides the memory of the budget.
 
 Layers come in three kinds, and each holds what its attention calls for. Full attention reads the memory. Sliding
 attention reads the last W tokens: the W - 1 before the present one are kept, exactly, in the order of the stream.
@@ -130,13 +130,13 @@ class HybridState(StatePart):
         return self._recurrent[index][None]
 
     def convolve(self, index: int, inputs: Tensor) -> Tensor:
-        """Take `[1, C, T]` inputs of a convolution; return them behind those kept, `[1, C, k + T]`."""
+        """Take `[1, C, T]` inputs of a convolution; return them after those kept, `[1, C, k + T]`."""
         whole = torch.cat((self.convolution(index), inputs), 2)
         self._convolution[index] = whole[0, :, inputs.shape[2] :]
         return whole
 
     def recur(self, index: int, state: Tensor) -> None:
-        """Take the recurrent state `[1, Hv, Dk, Dv]` behind the last token."""
+        """Take the recurrent state `[1, Hv, Dk, Dv]` after the last token."""
         self._recurrent[index] = state[0].float()
 
     def settle(self, before: HybridState) -> None:

@@ -36,7 +36,7 @@ class PositionedStep:
         coordinates: `[T, 2]` float32, centres of cells.
         highest: the highest position of each component in the whole step.
         clock: where the stream stands after it.
-        words_end: where it stood behind the last step with words, this one included; None: there was none.
+        words_end: where it stood after the last step with words, this one included; None: there was none.
     """
 
     tokens: StepTokens
@@ -109,7 +109,7 @@ class TokenPlacement:
         return keys
 
     def text_start(self, context: Context, clock: StreamClock) -> int:
-        """Return the position of the first text token behind the video."""
+        """Return the position of the first text token after the video."""
         return clock.next_position
 
 
@@ -144,7 +144,7 @@ class SessionListener:
 
 
 class Attachment(SessionListener, StatePart):
-    """A part of a session's state beside the memory, such as thumbnails; it listens to the session."""
+    """A part of a session's state besides the memory, such as thumbnails; it listens to the session."""
 
     @staticmethod
     @abstractmethod
@@ -206,11 +206,11 @@ class SpokenWords(Attachment):
 
     @abstractmethod
     def breaks(self) -> Tensor | None:
-        """Return position and time behind each step with words, `[n, 2]` float64; None: no words."""
+        """Return position and time after each step with words, `[n, 2]` float64; None: no words."""
 
     @abstractmethod
     def words_end(self, clock: StreamClock) -> StreamClock | None:
-        """Return where the stream of this clock stood behind the last step with words; None: there was none."""
+        """Return where the stream of this clock stood after the last step with words; None: there was none."""
 
 
 def concatenate(parts: list[Tensor]) -> Tensor:

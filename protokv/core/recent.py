@@ -1,6 +1,6 @@
 """`RecentSteps` and `WithRecent`: any memory, and besides it the last steps as the vision tower gave them.
 
-A question reads these steps again behind the memory, in place of the tokens that the memory has of them: the
+A question reads these steps again after the memory, in place of the tokens that the memory has of them: the
 largest gain of DSCache (arXiv 2605.01858) and SimpleStream (arXiv 2604.02317) in real-time questions. The embeddings
 and positions of at most `recent_frames` frames are a part of the state like any other. The memory sees everything as
 without this; for a question its exact tokens and prototypes of one token from the time of these steps are hidden.
@@ -23,7 +23,7 @@ from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.core.with_part import MemoryWithPart
 from protokv.errors import StateCorrupt
 
-# Tokens, rows, columns, first visual token, the one behind the last, step.
+# Tokens, rows, columns, first visual token, the one after the last, step.
 FIELDS = 6
 
 
@@ -62,7 +62,7 @@ class RecentSteps(StatePart):
             ),
             TensorSpec(
                 "recent.steps", ("recent_step", "field"), (None, FIELDS), torch.int64,
-                "tokens, rows, columns, first visual token, the one behind the last, step",
+                "tokens, rows, columns, first visual token, the one after the last, step",
             ),
             TensorSpec(
                 "recent.deepstack", ("vision_layer", "recent_visual_token", wide), (None, None, None), shape.dtype,

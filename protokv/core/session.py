@@ -1,7 +1,7 @@
 """A session: a backbone, a memory and a clock.
 
 Watching: a step attends to the memory and to itself; then the memory takes its keys and values. Asking: the question
-is forwarded behind everything seen, attends to the memory and to itself, and is dropped, so asking changes nothing.
+is forwarded after everything seen, attends to the memory and to itself, and is dropped, so asking changes nothing.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class Session:
 
     Attributes:
         backbone, config, memory, clock: what it joins.
-        attachments: what its state has beside the memory, such as thumbnails. They listen to it.
+        attachments: what its state has besides the memory, such as thumbnails. They listen to it.
         placement: where tokens stand while they are forwarded.
         intact: whether memory and clock agree about the steps seen. False after an error within a step: such a
             session must not be saved.
         timings: where to add up seconds by stage; None: nowhere.
-        words_end: where the stream stood behind the last step with words; None: there was none.
+        words_end: where the stream stood after the last step with words; None: there was none.
     """
 
     timings: Timings | None = None
@@ -135,7 +135,7 @@ class Session:
             backbone: the model.
             config: which memory, and its budget.
             fps: sampled frames per second; None: the rate that the backbone was trained at.
-            attachments: what its state has beside the memory. A stream with words needs a
+            attachments: what its state has besides the memory. A stream with words needs a
                 `protokv.words.transcript.Transcript` among them.
 
         Raises:
@@ -217,7 +217,7 @@ class Session:
 
     @torch.inference_mode()
     def embed(self, images: Images, start_s: float, words: Sequence[str] = ()) -> StepTokens:
-        """Return a step behind the vision tower, with its words, at stream time `start_s`, for `take`."""
+        """Return what the vision tower makes of a step, and its words, at stream time `start_s`, for `take`."""
         return self.backbone.add_words(self.backbone.embed_step(images, self._mean_time(start_s)), words)
 
     @torch.inference_mode()
@@ -322,7 +322,7 @@ class Session:
         return start_s + (self.clock.frames_per_step - 1) / (2 * self.clock.fps)
 
     def prefill(self, question: str | list[int]) -> Tensor:
-        """Return the logits `[n, vocabulary]` float32 of the tokens behind the video, from which `ask` answers."""
+        """Return the logits `[n, vocabulary]` float32 of the tokens after the video, from which `ask` answers."""
         return self.read_question(question, room=0).logits
 
     def ask(
@@ -416,7 +416,7 @@ class Session:
 
     @torch.inference_mode()
     def read_question(self, question: str | list[int], room: int, *, record: bool = False) -> Reading:
-        """Forward a question, or token ids as they are, behind the memory, with room for an answer of `room` tokens.
+        """Forward a question, or token ids as they are, after the memory, with room for an answer of `room` tokens.
 
         With room, the logits are those of the last token alone: all of a long question would take gigabytes. With
         `record`, the context keeps the queries that read it, for `find_evidence`.

@@ -171,7 +171,7 @@ class ShardedContext(Context):
 
     @property
     def next_position(self) -> int | None:
-        """The position behind all parts; the host asks all devices for it."""
+        """The position after all parts; the host asks all devices for it."""
         ends = [find_next_position(part) for part in self.parts]
         return max((int(end) for end in ends if end is not None), default=None)
 

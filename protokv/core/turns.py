@@ -1,6 +1,6 @@
-"""What is asked: a question, behind a system prompt and the earlier turns of a conversation, as tokens.
+"""What is asked: a question, after a system prompt and the earlier turns of a conversation, as tokens.
 
-A conversation is a longer text behind the video, so asking changes nothing and a state knows no conversation. A state
+A conversation is a longer text after the video, so asking changes nothing and a state knows no conversation. A state
 that was watched has its prompt in front of the video; a system prompt that comes later stands in front of the question.
 """
 
@@ -21,7 +21,7 @@ MOST_QUESTION_TOKENS = 4096
 def read_ids(
     backbone: Backbone, question: str, turns: Sequence[Turn] = (), system: str | None = None
 ) -> tuple[list[int], int]:
-    """Return the tokens behind the video, and how many of the turns are in them: the newest that have room.
+    """Return the tokens after the video, and how many of the turns are in them: the newest that have room.
 
     A model that does not converse reads the question alone.
 

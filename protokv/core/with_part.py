@@ -16,7 +16,7 @@ from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, tensor_shap
 
 
 class MemoryWithPart(Memory):
-    """A memory (`inner`, empty at first), and a part of the state beside it (`part`)."""
+    """A memory (`inner`, empty at first), and another part of the state (`part`)."""
 
     def __init__(self, inner: Memory, part: StatePart, declared: tuple[TensorSpec, ...]) -> None:
         self.inner, self.part, self._declared = inner, part, declared

@@ -149,7 +149,7 @@ class KeptTokens(StatePart):
         self.last_step = step.step
 
     def truncate(self, keep: int, recent: list[int]) -> None:
-        """Free all slots behind the first `keep`; the last of those are near steps of the lengths `recent`."""
+        """Free all slots after the first `keep`; the last of those are near steps of the lengths `recent`."""
         self.step[:, :, keep:] = -1
         self._bias[:, :, keep:] = -torch.inf
         self.far, self.lengths = keep - sum(recent), recent

@@ -221,7 +221,7 @@ class DecodePruning(Context):
             self._choose(query, whole)
         if layer < self.first_layer or self._chosen is None:
             return whole
-        # The visual tokens are in the last segment, behind its part of the prefix.
+        # The visual tokens are in the last segment, after its part of the prefix.
         *prefix, last = whole
         rest = self.sink - sum(segment.keys.shape[1] for segment in prefix)
         slots = torch.cat((torch.arange(rest, device=query.device), rest + self._chosen))

@@ -2,7 +2,7 @@
 
 So that a comparison at equal bytes is one of memories, not of number formats. A token is rounded once, when it enters,
 to the nearest (`quantize_centers` at mass 1), and stays as it was rounded. The prompt prefix stays exact, as in
-`durable`. Slots hold D codes and behind them the exponents of each group, as one row of bytes, so that windows and
+`durable`. Slots hold D codes and after them the exponents of each group, as one row of bytes, so that windows and
 kept tokens move them as they move numbers. A context decodes all of them: it takes as many bytes as tokens in the
 model's dtype while it is in use.
 """
@@ -137,7 +137,7 @@ def enter_slots(slots: Slots, step: StepKV) -> StepKV:
 
 
 class PackedSlots(Slots):
-    """Far and near slots in rows of bytes, and the prompt prefix beside them."""
+    """Far and near slots in rows of bytes, and the prompt prefix as it is."""
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
         size = shape.head_size + shape.head_size // math.gcd(shape.head_size, SHARED_FEATURES)

@@ -11,7 +11,7 @@ layers replace the dropped tokens by one mean token, whose keys are first rotate
 - The release computes the attention of a probe in every layer from the probe's word embeddings, without the layers
   before (an audit calls that a bug). Here the session forwards the probe like a question, and the memory scores by the
   queries of that forward (`compact`). The probe's own tokens take no part in the softmax.
-- A mean token stands at the position of the newest token that it replaces, not behind all kept tokens: in all layers,
+- A mean token stands at the position of the newest token that it replaces, not after all kept tokens: in all layers,
   the next step takes that position.
 - There is no lazy re-indexing: `positions="compact"` serves every memory.
 
@@ -207,7 +207,7 @@ class ProbeListener(SessionListener):
 
 
 def find_queries(session: SessionView, text: str) -> Tensor:
-    """Return the queries `[L, Hq, t, D]` of a text behind the video, at stream positions."""
+    """Return the queries `[L, Hq, t, D]` of a text after the video, at stream positions."""
     backbone, placement = session.backbone, session.placement
     ids = backbone.suffix_ids(text)
     placed = placement.place(session.memory.context(), session.clock)

@@ -14,7 +14,7 @@ script turns off, is left out. What differs:
   so a question finds the memory as full as possible. Steps may differ in length, and the budget may be any number.
 - Ties keep the newer token. A token without a recent counterpart has similarity 0.
 
-If a step does not fit behind |C| tokens, the compression keeps fewer. Of a step larger than the budget, the last tokens
+If a step does not fit after |C| tokens, the compression keeps fewer. Of a step larger than the budget, the last tokens
 stay and everything else is dropped.
 """
 

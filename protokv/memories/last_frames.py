@@ -4,13 +4,13 @@ Source: SimpleStream (EvolvingLMMs-Lab, 2026), arXiv 2604.02317, which gives the
 question to the plain model. The same: an answer depends on the prompt prefix and the last N steps alone. What differs:
 the source encodes the N frames anew for each question, and a frame sees those before it in the window. A memory gets
 keys once, when a step arrives, before it is known which steps precede it in a question's window. So here a step is
-encoded behind the prompt prefix alone (`context`), and steps meet when a question reads them (`recall`). With N = 1
+encoded after the prompt prefix alone (`context`), and steps meet when a question reads them (`recall`). With N = 1
 both are equal; with `recent_frames` of the same frames this is the source, because a question reads them anew.
 
-Encoding a step behind the window is `SlidingWindow` with a budget of N steps: its keys carry older steps into the
+Encoding a step after the window is `SlidingWindow` with a budget of N steps: its keys carry older steps into the
 window. `samples/studies/delay/` measures how near both come to the source.
 
-With `positions="compact"` a step is encoded and read directly behind the prompt prefix, as in the source, except for
+With `positions="compact"` a step is encoded and read directly after the prompt prefix, as in the source, except for
 the temporal positions that sampling leaves out between two steps. With "stream", steps keep their stream positions.
 """
 
@@ -46,7 +46,7 @@ class LastFramesConfig(TokensConfig):
 
     @property
     def horizon(self) -> int:
-        """Return N + 1: with compact positions, the first of the N steps is placed behind the one before it."""
+        """Return N + 1: with compact positions, the first of the N steps is placed after the one before it."""
         return max(self.last_steps + 1, self.recent_frames)
 
 
@@ -94,7 +94,7 @@ class StepWindow(NearWindow):
 
 @dataclass(frozen=True, slots=True)
 class PrefixContext(SlotContext):
-    """The prompt prefix. After `compact_context`, a new step stands behind it as if the stream began there.
+    """The prompt prefix. After `compact_context`, a new step stands after it as if the stream began there.
 
     Attributes:
         newest: returns the time of the newest token of the stream, -1 before the first.
@@ -108,7 +108,7 @@ class PrefixContext(SlotContext):
         return 0
 
     def compact(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:
-        """Return the same slots, shifted so that the token behind the newest one comes first."""
+        """Return the same slots, shifted so that the token after the newest one comes first."""
         return replace(self, shift=max(0, self.newest() + 1 - anchoring.origin))
 
 

@@ -4,14 +4,14 @@ Source: ReKV (Di et al., ICLR 2025), arXiv 2503.00540, and its released code. Th
 step); a new step attends to the prompt prefix and the most recent tokens, and is filed at once; the key of a block is
 the mean of its keys before rotation; the query of a question is the mean over its tokens before rotation; the score is
 the plain dot product over all query heads; each layer retrieves the best blocks, puts them in stream order and, with
-`positions="compact"`, shows them packed behind the prefix in place of the recent tokens; the answer's tokens read what
+`positions="compact"`, shows them packed after the prefix in place of the recent tokens; the answer's tokens read what
 the question chose. What differs:
 
 - The budget sets the number of blocks: attention reads at most `budget` tokens of the stream, where the source takes 64
   frames. The local window, 15,000 tokens in the source, is no larger than the budget. A step larger than the budget is
   filed as several blocks.
 - The question is forwarded once, and each layer chooses when its query arrives. The source forwards it once to choose,
-  drops its keys and values, and forwards it again in the whole prompt. Here the mean is over all tokens behind the
+  drops its keys and values, and forwards it again in the whole prompt. Here the mean is over all tokens after the
   video, including the template's. A query arrives rotated; this memory sets the question's position
   (`Retrieval.next_position`), so it can remove the rotation.
 - Steps are encoded one at a time. In the source the prefix stands at one fixed distance from all tokens; here it keeps
@@ -49,7 +49,7 @@ class ReKVConfig(MemoryConfig):
     """ReKV: every token is kept outside the device, and each layer retrieves blocks for a question.
 
     Attributes:
-        positions: as for every memory. "compact", as published, packs the retrieved tokens behind the prompt prefix.
+        positions: as for every memory. "compact", as published, packs the retrieved tokens after the prompt prefix.
     """
 
     name: ClassVar[str] = "rekv"

@@ -1,4 +1,4 @@
-"""`SlidingWindow`: the last `budget` visual tokens behind the prompt prefix, the baseline "SWA" of the ProtoKV paper,
+"""`SlidingWindow`: the last `budget` visual tokens after the prompt prefix, the baseline "SWA" of the ProtoKV paper,
 arXiv 2606.26762.
 """
 

@@ -107,7 +107,7 @@ class Agglomerative(NoveltyRule):
         near_tokens = _least_costs(self._bank, self._weight(), tokens.keys, tokens.values, weight)[1]
         bound = torch.minimum(self._bound, near_tokens)
         repeat = REPEATS * usual_cost(tokens)[:, None]
-        # Two that may merge are left beside each merge.
+        # Besides the two of each merge, two that may merge are left.
         kept = self._kept(step, T, K - 2)
         bound.masked_fill_(kept[:, :K] & (bound >= repeat), torch.inf)
         every_token = torch.arange(K, K + T, device=merges.device).expand(B, T)

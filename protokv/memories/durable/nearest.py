@@ -149,7 +149,7 @@ def costs_of(proposals: Tensor) -> Tensor:
 
 
 def in_turn(proposals: Tensor, barred: Tensor, filled: int) -> tuple[Tensor, Tensor]:
-    """The proposals `[n, filled]` of the first slots, behind all others those that have to wait, and behind these those
+    """The proposals `[n, filled]` of the first slots, after all others those that have to wait, and after these those
     that are `barred` `[n, K]` bool; and what they go into.
 
     If the cheaper one of two merges that share a prototype is made, the other one's cost is not what it was. So a
@@ -178,7 +178,7 @@ class OrderTables:
 
     Attributes:
         cells: Morton's number of each cell of the grid, the bits of x and y in turn, times 2 ** 35: `[17 * 17]` int64,
-            one row of cells behind the other, the last of a row and of a column twice: the far edge is theirs.
+            one row of cells after the other, the last of a row and of a column twice: the far edge is theirs.
         numbers: of the pivots, `[32]` int32.
     """
 

@@ -17,7 +17,7 @@ For words (`keeps` is "spread") the rule keeps whole cues from all of the stream
 many as there is room for: first cue 0, then the cues whose numbers a high power of two divides. When there is less
 room, every other cue goes. So a spread needs no record.
 
-A budget of one step or less has no room for a past beside the present: there the newest tokens always stay.
+A budget of one step or less has no room for a past next to the present: there the newest tokens always stay.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Novelty:
     def first(self, share: Tensor, step: int, tokens: int, most: int, last_step: Tensor) -> Tensor:
         """Return which prototypes belong to the first steps, which merge with repeats alone, `[n, K]` bool.
 
-        These are whole steps, as many as fit beside the present in `most`, times the `share` `[n]`. The prototypes have
+        These are whole steps, as many as fit next to the present in `most`, times the `share` `[n]`. The prototypes have
         `last_step` `[n, K]`, -1 where a slot is free.
         """
         config = self._config

@@ -36,7 +36,7 @@ class DurableConfig(PrototypeConfig):
         words: whether the stream may have words; `ingest` sets it where there are subtitles. They merge with words
             alone (`durable.words`).
         words_share: share of the budget that is for words; at 0 they are tokens like any other, as they are where it
-            has no room for a prototype and a token beside it.
+            has no room for a prototype and a token.
     """
 
     name: ClassVar[str] = "durable"
@@ -60,7 +60,7 @@ class DurableConfig(PrototypeConfig):
         """Return the settings of the memory of words; None if words are tokens like any other."""
         if not self.words_tokens:
             return None
-        # As pictures are held: the exact rule beside the blocked one would take most of a step.
+        # As pictures are held: the exact rule along with the blocked one would take most of a step.
         held = self.resolve()
         own = {field.name: getattr(held, field.name) for field in fields(held)}
         words = WordsConfig(**own | {"words": False, "budget": self.words_tokens, "rule": "exact"})

@@ -71,7 +71,7 @@ class PaperConfig(PrototypeConfig):
         value_rate: beta, EMA rate of the value centre.
         spatial_rate: eta, EMA rate of mu and Sigma.
         decay: when n <- floor((1 - gamma) n) happens to an idle prototype. "floor": in each step; "interval": once each
-            T_idle steps that it stays idle (in the first step behind them, if tokens leave the near window in that
+            T_idle steps that it stays idle (in the first step after them, if tokens leave the near window in that
             step); "off": never.
         decay_rate: gamma.
         merge: whether prototypes with close centres are merged.
@@ -157,7 +157,7 @@ class ContinuityConfig(PaperConfig):
 
 
 class PaperRule(Rule):
-    """The paper's rule over one bank. It has no state beside the bank.
+    """The paper's rule over one bank. It has no state but the bank.
 
     Attributes:
         residuals: the statistics that are kept of what centres average away; None: none.
@@ -215,7 +215,7 @@ def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConf
     device = bank.mass.device
     head = torch.arange(B, device=device)
     directions, coordinates = normalize(tokens.keys), tokens.token_positions.coordinates
-    # c, p and mu move the same way, each at its rate: they stand side by side, with Sigma behind, [B * K, 2 D + 6].
+    # c, p and mu move the same way, each at its rate: they stand side by side, with Sigma after, [B * K, 2 D + 6].
     points = torch.cat((tokens.keys, tokens.values, coordinates.expand(B, T, 2)), 2)
     held = torch.cat((bank.key_center, bank.value_center, bank.mean, bank.covariance.flatten(3)), 3).flatten(0, 2)
     rates = torch.tensor([config.key_rate] * D + [config.value_rate] * D + [config.spatial_rate] * 3, device=device)
