@@ -101,7 +101,7 @@ class Novelty:
     def first(self, share: Tensor, step: int, tokens: int, most: int, last_step: Tensor) -> Tensor:
         """Return which prototypes belong to the first steps, which merge with repeats alone, `[n, K]` bool.
 
-        These are whole steps, as many as fit next to the present in `most`, times the `share` `[n]`. The prototypes have
+        These are whole steps, as many as fit with the present in `most`, times the `share` `[n]`. The prototypes have
         `last_step` `[n, K]`, -1 where a slot is free.
         """
         config = self._config
