@@ -11,9 +11,9 @@ from protokv.errors import ConfigError
 from protokv.texts import cut
 from protokv_cli.options import MOST_USED, option, system_option
 from protokv_cli.output import Format, Output
-from protokv_cli.progress import timings_key
-from protokv_cli.questions import Question, Refusals, surviving_errors
-from protokv_cli.tables import time_text
+from protokv_cli.progress import round_timings
+from protokv_cli.questions import Question, Refusals, survive_errors
+from protokv_cli.tables import format_time
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
@@ -116,7 +116,7 @@ class Answers:
         """
         asked = right = 0
         for question in questions:
-            with surviving_errors(self.out, self.at_prompt), self.refusals.at(question.where):
+            with survive_errors(self.out, self.at_prompt), self.refusals.at(question.where):
                 row = self._ask(session, decoding, question, age_s)
                 if "correct" in row:
                     asked, right = asked + 1, right + row["correct"]
@@ -134,14 +134,14 @@ class Answers:
         answer = self._stream(session, decoding, question.text)
         self._warn_of_turns(session, answer)
         self._turns.append((question.text, answer.text))
-        row = row_of(answer, self.state)
+        row = make_answer_row(answer, self.state)
         if answer.evidence is not None:
             moments = [asdict(moment) | {"share": round(moment.share, 4)} for moment in answer.evidence.moments]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": moments, "faint": answer.evidence.faint}
             if self.out.format is not Format.JSON:
-                self.out.plain(f"  {evidence_text(answer.evidence)}")
-                for said in heard(answer.evidence):
+                self.out.plain(f"  {describe_evidence(answer.evidence)}")
+                for said in list_utterances(answer.evidence):
                     self.out.plain(f"    {said}")
             if self._frames is not None:
                 row["frames"] = self._frames.write(answer, session)
@@ -151,7 +151,7 @@ class Answers:
         if self.timed:
             self.clock.add("first token", answer.ttft_ms / 1e3)
             self.clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
-            row |= {"timings": timings_key(self.clock.seconds), "decoding": asdict(decoding)}
+            row |= {"timings": round_timings(self.clock.seconds), "decoding": asdict(decoding)}
         if question.expected is not None:
             from protokv.replay.questions import is_expected
 
@@ -206,7 +206,7 @@ class Answers:
             self.out.note(text)
 
 
-def decoding_text(decoding: Decoding) -> str:
+def describe_decoding(decoding: Decoding) -> str:
     """Return how tokens are chosen, in a line such as `greedy, repetition penalty 1.05, at most 64 tokens`."""
     how = [f"drawn at temperature {decoding.temperature:g}", f"top p {decoding.top_p:g}", f"seed {decoding.seed}"]
     if decoding.top_k:
@@ -220,7 +220,7 @@ def decoding_text(decoding: Decoding) -> str:
     return ", ".join([*how, f"at most {decoding.max_new_tokens} tokens"])
 
 
-def row_of(answer: Answer, state: str) -> dict[str, Any]:
+def make_answer_row(answer: Answer, state: str) -> dict[str, Any]:
     """Return the JSON row of an answer of a state."""
     return {
         "question": answer.question,
@@ -235,10 +235,10 @@ def row_of(answer: Answer, state: str) -> dict[str, Any]:
     }
 
 
-def evidence_text(evidence: Evidence) -> str:
+def describe_evidence(evidence: Evidence) -> str:
     """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`; it says if the share is low."""
     moments = ", ".join(
-        f"{time_text(moment.start_s)} to {time_text(moment.end_s)} ({moment.share:.0%})".replace("%", " %")
+        f"{format_time(moment.start_s)} to {format_time(moment.end_s)} ({moment.share:.0%})".replace("%", " %")
         for moment in evidence.moments
     )
     if not moments:
@@ -250,10 +250,10 @@ def evidence_text(evidence: Evidence) -> str:
     return f"{text}: this may no longer be in memory" if evidence.faint else text
 
 
-def heard(evidence: Evidence) -> list[str]:
+def list_utterances(evidence: Evidence) -> list[str]:
     """Return what was said at the moments, in order of time, in lines such as `0:07 good morning`."""
     said = sorted({one.start_s: one for moment in evidence.moments for one in moment.words}.items())
-    return [f"{time_text(start_s)} {cut(one.text)}" for start_s, one in said]
+    return [f"{format_time(start_s)} {cut(one.text)}" for start_s, one in said]
 
 
 def note_model(out: Output, backbone: Backbone) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from protokv.errors import ConfigError, StateNotFound
 from protokv_cli.output import Output
 from protokv_cli.parsing import is_time_of_day, parse_duration, parse_instant
-from protokv_cli.tables import time_text
+from protokv_cli.tables import format_time
 
 if TYPE_CHECKING:
     from protokv.state.reader import Reader
@@ -28,7 +28,7 @@ _DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*", re.ASCII)
 pause = time.sleep
 
 
-def stream_time_of(text: str, reader: Reader, now: float) -> float:
+def find_stream_time(text: str, reader: Reader, now: float) -> float:
     """Return the stream time that `--at` names; `reader` is at the last commit, `now` in seconds since 1970.
 
     Raises:
@@ -66,10 +66,10 @@ def commit_age_s(reader: Reader, now: float) -> float | None:
 
 def note_commit(out: Output, stream_time_s: float, at_s: float | None, age_s: float | None = None) -> None:
     """Note the stream time of the commit if it differs from `--at`; without `--at`, its age."""
-    if at_s is not None and time_text(stream_time_s) != time_text(at_s):
-        out.note(f"as of {time_text(stream_time_s)}, the last commit that is kept before {time_text(at_s)}")
+    if at_s is not None and format_time(stream_time_s) != format_time(at_s):
+        out.note(f"as of {format_time(stream_time_s)}, the last commit that is kept before {format_time(at_s)}")
     elif age_s is not None:
-        out.note(f"as of {time_text(stream_time_s)}, committed {time_text(round(age_s, 1))} ago")
+        out.note(f"as of {format_time(stream_time_s)}, committed {format_time(round(age_s, 1))} ago")
 
 
 def rounds(every_s: float) -> Iterator[None]:

@@ -50,6 +50,6 @@ _CODES: tuple[tuple[type[errors.ProtoKVError], Exit], ...] = (
 )
 
 
-def exit_code(error: errors.ProtoKVError) -> Exit:
+def find_exit_code(error: errors.ProtoKVError) -> Exit:
     """Return the exit code for an error of the library."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.FAILURE)

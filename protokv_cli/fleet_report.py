@@ -15,10 +15,10 @@ import typer
 from protokv import errors
 from protokv.errors import ConfigError, StateError
 from protokv.texts import count_text
-from protokv_cli.exits import Exit, exit_code
+from protokv_cli.exits import Exit, find_exit_code
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import LOG_EVERY_S, Bar
-from protokv_cli.tables import bytes_text, grid, pairs, time_text
+from protokv_cli.tables import format_bytes, format_time, grid, pairs
 
 if TYPE_CHECKING:
     from protokv.fleet import Failure, Job, Outcome
@@ -60,7 +60,7 @@ class FleetReport:
                 "error": failure.kind,
                 "message": failure.message,
                 "hint": failure.hint,
-                "exit_code": int(_exit_code_of(failure)),
+                "exit_code": int(_find_exit_code(failure)),
                 "attempts": outcome.attempts,
             }
             with self._file.open("a", encoding="utf-8") as lines:
@@ -75,10 +75,12 @@ class FleetReport:
         found = self._progress()
         if self._bar.due():
             parts = [f"{found['ended']} of {found['videos']} videos"]
-            parts += [] if found["seconds_left"] is None else [f"about {time_text(round(found['seconds_left']))} left"]
+            parts += (
+                [] if found["seconds_left"] is None else [f"about {format_time(round(found['seconds_left']))} left"]
+            )
             parts += [f"{self._failures} failed"] if self._failures else []
             parts += [] if found["times_real_time"] is None else [f"{found['times_real_time']:.1f}x real time"]
-            parts += [f"{time_text(int(found['watched_s']))} watched"]
+            parts += [f"{format_time(int(found['watched_s']))} watched"]
             self._bar.show(parts, found["ended"], found["videos"])
         if self._out.format is Format.JSON and found["watched_s"] and time.monotonic() - self._shown_s > LOG_EVERY_S:
             self._shown_s = time.monotonic()
@@ -126,8 +128,8 @@ class FleetReport:
                 cells.append([f"and {len(rows) - LISTED} more: --csv FILE has all", *[""] * 5])
             out.table(grid(("video", "state", "watched, s", "took, s", "result", "why"), cells, left=("why",)), "")
             done = f"{counts['watched']} watched, {counts['done']} done before, {counts['failed']} failed, {left} left"
-            size = f"{bytes_text(sums['file_bytes'])} on disk"
-            out.table(pairs({"videos": f"{total}: {done}", "watched": time_text(sums["watched_s"]), "states": size}))
+            size = f"{format_bytes(sums['file_bytes'])} on disk"
+            out.table(pairs({"videos": f"{total}: {done}", "watched": format_time(sums["watched_s"]), "states": size}))
         if self._failures:
             out.error(f"{self._failures} of {total} videos have no whole state; why is in {self._file}")
         if stopped is not None:
@@ -137,12 +139,14 @@ class FleetReport:
             raise typer.Exit(Exit.PARTIAL)
 
 
-def _exit_code_of(failure: Failure) -> Exit:
+def _find_exit_code(failure: Failure) -> Exit:
     """Return the exit code that `ingest` of this video alone would have."""
     if failure.kind == "Damaged":
         return Exit.PARTIAL
     kind = getattr(errors, failure.kind, None)
-    return exit_code(kind("")) if isinstance(kind, type) and issubclass(kind, errors.ProtoKVError) else Exit.FAILURE
+    return (
+        find_exit_code(kind("")) if isinstance(kind, type) and issubclass(kind, errors.ProtoKVError) else Exit.FAILURE
+    )
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def show_plan(out: Output, found: Iterable[Outcome]) -> None:
         total = {"all": counts.total(), **counts, "videos": videos, "unmeasured": unmeasured, "left_s": left_s}
         out.json({"type": "forecast", **total})
     unknown = f" and {count_text(unmeasured, 'video')} of unknown length" if unmeasured else ""
-    left = f", {time_text(round(left_s))} to watch{unknown}" if videos else ""
+    left = f", {format_time(round(left_s))} to watch{unknown}" if videos else ""
     statuses = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
     out.note(f"{count_text(counts.total(), 'video')}: {statuses}{left}; nothing was written")
 

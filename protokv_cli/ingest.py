@@ -27,8 +27,8 @@ from protokv_cli.options import (
 )
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every, parse_input, parse_instant, parse_optional
-from protokv_cli.process import stopping, uncollected
-from protokv_cli.progress import downloads_shown
+from protokv_cli.process import handle_signals, pause_collection
+from protokv_cli.progress import draw_downloads
 
 if TYPE_CHECKING:
     from protokv.ingestion import IngestOptions, LiveOptions
@@ -183,7 +183,7 @@ def ingest(
             raise ConfigError("--append needs the state to append to", hint="name it with -o STATE")
         model.check()
         clock = Timings() if output.timings else None
-        with uncollected(), stage(clock, "imports"):
+        with pause_collection(), stage(clock, "imports"):
             from protokv.fleet.plan import is_several
             from protokv.words.find import names_file
 
@@ -263,11 +263,11 @@ def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptio
     from protokv_cli.ingest_report import IngestReport
 
     opened, target = _open_stdin(source, out.stdin), _target_in_folder(source, state)
-    with stopping(out.note) as stop, IngestReport(out, local_name(source), clock) as report, downloads_shown(out):
+    with handle_signals(out.note) as stop, IngestReport(out, local_name(source), clock) as report, draw_downloads(out):
         events = ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)
         # Closing the generator commits what was watched if something fails here.
         with closing(events):
-            with uncollected():
+            with pause_collection():
                 started = next(events)
             for event in chain((started,), events):
                 report.show(event)

@@ -16,7 +16,7 @@ from protokv_cli.fleet_report import FleetReport, check_csv, show_plan
 from protokv_cli.options import option
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_list
-from protokv_cli.process import stopping
+from protokv_cli.process import handle_signals
 from protokv_cli.progress import Bar
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def ingest_fleet(
     recipe = Recipe(place=_place(output), options=chosen)
     jobs = _plan_jobs(out, sources, fleet.listing)
     if dry_run:
-        with stopping(out.note) as stop:
+        with handle_signals(out.note) as stop:
             show_plan(out, takewhile(lambda _: not stop, preview(jobs, recipe)))
             if stop.exit is not None:
                 raise typer.Exit(stop.exit)
         return
     with _open_pool(fleet, recipe) as pool:
-        with stopping(out.note) as stop, Bar(out, f"0 of {len(jobs)} videos") as bar:
+        with handle_signals(out.note) as stop, Bar(out, f"0 of {len(jobs)} videos") as bar:
             report = FleetReport(out, jobs, _failures_file(fleet, recipe.place), bar, pool)
 
             def should_stop() -> bool:

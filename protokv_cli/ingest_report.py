@@ -19,8 +19,8 @@ from protokv.texts import count_text
 from protokv.timings import Timings
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
-from protokv_cli.progress import Bar, left_text, show_timings, timings_key
-from protokv_cli.tables import bytes_text, pairs, time_text
+from protokv_cli.progress import Bar, format_time_left, round_timings, show_timings
+from protokv_cli.tables import format_bytes, format_time, pairs
 
 # Readers of the JSON lines want to follow the run, not every step.
 JSON_EVERY_S = 1.0
@@ -53,8 +53,8 @@ class IngestReport:
             return
         if self._out.format is Format.JSON:
             timed = self._timings is not None and isinstance(event, Summary)
-            spent = {"timings": timings_key(self._timings.seconds)} if timed and self._timings else {}
-            self._out.json({"type": event_type(event), **asdict(event), **spent})
+            spent = {"timings": round_timings(self._timings.seconds)} if timed and self._timings else {}
+            self._out.json({"type": name_event(event), **asdict(event), **spent})
         elif isinstance(event, Summary):
             self._bar.stop()
             if self._timings is not None:
@@ -69,12 +69,12 @@ class IngestReport:
         now_s = time.monotonic()
         if self._begun is not None and self._first is None and self._begun.how == "started":
             # The size of a step is known only now.
-            on_disk = disk_text(event.end_bytes, self._begun.most_bytes)
-            self._out.note(f"state: {bytes_text(event.state_bytes)} in memory; on disk {on_disk}")
+            on_disk = describe_disk(event.end_bytes, self._begun.most_bytes)
+            self._out.note(f"state: {format_bytes(event.state_bytes)} in memory; on disk {on_disk}")
         self._first = self._first or (now_s, event.stream_time_s)
         if self._bar.due():
             done_s, length_s = event.stream_time_s, event.duration_s
-            self._bar.show(progress_parts(event, self._first, now_s), min(done_s, length_s or done_s), length_s)
+            self._bar.show(list_progress(event, self._first, now_s), min(done_s, length_s or done_s), length_s)
         due = now_s - self._row_s >= JSON_EVERY_S
         self._row_s = now_s if due else self._row_s
         return due and self._out.format is Format.JSON
@@ -86,7 +86,7 @@ class IngestReport:
         """
         out, state, source = self._out, summary.state, self._source
         if stopped is not None:
-            at = time_text(summary.stream_time_s)
+            at = format_time(summary.stream_time_s)
             out.note(f"stopped at {at}; {state} is committed. Continue with the same command.")
             raise typer.Exit(stopped)
         if summary.damaged:
@@ -110,7 +110,7 @@ def _note_start(out: Output, started: Started, source: str) -> None:
         return
     if started.how != "started":
         how = "continuing" if started.how == "continued" else "appending to"
-        out.note(f"{how} {started.state} at {time_text(started.stream_time_s)}")
+        out.note(f"{how} {started.state} at {format_time(started.stream_time_s)}")
     out.note(f"Note: {started.notice}" if started.notice else f"model: {started.model} in {started.dtype}")
     if started.words:
         out.note(f"words from {started.words}; --subtitles off leaves them out")
@@ -126,9 +126,9 @@ def _note_news(out: Output, event: Event) -> None:
     if isinstance(event, WordsLost):
         out.note(f"Warning: {event.words}: {event.why}; the video is watched all the same")
     elif isinstance(event, SourceLost):
-        out.error(f"{event.source} is lost at {time_text(event.stream_time_s)}: {event.why}; trying again")
+        out.error(f"{event.source} is lost at {format_time(event.stream_time_s)}: {event.why}; trying again")
     elif isinstance(event, SourceRecovered):
-        out.error(f"{event.source} is back at {time_text(event.stream_time_s)}, after {time_text(event.gap_s)}")
+        out.error(f"{event.source} is back at {format_time(event.stream_time_s)}, after {format_time(event.gap_s)}")
     elif isinstance(event, FramesDropped):
         out.note(
             f"frames are dropped: {event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}; "
@@ -136,31 +136,31 @@ def _note_news(out: Output, event: Event) -> None:
         )
 
 
-def event_type(event: Event) -> str:
+def name_event(event: Event) -> str:
     """Return the `type` of an event in JSON: its class in snake case, such as `source_lost`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 
 
-def progress_parts(event: Progress, first: tuple[float, float], now_s: float) -> list[str]:
+def list_progress(event: Progress, first: tuple[float, float], now_s: float) -> list[str]:
     """Return the text beside the bar, the most important part first.
 
     `first` is the time of the clock and of the stream at the first event; the time left is estimated from there.
     """
-    where, speed = time_text(event.stream_time_s), f"{event.frames_per_second:.0f} frames/s"
-    state = f"state {bytes_text(event.state_bytes)}"
+    where, speed = format_time(event.stream_time_s), f"{event.frames_per_second:.0f} frames/s"
+    state = f"state {format_bytes(event.state_bytes)}"
     if not event.duration_s:
         return [where, speed, state]
     share = min(1.0, event.stream_time_s / event.duration_s)
-    left = left_text(event.stream_time_s - first[1], event.duration_s - event.stream_time_s, now_s - first[0])
-    return [f"{share:4.0%}", f"{where} / {time_text(event.duration_s)}", *left, speed, state]
+    left = format_time_left(event.stream_time_s - first[1], event.duration_s - event.stream_time_s, now_s - first[0])
+    return [f"{share:4.0%}", f"{where} / {format_time(event.duration_s)}", *left, speed, state]
 
 
 def _summary_rows(summary: Summary) -> dict[str, str]:
     seen = f"{count_text(summary.tokens_seen, 'token')} seen"
     rows = {
         "state": summary.state,
-        "stream": ", ".join((time_text(summary.watched_s), count_text(summary.steps, "step"), seen)),
-        "bytes": f"{bytes_text(summary.state_bytes)} of state, {bytes_text(summary.file_bytes)} on disk",
+        "stream": ", ".join((format_time(summary.watched_s), count_text(summary.steps, "step"), seen)),
+        "bytes": f"{format_bytes(summary.state_bytes)} of state, {format_bytes(summary.file_bytes)} on disk",
         "took": f"{summary.elapsed_s:.1f} s",
     }
     if not summary.complete:
@@ -170,11 +170,11 @@ def _summary_rows(summary: Summary) -> dict[str, str]:
     return rows
 
 
-def disk_text(end_bytes: int | None, most_bytes: int | None) -> str:
+def describe_disk(end_bytes: int | None, most_bytes: int | None) -> str:
     """Return what a state takes on disk: about how much at the end, or at most, or that it grows."""
     if end_bytes is not None:
-        return f"about {bytes_text(end_bytes)} at the end"
-    return "grows with the stream" if most_bytes is None else f"at most {bytes_text(most_bytes)}"
+        return f"about {format_bytes(end_bytes)} at the end"
+    return "grows with the stream" if most_bytes is None else f"at most {format_bytes(most_bytes)}"
 
 
 def show_estimate(out: Output, found: Estimate) -> None:
@@ -184,15 +184,15 @@ def show_estimate(out: Output, found: Estimate) -> None:
         return
     unknown = "unknown: the source does not say how long it is"
     in_all = "" if found.tokens is None else f", {found.tokens:,} in all"
-    takes = "unknown"
+    takes, on_disk = "unknown", describe_disk(found.end_bytes, found.most_bytes)
     if found.seconds is not None:
-        takes = f"about {time_text(round(found.seconds))}, by {count_text(found.tried_steps, 'step')} tried here"
+        takes = f"about {format_time(round(found.seconds))}, by {count_text(found.tried_steps, 'step')} tried here"
     rows = {
         "source": found.source,
-        "length": unknown if found.duration_s is None else time_text(found.duration_s),
+        "length": unknown if found.duration_s is None else format_time(found.duration_s),
         "steps": unknown if found.steps is None else count_text(found.steps, "step"),
         "tokens": f"{found.tokens_per_step:g} a step{in_all}",
-        "state": f"{bytes_text(found.state_bytes)} in memory; on disk {disk_text(found.end_bytes, found.most_bytes)}",
+        "state": f"{format_bytes(found.state_bytes)} in memory; on disk {on_disk}",
         "takes": takes,
         **({"words": found.words + (f": {found.words_lost}" if found.words_lost else "")} if found.words else {}),
     }

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from protokv.errors import ConfigError
-from protokv_cli.commits import LOOK_S, await_first_commit, note_commit, rounds, stream_time_of
+from protokv_cli.commits import LOOK_S, await_first_commit, find_stream_time, note_commit, rounds
 from protokv_cli.exits import Exit
 from protokv_cli.options import OutputFlags, complete_states, option
 from protokv_cli.output import Format, Output
-from protokv_cli.process import interruptible
-from protokv_cli.tables import flat_lines, grid, time_text
+from protokv_cli.process import allow_interrupt
+from protokv_cli.tables import flatten_lines, format_time, grid
 
 if TYPE_CHECKING:
     from protokv.state.reader import Reader
@@ -107,7 +107,7 @@ def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: O
         if many:
             _show_folder(out, state)
         elif flags.watch:
-            with interruptible():
+            with allow_interrupt():
                 _watch(out, state, flags)
         else:
             _show_one(out, state, other, flags)
@@ -126,7 +126,7 @@ def _show_one(out: Output, state: str, other: str | None, flags: InspectFlags) -
     if flags.target is not None:
         _show(out, convert(state, flags.target, overwrite=flags.force, digests=digests))
         return
-    at_s = None if flags.at is None else stream_time_of(flags.at, Reader.open(state), time.time())
+    at_s = None if flags.at is None else find_stream_time(flags.at, Reader.open(state), time.time())
     if flags.words:
         _show_words(out, Reader.open(state, at_s=at_s, verify=digests))
         return
@@ -154,7 +154,7 @@ def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> Non
     from protokv_cli.inspect_tables import document_tables
 
     tables = document_tables(document, layers=layers)
-    out.show([document], flat_lines, lambda _: (part for table in tables for part in (table, "")))
+    out.show([document], flatten_lines, lambda _: (part for table in tables for part in (table, "")))
 
 
 def _show_words(out: Output, reader: Reader) -> None:
@@ -173,9 +173,9 @@ def _show_words(out: Output, reader: Reader) -> None:
             f"nothing was said so far in {name_subtitles(record)}" if record else "no words are known: there were none"
         )
     rows = [{"start_s": line.start_s, "end_s": line.end_s, "text": line.text} for line in transcript.lines]
-    cells = [(time_text(line.start_s), line.text) for line in transcript.lines]
+    cells = [(format_time(line.start_s), line.text) for line in transcript.lines]
     table = [grid(["time", "words"], cells, left=("words",))] if cells else []
-    out.show(rows, lambda row: [f"{time_text(row['start_s'])}\t{row['text']}"], lambda _: table)
+    out.show(rows, lambda row: [f"{format_time(row['start_s'])}\t{row['text']}"], lambda _: table)
 
 
 def _show_folder(out: Output, place: str) -> None:

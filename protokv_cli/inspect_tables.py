@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protokv.texts import count_text, cut
-from protokv_cli.tables import bytes_text, grid, pairs, time_text
+from protokv_cli.tables import format_bytes, format_time, grid, pairs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +31,7 @@ def document_tables(d: dict[str, Any], *, layers: bool = False) -> Iterator[Rend
     if "equal" in d:
         yield from _difference_tables(d)
     elif "output" in d:
-        yield pairs({"state": d["state"], "output": d["output"], "bytes": bytes_text(d["bytes"])}, title="written")
+        yield pairs({"state": d["state"], "output": d["output"], "bytes": format_bytes(d["bytes"])}, title="written")
     else:
         yield from _summary_tables(d)
         yield from _live_tables(d)
@@ -51,16 +51,16 @@ def fleet_tables(rows: Sequence[Mapping[str, Any]], root: str) -> Iterator[Rende
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
     total = f"{len(rows)}: {whole} whole, {len(rows) - whole} not"
-    yield pairs({"videos": total, "watched": time_text(seconds), "states": bytes_text(size)})
+    yield pairs({"videos": total, "watched": format_time(seconds), "states": format_bytes(size)})
 
 
 def _fleet_cells(row: Mapping[str, Any], root: str) -> tuple[Any, ...]:
     known = row["steps"] is not None
     return (
         row["state"].removeprefix(root),
-        time_text(row["stream_time_s"]) if known else None,
+        format_time(row["stream_time_s"]) if known else None,
         row["steps"],
-        bytes_text(row["file_bytes"]) if known else None,
+        format_bytes(row["file_bytes"]) if known else None,
         "yes" if row["complete"] else "no",
         row["failure"] or row["damage"] or "",
     )
@@ -76,19 +76,19 @@ def _summary_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
     changes = [f"{name} = {value}" for name, value in memory["changes"].items() if name != "budget"]
     rows |= {
         "kept": _kept(d),
-        "size": f"{bytes_text(d['bytes']['file'])} on disk, {bytes_text(d['bytes']['total'])} in memory",
+        "size": f"{format_bytes(d['bytes']['file'])} on disk, {format_bytes(d['bytes']['total'])} in memory",
         "memory": ", ".join([f"{memory['kind']}, budget {count_text(memory['budget'], 'token')}", *changes]),
         "model": f"{d['backbone']['name']} ({d['backbone']['family']}, {d['backbone']['dtype']})",
     }
     if len(commits) > 1:
-        rows["commits"] = f"{', '.join(map(time_text, commits))}; query --at TIME asks them"
+        rows["commits"] = f"{', '.join(map(format_time, commits))}; query --at TIME asks them"
     yield pairs(rows)
     if len(sources) > 1:
         cells = (
             (
                 one["name"] or "frames from a program",
-                time_text(one["start_s"]),
-                time_text(one["end_s"]),
+                format_time(one["start_s"]),
+                format_time(one["end_s"]),
                 _decoder(one),
                 one["damage"]["message"] if one["damage"] else None,
             )
@@ -103,7 +103,7 @@ def _watched(d: Mapping[str, Any]) -> str:
     name = f"{len(sources)} sources" if len(sources) > 1 else sources[0]["name"] or "frames from a program"
     ended = "to its end" if d["complete"] else "not to its end"
     by = f" ({_decoder(sources[0])})" if len(sources) == 1 and _decoder(sources[0]) != "-" else ""
-    return f"{name}{by}, {time_text(stream['watched_s'])}, {ended}"
+    return f"{name}{by}, {format_time(stream['watched_s'])}, {ended}"
 
 
 def _decoder(source: Mapping[str, Any]) -> str:
@@ -127,7 +127,7 @@ def _damage(source: Mapping[str, Any]) -> str:
     counts = {"lost": found["frames_lost"], "damaged": found["frames_damaged"]}
     parts = [f"{count_text(n, 'frame')} {what}" for what, n in counts.items() if n]
     from_s = found["lost_from_s"]
-    where = "" if from_s is None else f" from {time_text(source['start_s'] + from_s)}"
+    where = "" if from_s is None else f" from {format_time(source['start_s'] + from_s)}"
     return f"{found['message']} ({', '.join(parts)}{where})"
 
 
@@ -140,7 +140,7 @@ def _kept(d: Mapping[str, Any]) -> str:
         return f"at most {stream['tokens_kept']:,} of {seen_text}"
     if exact >= seen:
         return f"all {seen_text}, exactly"
-    latest = f"{seen_text}: the last {exact:,} exactly (from {time_text(stream['exact_from_s'])})"
+    latest = f"{seen_text}: the last {exact:,} exactly (from {format_time(stream['exact_from_s'])})"
     older = f"{memory['prototypes']:,} prototypes"
     if "words_prototypes" in d:
         latest += f" and {d['words_tokens_in_use']:,} of words"
@@ -159,13 +159,18 @@ def _live_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
         "began": live["began"],
         "committed": live["committed"],
         "source": "lost" if live["lost"] else "there",
-        "gaps": f"{live['gaps_in_all']}, {time_text(live['lost_s'])} together",
+        "gaps": f"{live['gaps_in_all']}, {format_time(live['lost_s'])} together",
         "frames": f"{live['frames_dropped']} dropped, {live['frames_damaged']} damaged",
     }
     yield pairs(rows, title="live")
     if live["gaps"]:
         cells = (
-            (one["from"], time_text(one["from_s"]), None if one["to_s"] is None else time_text(one["to_s"]), one["why"])
+            (
+                one["from"],
+                format_time(one["from_s"]),
+                None if one["to_s"] is None else format_time(one["to_s"]),
+                one["why"],
+            )
             for one in live["gaps"][-GAPS_SHOWN:]
         )
         yield grid(["gap", "from", "to", "why"], cells)
@@ -178,7 +183,7 @@ def _inner_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield pairs({name: value for name, value in memory["config"].items() if value is not None}, title="memory")
     if memory["resolved"]:
         yield pairs(memory["resolved"], title="what auto became")
-    yield pairs({_PARTS.get(name, name): bytes_text(n) for name, n in d["bytes"].items()}, title="bytes")
+    yield pairs({_PARTS.get(name, name): format_bytes(n) for name, n in d["bytes"].items()}, title="bytes")
     for name, rows in d.items():
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
             names = list(rows[0])

@@ -24,9 +24,9 @@ import typer
 from protokv.errors import PositionWarning, ProtoKVError, cause_of, shown
 from protokv.machine import is_out_of_memory, require_address_space
 from protokv.texts import cut
-from protokv_cli.exits import Exit, exit_code
-from protokv_cli.process import withheld_stdin
-from protokv_cli.tables import json_text, printable
+from protokv_cli.exits import Exit, find_exit_code
+from protokv_cli.process import withhold_stdin
+from protokv_cli.tables import format_json, make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -96,7 +96,7 @@ class Output:
         """Write tables and styled text to stdout."""
         with self._console.capture() as captured:
             for row in rows:
-                self._console.print(printable(row) if isinstance(row, str) else row, style=style, end=end)
+                self._console.print(make_printable(row) if isinstance(row, str) else row, style=style, end=end)
         self._write(captured.get())
 
     def clear(self) -> None:
@@ -106,11 +106,11 @@ class Output:
 
     def json(self, row: Row) -> None:
         """Write one JSON object as one line of stdout, and flush."""
-        self._write(json_text(row) + "\n")
+        self._write(format_json(row) + "\n")
 
     def plain(self, text: str, end: str = "\n") -> None:
         """Write text to stdout; its lines stay lines."""
-        self._write(printable(text, lines=True) + end)
+        self._write(make_printable(text, lines=True) + end)
 
     def show(
         self,
@@ -140,7 +140,7 @@ class Output:
         # The terminal may be closed, or nobody may read the pipe.
         with suppress(OSError, ValueError):
             self.hide()
-            line = cut(printable(text), MOST_CHARACTERS)
+            line = cut(make_printable(text), MOST_CHARACTERS)
             if sys.stderr.isatty():
                 width = shutil.get_terminal_size().columns - 1
                 line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
@@ -167,7 +167,7 @@ class Output:
     def errors(self) -> Iterator[None]:
         """Turn an error into `Error:`, `Hint:` and its exit code, and a warning of the library into one line."""
         try:
-            with self._warnings(), withheld_stdin() as self.stdin:
+            with self._warnings(), withhold_stdin() as self.stdin:
                 require_address_space()
                 yield
                 self._check_stdout()
@@ -212,7 +212,7 @@ class Output:
 def _explain(error: Exception) -> tuple[str, str | None, Exit]:
     """Return what happened, what to do about it, and the exit code."""
     if isinstance(error, ProtoKVError):
-        return error.message, error.hint, exit_code(error)
+        return error.message, error.hint, find_exit_code(error)
     if is_out_of_memory(error):
         what = "there is not enough memory, or the limit of this process is too low (ulimit -v)"
         hint = "free some memory, raise the limit, or use a smaller budget or model"

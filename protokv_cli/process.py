@@ -28,7 +28,7 @@ if _HANG_UP is not None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """Import and load without collecting garbage; later collections skip the objects made here."""
     enabled = gc.isenabled()
     gc.disable()
@@ -73,7 +73,7 @@ class Stop:
 
 
 @contextmanager
-def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
+def handle_signals(say: Callable[[str], None]) -> Iterator[Stop]:
     """Stop in two stages: the first SIGINT, SIGTERM or SIGHUP sets the `Stop`, the second ends the process at once.
 
     A closed terminal sends SIGHUP twice, so a second SIGHUP is ignored. `say` tells the user of the first signal.
@@ -103,7 +103,7 @@ def stopping(say: Callable[[str], None]) -> Iterator[Stop]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def allow_interrupt() -> Iterator[None]:
     """Let Ctrl-C end the program with its exit code and without a message."""
     try:
         yield
@@ -112,7 +112,7 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def replaced_stdin(stream: IO[str]) -> Iterator[None]:
+def replace_stdin(stream: IO[str]) -> Iterator[None]:
     """Put another stream in the place of `sys.stdin` for this block."""
     before, sys.stdin = sys.stdin, stream
     try:
@@ -122,7 +122,7 @@ def replaced_stdin(stream: IO[str]) -> Iterator[None]:
 
 
 @contextmanager
-def withheld_stdin() -> Iterator[IO[str] | None]:
+def withhold_stdin() -> Iterator[IO[str] | None]:
     """Yield the real stdin and give everybody else an empty one; None if there is no stdin.
 
     A library that asks on the terminal whether to run code or to download would otherwise read its answer from the
@@ -132,5 +132,5 @@ def withheld_stdin() -> Iterator[IO[str] | None]:
     if isinstance(real, io.TextIOWrapper):
         # Bytes that are no UTF-8 are told with their line.
         real.reconfigure(encoding="utf-8", errors="surrogateescape")
-    with replaced_stdin(io.StringIO()):
+    with replace_stdin(io.StringIO()):
         yield real

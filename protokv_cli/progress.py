@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from protokv_cli.output import Output
-from protokv_cli.tables import printable, time_text
+from protokv_cli.tables import format_time, make_printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -57,7 +57,7 @@ class Bar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._bar.add_task(printable(self._name), total=None, text=text)
+        self._task = self._bar.add_task(make_printable(self._name), total=None, text=text)
         self._out.hide = self.stop
         self._draw(self._bar.start)
 
@@ -75,7 +75,7 @@ class Bar:
             text = ", ".join(part.strip() for part in parts)
             self._out.note(f"{self._name}: {text}" if self._name else text)
             return
-        text = printable("  ".join(parts))
+        text = make_printable("  ".join(parts))
         self._draw(self._bar.start)
         self._draw(self._bar.update, self._task, total=total, completed=done, text=text, refresh=True)
 
@@ -96,9 +96,9 @@ class Bar:
             act(*arguments, **options)
 
 
-def left_text(done: float, left: float, elapsed_s: float) -> list[str]:
+def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
     """Return the time that the rest takes at the speed until now; nothing if that is unknown."""
-    return [f"{time_text(math.ceil(max(0.0, left) * elapsed_s / done))} left"] if done > 0 else []
+    return [f"{format_time(math.ceil(max(0.0, left) * elapsed_s / done))} left"] if done > 0 else []
 
 
 @contextmanager
@@ -113,12 +113,12 @@ def loading(out: Output, name: str | None, revision: str | None) -> Iterator[Non
 
     if name is not None:
         require_model(name, revision)
-    with Bar(out, "loading model", name or "", logs=False), downloads_shown(out):
+    with Bar(out, "loading model", name or "", logs=False), draw_downloads(out):
         yield
 
 
 @contextmanager
-def downloads_shown(out: Output) -> Iterator[None]:
+def draw_downloads(out: Output) -> Iterator[None]:
     """Show downloads from the hub if there is a terminal to draw on."""
     if not out.draws:
         yield
@@ -129,14 +129,14 @@ def downloads_shown(out: Output) -> Iterator[None]:
         yield
 
 
-def timings_key(seconds: Mapping[str, float]) -> dict[str, float]:
+def round_timings(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each stage for JSON, with the CPU time of the process so far."""
     return {**{name: round(value, 4) for name, value in seconds.items()}, "process cpu": round(time.process_time(), 4)}
 
 
 def show_timings(out: Output, seconds: Mapping[str, float]) -> None:
     """Write one line a stage to stderr, the CPU time of the process last."""
-    rows = timings_key(seconds)
+    rows = round_timings(seconds)
     width = max(map(len, rows))
     for name, value in rows.items():
         out.error(f"{name:<{width}}  {value:9.3f} s{' (beside the others)' if name in _PARALLEL_STAGES else ''}")

@@ -14,16 +14,16 @@ import typer
 
 from protokv.errors import ConfigError
 from protokv.timings import Timings
-from protokv_cli.answers import AnswerFlags, Answers, decoding_text, note_model, row_of
-from protokv_cli.commits import await_first_commit, commit_age_s, note_commit, rounds, stream_time_of
+from protokv_cli.answers import AnswerFlags, Answers, describe_decoding, make_answer_row, note_model
+from protokv_cli.commits import await_first_commit, commit_age_s, find_stream_time, note_commit, rounds
 from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, ModelFlags, TimedOutputFlags, complete_states, option
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration, parse_optional
-from protokv_cli.process import interruptible, uncollected
+from protokv_cli.process import allow_interrupt, pause_collection
 from protokv_cli.progress import loading, show_timings
-from protokv_cli.questions import Question, Refusals, read_questions, typed_questions
-from protokv_cli.tables import grid, time_text
+from protokv_cli.questions import Question, Refusals, read_questions, read_typed_questions
+from protokv_cli.tables import format_time, grid
 
 if TYPE_CHECKING:
     from protokv.fleet.states import Reply
@@ -104,7 +104,7 @@ def query(
     with out.errors():
         clock.add("start", time.process_time())
         state, texts = _split(arguments or [], ask.named)
-        with uncollected(), clock.stage("imports"):
+        with pause_collection(), clock.stage("imports"):
             from protokv.fleet.plan import is_place
 
         many = is_place(state)
@@ -157,7 +157,7 @@ def _open_questions(
 ) -> Iterator[Question]:
     """Return the questions. The first is read now, so that no model is loaded if there is none."""
     if at_prompt and out.stdin is not None:
-        return typed_questions(out.stdin, refusals)
+        return read_typed_questions(out.stdin, refusals)
     questions = read_questions(texts or ([] if file else ["-"]), out.stdin, file, refusals)
     first = next(questions, None)
     if first is None:
@@ -170,22 +170,22 @@ def _query_one(answers: Answers, questions: Iterator[Question], ask: AskFlags, m
     """Open a state once, at the commit that is asked for, and print the answers."""
     out, clock = answers.out, answers.clock
     if ask.watch is not None:
-        with interruptible():
+        with allow_interrupt():
             await_first_commit(out, answers.state)
-    with uncollected(), loading(out, model.model, model.revision):
+    with pause_collection(), loading(out, model.model, model.revision):
         with clock.stage("imports"):
             from protokv.state.reader import Reader
 
         with clock.stage("state"):
             reader = Reader.open(answers.state, verify=ask.verify)
         answers.prepare(reader)
-        at_s = None if ask.at is None else stream_time_of(ask.at, reader, time.time())
+        at_s = None if ask.at is None else find_stream_time(ask.at, reader, time.time())
         session = reader.at(at_s).session(model.model, timings=clock, **model.placement)
         decoding = answers.how.decoding(session.backbone)
     note_model(out, session.backbone)
     if ask.watch is not None:
         kept = list(questions)
-        with interruptible():
+        with allow_interrupt():
             for n, _ in enumerate(rounds(parse_duration(ask.watch))):
                 if n:
                     reader = Reader.open(answers.state, verify=ask.verify)
@@ -195,11 +195,11 @@ def _query_one(answers: Answers, questions: Iterator[Question], ask: AskFlags, m
     age_s = None if ask.at else commit_age_s(reader, time.time())
     note_commit(out, session.clock.stream_time_s, at_s, age_s)
     if answers.at_prompt:
-        out.note(f"{answers.state} at {time_text(session.clock.stream_time_s)}; type a question, or help, or exit")
+        out.note(f"{answers.state} at {format_time(session.clock.stream_time_s)}; type a question, or help, or exit")
     answers.ask_all(session, decoding, questions, age_s)
     if answers.timed and out.format is not Format.JSON:
         show_timings(out, clock.seconds)
-        out.error(f"decoding: {decoding_text(decoding)}")
+        out.error(f"decoding: {describe_decoding(decoding)}")
 
 
 def _query_many(
@@ -236,10 +236,10 @@ def _query_many(
             failed += 1
             out.error(f"Error: {reply.state}: {reply.failure.message}")
         elif ask.top is None:
-            _show_reply(out, _row_of_reply(reply), several)
+            _show_reply(out, _make_reply_row(reply), several)
         else:
             answered.append(reply)
-    rows = [{**_row_of_reply(reply), "rank": rank} for rank, reply in rank_replies(answered, ask.top or 0)]
+    rows = [{**_make_reply_row(reply), "rank": rank} for rank, reply in rank_replies(answered, ask.top or 0)]
     if ask.top is not None and out.format is Format.TABLE:
         names = ["rank", "state", "answer", "mean_logprob", *(["question"] if several else [])]
         cells = [[row[name] for name in names] for row in rows]
@@ -252,9 +252,9 @@ def _query_many(
         raise typer.Exit(Exit.PARTIAL)
 
 
-def _row_of_reply(reply: Reply) -> dict[str, Any]:
+def _make_reply_row(reply: Reply) -> dict[str, Any]:
     assert reply.answer is not None
-    return row_of(reply.answer, reply.state)
+    return make_answer_row(reply.answer, reply.state)
 
 
 def _show_reply(out: Output, row: dict[str, Any], several: bool) -> None:

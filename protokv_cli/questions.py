@@ -21,7 +21,7 @@ from protokv.errors import ConfigError, ProtoKVError, QuestionError
 from protokv.texts import admit_question, read_json
 from protokv_cli.exits import Exit
 from protokv_cli.output import Output
-from protokv_cli.process import replaced_stdin
+from protokv_cli.process import replace_stdin
 
 PROMPT = "? "
 # A question has at most 65,536 characters, and each may be six in JSON.
@@ -127,7 +127,7 @@ def _parse(line: str, where: str) -> Question:
     return Question(question, expected, where)
 
 
-def typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[Question]:
+def read_typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[Question]:
     """Yield the lines that a user types at the prompt, without empty ones: one conversation, until `new`."""
     with suppress(ImportError):
         # For the arrow keys.
@@ -135,7 +135,7 @@ def typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[Question]:
     fresh = True
     while True:
         try:
-            with replaced_stdin(stdin):
+            with replace_stdin(stdin):
                 line = _read_line()
         except EOFError:
             sys.stderr.write("\n")
@@ -168,7 +168,7 @@ def _read_line() -> str:
 
 
 @contextmanager
-def surviving_errors(out: Output, at_prompt: bool) -> Iterator[None]:
+def survive_errors(out: Output, at_prompt: bool) -> Iterator[None]:
     """At a prompt, let neither a refused question nor Ctrl-C during an answer end the prompt."""
     try:
         yield

@@ -14,7 +14,7 @@ from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, OutputFlags, WatchFlags, option, subtitles_option
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_optional, parse_variation
-from protokv_cli.process import stopping
+from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
@@ -214,7 +214,7 @@ def _run(
     from protokv_cli.replay_report import following, judging, show
 
     rows, unread = RowFile(results.results, start_over=results.force), dict(opened.missing)
-    with stopping(out.note) as stop, following(out, plan.cost(rows.rows.keys())["answers"], unread) as follow:
+    with handle_signals(out.note) as stop, following(out, plan.cost(rows.rows.keys())["answers"], unread) as follow:
         for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop), strict=strict):
             follow(event)
         keys = [key for key in plan.trials if key in rows.rows]

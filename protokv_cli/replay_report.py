@@ -17,8 +17,8 @@ from protokv.replay.rows import AnswerRow, RowFile
 from protokv.replay.runner import StreamProgress
 from protokv.replay.tables import save_points, tabulate
 from protokv_cli.output import Format, Output
-from protokv_cli.progress import Bar, left_text
-from protokv_cli.tables import grid, pairs, time_text
+from protokv_cli.progress import Bar, format_time_left
+from protokv_cli.tables import format_time, grid, pairs
 
 
 @contextmanager
@@ -39,8 +39,8 @@ def following(
         elif isinstance(event, AnswerRow):
             given += 1
         elif bar.due():
-            left = left_text(given, answers - given, time.monotonic() - began_s)
-            where = f"{event.video} {time_text(event.stream_time_s)} / {time_text(event.length_s)}"
+            left = format_time_left(given, answers - given, time.monotonic() - began_s)
+            where = f"{event.video} {format_time(event.stream_time_s)} / {format_time(event.length_s)}"
             bar.show([f"{given} of {answers} answers", *left, where], given, answers)
 
     with bar:
@@ -109,4 +109,4 @@ def show_cost(out: Output, cost: Mapping[str, Any], opened: OpenedStreams) -> No
 
 
 def _format_time(cost: Mapping[str, Any]) -> str:
-    return "-" if cost["estimate_s"] is None else time_text(round(cost["estimate_s"]))
+    return "-" if cost["estimate_s"] is None else format_time(round(cost["estimate_s"]))

@@ -1,8 +1,8 @@
 r"""Text for people and programs: printable text, numbers, times, two kinds of rich tables, JSON lines.
 
 A file name, a state, a video or a model can hold escape sequences, controls and marks that turn the direction of
-writing. Every text that this program writes passes `printable` or `json_text`: it is shown, never obeyed. Characters
-that are not printable are written as their escapes, `\x1b`.
+writing. Every text that this program writes passes `make_printable` or `format_json`: it is shown, never obeyed.
+Characters that are not printable are written as their escapes, `\x1b`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _JOINERS = frozenset("\u200c\u200d")
 _LINES = frozenset("\n\t")
 
 
-def printable(text: object, *, lines: bool = False) -> str:
+def make_printable(text: object, *, lines: bool = False) -> str:
     """Return `str(text)` without control, format, private and unpaired characters; `lines` keeps feeds and tabs."""
     found = str(text)
     if found.isascii() and found.isprintable():
@@ -28,7 +28,7 @@ def printable(text: object, *, lines: bool = False) -> str:
     return "".join(c if _is_shown(c) or (lines and c in _LINES) else _escape(c) for c in found)
 
 
-def json_text(value: Any) -> str:
+def format_json(value: Any) -> str:
     r"""Return JSON on one line; characters that are not printable become `\uXXXX`."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if text.isascii() and text.isprintable():
@@ -45,7 +45,7 @@ def _escape(c: str) -> str:
     return c.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def bytes_text(n: float) -> str:
+def format_bytes(n: float) -> str:
     """Return a size such as `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n < 1024:
@@ -54,7 +54,7 @@ def bytes_text(n: float) -> str:
     return f"{n:.1f} TiB"
 
 
-def time_text(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return a time such as `0:12.5`, `10:00` or `1:02:03`; every option that takes a time reads it back."""
     tenths = round(seconds * 10)
     whole, tenth = divmod(tenths, 10)
@@ -71,7 +71,7 @@ def pairs(rows: Mapping[str, Any], title: str = "") -> RenderableType:
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(printable(name), printable(value))
+        table.add_row(make_printable(name), make_printable(value))
     return _titled(title, table)
 
 
@@ -87,9 +87,9 @@ def grid(
     table = Table(box=None, header_style="cyan")
     for i, column in enumerate(columns):
         if i == 0 or column in left:
-            table.add_column(printable(column), overflow="fold")
+            table.add_column(make_printable(column), overflow="fold")
         else:
-            table.add_column(printable(column), justify="right")
+            table.add_column(make_printable(column), justify="right")
     for row in rows:
         table.add_row(*map(_cell_text, row))
     return _titled(title, table)
@@ -98,7 +98,7 @@ def grid(
 def _cell_text(cell: Any) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.3g}" if isinstance(cell, float) else printable(cell)
+    return f"{cell:.3g}" if isinstance(cell, float) else make_printable(cell)
 
 
 def _titled(title: str, table: RenderableType) -> RenderableType:
@@ -106,13 +106,13 @@ def _titled(title: str, table: RenderableType) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    return Group(Text(printable(title), style="bold"), table) if title else table
+    return Group(Text(make_printable(title), style="bold"), table) if title else table
 
 
-def flat_lines(document: Mapping[str, Any]) -> Iterator[str]:
+def flatten_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield path and value of every field of a JSON document that holds something, for grep and cut."""
     from protokv.state.compare import flatten
 
     for path, value in flatten(document):
         if value not in ({}, []):
-            yield f"{printable(path)}\t{printable(value)}"
+            yield f"{make_printable(path)}\t{make_printable(value)}"

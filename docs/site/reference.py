@@ -71,10 +71,10 @@ def list_exit_codes() -> str:
 def list_errors() -> str:
     """Return a table of the errors of the library, each with the exit code that it becomes."""
     from protokv import errors
-    from protokv_cli.exits import exit_code
+    from protokv_cli.exits import find_exit_code
 
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.ProtoKVError)]
-    rows = ((f"`{one.__name__}`", str(int(exit_code(one("")))), inspect.getdoc(one)) for one in kinds)
+    rows = ((f"`{one.__name__}`", str(int(find_exit_code(one("")))), inspect.getdoc(one)) for one in kinds)
     return _table(("Error", "Exit code", "Meaning"), *rows)
 
 
@@ -173,9 +173,9 @@ def list_events() -> str:
     """Return the keys of each event of `ingest`."""
     from protokv.ingestion import events
     from protokv.ingestion.estimate import Estimate
-    from protokv_cli.ingest_report import event_type
+    from protokv_cli.ingest_report import name_event
 
-    kinds = [(event_type(object.__new__(one)), one) for one in get_args(events.Event)]
+    kinds = [(name_event(object.__new__(one)), one) for one in get_args(events.Event)]
     return "\n\n".join(_keys_of(name, kind) for name, kind in [*kinds, ("estimate", Estimate)])
 
 

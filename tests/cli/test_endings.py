@@ -20,7 +20,7 @@ from protokv.ingestion import Progress
 from protokv.state.commit import Lock
 from protokv.state.reader import load_state
 from protokv_cli.exits import Exit
-from protokv_cli.process import stopping
+from protokv_cli.process import handle_signals
 from tests.cli.conftest import Program, read_to_the_end, wait_for_commits, write_video
 from tests.cli.terminal import run_on_terminal
 
@@ -101,7 +101,7 @@ def test_a_signal_counts_even_if_its_message_cannot_be_written() -> None:
     def say(_: str) -> None:
         raise OSError("the terminal is gone")
 
-    with stopping(say) as stop:
+    with handle_signals(say) as stop:
         signal.raise_signal(signal.SIGHUP)
         assert stop.exit is Exit.HUNG_UP
 

@@ -13,7 +13,7 @@ import pytest
 from protokv.errors import PositionWarning
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
-from protokv_cli.tables import bytes_text
+from protokv_cli.tables import format_bytes
 from tests.cli.conftest import Program, write_video
 
 SMALL = ("--budget", "24", "--json")
@@ -172,7 +172,7 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(protokv: Program
     started, *_, summary = protokv("ingest", video, "--json").rows()
     for name in ("state_bytes", "most_bytes"):
         assert row[name] == started[name]
-    assert f"on disk about {bytes_text(row['end_bytes'])} at the end" in text
+    assert f"on disk about {format_bytes(row['end_bytes'])} at the end" in text
     assert (row["steps"], row["tokens"]) == (summary["steps"], summary["tokens_seen"])
     # A short clip takes little of what a long one may.
     assert 0 < summary["file_bytes"] < started["most_bytes"] / 10
@@ -184,7 +184,7 @@ def test_the_size_that_is_told_before_is_about_that_of_the_state_after(embedded:
         result = embedded("ingest", short, "-o", f"{budget}.safetensors", "--budget", budget, "--json")
         # On a slow machine later ones follow.
         _, progress, *_, summary = result.rows()
-        assert f"on disk about {bytes_text(progress['end_bytes'])} at the end" in result.err
+        assert f"on disk about {format_bytes(progress['end_bytes'])} at the end" in result.err
         assert 0.8 < progress["end_bytes"] / summary["file_bytes"] < 1.25
 
 

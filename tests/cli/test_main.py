@@ -24,7 +24,7 @@ from protokv_cli import main, options
 from protokv_cli.exits import Exit
 from protokv_cli.parsing import parse_budget, parse_duration, parse_every, parse_list, parse_setting, parse_variation
 from protokv_cli.replay import DATASETS
-from protokv_cli.tables import time_text
+from protokv_cli.tables import format_time
 from tests.cli.conftest import Program
 
 GROUP: Any = typer.main.get_command(main.app)
@@ -182,7 +182,7 @@ def test_a_value_is_read_from_its_text(parse: Callable[[str], object], text: str
 
 @given(st.integers(0, 10**7))
 def test_every_time_that_a_table_prints_is_read_back(tenths: int) -> None:
-    assert parse_duration(time_text(tenths / 10)) == pytest.approx(tenths / 10)
+    assert parse_duration(format_time(tenths / 10)) == pytest.approx(tenths / 10)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from protokv.timings import Timings
 from protokv_cli.answers import AnswerFlags, Answers
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
-from protokv_cli.questions import Question, Refusals, typed_questions
+from protokv_cli.questions import Question, Refusals, read_typed_questions
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import run_on_terminal
 from tests.mock_backbone import MockBackbone
@@ -145,21 +145,21 @@ def test_what_is_typed_is_a_conversation_until_new_and_what_it_leaves_out_is_tol
 ) -> None:
     typed = iter(["one", "two", "new", "three", "<end>", "four", "exit"])
     monkeypatch.setattr("protokv_cli.questions._read_line", lambda: next(typed))
-    heard = []
+    list_utterances = []
 
     class Hearing(MockBackbone):
         def suffix_ids(self, question: str, turns: Any = ()) -> list[int]:
             if question == "<end>":
                 raise QuestionError("a control token")
-            heard.append((question, [asked for asked, _ in turns]))
+            list_utterances.append((question, [asked for asked, _ in turns]))
             return super().suffix_ids(question) * (4000 if len(turns) > 1 else 1)
 
     session = Session.start(Hearing(), DurableConfig(budget=24))
     out = Output(Format.PLAIN)
     refusals = Refusals(out)
     answers = Answers(out, "state", AnswerFlags(), refusals, Timings(), timed=False, at_prompt=True, alone=True)
-    answers.ask_all(session, Decoding(1), typed_questions(io.StringIO(), refusals), None)
-    assert [dict(heard)[name] for name in ("one", "two", "three", "four")] == [[], ["one"], [], ["three"]]
+    answers.ask_all(session, Decoding(1), read_typed_questions(io.StringIO(), refusals), None)
+    assert [dict(list_utterances)[name] for name in ("one", "two", "three", "four")] == [[], ["one"], [], ["three"]]
     assert "Note" not in capsys.readouterr().err
     embedded = Session.start(MockBackbone("protokv/mini"), DurableConfig(budget=24))
     embedded.backbone.converses = False

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from protokv_cli import progress
-from protokv_cli.tables import json_text, printable
+from protokv_cli.tables import format_json, make_printable
 from tests.cli.conftest import Program, write_video
 from tests.cli.terminal import run_on_terminal
 
@@ -65,25 +65,25 @@ def obeyed(text: str) -> set[str]:
 
 @given(st.text())
 def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
-    assert not obeyed(printable(text))
-    assert "\n" not in printable(text)
-    assert not obeyed(printable(text, lines=True))
+    assert not obeyed(make_printable(text))
+    assert "\n" not in make_printable(text)
+    assert not obeyed(make_printable(text, lines=True))
 
 
 @given(st.text(st.characters(exclude_categories=sorted(DANGEROUS))))
 def test_printable_text_stays_unchanged(text: str) -> None:
-    assert printable(text) == text
+    assert make_printable(text) == text
 
 
 @given(st.recursive(st.text(), lambda inner: st.dictionaries(st.text(), inner) | st.lists(inner)))
 def test_json_says_the_same_and_holds_nothing_that_a_terminal_obeys(value: object) -> None:
-    assert json.loads(json_text(value)) == value
-    assert not obeyed(json_text(value))
+    assert json.loads(format_json(value)) == value
+    assert not obeyed(format_json(value))
 
 
 def test_words_of_any_script_stay_words() -> None:
     for text in ("naïve café", "می‌خواهم", "日本語　です", "👩‍👩‍👧", "a\u00a0b"):
-        assert printable(text) == text
+        assert make_printable(text) == text
 
 
 @pytest.fixture
