@@ -207,17 +207,8 @@ class Answers:
 
 
 def describe_decoding(decoding: Decoding) -> str:
-    """Return how tokens are chosen, in a line such as `greedy, repetition penalty 1.05, at most 64 tokens`."""
-    how = [f"drawn at temperature {decoding.temperature:g}", f"top p {decoding.top_p:g}", f"seed {decoding.seed}"]
-    if decoding.top_k:
-        how.insert(1, f"top k {decoding.top_k}")
-    if decoding.temperature == 0:
-        how = ["greedy"]
-    if decoding.repetition_penalty != 1:
-        how.append(f"repetition penalty {decoding.repetition_penalty:g}")
-    if decoding.no_repeat_ngram_size:
-        how.append(f"no {decoding.no_repeat_ngram_size} tokens twice")
-    return ", ".join([*how, f"at most {decoding.max_new_tokens} tokens"])
+    """Return how tokens are chosen, in a line such as `temperature 0, top_p 1, ..., seed 0`."""
+    return ", ".join(f"{name} {value}" for name, value in asdict(decoding).items())
 
 
 def make_answer_row(answer: Answer, state: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class AskFlags:
         "--watch TIME", "Ask again at this interval, such as 30s; a JSON line each time.", MOST_USED
     )
     top: int | None = option(
-        "--top COUNT", "Of many states, show the COUNT answers that the model is rank_replies of.", MOST_USED, min=1
+        "--top COUNT", "Of many states, show the COUNT answers that the model is surest of.", MOST_USED, min=1
     )
     verify: bool = option(
         "--verify/--no-verify", "Check that every byte of the state is as it was saved.", default=True
@@ -85,7 +85,7 @@ def query(
     tokens. One that cannot be asked is named, the others are answered, and the exit code is 2.
 
     For a folder, all states are asked, and each answer has the mean log probability that the model gave its tokens.
-    --top shows the rank_replies answers first, so that a person finds the video among a thousand.
+    --top shows the surest answers first, so that a person finds the video among a thousand.
 
     ```sh
     protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"

@@ -181,7 +181,7 @@ def test_a_published_generation_is_the_default_of_query_and_options_win(
     assert row["answer"] == again["answer"]
     (row,) = protokv(*asked, "--temperature", "0", "--max-new-tokens", "3").rows()
     assert (row["decoding"]["temperature"], row["decoding"]["max_new_tokens"]) == (0, 3)
-    assert "decoding: drawn at temperature 2" in protokv(*asked[:-1], "--format", "plain").err
+    assert "temperature 2.0, " in protokv(*asked[:-1], "--format", "plain").err
 
 
 @pytest.mark.usefixtures("mocked")
