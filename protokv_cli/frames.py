@@ -7,13 +7,12 @@ fingerprint in the state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from protokv.errors import ProtoKVError, SourceNotFound, SourceUnreadable, StateMismatch, shown
+from protokv.errors import SourceNotFound, SourceUnreadable, StateMismatch, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,8 +52,7 @@ class FrameWriter:
         spans = pairwise([*starts_s, reader.header.clock.stream_time_s])
         self._videos = [_find(one, *span, places) for one, span in zip(records, spans, strict=True)]
         self._folder = folder
-        with _writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, answer: Answer, session: Session) -> list[str]:
         """Write the frames of an answer with evidence; return their paths, by time."""
@@ -71,8 +69,7 @@ class FrameWriter:
                 frame = next(iter(source.frames(time_s + video.offset_s)), None)
             if frame is None:
                 raise SourceUnreadable(f"{video.path} has no frame at {time_s + video.offset_s:g} s")
-            with _writing(path):
-                Image.fromarray(frame.image).save(path)
+            Image.fromarray(frame.image).save(path)
             paths.append(str(path))
         return paths
 
@@ -107,11 +104,3 @@ def _name(time_s: float) -> str:
     """Return a file name that sorts by time, such as `00-07-02.500`."""
     minutes, rest = divmod(round(time_s * 1000), 60_000)
     return f"{minutes // 60:02d}-{minutes % 60:02d}-{rest // 1000:02d}.{rest % 1000:03d}"
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ProtoKVError(f"cannot write {path}: {error.strerror or error}", hint="name another place") from error
