@@ -12,6 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
+from importlinter.cli import lint_imports
 
 import protokv
 
@@ -63,35 +64,9 @@ def test_it_runs_as_a_module() -> None:
     assert result.stdout.startswith(f"protokv {protokv.__version__}\n")
 
 
-def test_the_library_never_prints_and_never_imports_the_command_line() -> None:
-    entry_points = {"render.py"}
-    for file in (ROOT / "protokv").rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        # `python -m protokv` is the command line.
-        assert "protokv_cli" not in text or file == ROOT / "protokv" / "__main__.py", file
-        if file.name not in entry_points:
-            assert not re.search(r"^\s*print\(", text, re.MULTILINE), file
-
-
-SITTING = [
-    *(f"core/{name}.py" for name in ("step", "tensors", "memory", "near", "bank", "prototypes")),
-    "memories/durable/agglomerative.py",
-    *(f"core/{name}.py" for name in ("context", "attention", "session")),
-]
-"""The default method, in the order in which it is read."""
-
-
-def test_the_method_fits_one_sitting() -> None:
-    assert sum(len((ROOT / "protokv" / file).read_text(encoding="utf-8").splitlines()) for file in SITTING) <= 2500
-
-
-def test_the_core_imports_no_other_room_not_even_for_types() -> None:
-    allowed = tuple(f"protokv.{name}" for name in ("core", "errors", "machine", "texts", "timings", "__version__"))
-    for file in (ROOT / "protokv" / "core").glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("protokv"):
-                for name in node.names:
-                    assert f"{node.module}.{name.name}".startswith(allowed), f"{file.name}: {node.module}"
+def test_rooms_import_only_rooms_below_them_and_make_no_circle() -> None:
+    # The contracts are in pyproject.toml.
+    assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True) == 0
 
 
 @pytest.fixture(scope="module")

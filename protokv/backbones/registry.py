@@ -45,7 +45,7 @@ FAMILIES: Final = {
 """The class of each family by the `model_type` of its config; imported when it is asked for."""
 
 
-def load_backbone(
+def load_backbone(  # noqa: PLR0913 - each is a choice of its own, by name
     name: str,
     *,
     device: str = "auto",
