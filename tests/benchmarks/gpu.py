@@ -131,12 +131,13 @@ def _compared(models: dict[str, Any], config: Any) -> dict[str, Any]:
     """Return how far logits and states are apart: behind the first step, and behind the sixth, after evictions."""
     from protokv.core.decoding import Decoding
     from protokv.core.session import Session
+    from protokv.words.transcript import Transcript
     from tests.conftest import random_frames
     from tests.test_fake_cuda import QUESTION
 
     logits, states, answers = {}, {}, {}
     for name, backbone in models.items():
-        session = Session.start(backbone, config)
+        session = Session.start(backbone, config, attachments=[Transcript()])
         logits[name] = []
         for step in range(6):
             words = ["two three"] if step % 2 and config.positions == "stream" else []
