@@ -18,6 +18,7 @@ from protokv_cli.output import Output
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import handle_signals
 from protokv_cli.progress import Bar
+from protokv_cli.questions import open_lines
 
 if TYPE_CHECKING:
     from protokv.fleet import Job
@@ -29,9 +30,7 @@ class FleetFlags:
     """How several videos are watched."""
 
     PANEL: ClassVar[str] = "Many videos"
-    listing: str | None = option(
-        "--from LIST", 'Videos from a file, one a line: a path, or {"source": ..., "key": ...}; - is stdin.'
-    )
+    listing: str | None = option("--from LIST", "Videos, folders and globs from a file, one a line; - is stdin.")
     workers: int | None = option("--workers COUNT", "Processes, each with the model. Default: one a device.", min=1)
     devices: str | None = option("--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu.")
     ray: str | None = option(
@@ -90,20 +89,20 @@ def _place(output: str | None) -> str:
 
 
 def _plan_jobs(out: Output, sources: list[str], listing: str | None) -> list[Job]:
-    from protokv.fleet import plan, read_manifest
+    from protokv.fleet import plan
 
-    listed: list[Job] = []
+    listed: list[str] = []
     if listing == "-":
-        listed = list(read_manifest(out.stdin or sys.stdin, "stdin"))
+        listed = list(out.stdin or sys.stdin)
     elif listing is not None:
         try:
-            with Path(listing).open(encoding="utf-8", errors="surrogateescape") as lines:
-                listed = list(read_manifest(lines, listing))
+            with open_lines(Path(listing)) as lines:
+                listed = list(lines)
         except OSError as error:
             raise SourceNotFound(
                 f"cannot read {listing}: {error.strerror}", hint="name a file with a video a line"
             ) from None
-    jobs = plan(sources, listed)
+    jobs = plan([*sources, *filter(None, (line.removeprefix("\ufeff").strip() for line in listed))])
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
     return jobs

@@ -8,6 +8,7 @@ line that is being typed.
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -84,7 +85,7 @@ def read_questions(
     """
     if file is not None:
         try:
-            with file.open(encoding="utf-8", errors="surrogateescape") as lines:
+            with open_lines(file) as lines:
                 yield from _parse_lines(lines, str(file), refusals)
         except OSError as error:
             reason = error.strerror or error
@@ -98,6 +99,15 @@ def read_questions(
             yield Question(argument, where=where)
 
 
+def open_lines(file: Path) -> IO[str]:
+    """Open a text file in UTF-8 or, if it begins with the mark of UTF-16, in that, as Windows writes both."""
+    with file.open("rb") as beginning:
+        marked = beginning.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    if marked:
+        return file.open(encoding="utf-16", errors="replace")
+    return file.open(encoding="utf-8-sig", errors="surrogateescape")
+
+
 def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[Question]:
     number = 0
     while line := lines.readline(MOST_LINE):
@@ -109,7 +119,7 @@ def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[Que
         with refusals.at(where):
             if len(whole) == MOST_LINE:
                 raise QuestionError(f"it has {MOST_LINE:,} characters or more", hint="ask something shorter")
-            # Windows marks UTF-8 so.
+            # A pipe from a file of Windows, which marks UTF-8 so.
             if text := whole.removeprefix("\ufeff").strip():
                 yield _parse(text, where)
 

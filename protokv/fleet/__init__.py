@@ -7,7 +7,7 @@ and `RayPool` (`protokv.fleet.cluster`) in a Ray cluster, and `run_fleet` hands 
 from __future__ import annotations
 
 from protokv.fleet.local import LocalPool
-from protokv.fleet.plan import Job, find_states, locate_state, plan, read_manifest
+from protokv.fleet.plan import Job, find_states, locate_state, plan
 from protokv.fleet.run import run_fleet
 from protokv.fleet.worker import Failure, Outcome, Recipe, preview
 
@@ -21,6 +21,5 @@ __all__ = [
     "locate_state",
     "plan",
     "preview",
-    "read_manifest",
     "run_fleet",
 ]

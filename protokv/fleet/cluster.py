@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ class _Actor(Worker):
 
 
 class RayPool:
-    """Actors in a cluster; a context manager that ends them and the connection."""
+    """A `Pool` of actors in a cluster; leaving it ends the connection, and with it the actors."""
 
     # An actor tells how much it watched only when it returns.
     watched_s = 0.0
@@ -52,89 +51,51 @@ class RayPool:
         Raises:
             ConfigError: there is no cluster at the address.
         """
-        if address is not None:
-            _check_reachable(address)
         try:
+            if address is not None:
+                # Ray itself tries for more than a minute.
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                socket.create_connection((host, int(port)), timeout=REACH_S).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, OverflowError) as error:
             first = str(error).strip().partition("\n")[0]
-            raise _no_cluster(address or "this machine", first) from error
+            raise ConfigError(
+                f"there is no Ray cluster at {address or 'this machine'}: {first}",
+                hint="start one with `ray start --head`, or name another: --ray HOST:PORT",
+            ) from error
         resources = ray.cluster_resources()
         unit = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
         self.size = n or max(1, int(resources.get(unit, 1)))
         needs = {"num_gpus": 1, "num_cpus": 1} if unit == "GPU" else {"num_cpus": 1}
         # A second thread of the actor takes `stop` while the first one watches.
         self._make = ray.remote(_Actor).options(max_concurrency=2, **needs)
-        self._recipe, self._stopped, self._slots = recipe, threading.Event(), list[RaySlot]()
+        self._recipe, self._stopped, self._actors = recipe, False, dict[int, Any]()
 
-    def open(self, index: int) -> RaySlot:
-        """Return the slot of a worker; its actor starts with the first call."""
-        slot = RaySlot(lambda: self._make.remote(self._recipe, str(Path.cwd())), self._stopped)
-        self._slots.append(slot)
-        return slot
+    def call(self, index: int, verb: str, *args: Any) -> Any:
+        """Call a method of a worker. WorkerDied."""
+        try:
+            if index not in self._actors:
+                self._actors[index] = actor = self._make.remote(self._recipe, str(Path.cwd()))
+                ready = actor.__ray_ready__.remote()
+                while not ray.wait([ready], timeout=POLL_S)[0]:
+                    if self._stopped:
+                        raise WorkerDied("there was no room for it in the cluster")
+            return ray.get(getattr(self._actors[index], verb).remote(*args))
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayActorError as error:
+            del self._actors[index]
+            raise WorkerDied("its process was killed or crashed, or its machine was taken away") from error
 
     def stop(self) -> None:
-        """Let every actor commit and return after its step."""
-        self._stopped.set()
-        for slot in self._slots:
-            slot.stop()
+        """Let every worker commit and return after its step."""
+        self._stopped = True
+        for actor in list(self._actors.values()):
+            with contextlib.suppress(Exception):
+                actor.stop.remote()
 
     def __enter__(self) -> RayPool:
         return self
 
     def __exit__(self, *_: object) -> None:
         ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Fail fast: Ray itself tries for more than a minute. ConfigError."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=REACH_S).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise _no_cluster(address, error) from error
-
-
-def _no_cluster(place: str, why: object) -> ConfigError:
-    return ConfigError(
-        f"there is no Ray cluster at {place}: {why}",
-        hint="start one with `ray start --head`, or name another: --ray HOST:PORT",
-    )
-
-
-class RaySlot:
-    """One actor, replaced after it died."""
-
-    def __init__(self, make: Any, stopped: threading.Event) -> None:
-        """Start nothing yet; once `stopped` is set, no call waits for room in the cluster."""
-        self._make, self._stopped = make, stopped
-        self._actor: Any = None
-
-    def call(self, verb: str, *args: Any) -> Any:
-        """Call a method of the worker. WorkerDied."""
-        try:
-            if self._actor is None:
-                self._actor = self._make()
-                ready = self._actor.__ray_ready__.remote()
-                while not ray.wait([ready], timeout=POLL_S)[0]:
-                    if self._stopped.is_set():
-                        raise WorkerDied("there was no room for it in the cluster")
-            return ray.get(getattr(self._actor, verb).remote(*args))
-        except RayTaskError as error:
-            raise error.cause from None
-        except RayActorError as error:
-            self.close()
-            raise WorkerDied("its process was killed or crashed, or its machine was taken away") from error
-
-    def stop(self) -> None:
-        """Tell the actor, if there is one."""
-        if (actor := self._actor) is not None:
-            with contextlib.suppress(Exception):
-                actor.stop.remote()
-
-    def close(self) -> None:
-        """End the actor."""
-        actor, self._actor = self._actor, None
-        if actor is not None:
-            with contextlib.suppress(Exception):
-                ray.kill(actor)

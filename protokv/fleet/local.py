@@ -7,13 +7,12 @@ https://docs.python.org/3/library/concurrent.futures.html
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from ctypes import c_bool, c_double
@@ -26,14 +25,16 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 class LocalPool:
-    """Workers on this machine, on the devices in turn; a context manager that ends them."""
+    """A `Pool` of processes on this machine, on the devices in turn."""
 
     def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
         """Start nothing yet; `n` processes will use the devices, named as in `load_backbone`."""
         self.size = n
         self._recipe, self._devices = recipe, devices
-        # Shared memory without a lock, because a worker may be killed at any instant; each writes its own place.
+        self._executors: list[ProcessPoolExecutor | None] = [None] * n
+        # Shared memory without a lock, because a worker may be killed at any instant; each writes its own entry.
         self._stopped, self._watched_s = _SPAWN.RawValue(c_bool, False), _SPAWN.RawArray(c_double, n)
+        # Workers copy videos from a bucket to this folder, and one that is killed leaves its copy.
         self._scratch = tempfile.TemporaryDirectory(prefix="protokv-fleet-", ignore_cleanup_errors=True)
 
     @property
@@ -41,10 +42,22 @@ class LocalPool:
         """Seconds of stream that the workers have watched until now."""
         return sum(self._watched_s)
 
-    def open(self, index: int) -> LocalSlot:
-        """Return the slot of a worker; its process starts with the first call."""
-        device = self._devices[index % len(self._devices)]
-        return LocalSlot((self._recipe, device, self._stopped, self._watched_s, index, self._scratch.name))
+    def call(self, index: int, verb: str, *args: Any) -> Any:
+        """Call a method of a worker. WorkerDied."""
+        if hasattr(signal, "pthread_sigmask"):
+            # A terminal sends these signals to all processes, but only the coordinator acts. A process that starts now
+            # inherits the mask of this thread, which is one of those that wait for workers.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
+        executor = self._executors[index]
+        if executor is None:
+            settings = (self._recipe, self._devices[index % len(self._devices)], self._scratch.name)
+            shared = (self._stopped, self._watched_s, index)
+            executor = self._executors[index] = ProcessPoolExecutor(1, _SPAWN, _begin, (*settings, *shared))
+        try:
+            return executor.submit(_call, verb, args).result()
+        except BrokenProcessPool as error:
+            self._executors[index] = None
+            raise WorkerDied("its process was killed or crashed (out of memory, or a fault in a library)") from error
 
     def stop(self) -> None:
         """Let every worker commit and return after its step."""
@@ -54,57 +67,18 @@ class LocalPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Workers may have left files behind.
+        for executor in self._executors:
+            if executor is not None:
+                executor.shutdown()
         self._scratch.cleanup()
-
-
-class LocalSlot:
-    """One process, started anew after it died."""
-
-    def __init__(self, settings: tuple[Any, ...]) -> None:
-        """Keep the arguments of `_begin`."""
-        self._settings = settings
-        self._executor: ProcessPoolExecutor | None = None
-
-    def call(self, verb: str, *args: Any) -> Any:
-        """Call a method of the worker. WorkerDied."""
-        if self._executor is None:
-            self._executor = ProcessPoolExecutor(1, _SPAWN, _begin, self._settings)
-        try:
-            with _signals_blocked():
-                future = self._executor.submit(_serve, verb, args)
-            return future.result()
-        except BrokenProcessPool as error:
-            self.close()
-            raise WorkerDied("its process was killed or crashed (out of memory, or a fault in a library)") from error
-
-    def close(self) -> None:
-        """End the process once it is idle."""
-        if self._executor is not None:
-            self._executor.shutdown()
-            self._executor = None
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Start processes with these signals blocked: a terminal sends them to all, but only the coordinator acts."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _workers: list[Worker] = []
 """The worker of this process; empty in that of the coordinator."""
 
 
-def _begin(recipe: Recipe, device: str, stopped: Any, watched_s: Any, index: int, scratch: str) -> None:
+def _begin(recipe: Recipe, device: str, scratch: str, stopped: Any, watched_s: Any, index: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Videos from an object store are copied here; the coordinator removes the files of a killed process.
     tempfile.tempdir = scratch
 
     def add_watched(seconds: float) -> None:
@@ -122,5 +96,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _serve(verb: str, args: tuple[Any, ...]) -> Any:
+def _call(verb: str, args: tuple[Any, ...]) -> Any:
     return getattr(_workers[0], verb)(*args)

@@ -1,8 +1,8 @@
 """The videos of a fleet, the key of each, and where the states are.
 
 A source is a file, a folder, a glob, an object or a prefix in an object store, or anything else that `open_source`
-takes; a manifest lists such sources, one a line. The key of a file is its stem; below a folder or a glob it is the path
-from there without the suffix. Nothing is opened here; a missing video is reported when its turn comes.
+takes. The key of a file is its stem; below a folder or a glob it is the path from there without the suffix. Nothing is
+opened here; a missing video is reported when its turn comes.
 
 The state of the key `monday/door` is `monday/door.safetensors`, in a folder and in an object store.
 """
@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv.state.forms import DEFAULT_SUFFIX, is_url, load_forms
-from protokv.texts import read_json
 from protokv.video.address import LIVE, VIDEO_SUFFIXES, default_stem, local_name, public_name, source_kind
 from protokv.video.bucket import is_object, list_objects
 
@@ -35,19 +34,15 @@ class Job:
         return {"source": local_name(self.source), "key": self.key}
 
 
-def plan(sources: Iterable[str], listed: Iterable[Job] = ()) -> list[Job]:
+def plan(sources: Iterable[str]) -> list[Job]:
     """Return every video once, in the order of the sources; within a folder, glob or prefix sorted by name.
-
-    Args:
-        sources: files, folders, globs, addresses.
-        listed: jobs of a manifest, which come last.
 
     Raises:
         ConfigError: two videos have one key, or one is live and would never end.
         SourceNotFound: a folder, glob or prefix holds no video.
     """
     jobs: dict[str, Job] = {}
-    for job in (*(job for source in sources for job in _expand(source)), *listed):
+    for job in (job for source in sources for job in _expand(source)):
         if source_kind(job.source) in LIVE:
             raise ConfigError(
                 f"{public_name(job.source)} is live, and workers are for videos that end",
@@ -57,30 +52,9 @@ def plan(sources: Iterable[str], listed: Iterable[Job] = ()) -> list[Job]:
         if other.source != job.source:
             raise ConfigError(
                 f"{local_name(other.source)} and {local_name(job.source)} would both have the state {job.key}",
-                hint='rename one, ingest them into two folders, or give each a key: {"source": "...", "key": "..."}, '
-                "one a line, in a file for --from",
+                hint="name a folder that holds both, whose states have their paths, or ingest them into two folders",
             )
     return list(jobs.values())
-
-
-def read_manifest(lines: Iterable[str], name: str) -> Iterator[Job]:
-    """Yield jobs from lines that are a source, or a JSON object with `source` and optionally `key`.
-
-    A folder, a glob or a prefix stands for the videos in it; with a key, for one video. Empty lines are skipped.
-    Relative paths begin in the current folder.
-
-    Raises:
-        ConfigError: a line is neither, or its key is no relative path; the line is named.
-    """
-    for number, line in enumerate(lines, start=1):
-        text = line.strip()
-        if not text:
-            continue
-        source, key = _parse(text, f"line {number} of {name}")
-        if key is None:
-            yield from _expand(source)
-        else:
-            yield Job(source, key)
 
 
 def is_several(source: str) -> bool:
@@ -131,26 +105,6 @@ def _is_video(name: str) -> bool:
 def _without_suffix(name: str) -> str:
     path = PurePosixPath(name)
     return str(path.with_suffix("")) if path.suffix.lower() in VIDEO_SUFFIXES else str(path)
-
-
-def _parse(text: str, where: str) -> tuple[str, str | None]:
-    if not text.startswith("{"):
-        return text, None
-    try:
-        row = read_json(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: {error}", hint=_ROW) from error
-    source, key = row.get("source"), row.get("key")
-    if not isinstance(source, str) or not isinstance(key, str | None):
-        raise ConfigError(f"{where}: it has no source, or a key that is no text", hint=_ROW)
-    if key is not None and (not key.isprintable() or "\\" in key or {"", ".", ".."} & set(key.split("/"))):
-        raise ConfigError(
-            f"{where}: the key {key!r} is no relative path", hint="such as monday/door: no .., no leading slash"
-        )
-    return source, key
-
-
-_ROW = 'write {"source": "...", "key": "..."}, or the path'
 
 
 def locate_state(place: str, key: str) -> str:

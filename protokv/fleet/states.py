@@ -21,11 +21,7 @@ from protokv.state.reader import Reader
 # The failures of a run, a JSON object a line, in the folder of the states.
 FAILURES = "failures.jsonl"
 
-_UNKNOWN = {
-    "source": None,
-    "complete": False,
-    **dict.fromkeys(("stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage", "failure")),
-}
+_COLUMNS = "stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage", "failure"
 
 
 def survey(place: str) -> Iterator[dict[str, Any]]:
@@ -38,16 +34,16 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
         StateNotFound: there is no state.
     """
     for state in find_states(place):
-        row: dict[str, Any] = {"state": state, **_UNKNOWN}
+        row: dict[str, Any] = {"state": state, "source": None, "complete": False, **dict.fromkeys(_COLUMNS)}
         try:
             reader = Reader.open(state)
-            header, config = reader.header, reader.config
+            header, clock, config = reader.header, reader.header.clock, reader.config
             row |= {
                 "source": (header.source or {}).get("name"),
                 "complete": header.complete,
-                "stream_time_s": header.clock.stream_time_s,
-                "steps": header.clock.steps,
-                "tokens_seen": header.clock.tokens_seen,
+                "stream_time_s": clock.stream_time_s,
+                "steps": clock.steps,
+                "tokens_seen": clock.tokens_seen,
                 "file_bytes": reader.file_bytes,
                 "memory": f"{config.name}, {config.budget} tokens",
                 "model": reader.model,

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -146,22 +145,12 @@ class Worker:
     ) -> None:
         """Load nothing yet.
 
-        Args:
-            recipe: of all videos.
-            device: of the model.
-            should_stop: called after every step; `stop` has the same effect.
-            add_watched: called with the seconds of stream that were watched since the last call.
+        `should_stop` is called after every step, `add_watched` with the seconds of stream watched since its last call.
         """
         self._recipe, self._device, self._asked, self._add_watched = recipe, device, should_stop, add_watched
+        self._identity: BackboneIdentity | None = None
+        self._backbone: Backbone | None = None
         self._stopped = False
-
-    @cached_property
-    def _identity(self) -> BackboneIdentity:
-        return self._recipe.identify(self._device)
-
-    @cached_property
-    def _backbone(self) -> Backbone:
-        return self._recipe.load(self._device)
 
     def stop(self) -> None:
         """Let `watch` commit and return after its step. May be called from another thread."""
@@ -169,14 +158,16 @@ class Worker:
 
     def load(self) -> None:
         """Load the model, the first time. Raises as `load_backbone`."""
-        _ = self._backbone
+        self._backbone = self._backbone or self._recipe.load(self._device)
 
     def examine(self, job: Job) -> Outcome:
         """Return what is left to do for a video. Raises if there is no model, which concerns all videos."""
+        self._identity = self._identity or self._recipe.identify(self._device)
         return examine(job, self._recipe, self._identity)
 
     def watch(self, found: Outcome) -> Outcome:
         """Ingest what is left of a video, as `examine` found it."""
+        self.load()
         job, target, began = found.job, found.state, time.perf_counter()
         anew = found.status == "changed"
         options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
@@ -188,7 +179,9 @@ class Worker:
             with warnings.catch_warnings():
                 # The position warning would repeat for every video, and nobody reads stderr here.
                 warnings.simplefilter("ignore", PositionWarning)
-                for event in ingest(job.source, target, options=options, should_stop=self._should_stop):
+                for event in ingest(
+                    job.source, target, options=options, should_stop=lambda: self._stopped or self._asked()
+                ):
                     if isinstance(event, Started):
                         from_s = until_s = event.stream_time_s
                     elif isinstance(event, Progress):
@@ -210,9 +203,6 @@ class Worker:
             elapsed_s=time.perf_counter() - began,
             failure=Failure("Damaged", lost) if lost else None,
         )
-
-    def _should_stop(self) -> bool:
-        return self._stopped or self._asked()
 
 
 def preview(jobs: Iterable[Job], recipe: Recipe) -> Iterator[Outcome]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from protokv.fleet import Job, LocalPool, Outcome, Recipe, plan, run_fleet
+from protokv.fleet import Job, LocalPool, Outcome, Recipe, run_fleet
 from protokv.fleet.run import WorkerDied
 from protokv.fleet.worker import Failure
 from tests.benchmarks.results import machine
@@ -33,11 +33,7 @@ class StubPool:
     def __init__(self, size: int) -> None:
         self.size, self.calls, self.watched_s = size, 0, 0.0
 
-    def open(self, index: int) -> StubPool:
-        """Return a worker."""
-        return self
-
-    def call(self, verb: str, *args: Any) -> Any:
+    def call(self, index: int, verb: str, *args: Any) -> Any:
         """Answer as a worker."""
         self.calls += 1
         if verb == "examine":
@@ -54,9 +50,6 @@ class StubPool:
     def stop(self) -> None:
         """Have nothing to stop."""
 
-    def close(self) -> None:
-        """Have nothing to close."""
-
 
 def jobs(n: int) -> Iterator[Job]:
     """Yield jobs with names as long as real ones: a folder per camera and day, a file per hour."""
@@ -69,7 +62,7 @@ def simulate(n: int, workers: int) -> dict[str, Any]:
     """Plan and run `n` videos; return the coordinator's bytes and microseconds per video."""
     gc.collect()
     tracemalloc.start()
-    planned = plan([], jobs(n))
+    planned = list(jobs(n))
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
     counts = Counter(one.status for one in run_fleet(planned, StubPool(workers), "/states"))
@@ -78,7 +71,7 @@ def simulate(n: int, workers: int) -> dict[str, Any]:
     del planned
     # Time without the tracer.
     began = time.perf_counter()
-    planned = plan([], jobs(n))
+    planned = list(jobs(n))
     plan_s = time.perf_counter() - began
     began, cpu = time.perf_counter(), time.process_time()
     ended = sum(1 for _ in run_fleet(planned, StubPool(workers), "/states"))

@@ -180,11 +180,23 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: 
 
 
 @pytest.mark.usefixtures("pools", "mocked")
-def test_a_list_on_stdin_names_videos_and_keys(protokv: Program, folder: Path) -> None:
-    lines = f'{folder}/one.mp4\n{{"source": "{folder}/two.mp4", "key": "named/so"}}\n'
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_list_of_videos_is_read_as_windows_and_others_write_it(
+    encoding: str, protokv: Program, folder: Path, tmp_path: Path
+) -> None:
+    named = shutil.copy(folder / "two.mp4", tmp_path / "zw\u00f6lf.mp4")
+    Path("list.txt").write_text(f"{folder}/one.mp4\r\n\r\n{named}\r\n", encoding=encoding)
+    result = protokv("ingest", "--from", "list.txt", "-o", "states", *SMALL, "--format", "plain")
+    assert result.code == 0, result.err
+    assert sorted(result.out.splitlines()) == ["states/one.safetensors", "states/zw\u00f6lf.safetensors"]
+
+
+@pytest.mark.usefixtures("pools", "mocked")
+def test_a_list_on_stdin_names_videos_and_folders(protokv: Program, folder: Path) -> None:
+    lines = f"\ufeff{folder}/one.mp4\n{folder}/more\n"
     result = protokv("ingest", "--from", "-", "-o", "states", *SMALL, "--format", "plain", stdin=lines)
     assert result.code == 0, result.err
-    assert sorted(result.out.splitlines()) == ["states/named/so.safetensors", "states/one.safetensors"]
+    assert sorted(result.out.splitlines()) == ["states/one.safetensors", "states/three.safetensors"]
 
 
 @pytest.mark.usefixtures("pools", "mocked")

@@ -85,25 +85,16 @@ class InlinePool:
     def __init__(
         self, recipe: Recipe, size: int = 1, between: Callable[[int, str, tuple[Any, ...]], None] | None = None
     ) -> None:
-        self.size, self.between, self.closed, self.watched_s = size, between, 0, 0.0
+        self.size, self.between, self.watched_s = size, between, 0.0
         self._workers = [Worker(recipe, "cpu", add_watched=self._add_watched) for _ in range(size)]
 
     def _add_watched(self, seconds: float) -> None:
         self.watched_s += seconds
 
-    def open(self, index: int) -> Any:
-        pool = self
-
-        class Slot:
-            def call(self, verb: str, *args: Any) -> Any:
-                if pool.between is not None:
-                    pool.between(index, verb, args)
-                return getattr(pool._workers[index], verb)(*args)
-
-            def close(self) -> None:
-                pool.closed += 1
-
-        return Slot()
+    def call(self, index: int, verb: str, *args: Any) -> Any:
+        if self.between is not None:
+            self.between(index, verb, args)
+        return getattr(self._workers[index], verb)(*args)
 
     def stop(self) -> None:
         for worker in self._workers:
