@@ -7,11 +7,12 @@ folder may move. The name of the model is untrusted data; `load_recorded_backbon
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from protokv.backbones import load_backbone
 from protokv.backbones.files import find_cached, find_packaged_models
@@ -19,12 +20,17 @@ from protokv.core.backbone import Backbone, BackboneIdentity
 from protokv.core.build import declare_memory
 from protokv.core.layers import HybridShape
 from protokv.core.packing import check_shapes, pack
+from protokv.core.parts import Attachment
 from protokv.core.session import Session
 from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
 from protokv.memories import MemoryConfig
-from protokv.state import attachments
-from protokv.state.header import Header, Shapes, State, TensorInfo
+from protokv.state.header import Header, Shapes, State
+from protokv.state.thumbnails import Thumbnails
+from protokv.words.transcript import Transcript
+
+ATTACHED = (*Thumbnails.declare(), *Transcript.declare())
+"""The tensors that any state may have besides its memory."""
 
 
 def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
@@ -46,7 +52,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         source=source,
         complete=complete,
         tensors=pack(tensors, specs) | attached,
-        tensor_info=describe_axes((*specs, *attachments.SPECS)),
+        tensor_info=name_specs((*specs, *ATTACHED)),
     )
 
 
@@ -64,13 +70,18 @@ def from_state(state: State, backbone: Backbone) -> Session:
             backbone = backbone.with_system(system if system is None else str(system))
         except ProtoKVError as error:
             raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
-    attached = attachments.restore_attachments(state.tensors)
-    return Session.resume(backbone, read_config(state), state, attached)
+    return Session.resume(backbone, read_config(state), state, restore_attachments(state.tensors))
 
 
-def describe_axes(specs: Iterable[TensorSpec]) -> dict[str, TensorInfo]:
-    """Return axes, meaning and unit of the tensors by name, for a reader without this library."""
-    return {spec.name: TensorInfo(spec.dims, spec.meaning, spec.unit) for spec in specs}
+def restore_attachments(tensors: Mapping[str, Tensor]) -> list[Attachment]:
+    """Return the transcript of a state, empty if it has none, and its thumbnails if it has any. StateCorrupt."""
+    thumbnails = Thumbnails.read(tensors)
+    return [Transcript.of(tensors), *([] if thumbnails is None else [thumbnails])]
+
+
+def name_specs(specs: Iterable[TensorSpec]) -> dict[str, TensorSpec]:
+    """Return the declarations by name: axes, meaning and unit, for a reader without this library."""
+    return {spec.name: spec for spec in specs}
 
 
 def read_config(header: Header) -> MemoryConfig:
@@ -112,10 +123,10 @@ def read_shape(header: Header, shapes: Shapes) -> MemoryShape:
 
 
 def declare_tensors(header: Header, shapes: Shapes) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a state under its settings. StateCorrupt if the settings make no sense."""
+    """Return the declared tensors of a state under its settings. StateCorrupt if the settings make no sense."""
     config = read_config(header)
     try:
-        return (*declare_memory(config, read_shape(header, shapes)), *attachments.SPECS)
+        return (*declare_memory(config, read_shape(header, shapes)), *ATTACHED)
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
@@ -162,27 +173,21 @@ def load_recorded_backbone(
 
     Raises:
         ModelError: the state names a folder or a model that is not in the cache, or the model cannot be loaded.
-        ConfigError: a revision is given for a model that is not from the hub.
-        StateCorrupt: the state names an unknown dtype.
+        ConfigError: a revision is given for a model that is not from the hub; or the dtype is unknown.
     """
     if placement.get("dtype") is None:
-        placement["dtype"] = recorded_dtype(header)
+        placement["dtype"] = header.backbone.dtype
     backbone = _load(header, name, revision, placement)
-    if placement.get("frame_tokens") is None and placement.get("max_pixels") is None:
-        _restore_cost(header, backbone)
+    given = placement.get("frame_tokens") is not None or placement.get("max_pixels") is not None
+    if not given and header.backbone.family == backbone.identity.family:
+        tokens, pixels = (header.settings.get(name) for name in ("frame_tokens", "max_pixels"))
+        # What the model cannot do is left, and refused when the state is continued.
+        with suppress(ConfigError):
+            if isinstance(tokens, int):
+                backbone.limit_frames(tokens=tokens)
+            elif isinstance(pixels, int):
+                backbone.limit_frames(pixels=pixels)
     return backbone
-
-
-def _restore_cost(header: Header, backbone: Backbone) -> None:
-    """Give frames the cost of those of a state. What the model cannot do is left, and refused when it is continued."""
-    if header.backbone.family != backbone.identity.family:
-        return
-    tokens, pixels = (header.settings.get(name) for name in ("frame_tokens", "max_pixels"))
-    with suppress(ConfigError):
-        if type(tokens) is int and tokens > 0:
-            backbone.limit_frames(tokens=tokens)
-        elif type(pixels) is int and pixels > 0:
-            backbone.limit_frames(pixels=pixels)
 
 
 def _load(header: Header, name: str | None, revision: str | None, placement: dict[str, Any]) -> Backbone:
@@ -202,21 +207,3 @@ def _load(header: Header, name: str | None, revision: str | None, placement: dic
         "a state does not make protokv open other folders or download anything",
         hint=f"if you know this model, name it yourself: --model {shlex.quote(shown(named))}{option}",
     )
-
-
-def recorded_dtype(header: Header) -> str:
-    """Return the dtype that a state names.
-
-    Raises:
-        StateCorrupt: there is no such dtype.
-    """
-    from protokv.backbones.loading import PlacementRequest
-
-    dtype = header.backbone.dtype
-    try:
-        request = PlacementRequest.parse(device="cpu", dtype=dtype, device_map=None, quantization=None)
-    except ConfigError:
-        request = None
-    if request is None or request.dtype == "auto":
-        raise StateCorrupt(f"backbone.dtype: expected a dtype such as float32, got {shown(dtype)}")
-    return dtype

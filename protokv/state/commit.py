@@ -1,14 +1,12 @@
 """Replace a file or folder atomically, as its only writer: its path holds the old or the new one, even after a crash.
 
-A commit writes beside the path, syncs, moves the result to the path in one step and syncs the folder. A folder swaps
-names with the old folder if the system can do that. Otherwise the old folder is moved aside first, and `recover`, which
-readers and writers call, moves it back if a crash came between the two moves. The next commit removes the files of a
-killed commit. Names beside the path have a random part, so no file of a user has such a name. No call follows a link.
+A commit writes `.NAME.partial` beside the path, syncs it, moves it to the path in one step and syncs the folder. A
+folder swaps names with the old folder if the system can do that. Otherwise the old one is moved to `.NAME.previous`
+first, and `recover`, which readers and writers call, moves it back if a crash came between the two moves. The next
+commit removes what a killed one has left.
 
-`Lock` keeps other writers away: a `filelock` lock on a file beside the path. The kernel holds it (`flock`; `LockFile`
-on Windows) and frees it when the process ends, however it ends, so a leftover lock file locks nothing. Readers ignore
-it. On a network mount that refuses locks, `held` is False and other writers are not kept out; `filelock`'s fallback, a
-file that stays locked when its owner is killed, is disabled. https://py-filelock.readthedocs.io
+`Lock` keeps other writers away: a `filelock` lock on a file beside the path. The kernel holds it and frees it when the
+process ends, however it ends, so a leftover lock file locks nothing. Readers ignore it.
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
-import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -27,45 +23,45 @@ from typing import Any, BinaryIO, Self
 
 from filelock import FileLock, Timeout
 
-from protokv.errors import StateError, StateLocked, cause_of, system_error
+from protokv.errors import (
+    ProtoKVError,
+    StateCorrupt,
+    StateError,
+    StateLocked,
+    StateMismatch,
+    StateNotFound,
+    cause_of,
+    shown,
+    system_error,
+)
 
 _HINTS = {
-    "free some space, or write elsewhere": (errno.ENOSPC, errno.EDQUOT),
-    "create the folder first": (errno.ENOENT, errno.ENOTDIR),
-    "choose a folder that you may write to": (errno.EACCES, errno.EPERM, errno.EROFS),
-    "choose another name": (errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EEXIST),
-    "choose a shorter name": (errno.ENAMETOOLONG,),
-    "free some memory, or raise the limit of this process (ulimit -v)": (errno.ENOMEM,),
+    errno.ENOSPC: "free some space, or write elsewhere",
+    errno.EDQUOT: "free some space, or write elsewhere",
+    errno.ENOENT: "create the folder first",
+    errno.EACCES: "choose a folder that you may write to",
+    errno.EROFS: "choose a folder that you may write to",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.ENOLCK}
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-
-# Errors of opening a lock file that is a link, a folder or a device.
-_NOT_OURS = {errno.ELOOP, errno.EISDIR, errno.ENXIO}
 
 # renameat2(2) of Linux: https://man7.org/linux/man-pages/man2/rename.2.html
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-# ---- replace, keep and remove whole states ----
-
-
 def replace(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` create and sync a file or folder at a temporary path, then put it in place of `path`.
 
-    `path` must not be a link. An old folder is removed once the new one is durable.
-
     Raises:
-        OSError: it cannot be written, or a file would replace a folder, or a folder a file. The old entry stays.
+        OSError: it cannot be written. The old entry stays.
     """
     recover(path)
-    for stale in _find_leftovers(path, "partial|previous"):
-        _remove(stale)
-    aside = _hidden_name(path, "previous")
+    aside = _hidden(path, "previous")
+    _remove(aside)
     with _temporary(path) as made:
         write(made)
-        # The system refuses to move a file over a folder, and a folder over a file.
-        if not (path.is_dir() and made.is_dir()):
+        if not path.is_dir():
             made.replace(path)
         elif not exchange(made, path):
             path.replace(aside)
@@ -74,21 +70,18 @@ def replace(path: Path, write: Callable[[Path], object]) -> None:
             finally:
                 recover(path)
         sync_folder(path.parent)
-    _try_to_remove(aside)
+    with suppress(OSError):
+        _remove(aside)
 
 
-def recover(target: Path) -> None:
+def recover(path: Path) -> None:
     """Move a folder back that an interrupted commit had moved aside.
 
     This does no harm to a writer between its two moves: the second move fails, and the old state stays.
     """
-    if os.path.lexists(target):
-        return
-    # Another process may do the same; a reader that may not write here finds no state.
-    with suppress(OSError):
-        moved = [one for one in _find_leftovers(target, "previous") if one.is_dir() and not one.is_symlink()]
-        if moved:
-            max(moved, key=lambda one: one.stat().st_mtime_ns).replace(target)
+    if not os.path.lexists(path):
+        with suppress(FileNotFoundError):
+            _hidden(path, "previous").replace(path)
 
 
 def keep_as(target: Path, name: Path) -> None:
@@ -108,25 +101,6 @@ def retire(target: Path, name: Path) -> None:
         name.replace(made)
         # Without this a crash could undo the move but not the removal.
         sync_folder(target.parent)
-
-
-@contextmanager
-def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn an error of the system into a StateError with a hint."""
-    try:
-        yield
-    except StateError:
-        raise
-    except Exception as error:
-        why = error if isinstance(error, ValueError) else system_error(error)
-        if why is None:
-            raise
-        number = errno.ENOMEM if isinstance(why, MemoryError) else getattr(why, "errno", 0)
-        hint = next((hint for hint, numbers in _HINTS.items() if number in numbers), "")
-        raise StateError(f"cannot write the state {os.fspath(path)}: {cause_of(why)}", hint=hint) from error
-
-
-# ---- single files and folders ----
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
@@ -166,70 +140,59 @@ def exchange(a: Path, b: Path) -> bool:
 
 
 def _link_all(source: Path, target: Path) -> None:
-    """Give a file a second name, and a folder a second folder of such names."""
-    if source.is_dir() and not source.is_symlink():
+    """Give a file a second name, and a folder a second folder of such names; copy where there are no hard links."""
+    if source.is_dir():
         target.mkdir()
         for entry in sorted(source.iterdir()):
             _link_all(entry, target / entry.name)
         sync_folder(target)
         return
     try:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, target)
     except OSError as error:
-        if error.errno not in _NO_LINKS or source.is_symlink():
+        if error.errno not in _NO_LINKS:
             raise
         with source.open("rb") as file:
             write_file(target, lambda copy: shutil.copyfileobj(file, copy))
 
 
-def _find_leftovers(target: Path, kind: str) -> list[Path]:
-    """Return what is there under a name of `_hidden_name`: it belongs to this state and to no other."""
-    ours = re.compile(re.escape(f".{target.name}.") + rf"\d+-[0-9a-f]{{8}}\.({kind})")
-    return [one for one in target.parent.iterdir() if ours.fullmatch(one.name)]
-
-
-def _hidden_name(target: Path, kind: str) -> Path:
-    """Return a hidden path beside `target` that nothing has: two writers never share a file."""
-    return target.parent / f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}"
+def _hidden(target: Path, kind: str) -> Path:
+    return target.with_name(f".{target.name}.{kind}")
 
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """Yield a hidden path beside `target`; remove its file or folder at the end."""
-    path = _hidden_name(target, "partial")
+    """Yield a hidden path beside `target` where nothing is; remove its file or folder at the end."""
+    path = _hidden(target, "partial")
+    _remove(path)
     try:
         yield path
     finally:
-        _try_to_remove(path)
-
-
-def _try_to_remove(path: Path) -> None:
-    if os.path.lexists(path):
         # What cannot be removed now, the next commit removes.
         with suppress(OSError):
             _remove(path)
 
 
 def _remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 class Lock:
     """The right to write to `path`, as a context manager; entering it does not wait.
 
     Attributes:
-        held: True while the file system holds the lock.
+        held: True while the file system holds the lock; False on a network mount that refuses locks, where other
+            writers are not kept out.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         target = Path(os.path.realpath(path))
-        self.path = Path(path)
-        self.file = target.parent / f".{target.name}.lock"
-        self.held = False
-        self._lock = FileLock(self.file, blocking=False, thread_local=False, fallback_to_soft=False)
+        self.path, self.held = path, False
+        self._lock = FileLock(_hidden(target, "lock"), blocking=False, thread_local=False, fallback_to_soft=False)
 
     def __enter__(self) -> Self:
         """Take the lock. StateLocked if any process holds it; StateError if the lock file cannot be created."""
@@ -239,25 +202,69 @@ class Lock:
                 self.held = True
             except Timeout:
                 raise StateLocked(
-                    f"the state {self.path} is being written by another writer",
+                    f"the state {os.fspath(self.path)} is being written by another writer",
                     hint="wait for it or write elsewhere; query and inspect read its last commit meanwhile",
                 ) from None
             except OSError as error:
-                if error.errno in _NOT_OURS:
-                    what = f"cannot write the state {self.path}: {self.file.name} beside it is no lock file of ours"
-                    raise StateError(what, hint="remove it, or write elsewhere") from error
                 if error.errno not in _UNSUPPORTED:
                     raise
         return self
 
     def __exit__(self, *_: Any) -> None:
         """Release the lock and remove its file."""
-        # Unlink while locked: filelock does not lock a file that was unlinked, so the next owner is alone. Windows
-        # cannot remove an open file; there it stays. A forked child has lost the lock and removes nothing.
-        if self._lock.is_locked or not self.held:
-            with suppress(OSError):
-                self.file.unlink()
-        # The state is written; the system frees the lock at the end of the process in any case.
+        # The file goes while it is locked: filelock locks no file without a name, so the next owner is alone. A forked
+        # child has no lock and removes nothing. The system frees the lock at the end of the process in any case.
+        with suppress(OSError):
+            if self._lock.is_locked or not self.held:
+                Path(self._lock.lock_file).unlink()
         with suppress(OSError):
             self._lock.release()
         self.held = False
+
+
+@contextmanager
+def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn an error of the system into a StateError with a hint."""
+    try:
+        yield
+    except StateError:
+        raise
+    except Exception as error:
+        why = error if isinstance(error, ValueError) else system_error(error)
+        if why is None:
+            raise
+        hint = _HINTS.get(getattr(why, "errno", None) or 0, "")
+        raise StateError(f"cannot write the state {os.fspath(path)}: {cause_of(why)}", hint=hint) from error
+
+
+@contextmanager
+def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors of reading a state into one line that names its path.
+
+    Raises:
+        StateNotFound: nothing is there.
+        StateCorrupt: as raised inside, or for what a library says of a damaged file.
+        StateMismatch: as raised inside.
+        StateError: the system cannot read it.
+    """
+    where = os.fspath(path)
+    try:
+        yield
+    except (StateCorrupt, StateMismatch) as error:
+        hint = error.hint or "the file is damaged, or is not a state of protokv"
+        raise type(error)(f"{where}: {error.message}", hint=hint) from error
+    except ProtoKVError:
+        raise
+    except Exception as error:
+        why = system_error(error)
+        if why is None:
+            raise StateCorrupt(f"{where}: it cannot be read as a state ({shown(error)})") from error
+        if getattr(why, "errno", None) in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise not_found(path) from None
+        raise StateError(f"cannot read the state {where}: {cause_of(why)}") from error
+
+
+def not_found(path: str | os.PathLike[str]) -> StateNotFound:
+    """Return the error of a state that does not exist."""
+    hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"
+    return StateNotFound(f"no state at {os.fspath(path)}", hint=hint)

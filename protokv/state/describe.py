@@ -15,13 +15,20 @@ from torch import Tensor
 
 from protokv.core.build import restore_memory
 from protokv.core.memory import Memory
-from protokv.core.tensors import tensor_shapes
+from protokv.core.tensors import TensorSpec, tensor_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
-from protokv.state import attachments
-from protokv.state.checkpoint import admit, declare_tensors, describe_axes, read_config, read_shape
+from protokv.state.checkpoint import (
+    ATTACHED,
+    admit,
+    declare_tensors,
+    name_specs,
+    read_config,
+    read_shape,
+    restore_attachments,
+)
 from protokv.state.form import StatePath
-from protokv.state.header import State, TensorInfo
+from protokv.state.header import State
 from protokv.state.reader import Reader, load_state
 from protokv.state.sources import describe_sources
 from protokv.state.thumbnails import Thumbnails
@@ -144,7 +151,7 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
         size = (*positions.shape[:-1], shape.head_size)
         return torch.ones(size), torch.zeros(size)
 
-    attached = {spec.name for spec in attachments.SPECS}
+    attached = {spec.name for spec in ATTACHED}
     own = {name: tensor for name, tensor in state.tensors.items() if name not in attached}
     return config, restore_memory(config, shape, no_rotation, own)
 
@@ -169,7 +176,7 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
         state = load_state(path, verify=digests, admit=admit if digests else None)
         if digests:
             describe_sources(state)
-            attachments.restore_attachments(state.tensors)
+            restore_attachments(state.tensors)
             restore(state)
         if not overwrite:
             check_replaceable(target, state)
@@ -177,9 +184,9 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
     return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
 
 
-def _tensor_info(state: State) -> dict[str, TensorInfo]:
+def _tensor_info(state: State) -> dict[str, TensorSpec]:
     """Describe the tensors of a state. Return nothing if it makes no sense: `digests=False` copies it all the same."""
     try:
-        return describe_axes(declare_tensors(state, tensor_shapes(state.tensors)))
+        return name_specs(declare_tensors(state, tensor_shapes(state.tensors)))
     except StateCorrupt:
         return {}

@@ -7,30 +7,31 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import PurePath
 
 from protokv.errors import SourceError, StateError, UnknownForm, did_you_mean
-from protokv.state.form import KEPT_SUFFIX, Form, LocalForm, StatePath
+from protokv.state.form import KEPT_SUFFIX, Form, StatePath
 from protokv.state.objects import ObjectForm
 from protokv.state.pt import PtForm
 from protokv.state.safetensors import SafetensorsForm
 from protokv.state.zarr import ZarrForm
 from protokv.texts import find_broken
+from protokv.video.address import VIDEO_SUFFIXES
 
 DEFAULT_SUFFIX = ".safetensors"
 
-_LOCAL: Mapping[str, type[LocalForm]] = {one.suffix: one for one in (SafetensorsForm, ZarrForm, PtForm)}
+_OWN: Mapping[str, type[Form]] = {one.suffix: one for one in (SafetensorsForm, ZarrForm, PtForm)}
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
 @cache
-def load_forms() -> Mapping[str, Callable[[StatePath], Form]]:
-    """Return what makes the form of a path, by suffix: those of this package and the registered ones."""
-    return {one.name: one.load() for one in entry_points(group="protokv.forms")} | dict(_LOCAL)
+def load_forms() -> Mapping[str, type[Form]]:
+    """Return the forms by suffix: those of this package and the registered ones."""
+    return {one.name: one.load() for one in entry_points(group="protokv.forms")} | dict(_OWN)
 
 
 def is_url(path: StatePath) -> bool:
@@ -56,27 +57,17 @@ def open_form(path: StatePath, *, to_read: bool = False) -> Form:
         raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
     suffix, outside = find_suffix(path), is_url(path)
     if to_read and suffix is None and not outside:
-        _refuse_video(path)
+        if PurePath(path).suffix.lower() in VIDEO_SUFFIXES:
+            watch = f"watch it first: protokv ingest {path}; it writes {PurePath(path).stem}{DEFAULT_SUFFIX}"
+            raise UnknownForm(f"{path} is a video, not a state", hint=watch)
         suffix = DEFAULT_SUFFIX
-    known = sorted(suffix for suffix, one in _LOCAL.items() if one.kind == "file") if outside else sorted(load_forms())
+    known = {name: one for name, one in load_forms().items() if not outside or one.kind == "file"}
     if suffix not in known:
         raise UnknownForm(
-            f"expected a path that ends in one of {', '.join(known)}, got {path}",
+            f"expected a path that ends in one of {', '.join(sorted(known))}, got {path}",
             hint=did_you_mean(PurePath(path).suffix, known) or "choose another name",
         )
     try:
-        return ObjectForm(os.fspath(path), _LOCAL[suffix]) if outside else load_forms()[suffix](path)
+        return ObjectForm(os.fspath(path), known[suffix]) if outside else known[suffix](path)
     except SourceError as error:
         raise StateError(error.message, hint=error.hint) from error
-
-
-def _refuse_video(path: StatePath) -> None:
-    """Tell a user who names a video where its state belongs. UnknownForm."""
-    from protokv.video.address import VIDEO_SUFFIXES
-
-    video = PurePath(path)
-    if video.suffix.lower() in VIDEO_SUFFIXES:
-        state = video.with_suffix(DEFAULT_SUFFIX).name
-        raise UnknownForm(
-            f"{path} is a video, not a state", hint=f"watch it first: protokv ingest {path}; it writes {state}"
-        )

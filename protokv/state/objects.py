@@ -7,6 +7,7 @@ own, `KEY@000123.000s`. One request puts at most 5 GB into S3. `protokv.video.bu
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,10 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from protokv.errors import SourceError, SourceNotFound, StateCorrupt, StateError, StateLocked, StateMismatch
-from protokv.state.form import KEPT_SUFFIX, Form, LocalForm, Stored, format_kept_suffix
-from protokv.state.header import HEADER_LIMIT_BYTES, Header, State, explain_read_errors, not_found
-from protokv.state.safetensors import SafetensorsForm, parse_header
+from protokv.errors import SourceError, SourceNotFound, StateError, StateLocked
+from protokv.state.commit import explain_read_errors, not_found
+from protokv.state.form import Form, Stored, format_kept_suffix
+from protokv.state.header import KEY, Header, State, unseal
 from protokv.video.bucket import explain_errors, fetch, list_beginning, open_store
 
 if TYPE_CHECKING:
@@ -25,19 +26,30 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# A header takes about 20 kB; a `.safetensors` begins with it.
+_BEGINNING_BYTES = 1 << 20
+
 
 class ObjectForm(Form):
     """One object; `file` is the form of a file with the same contents."""
 
-    def __init__(self, path: str, file: type[LocalForm]) -> None:
+    def __init__(self, path: str, file: type[Form]) -> None:
         super().__init__(path)
         self._address, self._file = path, file
         self._store, self._key = open_store(path)
         self._mode: PutMode = "create"
 
+    def write(self, path: Path, document: str, state: State) -> None:
+        """Write the file."""
+        self._file(path).write(path, document, state)
+
+    def map(self, path: Path) -> Stored:
+        """Map the file."""
+        return self._file(path).map(path)
+
     def check_target(self) -> None:
         """Ask for the object, and remember which one is there; of a missing one, ask for its bucket."""
-        with _explain_state_errors(self._address, "write"), explain_errors(self._address, "write"):
+        with _explain(self._address, "write"):
             try:
                 self._mode = _condition(self._store.head(self._key))
             except FileNotFoundError:
@@ -61,7 +73,7 @@ class ObjectForm(Form):
         with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
             path = Path(folder, "state")
             self._file(path).replace(state)
-            with _explain_state_errors(self._address, "write"), explain_errors(self._address, "write"):
+            with _explain(self._address, "write"):
                 try:
                     put = self._store.put(self._key, path, mode=self._mode, use_multipart=False)
                 except (AlreadyExistsError, PreconditionError) as error:
@@ -74,51 +86,42 @@ class ObjectForm(Form):
     def look(self, at: str | None, read: Callable[[Stored], T]) -> T:
         """Copy the object into a temporary file and read that."""
         address = at or self._address
-        with (
-            tempfile.TemporaryDirectory(prefix="protokv-") as folder,
-            explain_read_errors(address),
-            _explain_state_errors(address, "read"),
-        ):
+        with tempfile.TemporaryDirectory(prefix="protokv-") as folder, _explain(address, "read"):
             fetch(address, path := Path(folder, "state"))
-            try:
-                return self._file(path).look(None, read)
-            except (StateCorrupt, StateMismatch, StateError) as error:
-                raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
+            with explain_read_errors(address):
+                return read(self.map(path))
+
+    def read_header(self, at: str | None = None) -> Header:
+        """Read the header alone: of a `.safetensors` without the tensors."""
+        address = at or self._address
+        with _explain(address, "read"):
+            start = self._store.get(open_store(address)[1], options={"range": (0, _BEGINNING_BYTES)}).bytes().to_bytes()
+        length = int.from_bytes(start[:8], "little")
+        if self._file.suffix == ".safetensors" and length <= len(start) - 8:
+            with explain_read_errors(address):
+                return unseal(json.loads(start[8 : 8 + length])["__metadata__"][KEY])[0]
+        return super().read_header(at)
+
+    def stored_bytes(self) -> int:
+        """Return the size of the object."""
+        with _explain(self._address, "read"):
+            return int(self._store.head(self._key)["size"])
 
     def list_kept(self) -> Iterator[tuple[str, Header]]:
         """Yield the objects beside the state whose name and header agree, oldest first."""
-        with _explain_state_errors(self._address, "read"):
-            for address in list_beginning(f"{self._address}@"):
-                if (named := KEPT_SUFFIX.search(address)) and address[: named.start()] == self._address:
-                    with suppress(StateCorrupt, StateMismatch):
-                        header = self.read_header(address)
-                        if format_kept_suffix(header) == named[0]:
-                            yield address, header
+        with _explain(self._address, "read"):
+            places = list(list_beginning(f"{self._address}@"))
+        yield from self._read_kept(self._address, places)
 
     def keep(self, header: Header) -> None:
         """Let the store copy the object."""
-        with _explain_state_errors(self._address, "write"), explain_errors(self._address, "write"):
+        with _explain(self._address, "write"):
             self._store.copy(self._key, self._key + format_kept_suffix(header))
 
     def retire(self, at: str) -> None:
         """Delete an object if the store allows it."""
         with suppress(SourceError), explain_errors(at, "write"):
             self._store.delete(open_store(at)[1])
-
-    def read_header(self, at: str | None = None) -> Header:
-        """Read the header alone: of a `.safetensors` without the tensors."""
-        if self._file is not SafetensorsForm:
-            return super().read_header(at)
-        address = at or self._address
-        key = open_store(address)[1]
-        with explain_read_errors(address), _explain_state_errors(address, "read"), explain_errors(address):
-            there = self._store.get(key, options={"range": (0, HEADER_LIMIT_BYTES + 8)})
-            return parse_header(there.bytes().to_bytes(), there.meta["size"])
-
-    def stored_bytes(self) -> int:
-        """Return the size of the object."""
-        with _explain_state_errors(self._address, "read"), explain_errors(self._address):
-            return int(self._store.head(self._key)["size"])
 
 
 def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
@@ -132,10 +135,11 @@ def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
 
 
 @contextmanager
-def _explain_state_errors(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
+def _explain(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
     """Turn an error of the store into a StateError."""
     try:
-        yield
+        with explain_errors(os.fspath(address), doing):
+            yield
     except SourceNotFound:
         raise not_found(address) from None
     except SourceError as error:

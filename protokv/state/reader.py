@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from protokv.core.backbone import Backbone
-from protokv.core.packing import check_shapes
 from protokv.core.session import Session
 from protokv.errors import StateError, StateNotFound
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import admit, from_state, load_recorded_backbone, read_config
-from protokv.state.form import Form, StatePath, Stored, read_unchanged
+from protokv.state.form import Form, StatePath, Stored
 from protokv.state.forms import open_form
 from protokv.state.header import Admit, Header, State
 from protokv.state.sources import describe_sources, is_before, source_records
@@ -192,22 +191,18 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     form = open_form(path, to_read=True)
     if at_s is None:
         return form.read(verify=verify, admit=admit)
-    latest = at_s + ROUNDING_S
-
-    def read_newest(commits: list[tuple[float, str | None]]) -> State:
-        fit = [at for time_s, at in commits if time_s <= latest]
-        if not fit:
-            listed = ", ".join(f"{time_s:g} s" for time_s, _ in commits)
-            raise StateNotFound(
-                f"{path} has no commit at or before {at_s:g} s; it has those at {listed}",
-                hint="`protokv ingest --every 30s --keep 20` keeps earlier commits",
-            )
-        state = form.read(fit[-1], verify=verify, admit=admit)
-        if state.clock.stream_time_s > latest:
-            raise StateError(f"{path} was replaced meanwhile")
-        return state
-
-    return read_unchanged(path, lambda: _list_commits(form), read_newest)
+    commits, latest = _list_commits(form), at_s + ROUNDING_S
+    fit = [at for time_s, at in commits if time_s <= latest]
+    if not fit:
+        listed = ", ".join(f"{time_s:g} s" for time_s, _ in commits)
+        raise StateNotFound(
+            f"{path} has no commit at or before {at_s:g} s; it has those at {listed}",
+            hint="`protokv ingest --every 30s --keep 20` keeps earlier commits",
+        )
+    state = form.read(fit[-1], verify=verify, admit=admit)
+    if state.clock.stream_time_s > latest:
+        raise StateError(f"{path} was replaced meanwhile", hint="try again")
+    return state
 
 
 def read_header(path: StatePath) -> Header:
@@ -219,11 +214,8 @@ def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
     """Read the header and the small pictures of a state, and no other tensor. Raises as `load_state`."""
 
     def read(stored: Stored) -> tuple[Header, list[Thumbnail]]:
-        specs = Thumbnails.declare()
-        names = {spec.name for spec in specs} & stored.shapes.keys()
-        check_shapes({name: stored.shapes[name] for name in names}, specs)
         stored.header.clock.check()
-        found = Thumbnails.read(stored.read(True, names))
+        found = Thumbnails.read(stored.read(names=[spec.name for spec in Thumbnails.declare()]))
         return stored.header, found.all() if found else []
 
     return open_form(path, to_read=True).look(None, read)

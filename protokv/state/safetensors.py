@@ -13,14 +13,13 @@ from typing import BinaryIO
 
 from safetensors import safe_open
 
-from protokv.errors import StateCorrupt
 from protokv.state.commit import write_file
 from protokv.state.digest import NAMES, tensor_bytes
-from protokv.state.form import LocalForm, Stored
-from protokv.state.header import HEADER_LIMIT_BYTES, KEY, Header, State, check_length, parse_object, unseal
+from protokv.state.form import Form, Stored
+from protokv.state.header import KEY, State
 
 
-class SafetensorsForm(LocalForm):
+class SafetensorsForm(Form):
     """One `.safetensors` file."""
 
     suffix = ".safetensors"
@@ -37,7 +36,6 @@ class SafetensorsForm(LocalForm):
             entries[name], begin = entry, end
         head = json.dumps({"__metadata__": {KEY: document}, **entries}, separators=(",", ":")).encode()
         head += b" " * (-len(head) % 8)
-        check_length(len(head))
 
         def fill(file: BinaryIO) -> None:
             file.write(len(head).to_bytes(8, "little") + head)
@@ -47,30 +45,7 @@ class SafetensorsForm(LocalForm):
         write_file(path, fill)
 
     def map(self, path: Path) -> Stored:
-        """Map the file. The library checks offsets and shapes against its size."""
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            # A false length must not make the library allocate.
-            check_head_length(file.read(8), size)
+        """Map the file. The library checks the head, offsets and shapes against its size."""
         with safe_open(path, framework="pt", device="cpu") as library:
-            document = (library.metadata() or {}).get(KEY)
-            return Stored(document, {name: library.get_tensor(name) for name in library.keys()}, size)  # noqa: SIM118
-
-
-def check_head_length(start: bytes, size: int) -> int:
-    """Return the length of the head of a file of `size` bytes that starts with these 8. StateCorrupt if impossible."""
-    length = int.from_bytes(start, "little")
-    if length > min(HEADER_LIMIT_BYTES, size - 8):
-        raise StateCorrupt(f"header: a length of {length} bytes in a file of {size}")
-    return length
-
-
-def parse_header(start: bytes, size: int) -> Header:
-    """Return the header of a file of `size` bytes from its first bytes, at most 8 and `HEADER_LIMIT_BYTES`.
-
-    Raises:
-        StateCorrupt, StateMismatch: as `unseal`.
-    """
-    head = parse_object(start[8 : 8 + check_head_length(start[:8], size)], "header")
-    metadata = head.get("__metadata__")
-    return unseal(metadata.get(KEY) if isinstance(metadata, dict) else None)[0]
+            tensors = {name: library.get_tensor(name) for name in library.keys()}  # noqa: SIM118
+            return Stored((library.metadata() or {}).get(KEY), tensors, path.stat().st_size)

@@ -27,17 +27,18 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt, StateError, shown
-from protokv.state.commit import explain_write_errors, sync_folder, write_file
+from protokv.state.commit import explain_write_errors, not_found, sync_folder, write_file
 from protokv.state.digest import DTYPES, canonical_json, tensor_bytes
-from protokv.state.form import LocalForm, Stored
-from protokv.state.header import HEADER_LIMIT_BYTES, KEY, State, TensorInfo, not_found, parse_object
+from protokv.state.form import Form, Stored
+from protokv.state.header import KEY, State, parse_object
 
 # The metadata file of a group or an array.
 METADATA = "zarr.json"
 
 # The root's metadata hold the document again as an object, with spaces if another program has written them.
-_ROOT_LIMIT_BYTES = 2 * HEADER_LIMIT_BYTES
+_ROOT_LIMIT_BYTES = 2 << 20
 _ARRAY_LIMIT_BYTES = 1 << 16
 
 # Far more files than a state has.
@@ -51,7 +52,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()
 _Shape = Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**40)], ...], Meta(max_length=16)]
 
 
-class ZarrForm(LocalForm):
+class ZarrForm(Form):
     """One `.zarr` folder."""
 
     suffix = ".zarr"
@@ -145,7 +146,7 @@ def _metadata(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _description(name: str, tensor: Tensor, info: Mapping[str, TensorInfo]) -> dict[str, Any]:
+def _description(name: str, tensor: Tensor, info: Mapping[str, TensorSpec]) -> dict[str, Any]:
     """Return the names of the axes, and what else other programs can show of an array."""
     attributes = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
     known = info.get(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +10,13 @@ import torch
 
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
-from protokv.errors import StateCorrupt, StateError, StateMismatch
+from protokv.errors import StateCorrupt, StateMismatch
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
 from protokv.state.checkpoint import check_fits, from_state, to_state
 from protokv.state.describe import describe
-from protokv.state.digest import canonical_json
-from protokv.state.reader import load, load_state
+from protokv.state.reader import load
 from protokv.state.writer import save, save_state
 from tests.conftest import random_frames
-from tests.state.crafted import joined, resealed, split
 
 CONFIGS = {
     "paper": PaperConfig(budget=40),
@@ -68,37 +65,6 @@ def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(field, chang
     changed = {**state.memory, **change} if field == "memory" else replace(state.clock, **change)
     with pytest.raises(StateCorrupt, match=named):
         from_state(replace(state, **{field: changed}), tiny)
-
-
-def hollow(path: Path, session: Session, shape: list[int]) -> None:
-    """Write a sparse file with a state whose near.keys claim a shape that no stream leaves."""
-    save(session, path)
-    head, body = split(path.read_bytes())
-    end, size = len(body), torch.Size(shape).numel() * 4
-    document = json.loads(head["__metadata__"]["protokv"])
-    sealed = resealed({**document, "digests": dict.fromkeys(("near.keys", "rest"), "0" * 32)})
-    hole = {
-        "__metadata__": {"protokv": canonical_json(sealed)},
-        "near.keys": {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]},
-        "rest": {"dtype": "U8", "shape": [end], "data_offsets": [0, end]},
-    }
-    with path.open("wb") as file:
-        file.write(joined(hole))
-        file.truncate(file.tell() + end + size)
-
-
-def test_a_sparse_file_that_claims_more_than_its_settings_or_the_machine_is_not_read(
-    tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, session = tmp_path / "a.safetensors", watched(tiny, CONFIGS["durable"], 0, 2)
-    hollow(path, session, [2, 2, 1 << 25, 16])
-    monkeypatch.setattr("protokv.state.form.copy_and_digest", lambda *_: pytest.fail("it was read"))
-    for call in (describe, load):
-        with pytest.raises(StateCorrupt, match=r"sink\.keys|state: tensor"):
-            call(path)
-    monkeypatch.setattr("os.sysconf", lambda name: 1 << 16)
-    with pytest.raises(StateError, match="4294967296 bytes of memory"):
-        load_state(path)
 
 
 def test_a_huge_budget_alone_takes_no_memory(tiny: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from protokv.errors import StateError, StateNotFound
 from protokv.state import writer
 from protokv.state.forms import open_form
 from protokv.state.reader import commit_times, load_state, read_header
-from protokv.state.safetensors import SafetensorsForm
 from protokv.state.sources import is_before, list_fingerprints, next_segment, read_segment
 from protokv.state.writer import Writer, save_state
 from tests.state.conftest import EVERY_FORM, same
@@ -99,25 +98,6 @@ def test_a_damaged_state_is_not_kept_and_does_not_stop_a_commit(make_state, tmp_
     path.write_bytes(path.read_bytes()[:-1])
     commit(at(make_state, 2), path, 3)
     assert times(path) == []
-
-
-def test_a_reader_looks_again_for_a_commit_that_was_removed_meanwhile(make_state, tmp_path, monkeypatch):
-    """A writer commits between the reader's listing and its reading."""
-    path = tmp_path / "a.safetensors"
-    for step in (1, 2, 3):
-        commit(at(make_state, step), path, 3)
-    real, steps = SafetensorsForm.read, iter((4, 5, 6))
-
-    def read_late(self, one=None, **options):
-        if (step := next(steps, None)) is not None:
-            commit(at(make_state, step), path, 3)
-        return real(self, one, **options)
-
-    monkeypatch.setattr(SafetensorsForm, "read", read_late)
-    with pytest.raises(StateNotFound, match=r"it has those at 4 s, 6 s, 8 s$"):
-        load_state(path, at_s=3.0)
-    steps = iter((7, 8))
-    assert same(load_state(path, at_s=1e9), at(make_state, 7))
 
 
 def test_a_link_stays_a_link_and_its_target_has_the_history(make_state, tmp_path):

@@ -113,13 +113,6 @@ def truth_of_two(path: Path) -> None:
     in_digests(lambda digests: digests.update({"bank.alive": digest}))(path)
 
 
-def nested(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
 def set_entry(head: dict[str, Any], name: str, **entry: Any) -> None:
     head[name] = {**head.get(name, {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}), **entry}
 
@@ -150,8 +143,6 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "a truth of two": truth_of_two,
         "a newer version": in_header(lambda header: header.update(format_version=FORMAT_VERSION + 1)),
         "no version": in_header(lambda header: header.update(format_version=0)),
-        "nested memory": in_header(lambda header: header.update(memory={"a": nested(9)})),
-        "a huge number": in_header(lambda header: header.update(settings={"a": 2**64})),
         "a steps of text": in_header(lambda header: header["clock"].update(steps="9")),
         "a revision with a path": in_header(lambda header: header["backbone"].update(revision="../" * 14)),
     },
@@ -164,7 +155,6 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "tensors that are none": in_pickle({"protokv": "", "tensors": {"a": 1}}),
         "a strided tensor": in_pickle({"protokv": "", "tensors": {"a": torch.zeros(1).expand(1 << 40)}}),
         "compressed": repack(lambda name, data: data, zipfile.ZIP_DEFLATED),
-        "a long pickle": repack(lambda name, data: data + b" " * (2 << 20) if name.endswith(".pkl") else data),
         "bytes of a tensor": repack(lambda name, data: data[::-1] if "/data/" in name else data),
     },
     ".zarr": {
@@ -265,19 +255,6 @@ def test_any_value_in_any_field_of_a_header_is_the_same_header_or_one_error(plac
     with suppress(StateCorrupt, StateMismatch):
         found = Header.from_json(header[""])
         assert Header.from_json(found.to_json()) == found
-
-
-def test_a_missing_an_unknown_and_a_wrong_field_are_named() -> None:
-    good = make().to_json()
-    for place in PLACES[1:]:
-        bad = json.loads(canonical_json(good))
-        inside = bad[place[0]] if len(place) == 2 else bad
-        del inside[place[-1]]
-        with pytest.raises(StateCorrupt, match=place[-1]):
-            Header.from_json(bad)
-    for part, wrong in (("clock", []), ("complete", 1.5), ("created_by", 3), ("novel", 1)):
-        with pytest.raises(StateCorrupt, match=part):
-            Header.from_json({**good, part: wrong})
 
 
 def test_every_form_has_its_hostile_states() -> None:

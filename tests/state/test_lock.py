@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from protokv.errors import StateError, StateLocked
+from protokv.errors import StateLocked
 from protokv.state.commit import Lock
 
 # `do` runs while the lock is held.
@@ -115,18 +115,3 @@ def test_a_file_system_without_locks_holds_none(tmp_path, monkeypatch):
     with Lock(tmp_path / "a") as lock:
         assert not lock.held
     assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("what", ["link", "link to nothing", "folder"])
-def test_a_foreign_lock_file_is_refused_and_not_followed(what, tmp_path):
-    mine, lock = tmp_path / "mine.txt", tmp_path / ".a.lock"
-    mine.write_text("mine")
-    if what == "folder":
-        lock.mkdir()
-    else:
-        lock.symlink_to(mine if what == "link" else tmp_path / "new")
-    problem = r"cannot write the state .*a: \.a\.lock beside it is no lock file"
-    with pytest.raises(StateError, match=problem), Lock(tmp_path / "a"):
-        pass
-    assert mine.read_text() == "mine"
-    assert names(tmp_path) == [".a.lock", "mine.txt"]
