@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -69,7 +70,6 @@ class BenchmarkFlags:
         known=("official", "bare"),
     )
     judge: str | None = option("--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL.")
-    strict: bool = option("--strict", "Stop at a video that is missing or cannot be read.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,6 @@ def _build(sources: list[str] | None, study: StudyFlags, benchmark: BenchmarkFla
         intersection=study.intersection,
         types=parse_optional(parse_list, study.types),
         prompt=benchmark.prompt,
-        strict=benchmark.strict,
         subtitles=study.subtitles,
     )
 
@@ -173,49 +172,42 @@ def _replay(
     """Run a request, or show its cost; end with the exit code of a run that was stopped or left something out."""
     from protokv.backbones import load_backbone
     from protokv.ingestion.options import DEFAULT_MODEL
-    from protokv.replay.rows import check_trials, read_rows
+    from protokv.replay.rows import RowFile
     from protokv_cli.replay_report import show_cost
 
     loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
     opened = request.open()
     for video, why in opened.missing.items():
         out.error(f"left out: {video}: {why}")
-    lost = {stream.name: stream.words_lost for stream in opened.streams if stream.words_lost}
-    for video, why in lost.items():
-        out.error(f"Error: {video}: not all words are read: {why}")
     referee = request.judge(benchmark.judge)
     backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
     plan = request.plan(opened, backbone, model.fps)
     note_model(out, backbone)
     if results.dry_run:
-        done = read_rows([results.results]) if results.results.exists() and not results.force else []
-        check_trials(done, plan.trials.values(), results.results)
-        cost = plan.cost({row.key for row in done})
-        show_cost(out, cost | {"estimate_s": plan.estimate(backbone, cost)}, opened)
+        done: Collection[str] = ()
+        if results.results.exists() and not results.force:
+            rows = RowFile(results.results)
+            rows.check(plan.trials.values())
+            done = rows.rows.keys()
+        show_cost(out, plan.cost(done), opened)
         return
-    unread = _run(out, plan, backbone, opened, results, referee, strict=benchmark.strict or not benchmark.dataset)
-    if unread or lost:
+    if _run(out, plan, backbone, opened, results, referee):
         raise typer.Exit(Exit.PARTIAL)
 
 
 def _run(
-    out: Output,
-    plan: Plan,
-    backbone: Backbone,
-    opened: OpenedStreams,
-    results: ResultFlags,
-    referee: Judge | None,
-    *,
-    strict: bool,
+    out: Output, plan: Plan, backbone: Backbone, opened: OpenedStreams, results: ResultFlags, referee: Judge | None
 ) -> dict[str, str]:
     """Run the rest of a plan and show the results; return why each video that could not be read was left out."""
-    from protokv.replay.plan import run_plan
+    from protokv.replay.plan import UnreadableVideo, run_plan
     from protokv.replay.rows import RowFile
     from protokv_cli.replay_report import following, judging, show
 
     rows, unread = RowFile(results.results, start_over=results.force), dict(opened.missing)
     with handle_signals(out.note) as stop, following(out, plan.cost(rows.rows.keys())["answers"], unread) as follow:
-        for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop), strict=strict):
+        for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
+            if isinstance(event, UnreadableVideo) and len(plan.streams) == 1:
+                raise event.error
             follow(event)
         keys = [key for key in plan.trials if key in rows.rows]
         if referee and stop.exit is None:

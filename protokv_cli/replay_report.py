@@ -34,8 +34,8 @@ def following(
     def follow(event: AnswerRow | StreamProgress | UnreadableVideo) -> None:
         nonlocal given
         if isinstance(event, UnreadableVideo):
-            unread[event.video] = event.why
-            out.error(f"left out: {event.video}: {event.why}")
+            unread[event.video] = event.error.message
+            out.error(f"left out: {event.video}: {event.error.message}")
         elif isinstance(event, AnswerRow):
             given += 1
         elif bar.due():
@@ -100,13 +100,8 @@ def show_cost(out: Output, cost: Mapping[str, Any], opened: OpenedStreams) -> No
     if out.format is Format.JSON:
         out.json({"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)})
         return
-    rows = {name: cost[name] for name in ("videos", "memories", "questions", "hours", "steps", "answers")}
-    rows["estimate, at least"] = _format_time(cost)
+    rows = {name: cost[name] for name in ("videos", "memories", "questions", "hours", "answers")}
     rows |= {f"left out, {why}": n for why, n in cost["dropped"].items()}
     rows |= {f"left out, video {name}": why for name, why in opened.missing.items()}
     rows |= dict(opened.notes)
-    out.table(pairs(rows, title="plan: steps to encode and answers to give, over all memories"))
-
-
-def _format_time(cost: Mapping[str, Any]) -> str:
-    return "-" if cost["estimate_s"] is None else format_time(round(cost["estimate_s"]))
+    out.table(pairs(rows, title="plan: hours of video, and answers to give over all memories"))

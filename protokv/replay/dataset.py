@@ -71,7 +71,6 @@ def open_dataset(
     benchmark: Benchmark,
     root: str | Path,
     *,
-    strict: bool = False,
     most_videos: int | None = None,
     subtitles: str = OFF,
 ) -> OpenedStreams:
@@ -80,13 +79,11 @@ def open_dataset(
     Args:
         benchmark: the data set.
         root: its folder.
-        strict: stop at the first missing or unreadable video.
         most_videos: take only the first ones of the annotations.
         subtitles: which enter the stream; `auto` also takes `subtitle/NAME.srt` below the folder.
 
     Raises:
-        SourceNotFound: there are no annotations, or no video at all, or one is missing, with `strict`.
-        SourceUnreadable: with `strict`, a video cannot be read.
+        SourceNotFound: there are no annotations, or no video can be read.
         ConfigError: the annotations are not as published.
     """
     found = benchmark.load(Path(root))
@@ -95,8 +92,6 @@ def open_dataset(
         try:
             streams.append(_open(benchmark, video, Path(root), notes, subtitles))
         except SourceError as error:
-            if strict:
-                raise
             missing[video.name] = error.message
     if not streams:
         why = next(iter(missing.values()), "the annotations name none")

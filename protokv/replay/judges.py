@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -73,7 +71,7 @@ PROMPT_HASH: Final = hashlib.sha256(f"{JUDGE_SYSTEM}\0{JUDGE_USER}".encode()).he
 
 
 def read_reply(text: str) -> Verdict:
-    """Read the verdict from a reply: a Python or JSON dictionary, alone or between other words.
+    """Read the verdict from a reply: a Python dictionary, alone or between other words.
 
     Raises:
         ValueError: there is none, or it is not yes or no with 0 to 5 points.
@@ -81,8 +79,8 @@ def read_reply(text: str) -> Verdict:
     literal = text[max(0, text.find("{")) : text.rfind("}") + 1]
     try:
         found = ast.literal_eval(literal)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        found = json.loads(literal)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"no dictionary in {text[:80]!r}") from error
     if not isinstance(found, dict):
         raise ValueError(f"no dictionary in {text[:80]!r}")
     decided = str(found.get("pred", "")).strip().casefold().rstrip(".")
@@ -168,14 +166,11 @@ def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[
 
     Yields each judged row once it is in the file, or None without a verdict: the row keeps its old one.
     """
-    rows = [results.rows[key] for key in keys if key in results.rows]
-    known = {_case(row): Verdict(row.correct, row.points) for row in results.rows.values() if row.judge == judge.label}
     left: dict[Case, list[AnswerRow]] = {}
-    for row in rows:
+    for row in [results.rows[key] for key in keys if key in results.rows]:
         if row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended and row.judge != judge.label:
-            left.setdefault(_case(row), []).append(row)
-    old = [(case, known[case]) for case in left if case in known]
-    for case, verdict in chain(old, judge.read([case for case in left if case not in known])):
+            left.setdefault(Case(row.question, row.expected, row.prediction), []).append(row)
+    for case, verdict in judge.read(left):
         for row in left[case]:
             if verdict is None:
                 yield None
@@ -183,7 +178,3 @@ def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[
             judged = replace(row, correct=verdict.correct, points=verdict.points, judge=judge.label)
             results.append(judged)
             yield judged
-
-
-def _case(row: AnswerRow) -> Case:
-    return Case(row.question, row.expected, row.prediction)

@@ -31,27 +31,12 @@ _SEED: Final = 17
 _TAILS: Final = (0.025, 0.975)
 
 
-@dataclass(frozen=True, slots=True)
-class Accuracy:
-    """`right` of `n` answers, with Wilson's 95 % score interval (Wilson 1927)."""
-
-    right: int
-    n: int
-
-    @property
-    def share(self) -> float:
-        """right / n; NaN if n is 0."""
-        return self.right / self.n if self.n else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The ends of the interval; NaN if n is 0."""
-        if not self.n:
-            return math.nan, math.nan
-        whole = 1 + Z * Z / self.n
-        spread = self.share * (1 - self.share) / self.n + Z * Z / (4 * self.n**2)
-        middle, half = (self.share + Z * Z / (2 * self.n)) / whole, Z * math.sqrt(spread) / whole
-        return max(0.0, middle - half), min(1.0, middle + half)
+def bound_share(right: int, n: int) -> tuple[float, float]:
+    """Return Wilson's 95 % score interval of `right` of n > 0 answers (Wilson 1927)."""
+    share, whole = right / n, 1 + Z * Z / n
+    middle = (share + Z * Z / (2 * n)) / whole
+    half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n**2)) / whole
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def measure_floor(rows: Iterable[AnswerRow]) -> float:
@@ -62,12 +47,6 @@ def measure_floor(rows: Iterable[AnswerRow]) -> float:
     best = sum(max(Counter(kind.values()).values()) for kind in answers.values())
     n = sum(map(len, answers.values()))
     return best / n if n else math.nan
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that a share of the values does not exceed (nearest rank); NaN of no values."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, islice, pairwise
 from typing import Any
 
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, use_one_of
 from protokv.replay.memories import Variant
 from protokv.replay.rows import AnswerRow, RowFile, Trial
-from protokv.replay.runner import PlannedAnswer, Setup, StreamProgress, replay_stream, synchronise
+from protokv.replay.runner import PlannedAnswer, Setup, StreamProgress, replay_stream
 from protokv.replay.schedule import ALL_TYPES, DELAY_LADDER_S, QuestionSchedule, fit_delays, schedule
 from protokv.replay.streams import Stream
 
@@ -51,23 +47,7 @@ class Plan:
         return {one.key: one.trial for _, asked in self.asked for one in asked}
 
     def cost(self, done: Collection[str] = ()) -> dict[str, Any]:
-        """Return the cost of a run without the trials that are done.
-
-        `hours` of video up to the last questions; `steps` to encode, summed over memories; `embedded` steps, which all
-        memories share; `answers` to give.
-        """
-        steps_per_second = self.setup.fps / self.setup.frames_per_step
-        steps = embedded = answers = 0
-        for _, asked in self.asked:
-            left = [one for one in asked if one.key not in done]
-            answers += len(left)
-            last = 0
-            for variant, own in groupby((one for one in left if not one.variant.blind), key=lambda one: one.variant):
-                ends = sorted({math.ceil(one.ask.at_s * steps_per_second) for one in own})
-                # A pass ends with its last question; between two of them no more is encoded than the next depends on.
-                steps += sum(min(b - a, variant.config.horizon or b - a) for a, b in pairwise([0, *ends]))
-                last = max(last, ends[-1])
-            embedded += last
+        """Return the size of a run: `hours` of video up to the last questions, and `answers` that are not done."""
         seconds = sum(max((ask.at_s for ask in asked.asks), default=0.0) for _, asked in self.streams)
         return {
             "videos": len(self.streams),
@@ -75,37 +55,8 @@ class Plan:
             "questions": sum(asked.questions for _, asked in self.streams),
             "dropped": dict(self.dropped),
             "hours": round(seconds / 3600, 2),
-            "steps": steps,
-            "embedded": embedded,
-            "answers": answers,
+            "answers": sum(one.key not in done for _, asked in self.asked for one in asked),
         }
-
-    def estimate(self, backbone: Backbone, cost: dict[str, Any], *, steps: int = 4) -> float | None:
-        """Return the seconds that a run would take at least; None if there is nothing to do.
-
-        Times an answer and the first steps of the first stream under its first memory, which is nearly empty then.
-
-        Raises:
-            SourceError: the video cannot be read.
-        """
-        found = next(((stream, one) for stream, asked in self.asked for one in asked if not one.variant.blind), None)
-        if found is None or not cost["answers"]:
-            return None
-        stream, one = found
-        session = Session.start(backbone, one.variant.config, fps=self.setup.fps)
-        embed_s, take_s = math.inf, math.inf
-        for step in islice(stream.steps(self.setup.fps, self.setup.frames_per_step), steps):
-            began = time.perf_counter()
-            tokens = session.embed(step.images, step.time_s)
-            synchronise(backbone)
-            embedded = time.perf_counter()
-            session.take([tokens], [step.time_s])
-            synchronise(backbone)
-            # The least of each: the first step also sets things up.
-            embed_s, take_s = min(embed_s, embedded - began), min(take_s, time.perf_counter() - embedded)
-        answer = session.ask(one.trial.prompt or one.trial.question, self.setup.decoding)
-        seconds = cost["embedded"] * embed_s + cost["steps"] * take_s + cost["answers"] * answer.total_ms / 1e3
-        return float(round(seconds, 1))
 
 
 def make_plan(
@@ -147,10 +98,10 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class UnreadableVideo:
-    """A video that could not be read to its end; answers given before are kept."""
+    """A video that could not be read to its end, and why; answers given before are kept."""
 
     video: str
-    why: str
+    error: SourceError
 
 
 def run_plan(
@@ -159,20 +110,18 @@ def run_plan(
     results: RowFile,
     *,
     should_stop: Callable[[], bool] = lambda: False,
-    strict: bool = True,
 ) -> Iterator[AnswerRow | StreamProgress | UnreadableVideo]:
-    """Run the rest of a plan; every row is in the file before it is yielded.
+    """Run the rest of a plan; every row is in the file before it is yielded. After a video that cannot be read comes
+    the next one.
 
     Args:
         plan: what to do.
         backbone: the model of the plan's setup.
         results: the file of rows, with those that are done.
         should_stop: called after every step.
-        strict: an unreadable video ends the run; otherwise yield `UnreadableVideo` and take the next one.
 
     Raises:
         ConfigError: the file holds results of another study.
-        SourceError: a video cannot be read, with `strict`.
     """
     results.check(plan.trials.values())
     for stream, asked in plan.asked:
@@ -183,8 +132,6 @@ def run_plan(
                     results.append(event)
                 yield event
         except SourceError as error:
-            if strict:
-                raise
-            yield UnreadableVideo(stream.name, error.message)
+            yield UnreadableVideo(stream.name, error)
         if should_stop():
             return

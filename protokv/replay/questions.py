@@ -21,8 +21,6 @@ from protokv.texts import admit_question, read_json
 
 Reference = Literal["evidence", "query", "end"]
 
-_TIMES = ("ask_s", "query_s", "end_time", "realtime")
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -59,9 +57,8 @@ class Question:
 def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
     """Read the questions of a JSON-lines file, each with the name of its video (`video`), or None.
 
-    A row has `question`, `answer`, optionally `type` (or `answer_type`, `task`) and `id`, and its time in seconds:
-    `evidence_s`, or else `ask_s` (or `query_s`, `end_time`, `realtime`). `lasts` is false if the answer may change
-    while the stream goes on.
+    A row has `question`, `answer`, optionally `type` and `id`, and its time in seconds: `evidence_s`, or else `ask_s`.
+    `lasts` is false if the answer may change while the stream goes on.
 
     Raises:
         SourceNotFound: there is no such file.
@@ -93,22 +90,21 @@ def _parse(row: dict[str, Any], where: str, number: int) -> tuple[str | None, Qu
             raise ConfigError(f"{where}: {name} must be text", hint='write {"question": ..., "answer": ..., ...}')
     admit_question(row["question"], f"{where}: the question")
     evidence = row.get("evidence_s")
-    time = evidence if evidence is not None else next((row[name] for name in _TIMES if row.get(name) is not None), None)
+    time = row.get("ask_s") if evidence is None else evidence
     if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time) or time < 0:
         raise ConfigError(
-            f"{where}: expected evidence_s, or one of {', '.join(_TIMES)}, in seconds, got {time!r}",
+            f"{where}: expected evidence_s or ask_s, in seconds, got {time!r}",
             hint="the delay is counted from there",
         )
     lasts = row.get("lasts", True)
     if not isinstance(lasts, bool):
         raise ConfigError(f"{where}: lasts must be true or false, got {lasts!r}")
-    kind = next((row[name] for name in ("type", "answer_type", "task") if isinstance(row.get(name), str)), "")
-    video = row.get("video")
+    kind, video = row.get("type"), row.get("video")
     question = Question(
         id=str(row.get("id", number)),
         text=row["question"].strip(),
         answer=row["answer"].strip(),
-        type=kind,
+        type=kind if isinstance(kind, str) else "",
         reference_s=float(time),
         reference="query" if evidence is None else "evidence",
         retrospective=lasts,

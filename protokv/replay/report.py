@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from protokv.memories import DEFAULT_MEMORY, FullConfig
 from protokv.replay.benchmarks import BENCHMARKS, find_group
 from protokv.replay.benchmarks.base import OTHER_GROUP
 from protokv.replay.metrics import (
     FEW_QUESTIONS,
     FEW_VIDEOS,
-    Accuracy,
+    bound_share,
     compare_paired,
     measure_floor,
-    quantile,
     resample,
 )
 from protokv.replay.rows import AnswerRow
@@ -29,14 +30,14 @@ Report = Mapping[str, Any]
 Cells = Mapping[tuple[Any, ...], Sequence[AnswerRow]]
 
 POINT_COLUMNS: Final = (
-    "part", "name", "memory", "budget", "delay_s", "n", "videos", "accuracy", "low", "high", "thin", "strict", "points",
-    "than", "difference", "difference_low", "difference_high", "ttft_ms_median", "ttft_ms_p95", "total_ms_median",
+    "part", "name", "memory", "budget", "delay_s", "n", "videos", "accuracy", "low", "high", "thin", "points", "than",
+    "difference", "difference_low", "difference_high", "ttft_ms_median", "ttft_ms_p95", "total_ms_median",
     "total_ms_p95", "step_ms", "context_tokens", "state_bytes", "compression",
 )  # fmt: skip
 """The values of a point.
 
 `low` and `high` are the wider one of Wilson's interval and of a bootstrap over videos; `thin`: few questions or videos.
-`strict` and `points` (of a judge) are of benchmarks. `difference` is the accuracy less that of the memory `than` on the
+`points` are those of a judge. `difference` is the accuracy less that of the memory `than` on the
 same questions: the default memory, or the first one, at the same budget; for that memory itself, the full cache.
 """
 
@@ -107,20 +108,19 @@ def _measure_accuracy(rows: Sequence[AnswerRow]) -> dict[str, Any]:
     scores: dict[str, list[bool]] = {}
     for row in rows:
         scores.setdefault(row.video, []).append(row.correct)
-    accuracy = Accuracy(sum(row.correct for row in rows), len(rows))
+    right = sum(row.correct for row in rows)
     # The bootstrap gives no interval to videos that agree, and too narrow a one to few videos.
-    lows, highs = zip(resample(scores), accuracy.interval, strict=True)
+    lows, highs = zip(resample(scores), bound_share(right, len(rows)), strict=True)
     found: dict[str, Any] = {
-        "n": accuracy.n,
+        "n": len(rows),
         "videos": len(scores),
-        "accuracy": round(accuracy.share, 4),
+        "accuracy": round(right / len(rows), 4),
         "low": round(min(lows), 4),
         "high": round(max(highs), 4),
-        "thin": accuracy.n < FEW_QUESTIONS or len(scores) < FEW_VIDEOS,
+        "thin": len(rows) < FEW_QUESTIONS or len(scores) < FEW_VIDEOS,
     }
     if rows[0].dataset:
         points = [row.points for row in rows if row.points is not None]
-        found["strict"] = round(sum(map(_is_strictly_right, rows)) / len(rows), 4)
         found["points"] = round(sum(points) / len(points), 3) if points else None
     return found
 
@@ -134,13 +134,14 @@ def _measure_difference(rows: Sequence[AnswerRow], others: Sequence[AnswerRow]) 
 
 
 def _measure_costs(rows: Sequence[AnswerRow]) -> dict[str, Any]:
-    ttft, total = [row.ttft_ms for row in rows], [row.total_ms for row in rows]
+    times = [(row.ttft_ms, row.total_ms, row.step_ms) for row in rows]
+    median, p95 = np.quantile(times, (0.5, 0.95), axis=0, method="inverted_cdf").tolist()
     return {
-        "ttft_ms_median": quantile(ttft, 0.5),
-        "ttft_ms_p95": quantile(ttft, 0.95),
-        "total_ms_median": quantile(total, 0.5),
-        "total_ms_p95": quantile(total, 0.95),
-        "step_ms": quantile([row.step_ms for row in rows], 0.5),
+        "ttft_ms_median": median[0],
+        "ttft_ms_p95": p95[0],
+        "total_ms_median": median[1],
+        "total_ms_p95": p95[1],
+        "step_ms": median[2],
         "context_tokens": max(row.context_tokens for row in rows),
         "state_bytes": max(row.state_bytes for row in rows),
         "compression": round(max(row.tokens_seen / max(1, row.context_tokens) for row in rows), 2),
@@ -150,20 +151,13 @@ def _measure_costs(rows: Sequence[AnswerRow]) -> dict[str, Any]:
 def _list_means(cells: Cells) -> Iterator[dict[str, Any]]:
     for (part, _, memory, budget, delay_s), rows in cells.items():
         if part == "all" and rows[0].dataset in BENCHMARKS:
-            shares: list[dict[str, float]] = []
-            for right in (lambda row: row.correct, _is_strictly_right):
-                scores: dict[str, list[bool]] = {}
-                for row in rows:
-                    scores.setdefault(row.type, []).append(right(row))
-                shares.append({kind: sum(found) / len(found) for kind, found in scores.items()})
-            official, strict = map(BENCHMARKS[rows[0].dataset].means, shares)
-            for name, share in official.items():
+            scores: dict[str, list[bool]] = {}
+            for row in rows:
+                scores.setdefault(row.type, []).append(row.correct)
+            shares = {kind: sum(found) / len(found) for kind, found in scores.items()}
+            for name, share in BENCHMARKS[rows[0].dataset].means(shares).items():
                 label = {"name": name, "memory": memory, "budget": budget, "delay_s": delay_s, "n": len(rows)}
-                yield label | {"official": round(share, 4), "strict": round(strict[name], 4)}
-
-
-def _is_strictly_right(row: AnswerRow) -> bool:
-    return row.correct if row.strict is None else row.strict
+                yield label | {"official": round(share, 4)}
 
 
 def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:
@@ -182,18 +176,14 @@ def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:
         "model": f"{first.model['name']}, {first.model['dtype']}, weights {first.model['weights_digest'][:12] or '-'}",
         "ran on": ", ".join(sorted({row.device for row in rows})),
         "frames": f"{first.stream['fps']:g} a second, {per_step:.1f} tokens a step, {first.frames}",
-        "protocol": str(first.protocol),
     }
     if with_words:
-        facts["subtitles"] = (
-            f"of {count_text(len(with_words), 'video')}, in the stream at their times and within the budget; published "
-            "figures have them in the prompt"
-        )
+        facts["subtitles"] = f"of {count_text(len(with_words), 'video')}, in the stream and within the budget"
     if first.dataset in BENCHMARKS:
         benchmark = BENCHMARKS[first.dataset]
         judges = Counter(row.judge or "the rule of the data set" for row in rows)
         facts |= {
-            "data set": f"{benchmark.name}, {benchmark.source} ({benchmark.licence})",
+            "data set": f"{benchmark.name}, {benchmark.source}",
             "prompt": ", ".join(sorted({row.prompt_hash for row in rows})),
             "judged by": "; ".join(f"{who} ({n})" for who, n in judges.items()),
         }

@@ -45,7 +45,6 @@ class ReplayRequest:
     intersection: bool = True
     types: Sequence[str] | None = None
     prompt: str | None = None
-    strict: bool = False
     subtitles: str = OFF
 
     @property
@@ -89,13 +88,8 @@ class ReplayRequest:
             return OpenedStreams(open_files(self.sources, self.questions, self.subtitles), {}, Counter())
         assert self.data_root is not None
         own = self.data_root / benchmark.name
-        return open_dataset(
-            benchmark,
-            own if own.is_dir() else self.data_root,
-            strict=self.strict,
-            most_videos=self.most_videos,
-            subtitles=self.subtitles,
-        )
+        root = own if own.is_dir() else self.data_root
+        return open_dataset(benchmark, root, most_videos=self.most_videos, subtitles=self.subtitles)
 
     def variants(self) -> list[Variant]:
         """Return the memories under test at their budgets.
@@ -123,16 +117,12 @@ class ReplayRequest:
         return make_plan(opened.streams, variants, delays_s, setup, intersection=self.intersection, types=self.types)
 
     def judge(self, name: str | None) -> Judge | None:
-        """Return the judge of open answers; None if none is named.
-
-        Raises:
-            ConfigError: it cannot be asked, or there are no open answers.
-        """
+        """Return the judge of open answers, if one is named. ConfigError: it cannot be asked, or no answer is open."""
         if name is None:
             return None
         if self.benchmark is None or not self.benchmark.open_ended:
             raise ConfigError("a judge reads open answers", hint="name a data set that has them: rvs-ego, rvs-movie")
-        return Judge(name.removeprefix("openai:"))
+        return Judge(name)
 
 
 def make_setup(

@@ -102,7 +102,6 @@ class AnswerRow(Trial):
     Attributes:
         asked_s: stream time of the question: the end of the first step that reaches t0 + delay.
         prediction, correct: the answer, and its score by the official rule or the judge.
-        strict: its score by a strict rule; None if the rule is strict already.
         points: of the judge, from 0 to 5.
         judge: the judge of `correct`; empty: the rule of the data set.
         ttft_ms, total_ms: from the question's arrival to the first and to the last token.
@@ -123,7 +122,6 @@ class AnswerRow(Trial):
     step_ms: float
     tokens_seen: int
     device: str
-    strict: bool | None = None
     points: float | None = None
     judge: str = ""
 
@@ -142,7 +140,7 @@ def read_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:
         if not path.is_file():
             raise SourceNotFound(f"there are no results at {path}", hint="protokv replay ... -o results.jsonl")
         for number, row in decode_rows(path, AnswerRow):
-            agree(facts, row, f"{path} line {number} is", hint="show the results of each study by itself")
+            check_study(facts, row, f"{path} line {number} is", "show the results of each study by itself")
             rows[row.key] = row
     return list(rows.values())
 
@@ -163,30 +161,13 @@ def decode_rows(path: Path, kind: type[R]) -> Iterator[tuple[int, R]]:
                 raise ConfigError(f"{path} line {number} is not a row of results: {error}") from error
 
 
-def agree(facts: dict[str, Any], trial: Trial, where: str, *, hint: str) -> None:
-    """Add the facts of one more trial to those of a study.
-
-    Raises:
-        ConfigError: the trial contradicts one of the facts; it is named with both values.
-    """
+def check_study(facts: dict[str, Any], trial: Trial, where: str, hint: str) -> None:
+    """Add the facts of a trial to those of a study. ConfigError: it contradicts one; names it with both values."""
     for name, value in trial.study.items():
         if name in facts and facts[name] != value:
             was, now = _differ(facts[name], value)
             raise ConfigError(f"{where} of another study: {name} had {was} and now has {now}", hint=hint)
         facts[name] = value
-
-
-def check_trials(rows: Iterable[AnswerRow], trials: Iterable[Trial], path: str | Path) -> None:
-    """Refuse to add trials of another study to the rows of a file.
-
-    Raises:
-        ConfigError: a row and a trial contradict each other.
-    """
-    facts: dict[str, Any] = {}
-    for row in rows:
-        facts.update(row.study)
-    for trial in trials:
-        agree(facts, trial, f"{path} holds results", hint="name another file with -o, or start over with --force")
 
 
 def _differ(old: Any, new: Any) -> tuple[str, str]:
@@ -242,5 +223,9 @@ class RowFile:
         self.rows[row.key] = row
 
     def check(self, trials: Iterable[Trial]) -> None:
-        """Refuse trials of another study; see `check_trials`."""
-        check_trials(self.rows.values(), trials, self._path)
+        """Refuse trials of another study. ConfigError: a row and a trial contradict each other."""
+        facts: dict[str, Any] = {}
+        for row in self.rows.values():
+            facts.update(row.study)
+        for trial in trials:
+            check_study(facts, trial, f"{self._path} holds results", "name another file with -o, or use --force")

@@ -21,7 +21,6 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.benchmarks.base import Score
 from protokv.replay.benchmarks.choices import find_option
 from protokv.replay.memories import Variant
 from protokv.replay.questions import is_expected
@@ -123,7 +122,7 @@ class _Run:
 
     session: Session
     variant: Variant
-    left: list[tuple[Ask, Trial]]
+    left: list[PlannedAnswer]
     warm: bool = False
     waiting: deque[tuple[StepTokens, float]] = field(default_factory=deque)
     busy_s: float = 0.0
@@ -152,9 +151,10 @@ class _Run:
 
     def pop(self, until_s: float, *, causal: bool | None = None) -> list[Trial]:
         """Remove and return the trials due at a stream time: causal queries, the others, or all."""
-        due = [(ask.at_s <= until_s and causal in (None, ask.question.causal), ask, trial) for ask, trial in self.left]
-        self.left = [(ask, trial) for is_due, ask, trial in due if not is_due]
-        return [trial for is_due, _, trial in due if is_due]
+        due = [one for one in self.left if one.ask.at_s <= until_s and causal in (None, one.ask.question.causal)]
+        keys = {one.key for one in due}
+        self.left = [one for one in self.left if one.key not in keys]
+        return [one.trial for one in due]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +186,9 @@ def replay_stream(
     Yields:
         A `StreamProgress` after every step, and an `AnswerRow` for each answer.
     """
-    left: dict[Variant, list[tuple[Ask, Trial]]] = {}
+    left: dict[Variant, list[PlannedAnswer]] = {}
     for one in asked:
-        left.setdefault(one.variant, []).append((one.ask, one.trial))
+        left.setdefault(one.variant, []).append(one)
     runs = []
     for variant, own in left.items():
         session = Session.start(backbone, variant.config, fps=setup.fps, attachments=[Transcript()])
@@ -235,14 +235,13 @@ def _ask(run: _Run, setup: Setup, now: _Progress, trial: Trial) -> AnswerRow:
         run.warm = True
     synchronise(session.backbone)
     answer = session.ask(text, setup.decoding)
-    found = score(trial, answer.text)
+    correct, judge = score(trial, answer.text)
     return AnswerRow(
         **{field.name: getattr(trial, field.name) for field in fields(trial)},
         asked_s=now.stream_time_s,
         prediction=answer.text,
-        correct=found.official,
-        strict=found.strict if trial.dataset else None,
-        judge=found.judge,
+        correct=correct,
+        judge=judge,
         ttft_ms=round(answer.ttft_ms, 3),
         total_ms=round(answer.total_ms, 3),
         context_tokens=max(0, answer.context_tokens - len(session.backbone.prefix_ids)),
@@ -253,16 +252,17 @@ def _ask(run: _Run, setup: Setup, now: _Progress, trial: Trial) -> AnswerRow:
     )
 
 
-def score(trial: Trial, prediction: str) -> Score:
-    """Score an answer when it is given. The answer to a bare question spells out an option instead of its letter."""
+def score(trial: Trial, prediction: str) -> tuple[bool, str]:
+    """Score an answer when it is given; return the rule too, if it is not the data set's own.
+
+    The answer to a bare question spells out an option instead of its letter.
+    """
     benchmark, is_bare = BENCHMARKS.get(trial.dataset), trial.prompt_hash == "bare"
     if is_bare and trial.options:
-        right = find_option(prediction, trial.options) == trial.expected
-        return Score(right, right, "the option that the answer spells out")
+        return find_option(prediction, trial.options) == trial.expected, "the option that the answer spells out"
     if benchmark is None or (is_bare and not benchmark.open_ended):
-        right = is_expected(prediction, trial.expected)
-        return Score(right, right, "exact text" if is_bare else "")
-    return benchmark.score(prediction, trial.expected, trial.type, trial.options)
+        return is_expected(prediction, trial.expected), "exact text" if is_bare else ""
+    return benchmark.is_right(prediction, trial.expected, trial.type), benchmark.judge
 
 
 def synchronise(backbone: Backbone) -> None:

@@ -22,7 +22,6 @@ class Stream(ABC):
         facts: everything that decides its frames, as plain JSON values.
         questions: about it.
         has_words: it may have subtitles.
-        words_lost: what of the words could not be read, in one sentence; empty: nothing.
     """
 
     name: str
@@ -30,7 +29,6 @@ class Stream(ABC):
     facts: dict[str, Any]
     questions: Sequence[Question]
     has_words: bool = False
-    words_lost: str = ""
 
     @abstractmethod
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
@@ -48,7 +46,8 @@ class ReplayFile(Stream):
         """Open the file to learn its length, and read the subtitles that enter the stream (`find_subtitles`), if any.
 
         Raises:
-            SourceError: it cannot be read, does not say how long it is, or has no subtitles in the wanted language.
+            SourceError: it or its subtitles cannot be read, it does not say how long it is, or it has no subtitles in
+                the wanted language.
         """
         self._path = path
         with open_source(path) as source:
@@ -59,9 +58,10 @@ class ReplayFile(Stream):
             self.facts = {"size_bytes": info.size_bytes, "fingerprint": info.fingerprint}
             self._words = find_subtitles(source, Path(path), subtitles)
         if self._words.record:
-            self.has_words, self.words_lost = self._words.may_come, self._words.lost or ""
-            lost = {"lost": self.words_lost} if self.words_lost else {}
-            self.facts["subtitles"] = {**identify_subtitles(self._words.record), **lost}
+            if self._words.lost:
+                raise SourceUnreadable(f"not all words of {path} are read: {self._words.lost}")
+            self.has_words = self._words.may_come
+            self.facts["subtitles"] = identify_subtitles(self._words.record)
         self.questions = questions
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:

@@ -39,9 +39,9 @@ def format_delay(seconds: float) -> str:
 def tabulate(report: Report) -> Table:
     """Return accuracies at every delay, of all questions and of each group, with differences and costs.
 
-    A benchmark adds its strict score, the points of a judge, and the means that papers print.
+    A benchmark adds the points of a judge and the means that papers print.
     """
-    delays, strict = report["delays_s"], any("strict" in point for point in report["points"])
+    delays, judged = report["delays_s"], any(point.get("points") is not None for point in report["points"])
     cells: dict[tuple[Any, ...], dict[float, Mapping[str, Any]]] = {}
     for point in report["points"]:
         if point["part"] != "type":
@@ -53,15 +53,15 @@ def tabulate(report: Report) -> Table:
         row = [*_format_label(*label), "/".join(dict.fromkeys(str(point["n"]) for point in points.values()))]
         row += [_format_accuracy(points[delay]) if delay in points else "-" for delay in delays]
         row.append(_format_difference(last))
-        row += [_format(last.get("strict"), "{:.1%}"), _format(last.get("points"), "{:.2f}")] if strict else []
+        row += ["-" if last.get("points") is None else f"{last['points']:.2f}"] if judged else []
         row += [f"{last['ttft_ms_median']:.1f}", f"{last['step_ms']:.1f}", f"{last['state_bytes'] / 1024:,.0f}"]
         rows.append(row)
     for mean in report["means"]:
         row = [*_format_label(mean["name"], mean["memory"], mean["budget"]), str(mean["n"])]
         row += [f"{mean['official']:.1%}" if delay == mean["delay_s"] else "" for delay in delays]
-        rows.append([*row, "", f"{mean['strict']:.1%}", "", "", "", ""])
+        rows.append([*row, *[""] * (5 if judged else 4)])
     head = ["questions", "memory", "budget", "n", *map(format_delay, delays), "difference"]
-    return Table([*head, *(["strict", "points"] if strict else []), "first token ms", "step ms", "KiB"], rows)
+    return Table([*head, *(["points"] if judged else []), "first token ms", "step ms", "KiB"], rows)
 
 
 def save_points(report: Report, path: str | Path) -> None:
@@ -78,10 +78,6 @@ def save_points(report: Report, path: str | Path) -> None:
 def _format_label(name: str, memory: str, budget: int) -> list[str]:
     """Return the first cells of a row; the full cache keeps all tokens, whatever was asked for."""
     return [name, memory, "all" if memory == FullConfig.name else str(budget)]
-
-
-def _format(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
 
 
 def _format_accuracy(point: Mapping[str, Any]) -> str:

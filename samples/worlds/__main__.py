@@ -150,14 +150,13 @@ def run_study(study: Study, options: argparse.Namespace) -> int:
     backbone = load_backbone(model, device=options.device)
     plan = plan_part(part, backbone, options.dataset)
     if options.dry_run:
-        cost = plan.cost()
-        print(json.dumps(cost | {"estimate_s": plan.estimate(backbone, cost)}), file=sys.stderr)
+        print(json.dumps(plan.cost()), file=sys.stderr)
         return 0
     results, missing = RowFile(options.output, start_over=options.force), dict(part.opened.missing)
     total, seen = plan.cost(results.rows.keys())["answers"], Counter[str]()
-    for event in run_plan(plan, backbone, results, strict=options.dataset is None):
+    for event in run_plan(plan, backbone, results):
         if isinstance(event, UnreadableVideo):
-            missing[event.video] = event.why
+            missing[event.video] = event.error.message
         elif isinstance(event, AnswerRow):
             if event.video not in seen:
                 print(f"{event.video}: {seen.total()} of {total} answers", file=sys.stderr)

@@ -82,7 +82,6 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(protokv: Program, smal
     plan = protokv(*small, "--dry-run", "--json").rows()[0]
     assert plan["type"] == "plan"
     assert plan["answers"] == plan["questions"] * 4
-    assert 0 < plan["steps"] <= 40
     compared = ("--memory", "last-frames,full", "--set", "last-frames.last-steps=1,2")
     (plan,) = protokv(*small, *compared, "--dry-run", "--json").rows()
     assert plan["answers"] == plan["questions"] * 2 * 3
@@ -102,9 +101,9 @@ def test_questions_about_a_file_are_asked_and_those_left_out_are_counted(protokv
     assert report["facts"]["left out, beyond the end of the stream at some delay"] == "1"
     assert {row["asked_s"] for row in results(protokv)} == {3.0, 8.0}
     (protokv.folder / "bad.srt").write_bytes(b"junk\0" * 99)
-    partial = protokv("replay", video, *options, "--subtitles", "bad.srt", "-o", "bad.jsonl")
-    assert (partial.code, partial.err.count("not all words are read: bad.srt holds no subtitles")) == (Exit.PARTIAL, 1)
-    assert "bad.srt holds no subtitles" in results(protokv, "bad.jsonl")[0]["stream"]["subtitles"]["lost"]
+    refused = protokv("replay", video, *options, "--subtitles", "bad.srt", "-o", "bad.jsonl")
+    assert refused.code == Exit.FAILURE
+    assert "bad.srt holds no subtitles" in refused.err
 
 
 def test_results_of_another_study_are_refused_and_left_as_they_are(
@@ -179,8 +178,8 @@ def test_a_table_names_everything_that_decides_its_numbers(protokv: Program, ovo
     said = " ".join(done.out.split())
     for text in (
         "ovo-bench,", ", weights ", "2 a second", "tokens a step", "left out, video", "most frequent answer of a type",
-        "text only", "last 4 frames", "last 16 frames", "backward without HLD", "strict", "95% interval",
-        "fewer than 100 questions or 5 videos", "CC BY-NC-SA 4.0",
+        "text only", "last 4 frames", "last 16 frames", "backward without HLD", "95% interval",
+        "fewer than 100 questions or 5 videos",
     ):  # fmt: skip
         assert text in said, text
     (report,) = protokv("replay", "--dataset", "ovo-bench", "--data-root", ovo, *OF_DATA_SET, "--json").rows()

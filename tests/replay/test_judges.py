@@ -59,9 +59,8 @@ def ask(judge: Judge, *replies: Any) -> tuple[Verdict | None, list[dict[str, Any
     ("text", "verdict"),
     [
         (GOOD, Verdict(True, 4.0)),
-        ('{"pred": "no", "score": 0}', Verdict(False, 0.0)),
         ("Sure! {'pred': 'Yes.', 'score': '4.8'} I hope this helps", Verdict(True, 4.0)),
-        ('```python\n{"pred": "no", "score": 2.0, "why": null}\n```', Verdict(False, 2.0)),
+        ('```python\n{"pred": "no", "score": 2.0}\n```', Verdict(False, 2.0)),
     ],
 )
 def test_a_reply_is_read_as_the_published_code_reads_it(text: str, verdict: Verdict) -> None:
@@ -122,8 +121,7 @@ def test_rows_say_who_judged_them_and_equal_answers_are_judged_once(judge: Judge
     for i, prediction in enumerate(("a ring", "a disk", "a ring")):
         row = replace(ROW, dataset="rvs-ego", question_id=str(i), prediction=prediction, correct=False, judge="offline")
         results.append(row)
-    first, *others = list(results.rows)
-    assert [len(list(judge_rows(results, keys, judge))) for keys in ([first], others, others)] == [1, 2, 0]
+    assert [len(list(judge_rows(results, list(results.rows), judge))) for _ in range(2)] == [3, 0]
     assert len(client.sent) == 2
     again = RowFile(tmp_path / "r.jsonl")
     assert {(row.judge, row.correct, row.points) for row in again.rows.values()} == {(judge.label, True, 4.0)}

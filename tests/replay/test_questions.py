@@ -22,7 +22,7 @@ def test_evidence_comes_before_the_query_time_as_reference(tmp_path: Path) -> No
         tmp_path / "q.jsonl",
         {"question": "Who?", "answer": "Ann", "type": "EPM", "evidence_s": 4, "ask_s": 60, "video": "a.mp4"},
         "",
-        {"question": "What?", "answer": "tea", "task": "ASI", "realtime": 33.5, "id": 7, "lasts": False},
+        {"question": "What?", "answer": "tea", "type": "ASI", "ask_s": 33.5, "id": 7, "lasts": False},
     )
     (video, first), (none, second) = load_questions(file)
     assert (video, first.reference, first.reference_s, first.type) == ("a.mp4", "evidence", 4.0, "EPM")

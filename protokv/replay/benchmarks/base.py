@@ -1,4 +1,4 @@
-"""The interface of a published benchmark: videos with questions, the prompt, and the rules that score an answer.
+"""The interface of a published benchmark: videos with questions, the prompt, and the rule that scores an answer.
 
 A data set reads annotations only: it opens no video and knows no model and no memory.
 """
@@ -69,21 +69,6 @@ class Annotations:
         return cls(tuple(Video(path, path, tuple(asked)) for path, asked in questions.items()), +(notes or Counter()))
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The score of an answer.
-
-    Attributes:
-        official: by the rule of the benchmark's own code.
-        strict: by a rule that no other text satisfies by chance.
-        judge: the rule, if it is not the benchmark's own.
-    """
-
-    official: bool
-    strict: bool
-    judge: str = ""
-
-
 class Benchmark(ABC):
     """A data set and its protocol.
 
@@ -92,20 +77,20 @@ class Benchmark(ABC):
         types: the types of its questions, in the order of tables.
         templates: the literal prompts; reports show their digest.
         source: address of the annotations and of the scoring code.
-        licence: of the annotations.
         fps: frames per second of its protocol; None: the model's own.
         open_ended: answers are sentences, for a judge to read.
         max_new_tokens: the longest answer.
+        judge: the rule of `score`, if it is not the benchmark's own.
     """
 
     name: ClassVar[str]
     types: ClassVar[tuple[QuestionType, ...]]
     templates: ClassVar[tuple[str, ...]]
     source: ClassVar[str]
-    licence: ClassVar[str]
     fps: ClassVar[float | None] = None
     open_ended: ClassVar[bool] = False
     max_new_tokens: ClassVar[int] = 16
+    judge: ClassVar[str] = ""
 
     @property
     def prompt_hash(self) -> str:
@@ -126,8 +111,8 @@ class Benchmark(ABC):
         """
 
     @abstractmethod
-    def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """Score an answer to the official prompt; `expected` is a letter if there are options, `kind` the type."""
+    def is_right(self, prediction: str, expected: str, kind: str) -> bool:
+        """Score an answer to the official prompt by the official rule; `kind` is the type, a letter may be expected."""
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the numbers that papers print, by name, from the accuracies of the types that were asked.

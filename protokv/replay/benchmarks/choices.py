@@ -1,8 +1,4 @@
-"""Options and their letters: how a prompt lists them, and the rules that find a letter in an answer.
-
-Official rules expect a letter alone and are loose with other answers: three of them read "A person" as option A. The
-strict rule takes a letter that stands alone or is followed by a mark.
-"""
+"""Options and their letters: how a prompt lists them, and the option that an answer spells out."""
 
 from __future__ import annotations
 
@@ -12,8 +8,6 @@ from string import ascii_uppercase
 
 from protokv.errors import ConfigError
 from protokv.replay.questions import normalize_answer
-
-_STRICT = re.compile(r"^[\s\W]*([A-Z])(?:[).:\]]|\W*$)")
 
 
 def list_options(options: Sequence[str], form: str = "{}. {}", between: str = "\n") -> str:
@@ -26,12 +20,6 @@ def check_letter(letter: str, options: Sequence[str], where: str) -> str:
     if letter not in list(ascii_uppercase[: len(options)]):
         raise ConfigError(f"{where}: answer {letter!r} is none of {len(options)} options")
     return letter
-
-
-def strict_letter(text: str) -> str:
-    """Return the letter that an answer consists of, or begins with as `B.`, `(B)` or `B:`; else an empty text."""
-    found = _STRICT.match(text.strip())
-    return found[1] if found else ""
 
 
 def find_option(text: str, options: Sequence[str]) -> str:

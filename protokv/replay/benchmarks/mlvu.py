@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Final
 
 from protokv.errors import SourceNotFound
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, average_types
-from protokv.replay.benchmarks.choices import list_options, strict_letter
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, average_types
+from protokv.replay.benchmarks.choices import list_options
 from protokv.replay.benchmarks.files import find_annotations, find_file, number_records, read_field, read_records
 from protokv.replay.questions import Question
 
@@ -50,7 +50,6 @@ class Mlvu(Benchmark):
     name = "mlvu"
     types = tuple(QuestionType(kind, group) for kind, group in TASKS.values())
     templates = (_PROMPT,)
-    licence = "CC BY-NC-SA 4.0"
     source = "https://github.com/JUNJIE99/MLVU"
 
     def load(self, root: Path) -> Annotations:
@@ -78,11 +77,11 @@ class Mlvu(Benchmark):
             raise SourceNotFound(f"the annotations of {self.name} in {root} hold no question")
         return Annotations.group(videos, notes)
 
-    def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """Compare the character before ")", or the whole answer; strictly: a letter alone or before a mark."""
+    def is_right(self, prediction: str, expected: str, kind: str) -> bool:
+        """Compare the character before ")", or the whole answer."""
         place = prediction.find(")")
         letter = prediction if place < 0 else prediction[max(0, place - 1) : place]
-        return Score(letter == expected, strict_letter(prediction) == expected)
+        return letter == expected
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return M-Avg."""

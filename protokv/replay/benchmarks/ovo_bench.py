@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, average_types
-from protokv.replay.benchmarks.choices import list_options, strict_letter
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, average_types
+from protokv.replay.benchmarks.choices import list_options
 from protokv.replay.benchmarks.files import find_annotations, number_records, read_field, read_records
 from protokv.replay.questions import Question
 
@@ -75,7 +75,6 @@ class OvoBench(Benchmark):
         *(QuestionType(name, "forward", retrospective=False) for name in FORWARD),
     )
     templates = (CHOICE, COUNT, STEP, CLUE)
-    licence = "CC BY-NC-SA 4.0"
     source = "https://github.com/JoeLeelyf/OVO-Bench"
 
     def load(self, root: Path) -> Annotations:
@@ -86,17 +85,11 @@ class OvoBench(Benchmark):
             videos[read_field(row, "video", str, where)] += _questions(row, where)
         return Annotations.group(videos)
 
-    def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """Find the letter, the number, or yes or no anywhere in the answer; strictly: nothing else is in it."""
+    def is_right(self, prediction: str, expected: str, kind: str) -> bool:
+        """Find the letter, the number, or yes or no anywhere in the answer."""
         if kind == "REC":
-            alone = re.fullmatch(r"\W*(\d+)\W*", prediction)
-            return Score(
-                "".join(re.findall(r"\d+", prediction)) == expected, alone is not None and alone[1] == expected
-            )
-        if kind in FORWARD:
-            strict = re.sub(r"\W", "", prediction).casefold() == expected.casefold()
-            return Score(prediction == expected[0] or expected in prediction, strict)
-        return Score(expected in prediction, strict_letter(prediction) == expected)
+            return "".join(re.findall(r"\d+", prediction)) == expected
+        return expected in prediction or (kind in FORWARD and prediction == expected[0])
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the three categories, backward without HLD, and the two totals in use."""

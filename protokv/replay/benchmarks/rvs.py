@@ -14,13 +14,13 @@ subtracted when it is opened.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, Video
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Video
 from protokv.replay.benchmarks.files import find_annotations, find_file, number_records, read_field, read_records
-from protokv.replay.questions import F1_RIGHT, F1_RULE, Question, is_expected, token_f1
+from protokv.replay.questions import F1_RIGHT, F1_RULE, Question, token_f1
 
 UNJOINED: Final = "unjoined"
 
@@ -40,10 +40,10 @@ class Rvs(Benchmark):
     types = _TYPES
     # Both published runners ask the bare question in the model's own chat template.
     templates = ("{question}",)
-    licence = "CC BY-NC 4.0"
     source = "https://huggingface.co/datasets/IVGSZ/VStream-QA, https://huggingface.co/datasets/Becomebright/RVS"
     open_ended = True
     max_new_tokens = 256
+    judge = F1_RULE
     annotations: ClassVar[tuple[str, ...]]
     originals: ClassVar[tuple[str, ...]]
 
@@ -72,9 +72,9 @@ class Rvs(Benchmark):
             videos.append(Video(name, str(record.get("video_path") or name), tuple(found), clip_s=clip_s))
         return Annotations(tuple(videos), +notes)
 
-    def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """Score it until a judge does: a token F1 of one half; strictly: the same text."""
-        return Score(token_f1(prediction, expected) >= F1_RIGHT, is_expected(prediction, expected), F1_RULE)
+    def is_right(self, prediction: str, expected: str, kind: str) -> bool:
+        """Score it until a judge does: a token F1 of one half."""
+        return token_f1(prediction, expected) >= F1_RIGHT
 
 
 class RvsEgo(Rvs):

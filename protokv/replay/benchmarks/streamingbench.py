@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score
-from protokv.replay.benchmarks.choices import check_letter, list_options, strict_letter, strip_letter
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType
+from protokv.replay.benchmarks.choices import check_letter, list_options, strip_letter
 from protokv.replay.benchmarks.files import find_annotations, number_records, read_field, read_records
 from protokv.replay.questions import Question
 
@@ -46,7 +45,6 @@ class StreamingBench(Benchmark):
     name = "streamingbench"
     types = tuple(QuestionType(name, "real-time", retrospective=False) for name in _TASKS)
     templates = (_PROMPT,)
-    licence = "MIT for the code; videos belong to their owners"
     source = "https://github.com/THUNLP-MT/StreamingBench"
     fps = 1.0
 
@@ -67,9 +65,9 @@ class StreamingBench(Benchmark):
                 videos[video].append(Question(name, text, letter, kind, time_s, "query", self.name, prompt, options))
         return Annotations.group(videos)
 
-    def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """Compare the first character; strictly: a letter alone or before a mark."""
-        return Score(prediction[:1] == expected, strict_letter(prediction) == expected)
+    def is_right(self, prediction: str, expected: str, kind: str) -> bool:
+        """Compare the first character."""
+        return prediction[:1] == expected
 
 
 def parse_clock(text: str, where: str) -> float:

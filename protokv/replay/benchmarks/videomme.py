@@ -2,7 +2,7 @@
 
 Source: huggingface.co/datasets/lmms-lab/Video-MME (900 videos, 2,700 questions), a Parquet table or its JSON export;
 prompt and rule of the authors' `eval_your_results.py` (github.com/MME-Benchmarks/Video-MME): without common
-prefixes, the first of A, B, C, D anywhere, so "A man" is option A. The strict rule wants a letter alone.
+prefixes, the first of A, B, C, D anywhere, so "A man" is option A.
 
 The setting with subtitles (`open_dataset`, `subtitles`) asks the same questions with the same prompt. What is said
 enters the stream in its time and shares the budget with the pictures. The authors put the subtitles of the sampled
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Score, average_types
-from protokv.replay.benchmarks.choices import check_letter, list_options, strict_letter, strip_letter
+from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, average_types
+from protokv.replay.benchmarks.choices import check_letter, list_options, strip_letter
 from protokv.replay.benchmarks.files import find_annotations, number_records, read_field, read_records
 from protokv.replay.questions import Question
 
@@ -42,7 +42,6 @@ class VideoMme(Benchmark):
     name = "videomme"
     types = tuple(QuestionType(name, name) for name in DURATIONS)
     templates = (_PROMPT,)
-    licence = "academic research only; see the data set's page"
     source = "https://huggingface.co/datasets/lmms-lab/Video-MME"
 
     def load(self, root: Path) -> Annotations:
@@ -64,12 +63,12 @@ class VideoMme(Benchmark):
             )
         return Annotations.group(videos)
 
-    def score(self, prediction: str, expected: str, kind: str, options: Sequence[str]) -> Score:
-        """Compare the first capital A to D; strictly: a letter alone or before a mark."""
+    def is_right(self, prediction: str, expected: str, kind: str) -> bool:
+        """Compare the first capital A to D after the prefixes."""
         text = prediction.strip()
         for prefix in _PREFIXES:
             text = text.replace(prefix, "")
-        return Score(next((one for one in text if one in "ABCD"), "") == expected, strict_letter(text) == expected)
+        return next((one for one in text if one in "ABCD"), "") == expected
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the overall accuracy; the lengths have equally many questions."""

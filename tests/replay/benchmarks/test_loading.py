@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
+from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.benchmarks import BENCHMARKS, find_benchmark, find_group
 from protokv.replay.benchmarks.files import find_video
 from protokv.replay.benchmarks.streamingbench import parse_clock
@@ -42,7 +42,7 @@ def test_all_videos_open_with_their_questions(name: str, data_root: Path) -> Non
             assert all(option in question.prompt for option in question.options)
 
 
-def test_missing_and_unreadable_videos_are_named_and_strict_stops(data_root: Path, tmp_path: Path) -> None:
+def test_missing_and_unreadable_videos_are_named(data_root: Path, tmp_path: Path) -> None:
     root = tmp_path / "mlvu"
     shutil.copytree(data_root / "mlvu", root)
     (root / "video" / "1_plotQA" / "clip21.mp4").unlink()
@@ -52,11 +52,6 @@ def test_missing_and_unreadable_videos_are_named_and_strict_stops(data_root: Pat
     # Every task has a copy of its own, and the one that is gone is not looked for in another task's folder.
     assert opened.missing.keys() == {"1_plotQA/clip21.mp4", "2_needle/clip21.mp4"}
     assert "clip21.mp4" in opened.missing["1_plotQA/clip21.mp4"]
-    with pytest.raises(SourceNotFound, match="1_plotQA"):
-        open_dataset(BENCHMARKS["mlvu"], root, strict=True)
-    shutil.copy(data_root / "mlvu" / "video" / "1_plotQA" / "clip21.mp4", root / "video" / "1_plotQA" / "clip21.mp4")
-    with pytest.raises(SourceUnreadable):
-        open_dataset(BENCHMARKS["mlvu"], root, strict=True)
 
 
 def test_a_folder_without_annotations_says_what_was_looked_for(name: str, tmp_path: Path) -> None:
@@ -209,4 +204,4 @@ def test_a_question_that_nothing_answers_is_counted_and_never_right(data_root: P
     assert {q.answer for q in asked} == {"@"}
     assert loaded.notes == {"questions whose answer is none of their candidates": len(asked)}
     for said in ("A", "B) x", "", "nothing"):
-        assert not BENCHMARKS["mlvu"].score(said, "@", "findNeedle", asked[0].options).official
+        assert not BENCHMARKS["mlvu"].is_right(said, "@", "findNeedle")
