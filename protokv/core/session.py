@@ -164,7 +164,7 @@ class Session:
             backbone: the model.
             config: as the state has it.
             state: its clock and tensors.
-            attachments: made from the tensors that are theirs (`protokv.state.checkpoint.restore_attachments`); the memory takes the rest.
+            attachments: made from the tensors that are theirs; the memory takes the rest.
 
         Raises:
             StateCorrupt: its tensors are none that a stream leaves, or its clock contradicts itself or the model.

@@ -2,8 +2,8 @@
 
 The record of a single source is a plain JSON object. After further sources it has three more fields: `earlier`, the
 records of the sources before it, and `first_step` and `start_s`, where in the stream it begins. The `fingerprint` of a
-record identifies the source; `same_stream` and `is_before` compare states by it. A state is untrusted, so a field that
-makes no sense is refused or left out. The record of a live source has a `WallClockLog`.
+record identifies the source; `same_stream` and `is_before` compare states by it. The record of a live source has a
+`WallClockLog`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt
 from protokv.state.header import Header
-from protokv.state.wall_clock import WallClockLog
 from protokv.video import Damage
 
 
@@ -45,11 +44,7 @@ class Segment:
 
 
 def read_segment(header: Header) -> Segment:
-    """Return the segment of the last source of a state.
-
-    Raises:
-        StateCorrupt: its record makes no sense; the field is named.
-    """
+    """Return the segment of the last source of a state. StateCorrupt, naming the field, if its record has no sense."""
     record = header.source or {}
     earlier = record.get("earlier", [])
     first_step, start_s = record.get("first_step", 0), record.get("start_s", 0.0)
@@ -70,11 +65,8 @@ def next_segment(header: Header) -> Segment:
 
 
 def source_records(header: Header) -> tuple[Mapping[str, Any], ...]:
-    """Return the records of all sources of a state, in order. Raises as `read_segment` and `WallClockLog.read`."""
-    records = (*read_segment(header).earlier, header.source or {})
-    for one in records:
-        WallClockLog.read(one)
-    return records
+    """Return the records of all sources of a state, in order. Raises as `read_segment`."""
+    return (*read_segment(header).earlier, header.source or {})
 
 
 def list_fingerprints(header: Header) -> tuple[object, ...]:
@@ -113,20 +105,19 @@ def describe_sources(header: Header) -> list[dict[str, Any]]:
     to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` (source time).
     """
     records = source_records(header)
-    starts_s = [_number(one.get("start_s")) or 0.0 for one in records]
+    starts_s = [read_number(one, "start_s") or 0.0 for one in records]
     found = []
-    for i, (record, start_s) in enumerate(zip(records, starts_s, strict=True)):
-        last = i == len(records) - 1
-        reached_s = header.clock.stream_time_s if last else starts_s[i + 1]
-        ended = header.complete or not last
+    for record, start_s, next_s in zip(records, starts_s, (*starts_s[1:], None), strict=True):
+        reached_s = header.clock.stream_time_s if next_s is None else next_s
+        ended = header.complete or next_s is not None
         damage = Damage.from_dict(record.get("damage"))
+        end_s = end_time(reached_s, start_s, read_number(record, "duration_s"), header.clock) if ended else reached_s
         found.append(
             {
-                "name": _text(record.get("name")),
-                "decoder": _text(record.get("decoder")),
+                **{name: None if (text := record.get(name)) is None else str(text) for name in ("name", "decoder")},
                 "decoders": frames_by_decoder(record.get("decoders")),
                 "start_s": start_s,
-                "end_s": end_time(reached_s, start_s, record.get("duration_s"), header.clock) if ended else reached_s,
+                "end_s": end_s,
                 "complete": ended,
                 "damage": None if damage.ok else asdict(damage),
             }
@@ -134,12 +125,11 @@ def describe_sources(header: Header) -> list[dict[str, Any]]:
     return found
 
 
-def end_time(reached_s: float, start_s: float, duration_s: object, clock: StreamClock) -> float:
+def end_time(reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock) -> float:
     """Return the stream time at which a source ended; its last step may reach beyond that, to `reached_s`."""
-    length_s = _number(duration_s)
-    if length_s is None or not reached_s - clock.step_seconds < start_s + length_s < reached_s:
+    if duration_s is None or not reached_s - clock.step_seconds < start_s + duration_s < reached_s:
         return reached_s
-    return start_s + length_s
+    return start_s + duration_s
 
 
 def frames_by_decoder(record: object) -> dict[str, int]:
@@ -148,9 +138,7 @@ def frames_by_decoder(record: object) -> dict[str, int]:
     return {name: n for name, n in pairs if isinstance(name, str) and type(n) is int and n >= 0}
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+def read_number(record: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a record; None if there is none."""
+    value = record.get(name)
+    return float(value) if isinstance(value, int | float) else None

@@ -1,4 +1,4 @@
-"""`Thumbnails`: a few small pictures of a stream, kept beside its memory, so that a state can be looked at.
+"""`Thumbnails`: a few small pictures of a stream, kept with its memory, so that a state can be looked at.
 
 The first picture of every 2^k-th step is kept, with the smallest k that leaves at most `most` of them, and that of the
 last step. So the pictures depend on nothing but the steps so far: a run that was interrupted keeps the same ones as a
@@ -34,7 +34,7 @@ MOST_BYTES = 3 << 10
 # Tried in this order until the picture is small enough.
 _QUALITIES = (65, 45, 25)
 
-_JPEG, _ENDS, _STEP, _TIME = (f"thumbnails.{name}" for name in ("jpeg", "ends", "step", "time_s"))
+_JPEG, _STEP, _TIME = (f"thumbnails.{name}" for name in ("jpeg", "step", "time_s"))
 
 
 class Thumbnail(NamedTuple):
@@ -55,18 +55,24 @@ class Thumbnails(Attachment):
 
     @staticmethod
     def declare() -> tuple[TensorSpec, ...]:
-        """Declare the files, one after the other, and where each ends; a state may have none."""
-        many, size = (MOST + 1,), ((MOST + 1) * MOST_BYTES,)
+        """Declare the files and what they are of; a state may have none."""
+        axis, most = ("thumbnail",), (MOST + 1,)
         return (
-            TensorSpec(_ENDS, ("thumbnail",), many, torch.int64, "where each of these files ends", optional=True),
-            TensorSpec(_JPEG, ("thumbnail_byte",), size, torch.uint8, "JPEG files of some steps", optional=True),
-            TensorSpec(_STEP, ("thumbnail",), many, torch.int64, "their steps", "step", optional=True),
-            TensorSpec(_TIME, ("thumbnail",), many, torch.float64, "their stream times", "seconds", optional=True),
+            TensorSpec(
+                _JPEG,
+                (*axis, "thumbnail_byte"),
+                (*most, MOST_BYTES),
+                torch.uint8,
+                "JPEG files of some steps, each with zeros at its end",
+                optional=True,
+            ),
+            TensorSpec(_STEP, axis, most, torch.int64, "their steps", "step", optional=True),
+            TensorSpec(_TIME, axis, most, torch.float64, "their stream times", "seconds", optional=True),
         )
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor]) -> Thumbnails | None:
-        """Return those of a state; None if it has none. StateCorrupt if a tensor is missing or cuts no files."""
+        """Return those of a state; None if it has none. StateCorrupt if a tensor is missing or of another shape."""
         specs, found = cls.declare(), cls(MOST)
         own = {spec.name: tensors[spec.name] for spec in specs if spec.name in tensors}
         if not own:
@@ -79,8 +85,8 @@ class Thumbnails(Attachment):
 
     @property
     def capacity_bytes(self) -> int:
-        """The most bytes that they take in a state: of each its file, where it ends, its step and its time."""
-        return (self.most + 1) * (MOST_BYTES + 3 * 8)
+        """The most bytes that they take in a state: of each its file, its step and its time."""
+        return (self.most + 1) * (MOST_BYTES + 2 * 8)
 
     def add(self, step: int, time_s: float, picture: Picture) -> None:
         """Take the picture (`shrink`) of a step; steps come in order."""
@@ -109,24 +115,19 @@ class Thumbnails(Attachment):
         found = self.all()
         if not found:
             return {}
+        length = max(len(one.jpeg) for one in found)
+        files = bytearray(b"".join(one.jpeg.ljust(length, b"\0") for one in found))
         return {
-            _ENDS: torch.tensor([len(one.jpeg) for one in found]).cumsum(0),
-            _JPEG: torch.frombuffer(bytearray(b"".join(one.jpeg for one in found)), dtype=torch.uint8),
+            _JPEG: torch.frombuffer(files, dtype=torch.uint8).view(-1, length),
             _STEP: torch.tensor([one.step for one in found]),
             _TIME: torch.tensor([one.time_s for one in found], dtype=torch.float64),
         }
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take those of a state. StateCorrupt if the ends cut no small files."""
-        files = tensors[_JPEG].cpu().numpy().tobytes()
-        ends, steps, times_s = (tensors[name].tolist() for name in (_ENDS, _STEP, _TIME))
-        starts = [0, *ends][: len(ends)]
-        small = all(0 < end - start <= MOST_BYTES for start, end in zip(starts, ends, strict=True))
-        if not ends or ends[-1] != len(files) or not small:
-            raise StateCorrupt(f"state: tensor {_ENDS} does not divide {_JPEG} into small files")
-        places = zip(steps, times_s, starts, ends, strict=True)
-        self._kept = [Thumbnail(step, time_s, files[start:end]) for step, time_s, start, end in places]
-        self._last = None
+        """Take those of a state."""
+        files = [bytes(one).rstrip(b"\0") for one in tensors[_JPEG].numpy()]
+        steps, times_s = tensors[_STEP].tolist(), tensors[_TIME].tolist()
+        self._kept, self._last = list(map(Thumbnail, steps, times_s, files)), None
 
 
 def shrink(image: Picture) -> Picture:

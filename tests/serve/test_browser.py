@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = load_state(folder / "clip.safetensors")
     log = WallClockLog(anchors=[(0.0, time.time() - 12)], committed_at=time.time())
     log.begin_gap(11.0, "no frames")
-    live = {"name": "rtsp://camera/1", "kind": "rtsp", "live": log.to_dict()}
+    live = {"name": "rtsp://camera/1", "kind": "rtsp", "live": asdict(log)}
     save_state(replace(state, source=live, complete=False), folder / "door.safetensors")
     save_state(replace(state, source={**(state.source or {}), "name": SCRIPT}), folder / f"{SCRIPT}.safetensors")
     return folder

@@ -10,7 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -114,7 +114,7 @@ class LiveSource(Source):
         self.log.committed_at = self._now()
         if not self.log.anchors:
             self.log.add_anchor(stream_s, self._now())
-        return {**self.info.to_dict(), "fingerprint": self.log.stream, "live": self.log.to_dict()}
+        return {**self.info.to_dict(), "fingerprint": self.log.stream, "live": asdict(self.log)}
 
     def steps(
         self, fps: float, frames_per_step: int, segment: Segment, stream_s: float, should_stop: Callable[[], bool]
