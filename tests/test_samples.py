@@ -14,7 +14,6 @@ import pytest
 
 from samples import terminal
 from samples.terminal import WIDTH
-from samples.worlds.world import World, WorldConfig
 from tests.cli.conftest import Program, Result
 
 SAMPLES = Path(__file__).parent.parent / "samples"
@@ -106,25 +105,6 @@ def test_a_window_of_the_same_budget_has_lost_the_first_minute(protokv: Program)
     rows = protokv("query", "video.safetensors", stdin="\n".join(map(json.dumps, content))).rows()
     assert len(rows) == len(content) > 0
     assert sum(row["correct"] for row in rows) <= len(rows) / 4
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_questions_have_the_promised_fields(name: str) -> None:
-    for question in asked(name):
-        assert {"question", "answer", "type", "evidence_s"} <= question.keys()
-        assert 0 < float(str(question["evidence_s"])) <= float(str(question["ask_s"]))
-
-
-def test_the_evidence_of_the_long_sample_is_in_its_first_minute() -> None:
-    world = World(WorldConfig(seed=700, length_s=600, events_per_minute=6.0, evidence_events=4))
-    assert len(world.events_until(60)) == 4
-    about = [q for q in asked("long") if q["type"] not in ("last", "now", "anything_now", "whether")]
-    assert about
-    assert all(float(str(q["evidence_s"])) <= 60 for q in about)
-
-
-def test_the_samples_are_small_enough_to_clone() -> None:
-    assert sum(file.stat().st_size for file in SAMPLES.rglob("*") if file.is_file()) < 10e6
 
 
 def test_the_embedded_model_says_once_what_it_is_and_what_it_does_not_know(protokv: Program) -> None:

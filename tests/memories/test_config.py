@@ -1,17 +1,30 @@
-"""`MemoryConfig`: the paper's table, the budget arithmetic, and wrong settings that are refused."""
+"""`MemoryConfig`: the tables of the papers, the budget arithmetic, and wrong settings that are refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protokv.core import settings as core_settings
 from protokv.errors import ConfigError
-from protokv.memories import CONFIGS, DEFAULT_MEMORY, DurableConfig, MemoryConfig, PaperConfig
+from protokv.memories import (
+    CONFIGS,
+    DEFAULT_MEMORY,
+    DurableConfig,
+    HermesConfig,
+    InfiniPotVConfig,
+    LastFramesConfig,
+    MemoryConfig,
+    PaperConfig,
+    ReKVConfig,
+    SlidingWindowConfig,
+)
 from protokv.memories.paper import residuals as quantizer
 
 PAPER_TABLE = {
@@ -72,11 +85,7 @@ def test_a_memory_keeps_its_name_whatever_its_settings(name: str) -> None:
     changed = config.with_fields({"seed": 3, "non_finite": "refuse"})
     assert changed.name == name
     assert changed.changes() == {"non_finite": "refuse"}
-
-
-def test_changes_are_told_against_the_defaults_of_the_name() -> None:
-    config = MemoryConfig.of("continuity", budget=64, pseudo_tokens=8, split=(1, 5), merge=True)
-    assert config.changes() == {"split": [1, 5], "pseudo_tokens": 8}
+    assert MemoryConfig.from_dict(json.loads(json.dumps(changed.to_dict()))) == changed
 
 
 def test_the_default_is_durable() -> None:
@@ -84,11 +93,11 @@ def test_the_default_is_durable() -> None:
     assert MemoryConfig.from_dict({"budget": 100}) == DurableConfig(budget=100)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_survives_json(name: str) -> None:
+def test_a_config_survives_json() -> None:
     more: dict[str, Any] = {"split": (1, 5), "decay": "off", "decay_rate": 0.125, "merge": False}
-    config = MemoryConfig.of(name, budget=999, positions="compact", seed=2**63 - 1, **(more if name == "paper" else {}))
+    config = PaperConfig(budget=999, positions="compact", seed=2**63 - 1, **more)
     assert MemoryConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.changes().keys() == {"positions", *more}
 
 
 @pytest.mark.parametrize(
@@ -128,35 +137,14 @@ def test_a_setting_with_few_values_takes_no_other_one(wrong: object) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("budget", 0),
-        ("budget", 8),
-        ("budget", "6k"),
-        ("budget", True),
-        ("budget", 6000.0),
-        ("split", (1, 2, 3)),
-        ("split", "1:3"),
-        ("pseudo_tokens", 0),
-        ("spatial_weight", -0.1),
-        ("spatial_weight", float("nan")),
-        ("idle_weight", float("inf")),
-        ("idle_steps", -1),
-        ("key_rate", 1.01),
-        ("decay_rate", -0.01),
-        ("decay", "sometimes"),
-        ("anchor", None),
-        ("mass_bias", "log"),
-        ("merge", 1),
-        ("codewords", 1),
+        ("budget", 0), ("budget", 8), ("budget", "6k"), ("budget", True), ("budget", 6000.0), ("budget", 2**24 + 1),
+        pytest.param("budget", 10**5000, id="budget of 5001 digits"), ("seed", 2**63), ("pseudo_tokens", 0),
+        ("split", (1, 2, 3)), ("split", "1:3"), ("split", (1, 10**30)), ("spatial_weight", -0.1), ("merge", 1),
+        ("spatial_weight", float("nan")), ("spatial_weight", 10**400), ("idle_weight", float("inf")),
+        ("idle_steps", -1), ("key_rate", 1.01), ("decay", "sometimes"), ("anchor", None), ("codewords", 1),
         ("warmup_residuals", 15),
-        ("budget", 2**24 + 1),
-        pytest.param("budget", 10**5000, id="budget of 5001 digits"),
-        ("seed", 2**63),
-        ("merge_key_distance", 1e300),
-        ("spatial_weight", 10**400),
-        ("warmup_residuals", 10**9),
-        ("split", (1, 10**30)),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_setting_is_refused_by_name_and_value(field: str, value: object) -> None:
     with pytest.raises(ConfigError) as refused:
         MemoryConfig.from_dict({"kind": "paper", field: value})
@@ -165,10 +153,42 @@ def test_a_wrong_setting_is_refused_by_name_and_value(field: str, value: object)
     assert (isinstance(value, int) and value > 10**80) or repr(value) in refused.value.message
 
 
-@pytest.mark.parametrize("split", [(0, 0), (-1, 3), (3, -1)])
-def test_a_split_that_leaves_nothing_is_refused(split: tuple[int, int]) -> None:
-    with pytest.raises(ConfigError, match="split: "):
-        PaperConfig(split=split)
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        ("paper", {"split": (0, 0)}, "split: "),
+        ("paper", {"split": (-1, 3)}, "split: "),
+        ("dycoke", {"merge_share": 1.1}, "merge_share"),
+        ("dycoke-decode", {"prune_share": -0.1}, "prune_share"),
+        ("dycoke-decode", {"first_pruned_layer": 0}, "first_pruned_layer"),
+        ("hermes", {"deep_share": 1.1}, "deep_share"),
+        ("hermes", {"shallow_share": 0.8, "deep_share": 0.3}, "together"),
+        ("infinipot-v", {"redundancy_share": 1.01}, "redundancy_share"),
+        ("infinipot-v", {"recent_share": float("nan")}, "recent_share"),
+        ("last-frames", {"last_steps": 0}, "last_steps"),
+    ],
+)
+def test_an_impossible_setting_is_refused_by_name(kind: str, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        MemoryConfig.of(kind, **settings)
+
+
+def test_constants_are_those_of_the_sources() -> None:
+    config = InfiniPotVConfig(budget=24_000)
+    assert (config.compressed_tokens, config.redundancy_share, config.recent_share) == (18_000, 0.5, 0.25)
+    # 0.29 * 100 is less than 29 to a float.
+    assert InfiniPotVConfig(budget=100, kept_share=0.29).compressed_tokens == 29
+    assert LastFramesConfig().last_steps == 4
+    assert (HermesConfig().shallow_share, HermesConfig().deep_share) == (0.1, 0.3)
+    assert [ReKVConfig(budget=budget).near_tokens for budget in (6000, 24_000)] == [6000, 15_000]
+
+
+def test_a_memory_of_another_package_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("my-window", "protokv.memories.window:SlidingWindowConfig", "protokv.memories")
+    monkeypatch.setattr(core_settings, "entry_points", lambda group: [entry] if group == entry.group else [])
+    found = core_settings.Configs()
+    assert list(found) == ["my-window"]
+    assert found["my-window"] is SlidingWindowConfig
 
 
 def test_an_unknown_setting_is_refused_by_name() -> None:
@@ -178,7 +198,7 @@ def test_an_unknown_setting_is_refused_by_name() -> None:
         MemoryConfig.of("durable", decay="off")
 
 
-@pytest.mark.parametrize("name", ["lasting", "protokv", "", 3, None, ["durable"], {"a": 1}, "x" * 10_000])
+@pytest.mark.parametrize("name", ["lasting", "", 3, None, ["durable"], "x" * 10_000])
 def test_an_unknown_memory_is_refused_with_those_that_there_are(name: object) -> None:
     with pytest.raises(ConfigError, match="there is no memory") as refused:
         MemoryConfig.from_dict({"kind": name})
