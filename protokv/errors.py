@@ -2,7 +2,7 @@
 
 A message says what was expected, what came and where; a hint says what to do. The library raises these and never
 prints; the command line maps each to one line and an exit code. `shown` makes foreign text fit for a message,
-`use_one_of` is the hint for a name that is none of a list, and `system_error` finds what the system refused.
+`suggest_name` is the hint for a name that is none of a list, and `system_error` finds what the system refused.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"did you mean {names[near[0]]}?" if near else ""
 
 
-def use_one_of(name: object, known: Iterable[str], *, others: str = "") -> str:
+def suggest_name(name: object, known: Iterable[str], *, others: str = "") -> str:
     """Return the hint for a name that is none of those known: the nearest one, and all of them.
 
     Args:
@@ -130,7 +130,7 @@ def system_error(error: Exception) -> OSError | MemoryError | None:
     return next((OSError(one, os.strerror(one)) for one in named if one and os.strerror(one) in text), None)
 
 
-def cause_of(error: Exception) -> str:
+def read_cause(error: Exception) -> str:
     """Return the words of a system's error, without a path."""
     if isinstance(error, MemoryError):
         return os.strerror(errno.ENOMEM)

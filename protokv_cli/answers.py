@@ -12,7 +12,7 @@ from protokv.texts import cut
 from protokv_cli.options import MOST_USED, option, system_option
 from protokv_cli.output import Format, Output
 from protokv_cli.progress import round_timings
-from protokv_cli.questions import Question, Refusals, survive_errors
+from protokv_cli.questions import AskedQuestion, Refusals, survive_errors
 from protokv_cli.tables import format_time
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ class Answers:
 
             self._frames = FrameWriter(reader, self.how.frames, self.how.video)
 
-    def ask_all(self, session: Session, decoding: Decoding, questions: Iterable[Question], age_s: float | None) -> None:
+    def ask_all(
+        self, session: Session, decoding: Decoding, questions: Iterable[AskedQuestion], age_s: float | None
+    ) -> None:
         """Ask every question, and note how many answers were as expected.
 
         `age_s` is that of the last commit of a live stream. A refused question does not end the loop.
@@ -127,7 +129,9 @@ class Answers:
         if asked:
             self.out.note(f"{right} of {asked} answers as expected ({right / asked:.1%})")
 
-    def _ask(self, session: Session, decoding: Decoding, question: Question, age_s: float | None) -> dict[str, Any]:
+    def _ask(
+        self, session: Session, decoding: Decoding, question: AskedQuestion, age_s: float | None
+    ) -> dict[str, Any]:
         self._warn_of_words(session, question.text)
         if question.fresh:
             self._turns.clear()

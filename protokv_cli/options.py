@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
-from protokv.errors import use_one_of
+from protokv.errors import suggest_name
 from protokv.memories import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_budget, parse_setting
@@ -117,7 +117,7 @@ def _parse_format(text: str) -> Format:
     try:
         return Format(text)
     except ValueError:
-        raise typer.BadParameter(f"there is no format {text!r}; {use_one_of(text, Format)}") from None
+        raise typer.BadParameter(f"there is no format {text!r}; {suggest_name(text, Format)}") from None
 
 
 def subtitles_option(default: str) -> Any:

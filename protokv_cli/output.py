@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from protokv.errors import PositionWarning, ProtoKVError, cause_of, shown
+from protokv.errors import PositionWarning, ProtoKVError, read_cause, shown
 from protokv.machine import is_out_of_memory, require_address_space
 from protokv.texts import cut
 from protokv_cli.exits import Exit, find_exit_code
@@ -217,7 +217,7 @@ def _explain(error: Exception) -> tuple[str, str | None, Exit]:
         what = "there is not enough memory, or the limit of this process is too low (ulimit -v)"
         hint = "free some memory, raise the limit, or use a smaller budget or model"
     elif isinstance(error, OSError) and error.filename is not None:
-        what = f"{shown(error.filename)}: {cause_of(error)}"
+        what = f"{shown(error.filename)}: {read_cause(error)}"
         hint = "mend what the system refuses and run it again; --debug shows the traceback"
     else:
         what = f"{type(error).__name__}: {str(error).strip() or 'no message'}"

@@ -22,7 +22,7 @@ from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_duration, parse_optional
 from protokv_cli.process import allow_interrupt, pause_collection
 from protokv_cli.progress import loading, show_timings
-from protokv_cli.questions import Question, Refusals, read_questions, read_typed_questions
+from protokv_cli.questions import AskedQuestion, Refusals, read_questions, read_typed_questions
 from protokv_cli.tables import format_time, grid
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _refuse_contradictions(ask: AskFlags, answer: AnswerFlags, output: TimedOutp
 
 def _open_questions(
     out: Output, texts: list[str], file: Path | None, at_prompt: bool, refusals: Refusals
-) -> Iterator[Question]:
+) -> Iterator[AskedQuestion]:
     """Return the questions. The first is read now, so that no model is loaded if there is none."""
     if at_prompt and out.stdin is not None:
         return read_typed_questions(out.stdin, refusals)
@@ -166,7 +166,7 @@ def _open_questions(
     return chain((first,), questions)
 
 
-def _query_one(answers: Answers, questions: Iterator[Question], ask: AskFlags, model: ModelFlags) -> None:
+def _query_one(answers: Answers, questions: Iterator[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:
     """Open a state once, at the commit that is asked for, and print the answers."""
     out, clock = answers.out, answers.clock
     if ask.watch is not None:
@@ -205,7 +205,7 @@ def _query_one(answers: Answers, questions: Iterator[Question], ask: AskFlags, m
 def _query_many(
     out: Output,
     place: str,
-    given: Iterator[Question],
+    given: Iterator[AskedQuestion],
     ask: AskFlags,
     answer: AnswerFlags,
     model: ModelFlags,

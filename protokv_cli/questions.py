@@ -35,7 +35,7 @@ Ctrl-C drops the line or stops an answer. exit, quit or Ctrl-D ends.
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AskedQuestion:
     """One question, the expected answer if there is one, and where it was given. QuestionError if it is no text.
 
     One that is not `fresh` goes on with the conversation before it.
@@ -77,7 +77,7 @@ class Refusals:
 
 def read_questions(
     arguments: Sequence[str], stdin: IO[str] | None, file: Path | None, refusals: Refusals
-) -> Iterator[Question]:
+) -> Iterator[AskedQuestion]:
     """Yield the questions of a file, then the arguments in order; `-` stands for the lines of stdin.
 
     Raises:
@@ -96,7 +96,7 @@ def read_questions(
             continue
         where = f"question {number}" if len(arguments) > 1 else ""
         with refusals.at(where):
-            yield Question(argument, where=where)
+            yield AskedQuestion(argument, where=where)
 
 
 def open_lines(file: Path) -> IO[str]:
@@ -108,7 +108,7 @@ def open_lines(file: Path) -> IO[str]:
     return file.open(encoding="utf-8-sig", errors="surrogateescape")
 
 
-def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[Question]:
+def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[AskedQuestion]:
     number = 0
     while line := lines.readline(MOST_LINE):
         number += 1
@@ -124,9 +124,9 @@ def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[Que
                 yield _parse(text, where)
 
 
-def _parse(line: str, where: str) -> Question:
+def _parse(line: str, where: str) -> AskedQuestion:
     if not line.startswith("{"):
-        return Question(line, where=where)
+        return AskedQuestion(line, where=where)
     try:
         row = read_json(line)
         question, expected = row.get("question"), row.get("answer")
@@ -134,10 +134,10 @@ def _parse(line: str, where: str) -> Question:
         raise QuestionError(f"not a JSON object: {error}", hint=_HINT) from error
     if not isinstance(question, str) or not isinstance(expected, str | None):
         raise QuestionError("question, and answer if there is one, must be text", hint=_HINT)
-    return Question(question, expected, where)
+    return AskedQuestion(question, expected, where)
 
 
-def read_typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[Question]:
+def read_typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[AskedQuestion]:
     """Yield the lines that a user types at the prompt, without empty ones: one conversation, until `new`."""
     with suppress(ImportError):
         # For the arrow keys.
@@ -164,7 +164,7 @@ def read_typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[Questio
                 fresh = True
             case _:
                 with refusals.at(""):
-                    yield Question(line.strip(), fresh=fresh)
+                    yield AskedQuestion(line.strip(), fresh=fresh)
                     fresh = False
 
 

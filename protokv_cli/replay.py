@@ -133,11 +133,11 @@ def replay(
     out = output.open()
     with out.errors():
         from protokv.replay.rows import read_rows
-        from protokv_cli.replay_report import show
+        from protokv_cli.replay_report import show_report
 
         results.check(*(sources or ()), study.questions)
         if results.report:
-            show(out, read_rows(sources or [results.results]), plot=results.plot, table=results.table)
+            show_report(out, read_rows(sources or [results.results]), plot=results.plot, table=results.table)
             return
         model.check()
         request = _build(sources, study, benchmark)
@@ -201,20 +201,20 @@ def _run(
     """Run the rest of a plan and show the results; return why each video that could not be read was left out."""
     from protokv.replay.plan import UnreadableVideo, run_plan
     from protokv.replay.rows import RowFile
-    from protokv_cli.replay_report import following, judging, show
+    from protokv_cli.replay_report import judge_answers, show_progress, show_report
 
     rows, unread = RowFile(results.results, start_over=results.force), dict(opened.missing)
-    with handle_signals(out.note) as stop, following(out, plan.cost(rows.rows.keys())["answers"], unread) as follow:
+    with handle_signals(out.note) as stop, show_progress(out, plan.cost(rows.rows.keys())["answers"], unread) as follow:
         for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
             if isinstance(event, UnreadableVideo) and len(plan.streams) == 1:
                 raise event.error
             follow(event)
         keys = [key for key in plan.trials if key in rows.rows]
         if referee and stop.exit is None:
-            judging(out, rows, keys, referee, should_stop=lambda: bool(stop))
+            judge_answers(out, rows, keys, referee, should_stop=lambda: bool(stop))
     asked = [rows.rows[key] for key in keys]
     if stop.exit is None or asked:
-        show(
+        show_report(
             out, asked, dropped=plan.dropped, plot=results.plot, table=results.table, missing=unread, notes=opened.notes
         )
     if stop.exit is not None:

@@ -22,7 +22,7 @@ from protokv_cli.tables import format_time, grid, pairs
 
 
 @contextmanager
-def following(
+def show_progress(
     out: Output, answers: int, unread: MutableMapping[str, str]
 ) -> Iterator[Callable[[AnswerRow | StreamProgress | UnreadableVideo], None]]:
     """Return a function that takes each event of a replay and shows its progress.
@@ -47,7 +47,9 @@ def following(
         yield follow
 
 
-def judging(out: Output, results: RowFile, keys: Sequence[str], judge: Judge, should_stop: Callable[[], bool]) -> None:
+def judge_answers(
+    out: Output, results: RowFile, keys: Sequence[str], judge: Judge, should_stop: Callable[[], bool]
+) -> None:
     """Judge open answers, and report the number without a verdict."""
     without = 0
     for row in judge_rows(results, keys, judge):
@@ -58,7 +60,7 @@ def judging(out: Output, results: RowFile, keys: Sequence[str], judge: Judge, sh
         out.error(f"{without} answers have no verdict of {judge.label}; run the same command again to ask for them")
 
 
-def show(
+def show_report(
     out: Output,
     rows: Sequence[AnswerRow],
     *,

@@ -21,7 +21,7 @@ from protokv.backbones.files import check_weights, digest_weights, find_commit, 
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
 from protokv.core.hook import NAME, register
-from protokv.errors import ConfigError, ModelError, use_one_of
+from protokv.errors import ConfigError, ModelError, suggest_name
 from protokv.machine import memory_bytes
 
 WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
@@ -78,13 +78,13 @@ class PlacementRequest:
             raise ConfigError(f"dtype {dtype} and quantization {quantization} contradict each other")
         quantization = in_dtype or quantization
         if plain not in WEIGHT_DTYPES or (in_dtype and plain == "auto"):
-            raise ConfigError(f"there is no dtype {dtype!r}", hint=use_one_of(dtype, WEIGHT_DTYPES))
+            raise ConfigError(f"there is no dtype {dtype!r}", hint=suggest_name(dtype, WEIGHT_DTYPES))
         for what, value, known in (
             ("quantization", quantization, QUANTIZATIONS),
             ("device map", device_map, DEVICE_MAPS),
         ):
             if value not in (None, *known):
-                raise ConfigError(f"there is no {what} {value!r}", hint=use_one_of(value, known))
+                raise ConfigError(f"there is no {what} {value!r}", hint=suggest_name(value, known))
         if device_map is not None and device != "auto":
             raise ConfigError(
                 f"device map {device_map} chooses the devices, and so does device {device}", hint="use one of the two"
@@ -133,7 +133,7 @@ def _find_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     kind, colon, number = name.partition(":")
     if kind not in _DEVICES[1:] or (colon and not (kind == "cuda" and number.isdecimal())):
-        raise ConfigError(f"there is no device {name!r}", hint=use_one_of(name, _DEVICES, others="or cuda:N"))
+        raise ConfigError(f"there is no device {name!r}", hint=suggest_name(name, _DEVICES, others="or cuda:N"))
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[kind]
     if not available:
         raise ConfigError(f"device {name} is not available on this machine", hint="use --device auto or cpu")

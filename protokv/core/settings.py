@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
 
-from protokv.errors import ConfigError, did_you_mean, use_one_of
+from protokv.errors import ConfigError, did_you_mean, suggest_name
 
 if TYPE_CHECKING:
     # The command line checks settings before anything heavy is imported.
@@ -150,7 +150,7 @@ class MemoryConfig:
         settings = dict(data)
         name = settings.pop("kind", DEFAULT_MEMORY)
         if not isinstance(name, str) or name not in CONFIGS:
-            raise ConfigError(f"there is no memory {shorten_value(name)}", hint=use_one_of(name, CONFIGS))
+            raise ConfigError(f"there is no memory {shorten_value(name)}", hint=suggest_name(name, CONFIGS))
         cls = CONFIGS[name]
         return cls(**known_fields(cls, settings))
 
@@ -194,7 +194,7 @@ def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, 
     known = {field.name for field in fields(cls)}
     for name in data:
         if name not in known:
-            hint = use_one_of(name, sorted(known))
+            hint = suggest_name(name, sorted(known))
             raise ConfigError(f"{name}: there is no such setting of {cls.name}", hint=hint)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.settings import check_fps
-from protokv.errors import ConfigError, use_one_of
+from protokv.errors import ConfigError, suggest_name
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.state.checkpoint import load_recorded_backbone
 from protokv.state.header import Header
@@ -87,7 +87,7 @@ class LiveOptions:
                 raise ConfigError(f"{name} is {value:g}", hint="use a time above 0")
         if self.on_pressure not in (None, "drop", "wait"):
             raise ConfigError(
-                f"on_pressure is {self.on_pressure!r}", hint=use_one_of(self.on_pressure, ("drop", "wait"))
+                f"on_pressure is {self.on_pressure!r}", hint=suggest_name(self.on_pressure, ("drop", "wait"))
             )
 
     def lost_after_s(self, kind: str) -> float:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from protokv.core.backbone import Backbone
-from protokv.errors import ConfigError, SourceError, use_one_of
+from protokv.errors import ConfigError, SourceError, suggest_name
 from protokv.replay.memories import Variant
 from protokv.replay.rows import AnswerRow, RowFile, Trial
 from protokv.replay.runner import PlannedAnswer, Setup, StreamProgress, replay_stream
@@ -85,7 +85,7 @@ def make_plan(
     known = {question.type: None for stream in streams for question in stream.questions if question.type}
     if types and known and ALL_TYPES not in types and not known.keys() & set(types):
         (first, *_), which = types, ", ".join(types)
-        raise ConfigError(f"no question has the type {which}", hint=use_one_of(first, known, others="or all"))
+        raise ConfigError(f"no question has the type {which}", hint=suggest_name(first, known, others="or all"))
     if delays_s is None:
         rooms = [stream.length_s - question.reference_s for stream in streams for question in stream.questions]
         delays_s = fit_delays(rooms, wanted_s)

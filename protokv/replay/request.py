@@ -10,7 +10,7 @@ from typing import Final
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.errors import ConfigError, use_one_of
+from protokv.errors import ConfigError, suggest_name
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.replay.benchmarks import find_benchmark
 from protokv.replay.benchmarks.base import Benchmark
@@ -70,7 +70,9 @@ class ReplayRequest:
         if self.questions is not None and not self.sources:
             raise ConfigError("--questions are about sources of your own", hint="name the videos")
         if self.prompt not in (None, "official", "bare"):
-            raise ConfigError(f"there is no prompt {self.prompt!r}", hint=use_one_of(self.prompt, ("official", "bare")))
+            raise ConfigError(
+                f"there is no prompt {self.prompt!r}", hint=suggest_name(self.prompt, ("official", "bare"))
+            )
 
     def open(self) -> OpenedStreams:
         """Open the streams, and list the missing ones, once the memories are known to fit.

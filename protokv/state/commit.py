@@ -30,7 +30,7 @@ from protokv.errors import (
     StateLocked,
     StateMismatch,
     StateNotFound,
-    cause_of,
+    read_cause,
     shown,
     system_error,
 )
@@ -234,7 +234,7 @@ def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         if why is None:
             raise
         hint = _HINTS.get(getattr(why, "errno", None) or 0, "")
-        raise StateError(f"cannot write the state {os.fspath(path)}: {cause_of(why)}", hint=hint) from error
+        raise StateError(f"cannot write the state {os.fspath(path)}: {read_cause(why)}", hint=hint) from error
 
 
 @contextmanager
@@ -261,7 +261,7 @@ def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
             raise StateCorrupt(f"{where}: it cannot be read as a state ({shown(error)})") from error
         if getattr(why, "errno", None) in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise not_found(path) from None
-        raise StateError(f"cannot read the state {where}: {cause_of(why)}") from error
+        raise StateError(f"cannot read the state {where}: {read_cause(why)}") from error
 
 
 def not_found(path: str | os.PathLike[str]) -> StateNotFound:

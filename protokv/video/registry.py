@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from protokv.errors import ConfigError, SourceUnreadable, use_one_of
+from protokv.errors import ConfigError, SourceUnreadable, suggest_name
 from protokv.video import bucket
 from protokv.video.address import STREAMED, source_kind
 from protokv.video.file import check_is_file, fingerprint
@@ -40,7 +40,7 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
         ConfigError: there is no such decoder.
     """
     if decoder not in get_args(Decoder):
-        raise ConfigError(f"there is no decoder {decoder!r}", hint=use_one_of(decoder, get_args(Decoder)))
+        raise ConfigError(f"there is no decoder {decoder!r}", hint=suggest_name(decoder, get_args(Decoder)))
     text = os.fspath(source)
     kind = source_kind(text)
     if kind == "file":

@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from protokv.errors import ConfigError, use_one_of
+from protokv.errors import ConfigError, suggest_name
 from samples.worlds.events import Event
 from samples.worlds.phrases import SPEECH_TYPES, TEMPLATES
 from samples.worlds.pictures import COLOUR_NAMES, NUMBERS, PARTS, PLACES, SHAPES, TENTHS
@@ -143,7 +143,7 @@ def find_facts(kind: str, events: Sequence[Event], ask_s: float, said: Sequence[
             if shapes[e.shape] == 1
             for answer, until_s, slots in _find_owned(kind, e, until(i), said)
         ]
-    raise ConfigError(f"there is no type of question {kind!r}", hint=use_one_of(kind, TEMPLATES))
+    raise ConfigError(f"there is no type of question {kind!r}", hint=suggest_name(kind, TEMPLATES))
 
 
 def _follow(kind: str, own: Sequence[tuple[int, Event]]) -> list[tuple[str, tuple[int, ...]]]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from protokv.errors import ConfigError, use_one_of
+from protokv.errors import ConfigError, suggest_name
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.replay.memories import Variant, drop_repeated
 from samples.worlds.language import Language
@@ -118,7 +118,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         found = next((one for one in self.datasets if one.name == name), None)
         if found is None and self.datasets:
             names = [one.name for one in self.datasets]
-            raise ConfigError(f"this study has no {name}", hint=use_one_of(name, names, others="with --dataset"))
+            raise ConfigError(f"this study has no {name}", hint=suggest_name(name, names, others="with --dataset"))
         return found
 
 
@@ -131,7 +131,7 @@ def load_study(name: str) -> Study:
     path = FOLDER / f"{name}.toml" if name in list_studies() else Path(name)
     try:
         if path.suffix != ".toml":
-            known = use_one_of(name, list_studies(), others="or the path of a .toml file")
+            known = suggest_name(name, list_studies(), others="or the path of a .toml file")
             raise ConfigError(f"there is no study {name!r}", hint=known)
         text = path.read_text(encoding="utf-8")
         study = msgspec.convert(tomllib.loads(text), Study)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from protokv.errors import ConfigError, use_one_of
+from protokv.errors import ConfigError, suggest_name
 from samples.worlds.events import (
     BLOCK_S,
     LINES,
@@ -105,7 +105,7 @@ class WorldConfig:
             raise ConfigError(f"expected cut_s as 1 <= shortest <= longest <= {BLOCK_S}, got {self.cut_s}")
         if self.backdrop not in get_args(Backdrop):
             raise ConfigError(
-                f"there is no backdrop {self.backdrop!r}", hint=use_one_of(self.backdrop, get_args(Backdrop))
+                f"there is no backdrop {self.backdrop!r}", hint=suggest_name(self.backdrop, get_args(Backdrop))
             )
         if not self.evidence_events:
             return

@@ -20,7 +20,7 @@ from protokv.timings import Timings
 from protokv_cli.answers import AnswerFlags, Answers
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
-from protokv_cli.questions import Question, Refusals, read_typed_questions
+from protokv_cli.questions import AskedQuestion, Refusals, read_typed_questions
 from tests.cli.conftest import Program, Result
 from tests.cli.terminal import run_on_terminal
 from tests.mock_backbone import MockBackbone
@@ -163,7 +163,9 @@ def test_what_is_typed_is_a_conversation_until_new_and_what_it_leaves_out_is_tol
     assert "Note" not in capsys.readouterr().err
     embedded = Session.start(MockBackbone("protokv/mini"), DurableConfig(budget=24))
     embedded.backbone.converses = False
-    answers.ask_all(embedded, Decoding(1), [Question("five", fresh=False), Question("six", fresh=False)], None)
+    answers.ask_all(
+        embedded, Decoding(1), [AskedQuestion("five", fresh=False), AskedQuestion("six", fresh=False)], None
+    )
     assert capsys.readouterr().err.count("protokv/mini keeps no conversation") == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from protokv.errors import ConfigError, use_one_of
+from protokv.errors import ConfigError, suggest_name
 from protokv.replay.benchmarks.base import OTHER_GROUP, Benchmark
 from protokv.replay.benchmarks.mlvu import Mlvu
 from protokv.replay.benchmarks.ovo_bench import OvoBench
@@ -25,7 +25,7 @@ def find_benchmark(name: str) -> Benchmark:
         ConfigError: there is none of this name.
     """
     if name not in BENCHMARKS:
-        raise ConfigError(f"there is no data set {name!r}", hint=use_one_of(name, BENCHMARKS))
+        raise ConfigError(f"there is no data set {name!r}", hint=suggest_name(name, BENCHMARKS))
     return BENCHMARKS[name]
 
 
