@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.state.forms import DEFAULT_SUFFIX, is_url, load_forms
+from protokv.state.forms import is_url, load_forms, name_state
 from protokv.video.address import LIVE, VIDEO_SUFFIXES, default_stem, local_name, public_name, source_kind
 from protokv.video.bucket import is_object, list_objects
 
@@ -109,7 +109,8 @@ def _without_suffix(name: str) -> str:
 
 def locate_state(place: str, key: str) -> str:
     """Return where the state of a key is."""
-    name = key + DEFAULT_SUFFIX
+    folder, slash, stem = key.rpartition("/")
+    name = folder + slash + name_state(stem)
     return f"{place.rstrip('/')}/{name}" if is_url(place) else str(Path(place, name))
 
 

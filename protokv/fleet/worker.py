@@ -275,7 +275,7 @@ def read_damage(header: Header) -> str:
 def _has_other_words(source: str, header: Header, options: IngestOptions) -> bool:
     """Return True if the subtitles of a video came, went or changed; a track of its container changes with it."""
     before, choice = recorded_subtitles(header.source), options.subtitles
-    file = find_subtitle_file(source, choice)
+    file = find_subtitle_file(source, choice, forced=before.get("kind") != "track")
     if file is not None:
         return identify_subtitles(before) != describe_subtitle_file(file)
     if choice in (AUTO, OFF):

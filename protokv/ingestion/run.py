@@ -23,7 +23,7 @@ from protokv.ingestion.watching import Ending, LiveRun, Run, RunStart
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import from_state
 from protokv.state.form import StatePath
-from protokv.state.forms import DEFAULT_SUFFIX
+from protokv.state.forms import name_state
 from protokv.state.sources import Segment
 from protokv.state.thumbnails import Thumbnails
 from protokv.state.writer import Writer, check_not_read, check_target
@@ -82,7 +82,7 @@ def default_target(source: AnySource) -> str:
     """Return where the state of a source goes by default: its name with the default suffix, in the current folder."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
     # The name of an object is the last part of its address.
-    return (Path(name).stem if is_object(name) else address.default_stem(name)) + DEFAULT_SUFFIX
+    return name_state(Path(name).stem if is_object(name) else address.default_stem(name))
 
 
 def _events(

@@ -5,6 +5,7 @@ A form that lives elsewhere registers its `Form` under its suffix, as an entry p
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ from protokv.video.address import VIDEO_SUFFIXES
 
 DEFAULT_SUFFIX = ".safetensors"
 
+# File systems allow names of 255 bytes; the suffix and the names of kept and unfinished commits take some of them.
+_LONGEST_STEM_BYTES = 200
+
 _OWN: Mapping[str, type[Form]] = {one.suffix: one for one in (SafetensorsForm, ZarrForm, PtForm)}
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
@@ -37,6 +41,14 @@ def load_forms() -> Mapping[str, type[Form]]:
 def is_url(path: StatePath) -> bool:
     """Return True if a path names a place outside the file system."""
     return isinstance(path, str) and _URL.match(path) is not None
+
+
+def name_state(stem: str) -> str:
+    """Return the file name of a state for what it is of; a long one is cut, and ends in a digest of all of it."""
+    name = os.fsencode(stem)
+    if len(name) > _LONGEST_STEM_BYTES:
+        stem = f"{name[: _LONGEST_STEM_BYTES - 9].decode(errors='ignore')}-{hashlib.sha256(name).hexdigest()[:8]}"
+    return stem + DEFAULT_SUFFIX
 
 
 def find_suffix(path: StatePath) -> str | None:

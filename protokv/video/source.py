@@ -136,14 +136,18 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """The lines of a track or a file, in its order; `lost` says what is missing, and is empty if nothing is."""
+    """The lines of a track or a file, in its order.
+
+    `lost` says what is missing, and `note` what is doubtful about the text; both are empty if nothing is.
+    """
 
     lines: tuple[Line, ...]
     lost: str = ""
+    note: str = ""
 
     def since(self, start_s: float) -> Lines:
         """Return those of the part of the source that begins at `start_s`, in its own time."""
-        return Lines(tuple(line.shift(-start_s) for line in self.lines if line.end_s > start_s), self.lost)
+        return self._replace(lines=tuple(line.shift(-start_s) for line in self.lines if line.end_s > start_s))
 
 
 class Closable:

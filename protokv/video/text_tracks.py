@@ -7,6 +7,7 @@ because files of subtitles use the rest.
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,22 @@ def find_text_tracks(container: Any) -> tuple[TextTrack, ...]:
 
     found = []
     for stream in container.streams.subtitles:
-        if stream.codec_context is not None and stream.codec_context.name in CODECS:
+        if (codec := _name_codec(stream)) in CODECS:
             flags = av.stream.Disposition
             language = str(stream.metadata.get("language", ""))[:32]
             default, forced = (bool(stream.disposition & flag) for flag in (flags.default, flags.forced))
-            found.append(TextTrack(stream.index, stream.codec_context.name, language, default, forced))
+            found.append(TextTrack(stream.index, codec, language, default, forced))
     return tuple(found)
+
+
+def _name_codec(stream: Any) -> str:
+    """Return the codec of a subtitle stream; empty for one that FFmpeg does not know.
+
+    In Matroska that is WebVTT as MKVToolNix writes it (S_TEXT/WEBVTT), whose packets are bare text.
+    """
+    if stream.codec_context is not None:
+        return str(stream.codec_context.name)
+    return "webvtt" if "matroska" in stream.container.format.name else ""
 
 
 def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
@@ -45,12 +56,13 @@ def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
     from protokv.video.container import discard_others, explain_error, open_container
 
     found: list[Line] = []
-    size = 0
+    size = packets = 0
     with open_container(path) as (container, _):
         stream = container.streams[number]
         discard_others(container, stream)
         try:
             for packet in container.demux(stream):
+                packets += packet.size > 2  # shorter ones only end a line
                 if (line := line_from(packet, stream, origin_s)) is None:
                     continue
                 size += len(line.text)
@@ -59,7 +71,7 @@ def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
                 found.append(line)
         except Exception as error:  # PyAV raises more than its own errors on a damaged file
             return Lines(tuple(found), f"it breaks off: {explain_error(error)}")
-    return Lines(tuple(found))
+    return Lines(tuple(found), f"none of its {packets:,} packets holds text" if packets and not found else "")
 
 
 def line_from(packet: Any, stream: Any, origin_s: float = 0.0) -> Line | None:
@@ -68,10 +80,12 @@ def line_from(packet: Any, stream: Any, origin_s: float = 0.0) -> Line | None:
         return None
     start_s = float(packet.pts * stream.time_base) - origin_s
     long_s = float(packet.duration * stream.time_base) if packet.duration else 0.0
-    data, codec = bytes(packet)[: 4 * MOST_OF_LINE], stream.codec_context.name
+    data, codec = bytes(packet)[: 4 * MOST_OF_LINE], _name_codec(stream)
     if codec == "mov_text":
-        # The length of the text, the text, and boxes with its styles.
-        text = data[2 : 2 + int.from_bytes(data[:2], "big")].decode(errors="replace")
+        # The length of the text, the text in UTF-8 or with the mark of UTF-16, and boxes with its styles.
+        data = data[2 : 2 + int.from_bytes(data[:2], "big")]
+        marked = data.startswith((codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE))
+        text = data.decode("utf-16" if marked else "utf-8", "replace")
     elif codec in ("ass", "ssa"):
         # ReadOrder, Layer, Style, Name, three margins, Effect, Text
         text = without_ass_markup(data.decode(errors="replace").split(",", 8)[-1])

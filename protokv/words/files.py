@@ -7,19 +7,28 @@ words in WebVTT for lines, and a number at the end of a text for a counter.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
 from protokv.errors import SourceUnreadable
+from protokv.texts import count_text
 from protokv.video.source import Line, Lines
 from protokv.video.text_tracks import MOST_CHARACTERS, MOST_LINES, line_at, without_ass_markup, without_overrides
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3})\d*)?"
 _SPAN = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(?!\S)")
+_ARROW = re.compile(r"\d\s*-->|-->\s*\d")
 _ASS_FIELDS = "layer,start,end,style,name,marginl,marginr,marginv,effect,text"
+
+# The code pages that subtitles have been written in; beyond ASCII, Western text in the first has these characters.
+_CODE_PAGES = ["cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874", "koi8_r"]
+_CODE_PAGES += ["gb18030", "big5", "cp932", "cp949"]
+_WESTERN = "àáâãäåæçèéêëìíîïñòóôõöøœùúûüÿ"
+_WESTERN += _WESTERN.upper() + "ß¿¡«»\u2018\u2019\u201c\u201d\u2013\u2014…°€£\xa0"
+_HUNGARIAN = set("áéíóöõúüûÁÉÍÓÖÕÚÜÛ")
 
 
 def read_subtitles(path: Path) -> Lines:
@@ -33,35 +42,74 @@ def read_subtitles(path: Path) -> Lines:
             data = file.read(MOST_CHARACTERS + 1)
     except OSError as error:
         raise SourceUnreadable(f"cannot read {path.name}: {error.strerror or error}") from error
-    rows = re.split(r"\r\n|\r|\n", decode_text(data[:MOST_CHARACTERS]))
+    text, note = decode_text(data[:MOST_CHARACTERS])
+    # Bytes of 0 pad some files. A return before "\r\n" comes from a text that was converted twice.
+    rows = re.split(r"\r{0,2}\n|\r", text.replace("\0", " "))
     events = [n for n, row in enumerate(rows) if row.strip().lower() == "[events]"]
-    lines: list[Line] = []
+    found: list[Line] = []
+    unread, lost = 0, "" if len(data) <= MOST_CHARACTERS else "only its first 16 MiB are read"
     for line in _read_ass(rows[events[0] :]) if events else _read_rows(rows):
-        if len(lines) == MOST_LINES:
-            return Lines(tuple(lines), f"only the first {MOST_LINES:,} lines are read; the rest is left out")
-        lines.append(line)
-    if (not lines and any("-->" in row for row in rows)) or not (events or lines or rows[0].startswith("WEBVTT")):
+        if line is None:
+            unread += 1
+        elif len(found) == MOST_LINES:
+            return Lines(tuple(found), f"only the first {MOST_LINES:,} lines are read; the rest is left out", note)
+        else:
+            found.append(line)
+    if (not found and any("-->" in row for row in rows)) or not (events or found or rows[0].startswith("WEBVTT")):
         raise SourceUnreadable(f"{path.name} holds no subtitles", hint="SubRip, WebVTT and ASS are read")
-    return Lines(tuple(lines), "" if len(data) <= MOST_CHARACTERS else "only its first 16 MiB are read")
+    if unread:
+        lost = lost or f"the times of {count_text(unread, 'line')} cannot be read"
+    return Lines(tuple(found), lost, note)
 
 
-def decode_text(data: bytes) -> str:
-    """Return text in UTF-8, UTF-16 or an encoding that its bytes suggest."""
-    for encoding in ("utf-8-sig", *(["utf-16"] if data[:2] in (b"\xff\xfe", b"\xfe\xff") else [])):
-        with suppress(UnicodeDecodeError):
-            return data.decode(encoding)
+def decode_text(data: bytes) -> tuple[str, str]:
+    """Return text, and a note on its encoding if that is not certain.
+
+    Text that is UTF-8 for the most part is that, and what is bad in it becomes U+FFFD. Many bytes of UTF-16 are 0, and
+    all in one half of the pairs. Everything else is guessed.
+    """
+    if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return data.decode("utf-16", "replace"), ""
+    first, second = data[::2].count(0), data[1::2].count(0)
+    for encoding, zeros, others in (("utf-16-le", second, first), ("utf-16-be", first, second)):
+        if zeros > len(data) // 8 and others < zeros // 8:
+            return data.decode(encoding, "replace"), f"read as {encoding}, which is a guess"
+    text = data.decode("utf-8-sig", "replace")
+    bad = 0 if "\ufffd" in data.decode("utf-8", "ignore") else text.count("\ufffd")
+    if not bad:
+        return text, ""
+    if bad <= sum(one > "\x7f" for one in text) - bad:
+        return text, f"UTF-8 but for {count_text(bad, 'character')}"
+    encoding = _guess_encoding(data)
+    return data.decode(encoding, "replace"), f"read as {encoding}, which is a guess"
+
+
+def _guess_encoding(data: bytes) -> str:
+    """Return the code page of text that is not UTF-8: the Western one, which is often taken for others, or the best."""
+    text = data.decode("cp1252", "replace")
+    beyond = {one for one in text if one > "\x7f"}
+    share = sum(one > "\x7f" for one in text) / max(1, sum(map(str.isalpha, text)))
+    is_hungarian = beyond <= _HUNGARIAN and beyond & set("õûÕÛ")
+    if beyond <= set(_WESTERN) and share < 1 / 3 and not is_hungarian:
+        return "cp1252"
     import charset_normalizer
 
-    best = charset_normalizer.from_bytes(data).best()
-    return data.decode("latin-1") if best is None else str(best)
+    best = charset_normalizer.from_bytes(data, cp_isolation=_CODE_PAGES).best()
+    return "cp1252" if best is None else best.encoding
 
 
-def _read_rows(rows: Sequence[str]) -> Iterator[Line]:
-    """Give the lines of SubRip and WebVTT: a row with times, then text up to the next one, in WebVTT to a blank row."""
+def _read_rows(rows: Sequence[str]) -> Iterator[Line | None]:
+    """Give the lines of SubRip and WebVTT: a row with times, then text up to the next one, in WebVTT to a blank row.
+
+    None stands for a line whose times cannot be read.
+    """
     is_web = rows[0].startswith("WEBVTT")
-    spans = [(n, found) for n, row in enumerate(rows) if (found := _SPAN.match(row))]
-    ends = [*(n for n, _ in spans[1:]), len(rows)]
-    for (n, found), end in zip(spans, ends, strict=False):
+    arrows = [(n, _SPAN.match(row)) for n, row in enumerate(rows) if _ARROW.search(row)]
+    ends = [*(n for n, _ in arrows[1:]), len(rows)]
+    for (n, found), end in zip(arrows, ends, strict=False):
+        if found is None:
+            yield None
+            continue
         text = list(takewhile(bool, rows[n + 1 : end])) if is_web else list(rows[n + 1 : end])
         if end < len(rows) and n + 1 + len(text) == end and text and text[-1].strip().isdecimal():
             text.pop()  # the number of the next line
@@ -71,8 +119,8 @@ def _read_rows(rows: Sequence[str]) -> Iterator[Line]:
             yield line
 
 
-def _read_ass(rows: Sequence[str]) -> Iterator[Line]:
-    """Give the lines of ASS and SSA, in the order of fields that the file states."""
+def _read_ass(rows: Sequence[str]) -> Iterator[Line | None]:
+    """Give the lines of ASS and SSA, in the order of fields that the file states; None as `_read_rows`."""
     names = _ASS_FIELDS.split(",")
     for row in rows:
         kind, _, rest = row.partition(":")
@@ -83,7 +131,9 @@ def _read_ass(rows: Sequence[str]) -> Iterator[Line]:
             times = [re.fullmatch(_TIME, fields.get(name, "").strip()) for name in ("start", "end")]
             start_ms, end_ms = (_milliseconds(time.groups()) if time else 0 for time in times)
             line = line_at(start_ms / 1000, (end_ms - start_ms) / 1000, without_ass_markup(fields.get("text", "")))
-            if line is not None and all(times):
+            if not all(times):
+                yield None
+            elif line is not None:
                 yield line
 
 

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from protokv.errors import ConfigError, SourceError, SourceNotFound, SourceUnreadable
 from protokv.video.address import source_kind
@@ -27,14 +27,41 @@ AUTO, OFF = "auto", "off"
 SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{1,8})*", re.IGNORECASE)
 
-# Containers name languages by three letters, files mostly by two: the first two of the three, except for these.
-_TWO_LETTERS = dict(
-    pair.split(":")
-    for pair in """
-    bul:bg ces:cs cze:cs chi:zh zho:zh deu:de ger:de dut:nl nld:nl est:et fil:tl gle:ga heb:he ind:id jpn:ja kaz:kk
-    mac:mk mkd:mk may:ms msa:ms pol:pl por:pt slk:sk slo:sk slv:sl spa:es srp:sr swe:sv tur:tr ukr:uk
-    """.split()  # noqa: SIM905 - a list would be a page
-)
+# ISO 639-1 with the codes of three letters that containers use. Bashkir has none here: talk.bak.srt is a backup.
+_LANGUAGES = """
+    aa/aar ab/abk ae/ave af/afr ak/aka am/amh an/arg ar/ara as/asm av/ava ay/aym az/aze ba be/bel bg/bul bi/bis
+    bm/bam bn/ben bo/bod/tib br/bre bs/bos ca/cat ce/che ch/cha co/cos cr/cre cs/ces/cze cu/chu cv/chv cy/cym/wel
+    da/dan de/deu/ger dv/div dz/dzo ee/ewe el/ell/gre en/eng eo/epo es/spa et/est eu/eus/baq fa/fas/per ff/ful
+    fi/fin fj/fij fo/fao fr/fra/fre fy/fry ga/gle gd/gla gl/glg gn/grn gu/guj gv/glv ha/hau he/heb hi/hin ho/hmo
+    hr/hrv ht/hat hu/hun hy/hye/arm hz/her ia/ina id/ind ie/ile ig/ibo ii/iii ik/ipk io/ido is/isl/ice it/ita iu/iku
+    ja/jpn jv/jav ka/kat/geo kg/kon ki/kik kj/kua kk/kaz kl/kal km/khm kn/kan ko/kor kr/kau ks/kas ku/kur kv/kom
+    kw/cor ky/kir la/lat lb/ltz lg/lug li/lim ln/lin lo/lao lt/lit lu/lub lv/lav mg/mlg mh/mah mi/mri/mao mk/mkd/mac
+    ml/mal mn/mon mr/mar ms/msa/may mt/mlt my/mya/bur na/nau nd/nde ne/nep ng/ndo nl/nld/dut nn/nno no/nor/nob/nb
+    nr/nbl nv/nav ny/nya oc/oci oj/oji om/orm or/ori os/oss pa/pan pi/pli pl/pol ps/pus pt/por qu/que rm/roh rn/run
+    ro/ron/rum ru/rus rw/kin sa/san sc/srd sd/snd se/sme sg/sag si/sin sk/slk/slo sl/slv sm/smo sn/sna so/som
+    sq/sqi/alb sr/srp ss/ssw st/sot su/sun sv/swe sw/swa ta/tam te/tel tg/tgk th/tha ti/tir tk/tuk tl/tgl/fil tn/tsn
+    to/ton tr/tur ts/tso tt/tat tw/twi ty/tah ug/uig uk/ukr ur/urd uz/uzb ve/ven vi/vie vo/vol wa/wln wo/wol xh/xho
+    yi/yid yo/yor za/zha zh/zho/chi/cmn/yue zu/zul
+"""
+_TWO_LETTERS = {code: codes.partition("/")[0] for codes in _LANGUAGES.split() for code in codes.split("/")}
+
+# Further parts of a name, as in talk.en.forced.srt: the first tell what only foreign speech needs.
+_FORCED = {"forced", "foreign", "signs"}
+_MARKS = {*_FORCED, "default", "full", "sdh", "cc", "hi"}
+
+
+class _File(NamedTuple):
+    """A file of subtitles beside a video; the least one is meant. Full ones come first, then the plain name, English.
+
+    Hearing-impaired ones, and those with other parts in their names, come after those without.
+    """
+
+    forced: bool
+    has_language: bool
+    not_english: bool
+    parts: int  # in the name, beyond the language
+    path: str
+    language: str  # in two letters; empty: the name has none
 
 
 def find_subtitles(
@@ -51,17 +78,17 @@ def find_subtitles(
     Raises:
         SourceNotFound: the named file is not there, or nothing is in that language.
     """
-    file = find_subtitle_file(video, choice)
+    track = choose_track(source.texts, choice)
+    file = find_subtitle_file(video, choice, forced=track is None or track.forced)
     if file is not None:
         return _read(describe_subtitle_file(file), lambda: _read_file(file).since(start_s))
-    track = choose_track(source.texts, choice)
     if source.streams_text and choice != OFF and (track is not None or not source.info.seekable):
         return _read_live(source, choice)
     if track is not None:
         return _read(_describe_track(track), lambda: source.lines(track.number))
     if choice in (AUTO, OFF):
         return Subtitles()
-    languages = {shorten_language(one.language) for one in source.texts} | {language for language, _ in _beside(video)}
+    languages = {shorten_language(one.language) for one in source.texts} | {one.language for one in _beside(video)}
     known = ", ".join(sorted(languages - {""}))
     raise SourceNotFound(
         f"{source.info.name} has no subtitles in {choice}",
@@ -88,8 +115,10 @@ def write_subtitles(source: object, choice: str, model: str, device: str, should
         transcribe(Path(source), Path(source).with_suffix(suffix), model, device, should_stop)
 
 
-def find_subtitle_file(video: str | os.PathLike[str] | None, choice: str) -> str | None:
+def find_subtitle_file(video: str | os.PathLike[str] | None, choice: str, *, forced: bool = True) -> str | None:
     """Return the file of subtitles, or the object, that is meant for a video; None: none.
+
+    Without `forced`, one whose name says that it has foreign speech alone is not meant: a track is better.
 
     Raises:
         SourceNotFound: the named file is not there.
@@ -100,9 +129,8 @@ def find_subtitle_file(video: str | os.PathLike[str] | None, choice: str) -> str
         if not is_object(choice) and not Path(choice).is_file():
             raise SourceNotFound(f"no subtitles at {choice}", hint="name a file, a language such as en, auto, or off")
         return choice
-    found = [(language, file) for language, file in _beside(video) if _suits(language, choice)]
-    # The plain name first, then English, then by name.
-    return min(found, key=lambda one: (one[0] != "", one[0] != "en", one[1]), default=("", None))[1]
+    found = [one for one in _beside(video) if _suits(one.language, choice) and (forced or not one.forced)]
+    return min(found).path if found else None
 
 
 def choose_track(tracks: Iterable[TextTrack], choice: str) -> TextTrack | None:
@@ -118,8 +146,8 @@ def names_file(choice: str) -> bool:
 
 def shorten_language(language: str) -> str:
     """Return a language without its region, in two letters where it has them: `en` for `eng` and `en-US`."""
-    first = language.lower().partition("-")[0]
-    return "" if first == "und" else _TWO_LETTERS.get(first, first[:2])
+    first = re.split("[-_]", language.lower())[0]
+    return "" if first == "und" else _TWO_LETTERS.get(first, first)
 
 
 def describe_subtitle_file(file: str) -> dict[str, Any]:
@@ -143,12 +171,13 @@ def name_subtitles(record: Mapping[str, Any] | None) -> str | None:
         return None
     language = record.get("language")
     track = f"text track {record.get('number')}{f' ({language})' if language else ''}"
-    return str(record.get("name")) if record.get("kind") == "file" else track
+    encoding = f" ({record['encoding']})" if "encoding" in record else ""
+    return f"{record.get('name')}{encoding}" if record.get("kind") == "file" else track
 
 
 def identify_subtitles(record: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what of a record tells subtitles apart; empty for none."""
-    return {name: value for name, value in (record or {}).items() if name != "lost"}
+    return {name: value for name, value in (record or {}).items() if name not in ("lost", "encoding")}
 
 
 def _describe_track(track: TextTrack) -> dict[str, Any]:
@@ -172,14 +201,17 @@ def _read_live(source: Source, choice: str) -> Subtitles:
 
 def _read(record: dict[str, Any], read: Callable[[], Lines]) -> Subtitles:
     try:
-        lines, lost = read()
+        lines, lost, note = read()
     except SourceError as error:
-        lines, lost = (), error.message
-    return Subtitles(make_cues(lines), record, lost or None)
+        lines, lost, note = (), error.message, ""
+    cues = tuple(make_cues(lines))
+    if lines and not cues:
+        lost = lost or "no line of them says anything"
+    return Subtitles(cues, record | ({"encoding": note} if note else {}), lost or None)
 
 
-def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:
-    """Give the files of subtitles beside a video, `NAME.srt` or `NAME.LANGUAGE.srt`, with their languages."""
+def _beside(video: str | os.PathLike[str] | None) -> Iterator[_File]:
+    """Give the files of subtitles beside a video: `NAME.srt`, `NAME.LANGUAGE.srt`, `NAME.LANGUAGE.forced.srt`, ..."""
     if video is None:
         return
     named, path = os.fspath(video), Path(video)
@@ -191,9 +223,12 @@ def _beside(video: str | os.PathLike[str] | None) -> Iterator[tuple[str, str]]:
     for file in files:
         name, suffix = Path(file).name, Path(file).suffix
         if name.startswith(f"{path.stem}.") and suffix.lower() in SUFFIXES:
-            between = name[len(path.stem) + 1 : -len(suffix)].partition(".")[0]
-            if not between or LANGUAGE.fullmatch(between):
-                yield shorten_language(between), file
+            parts = [part for part in name[len(path.stem) + 1 : -len(suffix)].lower().split(".") if part]
+            language = _TWO_LETTERS.get(re.split("[-_]", parts[0])[0], "") if parts else ""
+            others = set(parts[1:] if language else parts)
+            if language or others <= _MARKS:
+                forced = not _FORCED.isdisjoint(others)
+                yield _File(forced, language != "", language != "en", len(others - {"default", "full"}), file, language)
 
 
 def _read_file(file: str) -> Lines:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.fleet import Job, plan
+from protokv.fleet import Job, locate_state, plan
 from protokv.fleet.plan import is_several
 
 
@@ -27,6 +27,15 @@ from protokv.fleet.plan import is_several
 )
 def test_videos_are_found_once_and_have_keys(sources: list[str], keys: list[str], films: Path) -> None:
     assert [job.key for job in plan([source.format(films=films) for source in sources])] == keys
+
+
+def test_a_name_that_is_too_long_for_a_state_is_cut_and_stays_different() -> None:
+    assert locate_state("states", "a/b") == "states/a/b.safetensors"
+    long = [locate_state("states", f"monday/{'ö' * 120}{last}") for last in "ab"]
+    assert len({*long}) == 2
+    for path in long:
+        assert path.startswith("states/monday/ööö")
+        assert len(Path(path).name.encode()) <= 212
 
 
 def test_two_videos_of_one_key_are_refused_by_name() -> None:

@@ -25,9 +25,23 @@ def test_a_track_has_the_same_lines_in_every_container_and_codec(
         assert source.texts == part.texts
         assert [one.language for one in source.texts] == ["eng", "deu"]
         number = source.texts[0].number
-        lines, lost = source.lines(number)
+        lines, lost, _ = source.lines(number)
         assert not lost
         assert [line[:2] for line in lines] == [pytest.approx(one[:2]) for one in said[:2]]
         assert "two\nrows" in lines[-1].text
         assert codec != "ass" or lines[0].text == "x < y"
         assert [line.start_s for line in part.lines(number).lines] == pytest.approx([one[0] - 1 for one in said[:2]])
+
+
+def test_webvtt_of_mkvtoolnix_is_read_and_a_track_that_gives_no_line_says_so(tmp_path: Path) -> None:
+    path = write_subtitled(tmp_path / "x.mkv", {"eng": SAID[1:2]}, "webvtt")
+    # FFmpeg does not know this name, under which packets are bare text; names may end in bytes of 0.
+    path.write_bytes(path.read_bytes().replace(b"D_WEBVTT/SUBTITLES", b"S_TEXT/WEBVTT".ljust(18, b"\0")))
+    with open_source(path) as source:
+        assert [(one.codec, one.language) for one in source.texts] == [("webvtt", "eng")]
+        (line,), lost, _ = source.lines(source.texts[0].number)
+    assert (line[:2], lost) == (pytest.approx((2.0, 3.5)), "")
+    assert "two\nrows" in line.text
+    path = write_subtitled(tmp_path / "drawn.mkv", {"eng": SAID[2:]}, "ass")
+    with open_source(path) as source:
+        assert source.lines(source.texts[0].number) == ((), "none of its 1 packets holds text", "")

@@ -20,16 +20,34 @@ DIALOGUE = "[Events]\nFormat: {}\nDialogue: {}\nDialogue: {}\nComment: {}\n"
 def read(tmp_path: Path, text: str, suffix: str = "srt") -> list[Line]:
     path = tmp_path / f"x.{suffix}"
     path.write_text(text, newline="")
-    lines, lost = read_subtitles(path)
-    assert not lost
-    return list(lines)
+    found = read_subtitles(path)
+    assert (found.lost, found.note) == ("", "")
+    return list(found.lines)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-def test_a_file_is_read_in_its_encoding(encoding: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("encoding", "spoken"),
+    [
+        *((encoding, SPOKEN) for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "cp1252")),
+        ("cp1252", "Ça va très bien, mon frère, déjà là."),
+        ("cp1250", "Zażółć gęślą jaźń, dziękuję, że jesteś tu."),
+        ("cp1250", "Köszönöm, egy kicsit később jövünk, szőke hölgy."),
+        ("cp1251", "Привет, как дела сегодня?"),
+        ("cp932", "こんにちは、元気ですか"),
+    ],
+)
+def test_a_file_is_read_in_its_encoding_and_a_guess_is_said(encoding: str, spoken: str, tmp_path: Path) -> None:
     path = tmp_path / "x.srt"
-    path.write_bytes(SRT.encode(encoding))
-    assert read_subtitles(path).lines == (Line(1.0, 2.5, SPOKEN), Line(3.0, 4.0, "The answer\n42"))
+    path.write_bytes(SRT.replace(SPOKEN, spoken).encode(encoding))
+    guess = "" if encoding in ("utf-8", "utf-8-sig", "utf-16") else f"read as {encoding}, which is a guess"
+    assert read_subtitles(path) == ((Line(1.0, 2.5, spoken), Line(3.0, 4.0, "The answer\n42")), "", guess)
+
+
+def test_a_byte_that_is_no_utf_8_costs_its_character_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.srt"
+    path.write_bytes(SRT.replace("answer", "caf\udce9").encode(errors="surrogateescape"))
+    lines = Line(1.0, 2.5, SPOKEN), Line(3.0, 4.0, "The caf\ufffd\n42")
+    assert read_subtitles(path) == (lines, "", "UTF-8 but for 1 character")
 
 
 ASS_ROWS = [f"0,0:00:0{n}.0,0:00:0{n + 1}.0,,,0,0,0,,{text}" for n, text in ((1, "o{\\i1}ne"), (3, "two"), (5, "no"))]
@@ -41,13 +59,25 @@ MINIMAL_ROWS = ["0:00:01.00,0:00:02.00,0,one", "0:00:03.00,0:00:04.00,0,two", "0
     [
         "1\n00:00:01,000 --> 00:00:02,000\none\n2\n00:00:03,000 --> 00:00:04,000\ntwo\n",
         "1\r00:00:01,000 --> 00:00:02,000\rone\r\r2\r00:00:03,000 --> 00:00:04,000\rtwo",
+        "1\r\r\n00:00:01,000 --> 00:00:02,000\r\r\none\r\r\n\r\r\n2\r\r\n0:00:03,000 --> 0:00:04,000\r\r\ntwo",
+        "\0\0001\n\00000:00:01,000 --> 00:00:02,000\0\none\0\n\n00:00:03,000 --> 00:00:04,000\ntwo\n\0\0\0\0",
         "0:00:01 --> 0:00:02\n{\\an8}one\n\n00:00:03.0 --> 00:00:04.00000\ntwo",
         "WEBVTT\n00:01.000 --> 00:02.000\none\n\nNOTE one\ntwo\n\n7\n00:03,000 --> 00:04,000 line:0\ntwo\n\nSTYLE",
         "WEBVTT - x\nKind: captions\n\nid\n00:00:01.000 --> 00:00:02.000\none\n\n00:00:03.000 --> 00:00:04.000\ntwo",
         DIALOGUE.format("Start, End, Layer, Text", *MINIMAL_ROWS),
         DIALOGUE.format(files._ASS_FIELDS, *ASS_ROWS),
     ],
-    ids=["no blank row", "bare CR", "short times", "WebVTT by hand", "WebVTT", "ASS of any order", "ASS"],
+    ids=[
+        "no blank row",
+        "bare CR",
+        "two CR",
+        "bytes of 0",
+        "short times",
+        "WebVTT by hand",
+        "WebVTT",
+        "ASS of any order",
+        "ASS",
+    ],
 )
 def test_every_line_is_read_however_it_is_written(text: str, tmp_path: Path) -> None:
     assert read(tmp_path, text) == [ONE, TWO]
@@ -74,13 +104,17 @@ def test_what_holds_no_line_is_one_error_and_what_is_long_is_cut_off(
         with pytest.raises(SourceUnreadable, match=r"x\.vtt holds no subtitles"):
             read_subtitles(path)
     path.write_text("WEBVTT\n\nNOTE nobody speaks\n")
-    assert read_subtitles(path) == ((), "")
+    assert read_subtitles(path).lost == ""
+    path.write_text("WEBVTT\n\n00:01.000 --> 00:02.000\none\n\n00:03.000 --> later\ntwo\n\nx 4 --> 5\nthree\n")
+    assert read_subtitles(path) == ((ONE,), "the times of 2 lines cannot be read", "")
+    path.write_text(DIALOGUE.format("Start, End, Text", "0:00:01,0:00:02,one", "0:00:03,soon,two", "x"))
+    assert read_subtitles(path) == ((ONE,), "the times of 1 line cannot be read", "")
     monkeypatch.setattr(files, "MOST_LINES", 5)
     path.write_text("WEBVTT\n\n" + "".join(f"00:0{n}.000 --> 00:09.000\na{n}\n\n" for n in range(9)))
-    lines, lost = read_subtitles(path)
+    lines, lost, _ = read_subtitles(path)
     assert (len(lines), "only the first 5 lines" in lost) == (5, True)
     monkeypatch.setattr(files, "MOST_CHARACTERS", 10_000)
     path.write_text("WEBVTT\n\n00:01.000 --> 00:02.000\n" + "word " * 10_000)
-    (line,), lost = read_subtitles(path)
+    (line,), lost, _ = read_subtitles(path)
     assert len(line.text) < 10_000
     assert "is read" in lost or "are read" in lost

@@ -67,6 +67,31 @@ def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_eng
         found("no.srt")
 
 
+@pytest.mark.parametrize(
+    ("names", "meant"),
+    [
+        (("en.forced", "en"), "en"),
+        (("en.sdh", "de", "en.default"), "en.default"),
+        (("forced", "fr"), "fr"),
+        (("pt_BR", "es-419"), "es-419"),
+        (("eng.cc", "bak", "orig", "part2"), "eng.cc"),
+        (("default", "en"), "default"),
+        # The track in the container has all that is said.
+        (("bak", "new", "mkv"), None),
+        (("en.forced",), None),
+    ],
+)
+def test_full_subtitles_come_first_and_a_backup_is_no_language(
+    names: tuple[str, ...], meant: str | None, video: Path
+) -> None:
+    for name in names:
+        video.with_suffix(f".{name}.srt").write_text(SRT.format(name))
+    with open_source(video) as source:
+        assert find_subtitles(source, video, "auto").between(0, 9) == [meant or "a track"]
+        if names == ("en.forced",):
+            assert find_subtitles(source, video, str(video.with_suffix(".en.forced.srt"))).between(0, 9) == list(names)
+
+
 def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: Path, tmp_path: Path) -> None:
     state = video.with_suffix(".safetensors")
     assert watch(video)[Started].words == "text track 1 (ger)"
@@ -82,14 +107,31 @@ def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: 
             watch(video)
 
 
-@pytest.mark.parametrize("content", [b"", b"\0\1junk" * 99])
-def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(content: bytes, video: Path) -> None:
+def test_a_guess_at_an_encoding_is_said_with_the_name(video: Path, tmp_path: Path) -> None:
+    (tmp_path / "talk.srt").write_bytes(SRT.format("caf\xe9").encode("cp1252"))
+    for how in ("started", "finished"):
+        events = watch(video)
+        assert events[Started].how == how
+        assert events[Started].words == "talk.srt (read as cp1252, which is a guess)"
+        assert WordsLost not in events
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "holds no subtitles"),
+        (b"\0\1junk" * 99, "holds no subtitles"),
+        (SRT.format("[music]").encode(), "no line of them says anything"),
+        (SRT.replace(" -->", "; -->").encode(), "holds no subtitles"),
+    ],
+)
+def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(content: bytes, why: str, video: Path) -> None:
     video.with_suffix(".srt").write_bytes(content)
     for how in ("started", "finished"):
         events = watch(video)
         assert events[Started].how == how
         assert events[WordsLost].words == "talk.srt"
-        assert "holds no subtitles" in events[Summary].words_lost
+        assert why in events[Summary].words_lost
         assert events[Summary].complete
     # They take no room in the memory.
     states = [load_state(video.with_suffix(".safetensors"))]

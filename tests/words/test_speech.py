@@ -75,7 +75,7 @@ def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitl
         return event
 
     assert watch().words == "talk.srt"
-    lines, lost = read_subtitles(tmp_path / "talk.srt")
+    lines, lost, _ = read_subtitles(tmp_path / "talk.srt")
     assert lines
     assert not lost
     assert all(0 <= line.start_s <= 5 for line in lines)
