@@ -64,11 +64,6 @@ class BenchmarkFlags:
     )
     data_root: Path | None = option("--data-root DIR", "Folder of the data set, or of several.")
     videos: int | None = option("--videos COUNT", "Take only the first COUNT videos.", min=1)
-    prompt: str | None = option(
-        "--prompt NAME",
-        "official, or bare: the question alone, for models that cannot answer by letters.",
-        known=("official", "bare"),
-    )
     judge: str | None = option("--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL.")
 
 
@@ -161,7 +156,6 @@ def _build(sources: list[str] | None, study: StudyFlags, benchmark: BenchmarkFla
         variations=[parse_variation(text) for text in study.settings or ()],
         intersection=study.intersection,
         types=parse_optional(parse_list, study.types),
-        prompt=benchmark.prompt,
         subtitles=study.subtitles,
     )
 

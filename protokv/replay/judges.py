@@ -73,8 +73,7 @@ PROMPT_HASH: Final = hashlib.sha256(f"{JUDGE_SYSTEM}\0{JUDGE_USER}".encode()).he
 def read_reply(text: str) -> Verdict:
     """Read the verdict from a reply: a Python dictionary, alone or between other words.
 
-    Raises:
-        ValueError: there is none, or it is not yes or no with 0 to 5 points.
+    ValueError: there is none, or it is not yes or no with 0 to 5 points.
     """
     literal = text[max(0, text.find("{")) : text.rfind("}") + 1]
     try:

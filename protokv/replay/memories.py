@@ -50,11 +50,7 @@ class Variation:
 
 
 def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
-    """Return memories by their names, at each budget; see `drop_repeated`.
-
-    Raises:
-        ConfigError: a name is unknown.
-    """
+    """Return memories by their names, at each budget; see `drop_repeated`. ConfigError: a name is unknown."""
     return drop_repeated([Variant(name, MemoryConfig.of(name, budget=budget)) for budget in budgets for name in names])
 
 
@@ -70,8 +66,7 @@ def drop_repeated(variants: Sequence[Variant]) -> list[Variant]:
 def vary_memories(variants: Sequence[Variant], variations: Sequence[Variation]) -> list[Variant]:
     """Replace each memory by one variant per combination of values.
 
-    Raises:
-        ConfigError: a variation names a memory that is not compared, or an unknown setting or value.
+    ConfigError: a variation names a memory that is not compared, or an unknown setting or value.
     """
     found = list(variants)
     for variation in variations:

@@ -32,8 +32,7 @@ class Question:
         reference_s: t0, seconds of stream time; infinite for the end of a stream that is not opened yet.
         reference: the meaning of t0: end of the evidence, query time of the data set, or end of the stream.
         dataset: its benchmark; empty for any other question.
-        prompt: the wording of the benchmark; empty: the text.
-        options: of a multiple-choice question, in order; the answer is the letter of one of them.
+        prompt: the wording of the benchmark with its options, whose letter is the answer; empty: the text.
         retrospective: the answer stays true while the stream goes on.
     """
 
@@ -45,7 +44,6 @@ class Question:
     reference: Reference
     dataset: str = ""
     prompt: str = ""
-    options: tuple[str, ...] = ()
     retrospective: bool = True
 
     @property

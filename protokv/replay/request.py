@@ -10,7 +10,7 @@ from typing import Final
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.errors import ConfigError, suggest_name
+from protokv.errors import ConfigError
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.replay.benchmarks import find_benchmark
 from protokv.replay.benchmarks.base import Benchmark
@@ -18,7 +18,7 @@ from protokv.replay.dataset import OpenedStreams, open_dataset, with_baselines
 from protokv.replay.judges import Judge
 from protokv.replay.memories import Variant, Variation, name_memories, vary_memories
 from protokv.replay.plan import Plan, make_plan
-from protokv.replay.runner import SHORT_ANSWER, Setup
+from protokv.replay.runner import Setup
 from protokv.replay.streams import open_files
 from protokv.words.find import OFF
 
@@ -28,10 +28,7 @@ COMPARED: Final = ("full", "durable", "continuity", "paper", "sliding-window", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """A replay of videos with questions, or of a data set; see `protokv replay --help` for the meaning of each field.
-
-    `prompt` is "official", "bare", or None for the one that fits the model.
-    """
+    """A replay of videos with questions, or of a data set; `protokv replay --help` says what each field means."""
 
     sources: Sequence[str] | None = None
     questions: Path | None = None
@@ -44,7 +41,6 @@ class ReplayRequest:
     variations: Sequence[Variation] = ()
     intersection: bool = True
     types: Sequence[str] | None = None
-    prompt: str | None = None
     subtitles: str = OFF
 
     @property
@@ -69,10 +65,6 @@ class ReplayRequest:
             raise ConfigError("there are no questions about the sources", hint="name a file with --questions")
         if self.questions is not None and not self.sources:
             raise ConfigError("--questions are about sources of your own", hint="name the videos")
-        if self.prompt not in (None, "official", "bare"):
-            raise ConfigError(
-                f"there is no prompt {self.prompt!r}", hint=suggest_name(self.prompt, ("official", "bare"))
-            )
 
     def open(self) -> OpenedStreams:
         """Open the streams, and list the missing ones, once the memories are known to fit.
@@ -115,7 +107,7 @@ class ReplayRequest:
         if self.benchmark is not None:
             variants = with_baselines(variants, backbone, words=words)
             delays_s = (0.0,) if delays_s is None else delays_s
-        setup = make_setup(self.benchmark, backbone, fps=fps, prompt=self.prompt)
+        setup = make_setup(self.benchmark, backbone, fps=fps)
         return make_plan(opened.streams, variants, delays_s, setup, intersection=self.intersection, types=self.types)
 
     def judge(self, name: str | None) -> Judge | None:
@@ -127,12 +119,8 @@ class ReplayRequest:
         return Judge(name)
 
 
-def make_setup(
-    benchmark: Benchmark | None, backbone: Backbone, *, fps: float | None = None, prompt: str | None = None
-) -> Setup:
+def make_setup(benchmark: Benchmark | None, backbone: Backbone, *, fps: float | None = None) -> Setup:
     """Return how questions are asked: at a benchmark's own rate and length of answers, unless `fps` is given."""
     if benchmark is None:
-        return Setup.of(backbone, fps=fps, decoding=SHORT_ANSWER)
-    bare = not backbone.converses if prompt is None else prompt == "bare"
-    decoding = Decoding(max_new_tokens=benchmark.max_new_tokens)
-    return Setup.of(backbone, fps=fps or benchmark.fps, decoding=decoding, bare=bare)
+        return Setup.of(backbone, fps=fps)
+    return Setup.of(backbone, fps=fps or benchmark.fps, decoding=Decoding(max_new_tokens=benchmark.max_new_tokens))

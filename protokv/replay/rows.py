@@ -39,8 +39,7 @@ class Trial:
         protocol: `PROTOCOL` of the program.
         dataset: the benchmark of the question; empty for any other.
         prompt: the wording of the benchmark.
-        prompt_hash: of the benchmark's templates, or `bare` for the bare question.
-        options: of a multiple-choice question; the expected answer is a letter.
+        prompt_hash: of the benchmark's templates.
         frames: the backbone's settings for frames.
     """
 
@@ -62,7 +61,6 @@ class Trial:
     dataset: str = ""
     prompt: str = ""
     prompt_hash: str = ""
-    options: list[str] = field(default_factory=list)
     frames: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -148,8 +146,7 @@ def read_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:
 def decode_rows(path: Path, kind: type[R]) -> Iterator[tuple[int, R]]:
     """Yield each row of a file with the number of its line; a torn last line is left out, and so are unknown keys.
 
-    Raises:
-        ConfigError: a line that is not the last one is no row, or a packed file is damaged.
+    ConfigError: a line that is not the last one is no row, or a packed file is damaged.
     """
     lines = read_text(path).split("\n")
     for number, line in enumerate(lines, start=1):
@@ -205,11 +202,7 @@ class RowFile:
     """A file that rows are appended to."""
 
     def __init__(self, path: str | Path, *, start_over: bool = False) -> None:
-        """Read the rows that are done; cut off a torn last line.
-
-        Raises:
-            ConfigError: the file holds something else.
-        """
+        """Read the rows that are done; cut off a torn last line. ConfigError: the file holds something else."""
         self._path = Path(path)
         if start_over or not self._path.exists():
             self._path.write_text("", encoding="utf-8")

@@ -21,7 +21,6 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.benchmarks.choices import find_option
 from protokv.replay.memories import Variant
 from protokv.replay.questions import is_expected
 from protokv.replay.rows import AnswerRow, Trial
@@ -42,7 +41,6 @@ class Setup:
         frames_per_step: sampled frames of one step.
         decoding: of answers.
         frames: the backbone's settings for frames.
-        bare: ask the question without the benchmark's wording; the answer is a text and no letter.
     """
 
     model: dict[str, str]
@@ -50,25 +48,18 @@ class Setup:
     frames_per_step: int
     decoding: Decoding = SHORT_ANSWER
     frames: dict[str, Any] = field(default_factory=dict)
-    bare: bool = False
 
     @classmethod
-    def of(
-        cls, backbone: Backbone, *, fps: float | None = None, decoding: Decoding = SHORT_ANSWER, bare: bool = False
-    ) -> Self:
+    def of(cls, backbone: Backbone, *, fps: float | None = None, decoding: Decoding = SHORT_ANSWER) -> Self:
         """Return the setup of a backbone, at its own rate if `fps` is None."""
         rate = backbone.default_fps if fps is None else fps
-        frames = dict(backbone.settings)
         # The digests of the weights identify the model, not the commit of the hub.
         model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}
-        return cls(model, float(rate), backbone.frames_per_step, decoding, frames, bare)
+        return cls(model, float(rate), backbone.frames_per_step, decoding, dict(backbone.settings))
 
     def trial(self, stream: Stream, ask: Ask, variant: Variant) -> Trial:
         """Return the trial of one ask under one memory."""
         question = ask.question
-        prompt_hash = ""
-        if question.dataset:
-            prompt_hash = "bare" if self.bare else BENCHMARKS[question.dataset].prompt_hash
         return Trial(
             video=stream.name,
             question_id=question.id,
@@ -85,9 +76,8 @@ class Setup:
             model=self.model,
             decoding=asdict(self.decoding),
             dataset=question.dataset,
-            prompt="" if self.bare else question.prompt,
-            prompt_hash=prompt_hash,
-            options=list(question.options),
+            prompt=question.prompt,
+            prompt_hash=BENCHMARKS[question.dataset].prompt_hash if question.dataset else "",
             frames=self.frames,
         )
 
@@ -253,15 +243,10 @@ def _ask(run: _Run, setup: Setup, now: _Progress, trial: Trial) -> AnswerRow:
 
 
 def score(trial: Trial, prediction: str) -> tuple[bool, str]:
-    """Score an answer when it is given; return the rule too, if it is not the data set's own.
-
-    The answer to a bare question spells out an option instead of its letter.
-    """
-    benchmark, is_bare = BENCHMARKS.get(trial.dataset), trial.prompt_hash == "bare"
-    if is_bare and trial.options:
-        return find_option(prediction, trial.options) == trial.expected, "the option that the answer spells out"
-    if benchmark is None or (is_bare and not benchmark.open_ended):
-        return is_expected(prediction, trial.expected), "exact text" if is_bare else ""
+    """Score an answer when it is given; return the rule too, if it is not the data set's own."""
+    if not trial.dataset:
+        return is_expected(prediction, trial.expected), ""
+    benchmark = BENCHMARKS[trial.dataset]
     return benchmark.is_right(prediction, trial.expected, trial.type), benchmark.judge
 
 

@@ -19,11 +19,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """Return a data set by its name.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
+    """Return a data set by its name. ConfigError: there is none of this name."""
     if name not in BENCHMARKS:
         raise ConfigError(f"there is no data set {name!r}", hint=suggest_name(name, BENCHMARKS))
     return BENCHMARKS[name]

@@ -1,4 +1,4 @@
-"""Options and their letters: how a prompt lists them, and the option that an answer spells out."""
+"""Options and their letters, as a prompt lists them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 
 from protokv.errors import ConfigError
-from protokv.replay.questions import normalize_answer
 
 
 def list_options(options: Sequence[str], form: str = "{}. {}", between: str = "\n") -> str:
@@ -20,16 +19,6 @@ def check_letter(letter: str, options: Sequence[str], where: str) -> str:
     if letter not in list(ascii_uppercase[: len(options)]):
         raise ConfigError(f"{where}: answer {letter!r} is none of {len(options)} options")
     return letter
-
-
-def find_option(text: str, options: Sequence[str]) -> str:
-    """Return the letter of the only option with this text, but for case, spaces and a full stop; else an empty text."""
-    matching = [
-        x
-        for x, option in zip(ascii_uppercase, options, strict=False)
-        if normalize_answer(option) == normalize_answer(text)
-    ]
-    return matching[0] if len(matching) == 1 else ""
 
 
 def strip_letter(option: str) -> str:

@@ -72,7 +72,7 @@ class Mlvu(Benchmark):
                 prompt = _PROMPT.format(question=text, options=list_options(options, "({}) {}"))
                 video = f"{task}/{read_field(row, 'video', str, where)}"
                 name = f"{task}-{number}"
-                videos[video].append(Question(name, text, letter, kind, math.inf, "end", self.name, prompt, options))
+                videos[video].append(Question(name, text, letter, kind, math.inf, "end", self.name, prompt))
         if not videos:
             raise SourceNotFound(f"the annotations of {self.name} in {root} hold no question")
         return Annotations.group(videos, notes)

@@ -126,7 +126,7 @@ def _questions(row: Mapping[str, Any], where: str) -> Iterator[Question]:
     text = read_field(row, "question", str, where)
     prompt = CHOICE.format(question=text, options=list_options(options, "{}. {};", " ")).strip()
     answer, at_s = ascii_uppercase[gold], _time_of_asking(row, where)
-    yield Question(name, text, answer, kind, at_s, "query", OvoBench.name, prompt, options)
+    yield Question(name, text, answer, kind, at_s, "query", OvoBench.name, prompt)
 
 
 def _probe(kind: str, row: Mapping[str, Any], probe: Mapping[str, Any], where: str) -> tuple[str, str, str]:

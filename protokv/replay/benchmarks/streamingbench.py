@@ -62,7 +62,7 @@ class StreamingBench(Benchmark):
                 letter = check_letter(read_field(row, "answer", str, at).strip(), options, at)
                 kind = read_field(row, "task_type", str, at).removesuffix(" Perception")
                 name, prompt = str(len(videos[video])), _PROMPT.format(question=text, options=list_options(options))
-                videos[video].append(Question(name, text, letter, kind, time_s, "query", self.name, prompt, options))
+                videos[video].append(Question(name, text, letter, kind, time_s, "query", self.name, prompt))
         return Annotations.group(videos)
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:

@@ -59,7 +59,7 @@ class VideoMme(Benchmark):
             prompt = _PROMPT.format(question=text, options=list_options(options))
             name = str(read_field(row, "question_id", str, where))
             videos[read_field(row, "videoID", str, where)].append(
-                Question(name, text, letter, kind, math.inf, "end", self.name, prompt, options)
+                Question(name, text, letter, kind, math.inf, "end", self.name, prompt)
             )
         return Annotations.group(videos)
 

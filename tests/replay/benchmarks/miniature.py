@@ -1,7 +1,6 @@
 """Every data set in small: two procedural videos, annotated with the fields of the published schemas.
 
-No annotation of a real set is here. The embedded model knows no letters, so it is asked the bare question, and the
-options are words that it can answer with.
+No annotation of a real set is here. The embedded model knows no letters, so its answers are mostly wrong.
 """
 
 from __future__ import annotations

@@ -65,17 +65,13 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
     report = summarise(rows)
     facts, points = report["facts"], {p["memory"]: p for p in report["points"] if p["part"] == "all"}
     assert facts["data set"].startswith(f"{name}, ")
-    assert facts["prompt"] == "bare"
+    assert facts["prompt"] == BENCHMARKS[name].prompt_hash
     # The last frames have room for all of them: steps of two frames and nine tokens.
     assert [(memory, point["budget"]) for memory, point in points.items()] == [
         ("durable", 90), (TEXT_ONLY, 0), ("last 4 frames", 18), ("last 16 frames", 72)
     ]  # fmt: skip
     assert {point["n"] for point in points.values()} == {report["questions"]}
     assert all(point["thin"] for point in points.values())
-    if name != "ovo-bench":
-        # A memory of nearly all steps still has the content, which nobody can know without the video.
-        assert points["durable"]["accuracy"] >= 0.8
-        assert points["durable"]["accuracy"] > points[TEXT_ONLY]["accuracy"]
     assert "2 a second, 9.0 tokens a step" in facts["frames"] or name == "rvs-movie"
 
 
@@ -125,7 +121,7 @@ def test_a_data_set_that_fixes_its_rate_is_sampled_at_it(embedded: Backbone) -> 
 
 
 def test_a_sweep_asks_what_stays_true_and_says_what_it_left_out(data_root: Path, embedded: Backbone) -> None:
-    request = ReplayRequest(dataset="rvs-ego", data_root=data_root, delays_s=[0.0, 3.0], prompt="bare")
+    request = ReplayRequest(dataset="rvs-ego", data_root=data_root, delays_s=[0.0, 3.0])
     plan = request.plan(request.open(), embedded, 2.0)
     asked = {ask.question.type for _, asks in plan.streams for ask in asks.asks}
     assert asked == {"Whether Something Happened(Y/N)", "What event order"}

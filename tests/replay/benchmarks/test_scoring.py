@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.benchmarks.choices import find_option
 from protokv.replay.judges import PROMPT_HASH
 from protokv.replay.questions import token_f1
-from protokv.replay.runner import score
-from tests.replay.rows import ROW
 
 OPTIONS = ("red", "green", "blue", "white")
 
@@ -58,23 +53,6 @@ def test_an_answer_scores_by_the_rule_of_its_data_set(
     dataset: str, kind: str, answer: str, expected: str, right: bool
 ) -> None:
     assert BENCHMARKS[dataset].is_right(answer, expected, kind) == right
-
-
-@pytest.mark.parametrize(
-    ("text", "letter"), [("green", "B"), ("Green.", "B"), ("  RED ", "A"), ("purple", ""), ("red green", ""), ("", "")]
-)
-def test_a_bare_answer_is_the_option_that_it_spells_out(text: str, letter: str) -> None:
-    assert find_option(text, OPTIONS) == letter
-    assert find_option("red", ("red", "Red.")) == ""
-
-
-@pytest.mark.parametrize(("answer", "right"), [("green", True), ("B", False), ("red", False)])
-def test_a_row_of_the_bare_question_says_how_it_was_scored(answer: str, right: bool) -> None:
-    trial = replace(ROW, dataset="videomme", type="short", prompt_hash="bare", options=list(OPTIONS), expected="B")
-    correct, judge = score(trial, answer)
-    assert correct == right
-    assert "option" in judge
-    assert score(replace(trial, prompt_hash="x"), answer)[1] == ""
 
 
 def test_prompts_are_those_that_rows_were_made_with() -> None:
