@@ -15,7 +15,7 @@ from protokv.replay.judges import Judge, Verdict
 from protokv.replay.rows import AnswerRow, RowFile
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
-from tests.replay.benchmarks.conftest import clips, data_root  # noqa: F401
+from tests.replay.benchmarks.conftest import data_root  # noqa: F401
 
 QUESTIONS = (
     '{"question": "what is the star ?", "answer": "red", "type": "colour", "evidence_s": 3}',

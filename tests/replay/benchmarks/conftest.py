@@ -8,18 +8,13 @@ import pytest
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from tests.replay.benchmarks.miniature import WRITERS, Clip, render_clips
+from tests.replay.benchmarks.miniature import WRITERS, write_clips
 
 
 @pytest.fixture(scope="session")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
-    return render_clips(tmp_path_factory.mktemp("clips"))
-
-
-@pytest.fixture(scope="session")
-def data_root(tmp_path_factory: pytest.TempPathFactory, clips: list[Clip]) -> Path:
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one for each data set."""
-    root = tmp_path_factory.mktemp("data")
+    clips, root = write_clips(tmp_path_factory.mktemp("clips")), tmp_path_factory.mktemp("data")
     for name, write in WRITERS.items():
         write(root / name, clips)
     return root

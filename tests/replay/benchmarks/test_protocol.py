@@ -19,7 +19,7 @@ from protokv.replay.report import summarise
 from protokv.replay.request import ReplayRequest, make_setup
 from protokv.replay.rows import AnswerRow, RowFile
 from protokv.replay.runner import StreamProgress
-from tests.replay.benchmarks.miniature import SEEDS, WRITERS
+from tests.replay.benchmarks.miniature import NAMES, WRITERS
 from tests.replay.rows import ROW
 
 
@@ -45,7 +45,7 @@ class Played:
 def play(
     name: str, root: Path, backbone: Backbone, path: Path, subtitles: str = "off"
 ) -> tuple[list[AnswerRow], list[StreamProgress]]:
-    """Run a data set under a memory of nearly all steps, at the frame rate that the embedded model was trained at."""
+    """Run a data set under a memory of nearly all steps, at two frames a second."""
     # Of its two videos one has subtitles.
     most = 2 if name == "videomme" else 1
     request = ReplayRequest(
@@ -66,13 +66,13 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
     facts, points = report["facts"], {p["memory"]: p for p in report["points"] if p["part"] == "all"}
     assert facts["data set"].startswith(f"{name}, ")
     assert facts["prompt"] == BENCHMARKS[name].prompt_hash
-    # The last frames have room for all of them: steps of two frames and nine tokens.
+    # The last frames have room for all of them: two frames of a square picture are nine tokens.
     assert [(memory, point["budget"]) for memory, point in points.items()] == [
         ("durable", 90), (TEXT_ONLY, 0), ("last 4 frames", 18), ("last 16 frames", 72)
     ]  # fmt: skip
     assert {point["n"] for point in points.values()} == {report["questions"]}
     assert all(point["thin"] for point in points.values())
-    assert "2 a second, 9.0 tokens a step" in facts["frames"] or name == "rvs-movie"
+    assert "2 a second, 12.0 tokens a step" in facts["frames"] or name == "rvs-movie"
 
 
 def test_with_subtitles_the_same_is_asked_of_a_stream_with_their_words_and_the_report_says_so(
@@ -82,7 +82,7 @@ def test_with_subtitles_the_same_is_asked_of_a_stream_with_their_words_and_the_r
     shutil.copytree(data_root / "videomme", root)
     (root / "subtitle").mkdir()
     said = "1\n00:00:03,000 --> 00:00:04,500\n<i>There was</i> a star\n"
-    (root / "subtitle" / f"clip{SEEDS[0]}.srt").write_text(said, encoding="utf-8")
+    (root / "subtitle" / f"{NAMES[0]}.srt").write_text(said, encoding="utf-8")
     opened = ReplayRequest(dataset="videomme", data_root=tmp_path, subtitles="auto").open()
     assert opened.notes["videos without subtitles"] == 1
     rows = play("videomme", tmp_path, embedded, tmp_path / "rows.jsonl", "auto")[0]
@@ -101,7 +101,7 @@ def test_a_query_sees_no_frame_behind_its_time(played: Callable[[str], Played]) 
         assert row.asked_s <= row.reference_s
         # Only frames that share a step with a later frame are missing.
         assert row.reference_s - row.asked_s <= 1.0
-        assert row.tokens_seen == 9 * row.asked_s
+        assert row.tokens_seen == 12 * row.asked_s
 
 
 def test_the_text_alone_has_the_same_answer_at_any_time_and_costs_no_step(played: Callable[[str], Played]) -> None:
