@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from protokv.core.session import Answer, Session
     from protokv.ingestion import Every, ingest
     from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
+    from protokv.state.cache import Cache
     from protokv.state.reader import load
     from protokv.state.writer import save
     from protokv.video import open_source, read_steps
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "Cache",
     "Decoding",
     "DurableConfig",
     "Every",
@@ -41,6 +43,7 @@ __all__ = [
 
 _HOMES = {
     "Answer": "protokv.core.session",
+    "Cache": "protokv.state.cache",
     "Decoding": "protokv.core.decoding",
     "DurableConfig": "protokv.memories",
     "Every": "protokv.ingestion",

@@ -17,10 +17,11 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
+from protokv.core.settings import parse_budget
 from protokv.errors import suggest_name
 from protokv.memories import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 from protokv_cli.output import Format, Output
-from protokv_cli.parsing import parse_budget, parse_setting
+from protokv_cli.parsing import parse_setting
 
 # Those of `protokv.state.form.FORMS`, which imports torch.
 STATE_SUFFIXES = (".safetensors", ".zarr", ".pt")

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from datetime import time as daytime
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from protokv.errors import ConfigError
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from protokv.replay.memories import Variation
 
 T = TypeVar("T")
-_TOKENS = {"": 1, "k": 1_000, "m": 1_000_000}
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = r"\d{1,12}(?:\.\d{1,12})?"
 _BARE = re.compile(f"(?P<s>{_NUMBER})", re.ASCII)
@@ -32,18 +30,6 @@ _DAYTIME = re.compile(r"\d{1,2}:\d\d(:\d\d)?", re.ASCII)
 def parse_optional(parse: Callable[[str], T], text: str | None) -> T | None:
     """Return what `parse` reads; None if there is no text."""
     return None if text is None else parse(text)
-
-
-def parse_budget(text: str) -> int:
-    """Return the tokens of "512", "6k" or "1.5k" (thousands) or "1m" (millions)."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([km]?)", text.strip().lower(), re.ASCII)
-    tokens = Fraction(match[1]) * _TOKENS[match[2]] if match else Fraction(0)
-    if tokens < 1 or tokens.denominator != 1:
-        raise ConfigError(
-            f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {text!r}",
-            hint="k stands for 1000 tokens, m for 1000000",
-        )
-    return int(tokens)
 
 
 def parse_input(text: str) -> tuple[str, str]:

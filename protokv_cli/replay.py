@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from protokv.core.settings import parse_budget
 from protokv.memories import CONFIGS
 from protokv_cli.answers import note_model
 from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, OutputFlags, WatchFlags, option, subtitles_option
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_optional, parse_variation
+from protokv_cli.parsing import parse_duration, parse_list, parse_optional, parse_variation
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ DOCUMENTS = sorted(
 def test_the_public_names_are_these() -> None:
     assert protokv.__all__ == [
         "Answer",
+        "Cache",
         "Decoding",
         "DurableConfig",
         "Every",

@@ -6,8 +6,10 @@ of the memory. Sizes that depend on the model are checked when the memory is bui
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
@@ -32,6 +34,8 @@ MOST_WEIGHT: Final = 1e6
 DEFAULT_MEMORY: Final = "durable"
 """The memory that is used where none is named."""
 ENTRY_POINTS: Final = "protokv.memories"
+
+_MULTIPLES: Final = {"": 1, "k": 1_000, "m": 1_000_000}
 
 MOST_FPS: Final = 240
 """The most sampled frames a second: no camera is faster, and a step stays longer than the rounding of time stamps."""
@@ -226,6 +230,18 @@ def check_range(name: str, value: float | tuple[int, ...], low: float, high: flo
         # Written so that NaN is refused as well.
         if not low <= part <= high:
             raise ConfigError(f"{name}: expected {low} to {high}, got {shorten_value(value)}")
+
+
+def parse_budget(text: str) -> int:
+    """Return the tokens of "512", "6k" or "1.5k" (thousands) or "1m" (millions)."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([km]?)", text.strip().lower(), re.ASCII)
+    tokens = Fraction(match[1]) * _MULTIPLES[match[2]] if match else Fraction(0)
+    if tokens < 1 or tokens.denominator != 1:
+        raise ConfigError(
+            f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {text!r}",
+            hint="k stands for 1000 tokens, m for 1000000",
+        )
+    return int(tokens)
 
 
 def check_fps(fps: float) -> None:

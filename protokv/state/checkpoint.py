@@ -32,6 +32,9 @@ from protokv.words.transcript import Transcript
 ATTACHED = (*Thumbnails.declare(), *Transcript.declare())
 """The tensors that any state may have besides its memory."""
 
+CACHE = "protokv.Cache"
+"""What the settings of a state say whose maker was a cache, not a session."""
+
 
 def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
     """Return the state of a session, without unused slots; arguments as `save`.
@@ -63,6 +66,10 @@ def from_state(state: State, backbone: Backbone) -> Session:
         StateMismatch: another model or dtype made the state; the field is named.
         StateCorrupt: its memory, clock or system prompt makes no sense.
     """
+    if state.settings.get("kind") == CACHE:
+        raise StateMismatch(
+            "it is the state of a protokv.Cache", hint="protokv.Cache.load(path, model) goes on with it"
+        )
     check_fits(state, backbone.identity)
     system = state.settings.get("system")
     if system != backbone.settings.get("system"):

@@ -19,6 +19,7 @@ import msgspec
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
+from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.replay.benchmarks import find_benchmark
 from protokv.replay.dataset import OpenedStreams, open_dataset, with_baselines
@@ -31,7 +32,7 @@ from protokv.replay.request import make_setup
 from protokv.replay.rows import AnswerRow, RowFile, read_rows
 from protokv.replay.schedule import DELAY_LADDER_S
 from protokv.replay.tables import save_points, tabulate
-from protokv_cli.parsing import parse_budget, parse_duration, parse_list, parse_variation
+from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from samples.worlds.language import MEASURES, read_language, resume_rows, run_language, summarise_language
 from samples.worlds.llama import load_llama
 from samples.worlds.streams import find_group

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv import __version__
+from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv.ingestion import NEVER, Every
 from protokv.memories import CONFIGS
@@ -22,7 +23,7 @@ from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.memories import Variation
 from protokv_cli import main, options
 from protokv_cli.exits import Exit
-from protokv_cli.parsing import parse_budget, parse_duration, parse_every, parse_list, parse_setting, parse_variation
+from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_setting, parse_variation
 from protokv_cli.replay import DATASETS
 from protokv_cli.tables import format_time
 from tests.cli.conftest import Program

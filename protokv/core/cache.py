@@ -1,0 +1,591 @@
+"""`MemoryCache`: a memory behind transformers' own cache, for any model of transformers.
+
+Layers with full attention read a memory: its slots, and the tokens that were forwarded since the last commit. All other
+layers (sliding, linear, convolution, shared) are transformers' own. `commit` gives what was forwarded to the memory as
+one step of the stream. A fork shares the memory and keeps its own tokens, so asking changes nothing.
+
+There are two ways to attend. With `attn_implementation="protokv"` slots and their bias are read in place: this is the
+fast one. With `sdpa` or `eager` a layer returns `[slots | new tokens]` and hands the bias to transformers' function.
+
+What a model says of positions and angles is read in `protokv.core.decoder`. Letters: L layers, H KV heads, Hq query
+heads, n tokens since the last commit, N slots, D head size, P position components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, GenerationMixin
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.integrations import sdpa_attention
+from transformers.masking_utils import sdpa_mask
+
+from protokv.core.attention import attend
+from protokv.core.build import build_memory
+from protokv.core.context import EMPTY, Context, EmptyContext
+from protokv.core.decoder import Decoder
+from protokv.core.memory import LocalMemory, Memory
+from protokv.core.settings import MemoryConfig
+from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape, count_bytes
+from protokv.errors import ConfigError
+
+NAME: Final = "protokv"
+"""The name of our attention function in transformers."""
+ARGUMENT: Final = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else (
+    "past_key_values"
+)  # fmt: skip
+"""The argument of a model that takes a cache; transformers renamed it in 5.24."""
+STOCK: Final = ("sdpa", "eager")
+_USE_OURS: Final = 'load the model with attn_implementation="protokv"'
+# The attribute of the keys that a memory layer returns: the layer. Attention finds it there, in shared layers too.
+_LAYER: Final = "protokv_layer"
+
+
+class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
+    """A layer with full attention: what the memory shows of it, and the tokens since the last commit.
+
+    Attributes:
+        number: which one it is of the layers that the memory serves.
+        length: n.
+        keys, values: of these tokens, `[1, H, n, D]`; None before the first.
+    """
+
+    is_sliding = False
+    is_croppable = True
+    keys: Tensor | None
+    values: Tensor | None
+
+    def __init__(self, owner: MemoryCache, number: int) -> None:
+        super().__init__()
+        self.owner, self.number, self.length = owner, number, 0
+        # Keys and values with room for more tokens than there are.
+        self._room: tuple[Tensor, Tensor] | None = None
+
+    def fork(self, owner: MemoryCache) -> MemoryLayer:
+        """Return a layer of another cache with the same tokens; nothing is copied until it takes more."""
+        other = MemoryLayer(owner, self.number)
+        other.length, other.keys, other.values = self.length, self.keys, self.values
+        if self.is_initialized:
+            other.dtype, other.device, other.is_initialized = self.dtype, self.device, True
+        return other
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take dtype and device of the first tokens.
+
+        Raises:
+            ConfigError: no memory serves such keys and values.
+        """
+        if key_states.shape[0] != 1:
+            raise ConfigError(
+                f"the cache holds one stream, and the model was given a batch of {key_states.shape[0]}",
+                hint="forward one stream at a time, without beams",
+            )
+        if key_states.shape[3] != value_states.shape[3]:
+            raise ConfigError(
+                "keys and values of this model differ in size (latent attention), which no memory serves",
+                hint="use a model with keys and values of one size",
+            )
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, kwargs: dict[str, Any] | None = None, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Take keys and values `[1, H, T, D]`; return what the layer attends to, `[1, H, N + n, D]`.
+
+        Args:
+            key_states: rotated, as the model made them.
+            value_states: theirs.
+            kwargs: the arguments of the attention function, which gets the bias of the slots through them.
+
+        Raises:
+            ConfigError: no memory serves such keys and values, or the bias does not reach the attention function.
+        """
+        if not self.is_initialized or key_states.shape[0] != 1:
+            self.lazy_initialization(key_states, value_states)
+        local = self._append(key_states, value_states)
+        if self.owner.reads_in_place:
+            keys = local[0][:]
+            setattr(keys, _LAYER, self)
+            return keys, local[1]
+        slots = self.owner.slots(self.number)
+        if slots is None:
+            return local
+        if kwargs is None:
+            raise ConfigError("this model hands no bias to its attention", hint=_USE_OURS)
+        bias = torch.cat((slots.bias, slots.bias.new_zeros(slots.bias.shape[0], self.length)), 1)
+        groups = self.owner.decoder.query_heads // key_states.shape[1]
+        # Half precision has no number as low as `EMPTY`.
+        bias = bias.clamp(min=torch.finfo(key_states.dtype).min / 2).to(key_states.dtype)
+        each = bias.repeat_interleave(groups, 0)[None, :, None]
+        kwargs["position_bias"] = each.expand(1, -1, key_states.shape[2], -1)
+        return torch.cat((slots.keys[None], local[0]), 2), torch.cat((slots.values[None], local[1]), 2)
+
+    def _append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put `[1, H, T, D]` after the tokens since the last commit; return all of these, `[1, H, n, D]`."""
+        start, self.length = self.length, self.length + keys.shape[2]
+        if not start:
+            # A whole step is kept as the model made it.
+            self.keys, self.values = keys, values
+            return keys, values
+        if self._room is None or self._room[0].shape[2] < self.length:
+            size = (*keys.shape[:2], max(2 * start, self.length + 32), keys.shape[3])
+            room = keys.new_empty(size), values.new_empty(size)
+            for new, old in zip(room, (self.keys, self.values), strict=True):
+                assert old is not None
+                new[:, :, :start] = old
+            self._room = room
+        keys_room, values_room = self._room
+        keys_room[:, :, start : self.length], values_room[:, :, start : self.length] = keys, values
+        self.keys, self.values = keys_room[:, :, : self.length], values_room[:, :, : self.length]
+        return self.keys, self.values
+
+    @torch.no_grad()
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+        """Attend to the slots in place, and to the new tokens; nothing can be trained through it.
+
+        Args:
+            query: `[Hq, T, D]`, rotated.
+            keys: `[H, n, D]`, as `update` returned them.
+            values: theirs.
+            mask: `[T, n]`, as transformers made it: True or 0 where a token is seen; None: every token sees those
+                before it, and the queries are the last ones.
+            scaling: the factor on the logits.
+
+        Returns:
+            `[Hq, T, D]`.
+        """
+        owner, halves = self.owner, self.owner.decoder.to_halves
+        # Attention is the same in any order of features that both sides share.
+        query, keys = halves(query), halves(keys)
+        mask = owner.local_mask(mask, query.shape[0] // keys.shape[0])
+        return attend(query, owner.context.at(self.number, query), (keys, values), scaling, mask)
+
+    def clear(self) -> None:
+        """Forget the tokens since the last commit."""
+        self.keys, self.values, self._room, self.length = None, None, None, 0
+
+    def reset(self) -> None:
+        """Forget the tokens since the last commit; transformers' name for it."""
+        self.clear()
+
+    def get_seq_length(self) -> int:
+        """Return how many tokens came so far; more than are held."""
+        return self.owner.seen + self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys a mask has, and the place of the first in the stream."""
+        if not query_length:
+            raise ConfigError(
+                "transformers took new tokens for a conversation that the cache has seen; use cache.question(inputs)",
+                hint="an attention_mask of the whole length tells it that they are new",
+            )
+        slots = self.owner.slots(self.number)
+        held = 0 if slots is None else slots.keys.shape[1]
+        return held + self.length + query_length, self.owner.seen - held
+
+    def get_max_length(self) -> int:
+        """Return -1: any number of tokens may come."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, of those since the last commit.
+
+        Raises:
+            ValueError: there are not so many.
+        """
+        n = abs(tokens_to_remove)
+        if n > self.length:
+            raise ValueError(f"only the {self.length} tokens since the last commit can be removed, not {n}")
+        if n:
+            assert self.keys is not None
+            assert self.values is not None
+            self.length -= n
+            self.keys, self.values, self._room = self.keys[:, :, :-n], self.values[:, :, :-n], None
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers calls it: query `[1, Hq, T, D]`, key and value `[1, H, n, D]`; returns `[1, T, Hq, D]`.
+
+    Keys that no memory returned go to transformers' own function: those of sliding layers, of vision towers, and of a
+    model that is used without a memory.
+    """
+    layer: MemoryLayer | None = getattr(key, _LAYER, None)
+    if layer is None:
+        out: tuple[Tensor, None] = sdpa_attention.sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+        return out
+    mask = None if attention_mask is None else attention_mask[0, 0]
+    attended = layer.attend(query[0], key[0], value[0], mask, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    return attended.transpose(0, 1).unsqueeze(0), None
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The slots in use of a layer, for attention that reads them as keys: `[H, N, D]` twice, and a bias `[H, N]`."""
+
+    keys: Tensor
+    values: Tensor
+    bias: Tensor
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What a cache and its forks have in common: the memory, None before the first commit, and a count of commits."""
+
+    memory: Memory | None = None
+    commits: int = 0
+
+
+@contextmanager
+def _plain_tensors() -> Iterator[None]:
+    """Make no graph, and tensors that may be written to in any mode in which a user's model runs."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+class MemoryCache(TransformersCache):  # type: ignore[misc]
+    """A memory as a cache of transformers; `protokv.Cache` is the one for users, which also saves and loads.
+
+    Attributes:
+        decoder: what the model says of positions and angles.
+        config: the settings of the memory.
+        seen: tokens of all commits.
+        steps: steps that the memory has taken.
+        context: what new tokens attend to besides each other.
+    """
+
+    def __init__(self, model_or_config: Any, config: MemoryConfig, sink: int) -> None:
+        """Make it empty; the memory is made at the first commit.
+
+        Args:
+            model_or_config: a model of transformers, or its config.
+            config: which memory, and its budget.
+            sink: how many of the first tokens are kept for ever, unless the first commit is a prefix as a whole.
+
+        Raises:
+            ConfigError: the model has layers or attention that no memory serves, or the memory needs a session.
+        """
+        self.decoder = Decoder(model_or_config)
+        check_memory(config)
+        layers: list[Any] = []
+        for layer in DynamicCache(config=self.decoder.config).layers:
+            own = type(layer) is DynamicLayer
+            if not own and isinstance(layer, DynamicLayer) and not layer.is_sliding:
+                raise ConfigError(
+                    f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can hold",
+                    hint="use a model of which each layer has full, sliding or linear attention",
+                )
+            layers.append(MemoryLayer(self, sum(isinstance(one, MemoryLayer) for one in layers)) if own else layer)
+        super().__init__(layers=layers)
+        if not self.memory_layers:
+            raise ConfigError("none of its layers has full attention, so a memory has nothing to serve")
+        self.config, self.sink = config, sink
+        self._check_attention()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: the stream begins anew."""
+        super().reset()
+        self._shared, self._positions = _Shared(), []
+        self.seen = self.steps = 0
+        # Positions are read from the device only when a question needs them.
+        self._next_position = torch.zeros((), dtype=torch.int64)
+        self._take_context(EmptyContext())
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, of those since the last commit; ValueError if there are not so many."""
+        super().crop(tokens_to_remove)
+        if self._positions:
+            self._positions = [torch.cat(self._positions)[: self.memory_layers[0].length]]
+
+    # Positions `[T, P]` of what was forwarded since the last commit.
+    _positions: list[Tensor]
+    # The last mask of transformers: its address, the query heads of a KV head, itself, and as `attend` takes it.
+    _mask: tuple[int, int, Tensor, Tensor] | None = None
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory; None before the first commit."""
+        return self._shared.memory
+
+    @property
+    def next_position(self) -> int:
+        """One more than the highest position that was committed. This waits for the device."""
+        return int(self._next_position)
+
+    @property
+    def memory_layers(self) -> list[MemoryLayer]:
+        """The layers that the memory serves."""
+        return [layer for layer in self.layers if isinstance(layer, MemoryLayer)]
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether the model attends with our function."""
+        return bool(self.decoder.config._attn_implementation == NAME)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that it holds."""
+        own = sum(count_bytes(*held_tensors(layer).values()) for layer in self.layers)
+        return own + (0 if self.memory is None else self.memory.bytes_held)
+
+    @_plain_tensors()
+    def commit(self, *, prefix: bool = False, coordinates: Tensor | None = None) -> None:
+        """Give what was forwarded since the last commit to the memory, as one step of the stream.
+
+        Args:
+            prefix: of the first commit: all of it is kept for ever, such as a system prompt.
+            coordinates: `[T, 2]` float32, (x, y) of each token in the picture, from 0 to 1; None: the middle.
+
+        Raises:
+            ConfigError: a prefix is not the first commit, the model's layers differ in size, or a fork is no longer
+                current.
+        """
+        layers = self.memory_layers
+        T = layers[0].length
+        if not T:
+            return
+        self._check_current()
+        if prefix and self.memory is not None:
+            raise ConfigError("a prefix comes first, and the cache has steps already", hint="commit it as a step")
+        keys, values = (self._join([getattr(one, name)[0] for one in layers]) for name in ("keys", "values"))
+        keys = self.decoder.to_halves(keys)
+        positions = self._take_positions(T, keys.device)
+        if coordinates is None:
+            coordinates = torch.full((T, 2), 0.5, device=keys.device)
+        first = 0
+        memory = self.memory
+        if memory is None:
+            first = T if prefix else min(self.sink, T)
+            _, H, _, D = keys.shape
+            devices = [layer.device for layer in layers]
+            shape = self._shape(H, D, positions.shape[1], first, keys.dtype, devices)
+            memory = build_memory(self.config, shape, self.decoder.rotary(D, positions.shape[1]))
+            memory.start(keys[:, :, :first], values[:, :, :first])
+        if first < T:
+            some = slice(first, None)
+            kv = keys[:, :, some], values[:, :, some]
+            memory.append(StepKV(*kv, positions[some], coordinates[some], self.steps))
+            self.steps += 1
+        self.seen += T
+        self._next_position = torch.maximum(self._next_position.to(positions.device), positions.max() + 1)
+        self._positions = []
+        for layer in layers:
+            layer.clear()
+        self._take_memory(memory)
+
+    @_plain_tensors()
+    def fork(self) -> Self:
+        """Return a cache for a question: it reads the same memory, and what it takes stays its own.
+
+        The next commit ends it. A fork that commits is the one that the stream goes on with.
+        """
+        other = copy(self)
+        other.layers = [
+            layer.fork(other) if isinstance(layer, MemoryLayer) else fork_layer(layer) for layer in self.layers
+        ]
+        other._positions = list(self._positions)
+        if self.memory is not None:
+            other._take_context(self.memory.recall())
+        return other
+
+    def step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the model for new tokens of the stream: `model(**cache.step(inputs))`.
+
+        Args:
+            inputs: of the new tokens alone, as a processor gives them: `input_ids` `[1, T]`, and pictures.
+        """
+        return self._continue(inputs)
+
+    def question(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments for a question, with a fork: `model.generate(**cache.question(inputs))`.
+
+        transformers takes ids for new tokens if the mask is longer than they are, so it has the whole length. Where a
+        model has positions of several components, they follow what was committed.
+
+        Args:
+            inputs: of the new tokens alone, as a tokenizer or a processor gives them: `input_ids` `[1, T]`.
+        """
+        return self.fork()._continue(inputs)
+
+    def _continue(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        ids: Tensor = inputs["input_ids"]
+        past = self.get_seq_length()
+        start = max(self.next_position, *(int(one.max()) + 1 for one in self._positions if len(one)), 0)
+        found = dict(inputs) | {ARGUMENT: self}
+        found["attention_mask"] = torch.ones(1, past + ids.shape[1], dtype=torch.int64, device=ids.device)
+        if self.decoder.components > 1 and found.get("position_ids") is None:
+            found["position_ids"] = self.decoder.position_ids(inputs) + start
+        return found
+
+    def record(self, positions: Tensor | None, T: int) -> None:
+        """Note where `T` tokens are forwarded, `[T, P]`; None: one after another. The model's hook calls it."""
+        if positions is None:
+            start = self.get_seq_length()
+            positions = torch.arange(start, start + T)[:, None].expand(-1, self.decoder.components)
+        self._positions.append(positions)
+
+    @_plain_tensors()
+    def slots(self, number: int) -> Slots | None:
+        """Return the slots in use of a layer, to be read as keys; None: there are none, or they are read in place.
+
+        Raises:
+            ConfigError: the cache was forked, and the one it was forked from has taken a step since.
+        """
+        self._check_current()
+        if self.memory is None or self.reads_in_place:
+            return None
+        if number not in self._slots:
+            # A memory that chooses by the query is refused, so none is needed.
+            (segment,) = self.context.at(number, torch.empty(0))
+            used = (segment.bias > EMPTY).any(0)
+            keys = self.decoder.from_halves(segment.keys[:, used])
+            bias = segment.bias[:, used]
+            if "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ()) and bool(bias.any()):
+                raise ConfigError(
+                    "this model has layers that share keys, and stock attention hands them no bias", hint=_USE_OURS
+                )
+            self._slots[number] = Slots(keys, segment.values[:, used], bias)
+        return self._slots[number]
+
+    def local_mask(self, mask: Tensor | None, groups: int) -> Tensor | None:
+        """Return a mask `[T, n]` of transformers as `attend` takes it; made once a forward."""
+        if mask is None:
+            return None
+        if self._mask is None or self._mask[:2] != (mask.data_ptr(), groups):
+            low = torch.zeros(mask.shape, device=mask.device)
+            low = low.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else mask.float()
+            self._mask = mask.data_ptr(), groups, mask, low.repeat(groups, 1)[None]
+        return self._mask[3]
+
+    def _shape(
+        self, H: int, D: int, components: int, sink: int, dtype: torch.dtype, devices: list[torch.device]
+    ) -> MemoryShape:
+        """Return what a memory must know of the model."""
+        spread = devices if len(set(devices)) > 1 else None
+        return MemoryShape(len(devices), H, D, components, sink, dtype, devices[0], spread)
+
+    def _join(self, parts: list[Tensor]) -> Tensor:
+        """Return `[H, T, D]` of each layer as `[L, H, T, D]` on the first device."""
+        if len({part.shape for part in parts}) > 1:
+            raise ConfigError("its layers with full attention differ in size, so one memory cannot serve them")
+        return torch.stack([part.detach().to(parts[0].device) for part in parts])
+
+    def _take_positions(self, T: int, device: torch.device) -> Tensor:
+        """Return the positions `[T, P]` of what was forwarded; one after another if nobody noted them."""
+        if sum(map(len, self._positions)) != T:
+            self._positions = []
+            return torch.arange(self.seen, self.seen + T, device=device)[:, None].expand(-1, self.decoder.components)
+        return torch.cat([one.to(device) for one in self._positions])
+
+    def _take_memory(self, memory: Memory) -> None:
+        """Read a memory that has changed."""
+        self._shared.memory = memory
+        self._shared.commits += 1
+        self._take_context(memory.context())
+        self._check_attention()
+
+    def _take_context(self, context: Context) -> None:
+        self.context = context
+        self._commits = self._shared.commits
+        self._slots: dict[int, Slots] = {}
+        self._mask = None
+
+    def _check_current(self) -> None:
+        if self._commits != self._shared.commits:
+            raise ConfigError(
+                "the cache that this one was forked from has taken a step since", hint="ask with a new fork"
+            )
+
+    def _check_attention(self) -> None:
+        """Refuse attention that cannot read the memory. ConfigError."""
+        name = self.decoder.config._attn_implementation
+        if name == NAME:
+            return
+        if name not in STOCK:
+            raise ConfigError(f"the attention {name} takes no bias, so it cannot read a memory", hint=_USE_OURS)
+        if ARGUMENT != "cache":
+            # Since 5.24 models hand the arguments of their attention function to the cache.
+            raise ConfigError(f"the attention {name} takes a bias from transformers 5.24 on", hint=_USE_OURS)
+        if not self.config.memory.hides_recent:
+            raise ConfigError(
+                f"{self.config.name} chooses by the query, which the attention {name} does not show", hint=_USE_OURS
+            )
+
+
+def check_memory(config: MemoryConfig) -> None:
+    """Refuse settings of a memory that a cache cannot keep.
+
+    Raises:
+        ConfigError: it needs a session, which sees more of a stream than keys and values.
+    """
+    by_session = "protokv.Session keeps it, and so does `protokv ingest`"
+    if config.memory.select is not LocalMemory.select or config.listeners():
+        raise ConfigError(f"the memory {config.name} reads more than keys and values", hint=by_session)
+    for name, plain in (("positions", "stream"), ("recent_frames", 0)):
+        if getattr(config, name) != plain:
+            raise ConfigError(f"{name}: a cache has {plain} only, not {getattr(config, name)}", hint=by_session)
+
+
+def fork_layer(layer: Any) -> Any:
+    """Return a copy of one of transformers' own layers. States that it writes in place are copied."""
+    other = copy(layer)
+    for name, held in vars(layer).items():
+        if isinstance(held, dict):
+            fresh = {i: one.clone() if isinstance(one, Tensor) else one for i, one in held.items()}
+            setattr(other, name, fresh)
+    return other
+
+
+def held_tensors(layer: Any) -> dict[str, Tensor]:
+    """Return what one of transformers' own layers holds, by name: keys and values, or states by their number."""
+    found: dict[str, Tensor] = {}
+    for name in ("keys", "values"):
+        held = getattr(layer, name, None)
+        if held is not None and held.numel():
+            found[name] = held
+    for name in ("conv_states", "recurrent_states"):
+        for i, held in getattr(layer, name, {}).items():
+            if held is not None:
+                found[f"{name}.{i}"] = held
+    return found
+
+
+def restore_layer(layer: Any, name: str, tensor: Tensor, seen: int) -> None:
+    """Give one of transformers' own layers a tensor that `held_tensors` returned after `seen` tokens."""
+    kind, _, number = name.partition(".")
+    if not number:
+        if not layer.is_initialized:
+            layer.lazy_initialization(tensor, tensor)
+        setattr(layer, kind, tensor)
+        layer.cumulative_length = seen
+        return
+    states, i = getattr(layer, kind), int(number)
+    states[i] = tensor
+    getattr(layer, f"is_{kind}_initialized")[i] = layer.has_previous_state[i] = True
+    if kind == "conv_states":
+        layer.conv_kernel_size[i] = tensor.shape[-1]
+    layer.dtype, layer.device = tensor.dtype, tensor.device

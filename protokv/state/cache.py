@@ -1,0 +1,177 @@
+"""`protokv.Cache`: a memory as a cache of transformers, for a model that you hold; it saves itself as a state."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from protokv.backbones.files import hash_config
+from protokv.core.backbone import BackboneIdentity
+from protokv.core.build import restore_memory
+from protokv.core.cache import MemoryCache, MemoryLayer, held_tensors, restore_layer
+from protokv.core.packing import pack
+from protokv.core.settings import parse_budget
+from protokv.core.step import StreamClock
+from protokv.core.tensors import TensorSpec
+from protokv.errors import ConfigError, StateCorrupt, StateMismatch
+from protokv.memories import DEFAULT_MEMORY, MemoryConfig
+from protokv.state.checkpoint import CACHE, check_fits, name_specs, read_config
+from protokv.state.form import StatePath
+from protokv.state.header import State
+from protokv.state.reader import load_state
+from protokv.state.writer import save_state
+
+_LAYERS = "layers."
+# Numbers of each weight that tell one model from another.
+_SAMPLE = 16
+
+
+class Cache(MemoryCache):
+    """The memory of a stream, in place of the cache of a model of transformers that you hold.
+
+    It holds `budget` tokens, whatever was seen. Layers with full attention read it; sliding, linear and shared layers
+    are transformers' own.
+
+    Example:
+        >>> import protokv
+        >>> cache = protokv.Cache(model, budget="6k")
+        >>> for step in steps:
+        ...     _ = model(**cache.step(step))
+        ...     cache.commit()
+        >>> answer = model.generate(**cache.question(question), max_new_tokens=8)
+
+        Asking changes nothing. The cache can be saved, and continues elsewhere to the same bytes:
+
+        >>> cache.save("talk.safetensors")
+        >>> again = protokv.Cache.load("talk.safetensors", model)
+        >>> again.seen == cache.seen
+        True
+
+    `cache.step(inputs)` adds the cache, a mask of the whole length and, for M-RoPE, positions to what a processor
+    returned; `cache.question(inputs)` does so with a fork. Both are what you would write by hand:
+
+        model(**inputs, past_key_values=cache)
+        model.generate(**inputs, attention_mask=torch.ones(1, cache.seen + n), past_key_values=cache.fork())
+    """
+
+    def __init__(
+        self,
+        model_or_config: Any,
+        budget: int | str = "6k",
+        memory: str | MemoryConfig = DEFAULT_MEMORY,
+        *,
+        sink: int = 4,
+        **settings: Any,
+    ) -> None:
+        """Make an empty cache; the memory is made at the first commit.
+
+        Args:
+            model_or_config: a model of transformers, or its config. Positions come from a model; with a config they are
+                taken to be consecutive.
+            budget: tokens kept, such as 6000 or "6k".
+            memory: which memory (`protokv.memories`), or its settings with its budget.
+            sink: how many of the first tokens are kept for ever, unless the first commit is a prefix.
+            settings: of the memory.
+
+        Raises:
+            ConfigError: a setting is wrong, or the model has layers or attention that no memory serves.
+        """
+        if not isinstance(memory, MemoryConfig):
+            tokens = parse_budget(budget) if isinstance(budget, str) else budget
+            memory = MemoryConfig.of(memory, budget=tokens, **settings)
+        super().__init__(model_or_config, memory.resolve(), sink)
+
+    def save(self, path: StatePath) -> None:
+        """Write it as a state; the suffix chooses the form: `.safetensors`, `.zarr` or `.pt`.
+
+        Raises:
+            ConfigError: tokens were forwarded since the last commit, or nothing was committed.
+            StateError: it cannot be written.
+        """
+        if self.memory is None or self.memory_layers[0].length:
+            raise ConfigError("only committed tokens are saved", hint="call commit() first, and save before a question")
+        own, specs = self.memory.tensors(), self.memory.specs()
+        others, sink = self._other_tensors(), own["sink.keys"].shape[2]
+        state = State(
+            backbone=self._identify(own["sink.keys"].dtype),
+            memory=self.config.to_dict(),
+            # A cache knows steps, not seconds. As everywhere, the prompt prefix is not counted.
+            clock=StreamClock(self.steps, float(self.steps), self.next_position, self.seen - sink, 1.0, 1),
+            settings={"kind": CACHE},
+            tensors=pack(own, specs) | others,
+            tensor_info=name_specs((*specs, *(_declare(name, one) for name, one in others.items()))),
+        )
+        save_state(state, path)
+
+    @classmethod
+    def load(cls, path: StatePath, model: Any) -> Self:
+        """Return a cache that goes on where `save` left it.
+
+        Args:
+            path: of a state that `save` wrote.
+            model: the same model, in the same dtype; on any device.
+
+        Raises:
+            StateError: nothing is there, it is damaged, or another model made it.
+        """
+        state = load_state(path)
+        if state.settings.get("kind") != CACHE:
+            raise StateMismatch(f"{path} is the state of a session", hint="open it with protokv.load")
+        cache = cls(model, memory=read_config(state))
+        if "sink.keys" not in state.tensors or state.tensors["sink.keys"].ndim != 4:
+            raise StateCorrupt(f"{path}: tensor sink.keys is missing")
+        check_fits(state, cache._identify(state.tensors["sink.keys"].dtype))
+        cache._restore(state)
+        return cache
+
+    def _restore(self, state: State) -> None:
+        own = {name: one for name, one in state.tensors.items() if not name.startswith(_LAYERS)}
+        devices, (L, H, sink, D) = self.decoder.layer_devices(), own["sink.keys"].shape
+        if len(self.memory_layers) != L:
+            raise StateCorrupt(f"the state has {L} layers, the model has {len(self.memory_layers)}")
+        on = [devices[i] for i, layer in enumerate(self.layers) if isinstance(layer, MemoryLayer)]
+        shape = self._shape(H, D, self.decoder.components, sink, own["sink.keys"].dtype, on)
+        memory = restore_memory(self.config, shape, self.decoder.rotary(D, self.decoder.components), own)
+        state.clock.check()
+        self.steps, self._next_position = state.clock.steps, torch.tensor(state.clock.next_position)
+        self.seen = state.clock.tokens_seen + sink
+        try:
+            for name in state.tensors.keys() - own.keys():
+                number, _, what = name.removeprefix(_LAYERS).partition(".")
+                held = state.tensors[name].to(devices[int(number)], copy=True)
+                restore_layer(self.layers[int(number)], what, held, self.seen)
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
+            raise StateCorrupt("the state has layers that this model has not") from error
+        self._take_memory(memory)
+
+    def _other_tensors(self) -> dict[str, Tensor]:
+        """Return what layers hold that the memory does not serve."""
+        return {
+            f"{_LAYERS}{i}.{name}": held.contiguous()
+            for i, layer in enumerate(self.layers)
+            if not isinstance(layer, MemoryLayer)
+            for name, held in held_tensors(layer).items()
+        }
+
+    def _identify(self, dtype: torch.dtype) -> BackboneIdentity:
+        """Return which model this is; its weights by a sample of each."""
+        model, config = self.decoder.model, self.decoder.config
+        digest = hashlib.sha256()
+        for name, weight in () if model is None else model.named_parameters():
+            sample = weight.detach().flatten()[:_SAMPLE].float().cpu()
+            digest.update(name.encode() + sample.numpy().tobytes())
+        return BackboneIdentity(
+            name=str(getattr(config if model is None else model.config, "name_or_path", "") or config.model_type),
+            family=config.model_type,
+            config_hash=hash_config(config.to_dict()),
+            dtype=str(dtype).removeprefix("torch."),
+            weights_digest="" if model is None else digest.hexdigest(),
+        )
+
+
+def _declare(name: str, held: Tensor) -> TensorSpec:
+    dims = tuple(f"axis_{i}" for i in range(held.ndim))
+    return TensorSpec(name, dims, tuple(held.shape), held.dtype, "of a layer that the memory does not serve")

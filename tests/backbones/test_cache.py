@@ -1,0 +1,304 @@
+"""`protokv.Cache` in models of transformers that were loaded without us, in both ways to attend."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, DynamicCache
+
+import protokv
+from protokv.core.cache import ARGUMENT, MemoryLayer
+from protokv.errors import ConfigError, StateMismatch
+from protokv.memories import CONFIGS, MemoryConfig
+from protokv.state import cache as home
+from tests.backbones.tiny import BUILDERS
+from tests.backbones.upstream import Upstream
+from tests.conftest import random_frames
+
+WAYS = ["protokv", *(["sdpa", "eager"] if ARGUMENT == "cache" else [])]
+# The order of sums differs; logits are of the size of 10.
+NEAR: dict[str, Any] = {"atol": 2e-4, "rtol": 2e-4}
+ANSWER: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+FRAMES = {"qwen2_vl": 2, "qwen2_5_vl": 2, "qwen3_vl": 2, "qwen3_vl_moe": 2, "qwen3_5": 2, "qwen3_5_moe": 2}
+
+
+@pytest.fixture(scope="module", params=list(BUILDERS))
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return BUILDERS[family](tmp_path_factory.mktemp(family))
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def model(folder: Path, request: pytest.FixtureRequest) -> Any:
+    return open_model(folder, request.param)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return open_model(BUILDERS["qwen2_5_vl"](tmp_path_factory.mktemp("qwen")), "protokv")
+
+
+def open_model(folder: Path, way: str) -> Any:
+    return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation=way).eval()
+
+
+def texts(count: int, each: int = 10, seed: int = 1) -> list[Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randint(8, 40, (1, each), generator=g) for _ in range(count)]
+
+
+@torch.no_grad()
+def watch(model: Any, cache: protokv.Cache, steps: list[Tensor]) -> Tensor:
+    """Forward and commit steps of text; return their logits."""
+    found = []
+    for ids in steps:
+        found.append(model(**cache.step({"input_ids": ids})).logits[0])
+        cache.commit()
+    return torch.cat(found)
+
+
+def answer(model: Any, question: dict[str, Any]) -> list[int]:
+    return model.generate(**question, **ANSWER)[0, question["input_ids"].shape[1] :].tolist()
+
+
+def test_text_in_steps_equals_a_dynamic_cache_until_tokens_are_evicted(model: Any) -> None:
+    steps, (question,) = texts(6), texts(1, 7, seed=2)
+    cache, plain = protokv.Cache(model, 400), DynamicCache(config=model.config)
+    with torch.no_grad():
+        expected = torch.cat([model(input_ids=ids, **{ARGUMENT: plain}).logits[0] for ids in steps])
+    torch.testing.assert_close(watch(model, cache, steps), expected, **NEAR)
+    whole = torch.cat((*steps, question), 1)
+    expected_ids = model.generate(input_ids=whole, **{ARGUMENT: plain}, **ANSWER)[0, whole.shape[1] :].tolist()
+    assert answer(model, cache.question({"input_ids": question})) == expected_ids
+    # The same by hand: transformers takes ids for new tokens if the mask is longer.
+    by_hand = {"attention_mask": torch.ones(1, cache.seen + 7, dtype=torch.int64), ARGUMENT: cache.fork()}
+    assert answer(model, {"input_ids": question} | by_hand) == expected_ids
+
+
+def test_a_long_stream_has_a_bound_and_comes_back_to_the_same_bytes(model: Any, tmp_path: Path) -> None:
+    if "reuse" in (getattr(model.config.get_text_config(), "kv_sharing_modes", None) or ()) and (
+        model.config.get_text_config()._attn_implementation != "protokv"
+    ):
+        with pytest.raises(ConfigError, match="share keys"):
+            watch(model, protokv.Cache(model, 24), texts(30))
+        return
+    cache = protokv.Cache(model, 24, sink=2)
+    watch(model, cache, texts(20))
+    size = cache.nbytes
+    watch(model, cache, texts(10, seed=3))
+    assert (cache.nbytes, cache.seen) == (size, 300)
+    assert cache.memory is not None
+    assert cache.context.visible_tokens() <= 24 + 2
+    (question,) = texts(1, 7, seed=2)
+    before = answer(model, cache.question({"input_ids": question}))
+    cache.save(tmp_path / "one.safetensors")
+    again = protokv.Cache.load(tmp_path / "one.safetensors", model)
+    assert (again.seen, again.nbytes, again.next_position) == (300, size, cache.next_position)
+    assert answer(model, again.question({"input_ids": question})) == before
+    more = texts(3, seed=4)
+    assert torch.equal(watch(model, cache, more), watch(model, again, more))
+    for name, one in (("two", cache), ("three", again)):
+        one.save(tmp_path / f"{name}.safetensors")
+    assert (tmp_path / "two.safetensors").read_bytes() == (tmp_path / "three.safetensors").read_bytes()
+
+
+def test_a_model_answers_as_before_with_a_cache_beside_it(folder: Path, model: Any) -> None:
+    untouched = open_model(folder, "sdpa")
+    (ids,) = texts(1, 12)
+    watch(model, protokv.Cache(model, 400), texts(2))
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None
+    assert answer(model, {"input_ids": ids}) == answer(untouched, {"input_ids": ids})
+
+
+@torch.no_grad()
+def test_pictures_step_by_step_give_the_logits_of_the_whole_video(family: str, folder: Path, model: Any) -> None:
+    if family == "llava_onevision":
+        pytest.skip("its forward appends a newline to every call")
+    count = 5
+    video = [random_frames(seed, FRAMES.get(family, 1)) for seed in range(count)]
+    inputs = Upstream(family, folder).inputs(video, "who is the star ?", 1.0)
+    ids, positions = inputs["input_ids"], positions_of(model, inputs)
+    expected = model(**inputs).logits[0]
+    names = ("video_token_id", "image_token_id")
+    shown = torch.stack([ids[0] == getattr(model.config, name, -1) for name in names]).any(0).nonzero()[:, 0]
+    ends = [int(part[-1]) + 1 for part in shown.tensor_split(count)]
+    cuts = [0, int(shown[0]), *ends, ids.shape[1]]
+    cache, found = protokv.Cache(model, memory="full"), []
+    for number, (start, stop) in enumerate(pairwise(cuts), -1):
+        step = {"input_ids": ids[:, start:stop]} | (pictures(family, inputs, number) if 0 <= number < count else {})
+        if positions is not None:
+            step["position_ids"] = positions[..., start:stop]
+        if "mm_token_type_ids" in inputs:
+            step["mm_token_type_ids"] = inputs["mm_token_type_ids"][:, start:stop]
+        found.append(model(**cache.step(step)).logits[0])
+        cache.commit(prefix=number < 0)
+    # Chunked linear attention sums in another order.
+    near = {"atol": 2e-3, "rtol": 2e-3} if family.startswith("qwen3_5") else NEAR
+    torch.testing.assert_close(torch.cat(found), expected, **near)
+    assert cache.seen == ids.shape[1]
+
+
+def positions_of(model: Any, inputs: dict[str, Tensor]) -> Tensor | None:
+    """Return the position ids of a whole prompt with a video; None: one after another."""
+    if "position_ids" in inputs or not hasattr(model.model, "get_rope_index"):
+        return inputs.get("position_ids")
+    named = {name: inputs[name] for name in ("video_grid_thw", "mm_token_type_ids")}
+    return model.model.get_rope_index(inputs["input_ids"], **named)[0]
+
+
+def pictures(family: str, inputs: dict[str, Tensor], number: int) -> dict[str, Tensor]:
+    """Return the pictures of one step of a video, as the model's forward takes them."""
+    if "video_grid_thw" in inputs:
+        _, rows, columns = inputs["video_grid_thw"][0].tolist()
+        some = slice(number * rows * columns, (number + 1) * rows * columns)
+        pixels = inputs["pixel_values_videos"][some]
+        return {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([[1, rows, columns]])}
+    one = slice(number, number + 1)
+    if family == "gemma4":
+        named = {name: inputs[name][one] for name in ("pixel_values_videos", "video_position_ids")}
+        return named | {"num_frames_per_video": torch.tensor([1])}
+    pixels = inputs["pixel_values"]
+    return {"pixel_values": pixels[:, one] if family == "smolvlm" else pixels[one]}
+
+
+def test_the_example_of_the_class_runs(qwen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = {"model": qwen, "steps": [{"input_ids": ids} for ids in texts(3)], "question": {"input_ids": texts(1)[0]}}
+    (example,) = (one for one in doctest.DocTestFinder().find(home.Cache, globs=named) if one.examples)
+    found = doctest.DocTestRunner().run(example)
+    assert (found.attempted, found.failed) == (len(example.examples), 0)
+
+
+def test_asking_changes_nothing_and_a_fork_ends_with_the_next_commit(qwen: Any) -> None:
+    cache, (ids,) = protokv.Cache(qwen, 24), texts(1, seed=5)
+    watch(qwen, cache, texts(8))
+    fork = cache.fork()
+    assert cache.memory is not None
+    before = {name: tensor.clone() for name, tensor in cache.memory.tensors().items()}
+    assert answer(qwen, cache.question({"input_ids": ids})) == answer(qwen, cache.question({"input_ids": ids}))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in cache.memory.tensors().items())
+    watch(qwen, cache, [ids])
+    with pytest.raises(ConfigError, match="has taken a step since"):
+        qwen(input_ids=ids, **{ARGUMENT: fork})
+
+
+def test_a_cropped_step_is_as_if_it_had_not_been_forwarded(qwen: Any) -> None:
+    one, other, (ids,) = protokv.Cache(qwen, 64), protokv.Cache(qwen, 64), texts(1, seed=5)
+    for cache in (one, other):
+        watch(qwen, cache, texts(2))
+    with torch.no_grad():
+        qwen(**one.step({"input_ids": ids}))
+        qwen(**one.step({"input_ids": ids}))
+    one.crop(10)
+    one.crop(10)
+    assert torch.equal(watch(qwen, one, [ids]), watch(qwen, other, [ids]))
+
+
+def test_a_prefix_is_kept_for_ever_and_comes_first(qwen: Any) -> None:
+    prefix, step = texts(2)
+    cache = protokv.Cache(qwen, 24)
+    with torch.no_grad():
+        qwen(**cache.step({"input_ids": prefix}))
+    cache.commit(prefix=True)
+    assert cache.memory is not None
+    assert cache.memory.tensors()["sink.keys"].shape[2] == 10
+    with torch.no_grad():
+        qwen(**cache.step({"input_ids": step}))
+    with pytest.raises(ConfigError, match="comes first"):
+        cache.commit(prefix=True)
+
+
+def test_a_config_is_enough_where_positions_are_consecutive(tmp_path: Path) -> None:
+    model = open_model(BUILDERS["internvl"](tmp_path), "protokv")
+    steps = texts(12)
+    cache = protokv.Cache(model.config, 24)
+    assert torch.equal(watch(model, cache, steps), watch(model, protokv.Cache(model, 24), steps))
+
+
+@pytest.mark.parametrize("memory", list(CONFIGS))
+def test_every_memory_of_keys_and_values_serves(qwen: Any, memory: str) -> None:
+    if memory in ("hermes", "dycoke"):
+        with pytest.raises(ConfigError, match="more than keys and values"):
+            protokv.Cache(qwen, 24, memory)
+        return
+    cache = protokv.Cache(qwen, 24, memory, positions="stream")
+    watch(qwen, cache, texts(12))
+    assert len(answer(qwen, cache.question({"input_ids": texts(1)[0]}))) == 5
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_the_mode_of_a_forward_may_change(qwen: Any, mode: Any) -> None:
+    cache = protokv.Cache(qwen, 24)
+    for ids in texts(8):
+        with mode():
+            qwen(**cache.step({"input_ids": ids}))
+        cache.commit()
+    with mode():
+        qwen(**cache.step({"input_ids": ids}))
+        cache.commit()
+    watch(qwen, cache, texts(8))
+    assert not any(tensor.requires_grad for tensor in cache.memory.tensors().values())  # type: ignore[union-attr]
+
+
+def test_a_reset_begins_anew(qwen: Any) -> None:
+    cache = protokv.Cache(qwen, 24)
+    first = watch(qwen, cache, texts(8))
+    cache.reset()
+    assert (cache.seen, cache.nbytes, cache.get_seq_length()) == (0, 0, 0)
+    assert torch.equal(watch(qwen, cache, texts(8)), first)
+
+
+def test_what_no_memory_serves_is_refused(qwen: Any, tmp_path: Path) -> None:
+    cache, (ids,) = protokv.Cache(qwen, 24), texts(1)
+    with pytest.raises(ConfigError, match="batch of 2"):
+        qwen(input_ids=ids.expand(2, -1), **{ARGUMENT: cache})
+    with pytest.raises(ConfigError, match="differ in size"):
+        MemoryLayer(cache, 0).update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 8))
+    with pytest.raises(ConfigError, match="positions"):
+        protokv.Cache(qwen, 24, positions="compact")
+    with pytest.raises(ConfigError, match="only committed"):
+        cache.save(tmp_path / "none.safetensors")
+    watch(qwen, cache, texts(2))
+    with pytest.raises(ConfigError, match=r"use cache\.question"):
+        qwen.generate(input_ids=ids, **{ARGUMENT: cache.fork()}, **ANSWER)
+    flash = copy.deepcopy(qwen.config)
+    flash.get_text_config()._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(ConfigError, match="flash_attention_2 takes no bias"):
+        protokv.Cache(flash, 24)
+    if ARGUMENT == "cache":
+        stock = copy.deepcopy(qwen.config)
+        stock.get_text_config()._attn_implementation_internal = "sdpa"
+        with pytest.raises(ConfigError, match="chooses by the query"):
+            protokv.Cache(stock, 24, "rekv", positions="stream")
+
+
+def test_the_state_of_another_model_or_of_a_session_is_refused(qwen: Any, tmp_path: Path) -> None:
+    cache, path = protokv.Cache(qwen, 24), tmp_path / "state.safetensors"
+    watch(qwen, cache, texts(2))
+    cache.save(path)
+    other = copy.deepcopy(qwen)
+    with torch.no_grad():
+        other.lm_head.weight.add_(1)
+    with pytest.raises(StateMismatch, match="weights_digest"):
+        protokv.Cache.load(path, other)
+    with pytest.raises(StateMismatch, match=r"protokv\.Cache"):
+        protokv.load(path, "protokv/mini")
+
+
+def test_settings_are_those_of_a_memory(qwen: Any) -> None:
+    assert protokv.Cache(qwen, "1.5k").config == MemoryConfig.of("durable", budget=1500).resolve()
+    assert protokv.Cache(qwen, memory=MemoryConfig.of("full")).config.name == "full"
+    assert np.isclose(protokv.Cache(qwen, 24).nbytes, 0)
