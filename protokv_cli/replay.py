@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from protokv.core.settings import parse_budget
+from protokv.errors import ConfigError
 from protokv.memories import CONFIGS
 from protokv_cli.answers import note_model
 from protokv_cli.exits import Exit
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.replay.dataset import OpenedStreams
     from protokv.replay.judges import Judge
+    from protokv.replay.memories import Variant
     from protokv.replay.plan import Plan
-    from protokv.replay.request import ReplayRequest
 
 DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu")
 
@@ -54,6 +56,23 @@ class StudyFlags:
     types: str | None = option("--types NAMES", "Question types to ask, or all; default: those whose answers last.")
     subtitles: str = subtitles_option("off")
 
+    def list_variants(self, on_dataset: bool) -> list[Variant]:
+        """Return the memories under test; of a data set, the default alone if none is named. ConfigError."""
+        from protokv.memories import DEFAULT_MEMORY
+        from protokv.replay.memories import list_variants
+
+        names, budgets = parse_optional(parse_list, self.memories), parse_optional(parse_list, self.budgets)
+        return list_variants(
+            names or ([DEFAULT_MEMORY] if on_dataset else None),
+            [parse_budget(one) for one in budgets] if budgets else None,
+            [parse_variation(text) for text in self.settings or ()],
+        )
+
+    def read_delays(self, on_dataset: bool) -> list[float] | None:
+        """Return the delays in seconds; 0 for a data set, and None for those that fit. ConfigError."""
+        delays = parse_optional(parse_list, self.delays)
+        return [parse_duration(one) for one in delays] if delays else [0.0] if on_dataset else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkFlags:
@@ -66,6 +85,28 @@ class BenchmarkFlags:
     data_root: Path | None = option("--data-root DIR", "Folder of the data set, or of several.")
     videos: int | None = option("--videos COUNT", "Take only the first COUNT videos.", min=1)
     judge: str | None = option("--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL.")
+
+    def check(self, sources: list[str] | None, questions: Path | None) -> None:
+        """Refuse contradictions. ConfigError."""
+        from protokv.replay.benchmarks import find_benchmark
+
+        if self.dataset is not None:
+            found = find_benchmark(self.dataset)
+            if sources:
+                raise ConfigError("a replay has either --dataset or SOURCE", hint="leave one of them out")
+            if self.data_root is None:
+                hint = "name its folder with --data-root; samples/benchmarks/README.md"
+                raise ConfigError(f"where is {self.dataset}?", hint=hint)
+            if questions is not None:
+                raise ConfigError("--questions are about sources of your own", hint="name the videos")
+            if self.judge and not found.open_ended:
+                raise ConfigError("a judge reads open answers", hint="such as those of rvs-ego and rvs-movie")
+        elif self.data_root is not None or self.judge:
+            raise ConfigError("--data-root and --judge are about a data set", hint="name it with --dataset")
+        elif not sources:
+            raise ConfigError("there is nothing to watch", hint="name videos and --questions, or a --dataset")
+        elif questions is None:
+            raise ConfigError("there are no questions about the sources", hint="name a file with --questions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,47 +177,45 @@ def replay(
             show_report(out, read_rows(sources or [results.results]), plot=results.plot, table=results.table)
             return
         model.check()
-        request = _build(sources, study, benchmark)
-        _replay(out, request, benchmark, results, model)
+        benchmark.check(sources, study.questions)
+        _replay(out, _open(sources, study, benchmark), study, benchmark, results, model)
 
 
-def _build(sources: list[str] | None, study: StudyFlags, benchmark: BenchmarkFlags) -> ReplayRequest:
-    """Return the request of the library. ConfigError."""
-    from protokv.replay.request import ReplayRequest
+def _open(sources: list[str] | None, study: StudyFlags, benchmark: BenchmarkFlags) -> OpenedStreams:
+    """Open what there is to watch. ConfigError, SourceError."""
+    from protokv.replay.benchmarks import find_benchmark
+    from protokv.replay.dataset import OpenedStreams, open_dataset
+    from protokv.replay.streams import open_files
 
-    delays, budgets = parse_optional(parse_list, study.delays), parse_optional(parse_list, study.budgets)
-    return ReplayRequest(
-        sources=sources,
-        questions=study.questions,
-        dataset=benchmark.dataset,
-        data_root=benchmark.data_root,
-        most_videos=benchmark.videos,
-        delays_s=None if delays is None else list(map(parse_duration, delays)),
-        memories=parse_optional(parse_list, study.memories),
-        budgets=None if budgets is None else list(map(parse_budget, budgets)),
-        variations=[parse_variation(text) for text in study.settings or ()],
-        intersection=study.intersection,
-        types=parse_optional(parse_list, study.types),
-        subtitles=study.subtitles,
-    )
+    if benchmark.dataset and benchmark.data_root:
+        found = find_benchmark(benchmark.dataset)
+        return open_dataset(found, benchmark.data_root, most_videos=benchmark.videos, subtitles=study.subtitles)
+    assert sources is not None
+    assert study.questions is not None
+    return OpenedStreams(open_files(sources, study.questions, study.subtitles), {}, Counter())
 
 
 def _replay(
-    out: Output, request: ReplayRequest, benchmark: BenchmarkFlags, results: ResultFlags, model: WatchFlags
+    out: Output,
+    opened: OpenedStreams,
+    study: StudyFlags,
+    benchmark: BenchmarkFlags,
+    results: ResultFlags,
+    model: WatchFlags,
 ) -> None:
-    """Run a request, or show its cost; end with the exit code of a run that was stopped or left something out."""
+    """Run a study, or show its cost; end with the exit code of a run that was stopped or left something out."""
     from protokv.backbones import load_backbone
     from protokv.ingestion.options import DEFAULT_MODEL
+    from protokv.replay.judges import Judge
     from protokv.replay.rows import RowFile
     from protokv_cli.replay_report import show_cost
 
-    loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
-    opened = request.open()
     for video, why in opened.missing.items():
         out.error(f"left out: {video}: {why}")
-    referee = request.judge(benchmark.judge)
+    referee = Judge(benchmark.judge) if benchmark.judge else None
+    loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
     backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
-    plan = request.plan(opened, backbone, model.fps)
+    plan = _plan(opened, study, benchmark, backbone, model.fps)
     note_model(out, backbone)
     if results.dry_run:
         done: Collection[str] = ()
@@ -188,6 +227,26 @@ def _replay(
         return
     if _run(out, plan, backbone, opened, results, referee):
         raise typer.Exit(Exit.PARTIAL)
+
+
+def _plan(
+    opened: OpenedStreams, study: StudyFlags, benchmark: BenchmarkFlags, backbone: Backbone, fps: float | None
+) -> Plan:
+    """Plan what is asked of what and when; a benchmark adds its baselines to the memories. ConfigError."""
+    from protokv.replay.benchmarks import find_benchmark
+    from protokv.replay.dataset import fit_variants
+    from protokv.replay.plan import make_plan
+    from protokv.replay.runner import Setup
+
+    found = find_benchmark(benchmark.dataset) if benchmark.dataset else None
+    return make_plan(
+        opened.streams,
+        fit_variants(study.list_variants(found is not None), opened.streams, backbone, baselines=found is not None),
+        study.read_delays(found is not None),
+        Setup.of(backbone, found, fps=fps),
+        intersection=study.intersection,
+        types=parse_optional(parse_list, study.types),
+    )
 
 
 def _run(

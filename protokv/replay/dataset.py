@@ -68,17 +68,13 @@ class KeyFrames(Stream):
 
 
 def open_dataset(
-    benchmark: Benchmark,
-    root: str | Path,
-    *,
-    most_videos: int | None = None,
-    subtitles: str = OFF,
+    benchmark: Benchmark, root: Path, *, most_videos: int | None = None, subtitles: str = OFF
 ) -> OpenedStreams:
     """Open the videos of a data set.
 
     Args:
         benchmark: the data set.
-        root: its folder.
+        root: its folder, or one with a folder of its name.
         most_videos: take only the first ones of the annotations.
         subtitles: which enter the stream; `auto` also takes `subtitle/NAME.srt` below the folder.
 
@@ -86,11 +82,14 @@ def open_dataset(
         SourceNotFound: there are no annotations, or no video can be read.
         ConfigError: the annotations are not as published.
     """
-    found = benchmark.load(Path(root))
+    # VideoMME has a folder of its own name in its folder.
+    if root.name != benchmark.name and (own := root / benchmark.name).is_dir():
+        root = own
+    found = benchmark.load(root)
     notes, missing, streams = Counter(found.notes), dict[str, str](), list[Stream]()
     for video in found.videos[:most_videos]:
         try:
-            streams.append(_open(benchmark, video, Path(root), notes, subtitles))
+            streams.append(_open(benchmark, video, root, notes, subtitles))
         except SourceError as error:
             missing[video.name] = error.message
     if not streams:
@@ -142,11 +141,18 @@ TEXT_ONLY: Final = "text only"
 _LARGE: Final = 2048
 
 
-def with_baselines(variants: Sequence[Variant], backbone: Backbone, *, words: bool = False) -> list[Variant]:
-    """Add the text alone, and the last frames at the budget that they need, unless they are among the memories.
+def fit_variants(
+    variants: Sequence[Variant], streams: Sequence[Stream], backbone: Backbone, *, baselines: bool
+) -> list[Variant]:
+    """Give memories a share for words if a stream has words, and add the baselines that are not among them.
 
-    With `words` in the streams, the last frames keep their positions: some models cannot show words at others.
+    The last frames have the budget that they need. With words they keep their positions: some models cannot show words
+    at others.
     """
+    words = any(stream.has_words for stream in streams)
+    variants = [replace(variant, config=variant.config.with_words(words)) for variant in variants]
+    if not baselines:
+        return variants
     tokens = measure_step(backbone)
     found = [Variant(TEXT_ONLY, SlidingWindowConfig(budget=1), blind=True)]
     for frames in BASELINE_FRAMES:

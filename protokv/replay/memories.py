@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from protokv.errors import ConfigError
-from protokv.memories import FullConfig, MemoryConfig
+from protokv.memories import DEFAULT_MEMORY, FullConfig, MemoryConfig
+
+COMPARED: Final = ("full", "durable", "continuity", "paper", "sliding-window", "infinipot-v")
+"""Memories that are compared on videos if none is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,17 @@ class Variation:
 def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
     """Return memories by their names, at each budget; see `drop_repeated`. ConfigError: a name is unknown."""
     return drop_repeated([Variant(name, MemoryConfig.of(name, budget=budget)) for budget in budgets for name in names])
+
+
+def list_variants(
+    names: Sequence[str] | None, budgets: Sequence[int] | None, variations: Sequence[Variation] = ()
+) -> list[Variant]:
+    """Return the memories under test: `COMPARED` at the default's budget unless others are named.
+
+    ConfigError: a memory or a setting is unknown, or does not fit a budget.
+    """
+    budgets = budgets or [MemoryConfig.of(DEFAULT_MEMORY).budget]
+    return vary_memories(name_memories(names or COMPARED, budgets), variations)
 
 
 def drop_repeated(variants: Sequence[Variant]) -> list[Variant]:

@@ -21,6 +21,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
+from protokv.replay.benchmarks.base import Benchmark
 from protokv.replay.memories import Variant
 from protokv.replay.questions import is_expected
 from protokv.replay.rows import AnswerRow, Trial
@@ -50,8 +51,17 @@ class Setup:
     frames: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, backbone: Backbone, *, fps: float | None = None, decoding: Decoding = SHORT_ANSWER) -> Self:
-        """Return the setup of a backbone, at its own rate if `fps` is None."""
+    def of(
+        cls,
+        backbone: Backbone,
+        benchmark: Benchmark | None = None,
+        *,
+        fps: float | None = None,
+        decoding: Decoding = SHORT_ANSWER,
+    ) -> Self:
+        """Return the setup of a backbone: unless `fps` is given, at the rate of the benchmark, or at its own."""
+        if benchmark is not None:
+            fps, decoding = fps or benchmark.fps, Decoding(max_new_tokens=benchmark.max_new_tokens)
         rate = backbone.default_fps if fps is None else fps
         # The digests of the weights identify the model, not the commit of the hub.
         model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}

@@ -11,7 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ from protokv.core.backbone import Backbone
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.replay.benchmarks import find_benchmark
-from protokv.replay.dataset import OpenedStreams, open_dataset, with_baselines
+from protokv.replay.dataset import OpenedStreams, fit_variants, open_dataset
 from protokv.replay.figure import save_figure
 from protokv.replay.judges import Judge, judge_rows
 from protokv.replay.memories import Variant, name_memories, vary_memories
 from protokv.replay.plan import Plan, UnreadableVideo, make_plan, run_plan
 from protokv.replay.report import summarise
-from protokv.replay.request import make_setup
 from protokv.replay.rows import AnswerRow, RowFile, read_rows
+from protokv.replay.runner import Setup
 from protokv.replay.schedule import DELAY_LADDER_S
 from protokv.replay.tables import save_points, tabulate
 from protokv_cli.parsing import parse_duration, parse_list, parse_variation
@@ -122,8 +122,7 @@ def open_part(study: Study, options: argparse.Namespace, model: str) -> Part:
         part, benchmark = study.dataset(options.dataset), find_benchmark(options.dataset)
         if part is None or options.data_root is None:
             raise ConfigError(f"{options.dataset} is no data set of this study, or it has no --data-root")
-        own = options.data_root / benchmark.name
-        opened = open_dataset(benchmark, own if own.is_dir() else options.data_root)
+        opened = open_dataset(benchmark, options.data_root)
         delays_s = options.delays or part.delays_s
         return Part(opened, list_variants(study, options, part.budgets), delays_s, DELAY_LADDER_S, options.types)
     if study.worlds is None:
@@ -136,12 +135,10 @@ def open_part(study: Study, options: argparse.Namespace, model: str) -> Part:
 
 def plan_part(part: Part, backbone: Backbone, dataset: str | None) -> Plan:
     """Plan what is asked of what and when; a data set adds its baselines."""
-    words = any(stream.has_words for stream in part.opened.streams)
-    variants = [replace(one, config=one.config.with_words(words)) for one in part.variants]
-    if dataset:
-        variants = with_baselines(variants, backbone, words=words)
-    setup = make_setup(find_benchmark(dataset) if dataset else None, backbone)
-    return make_plan(part.opened.streams, variants, part.delays_s, setup, wanted_s=part.wanted_s, types=part.types)
+    streams = part.opened.streams
+    variants = fit_variants(part.variants, streams, backbone, baselines=dataset is not None)
+    setup = Setup.of(backbone, find_benchmark(dataset) if dataset else None)
+    return make_plan(streams, variants, part.delays_s, setup, wanted_s=part.wanted_s, types=part.types)
 
 
 def run_study(study: Study, options: argparse.Namespace) -> int:

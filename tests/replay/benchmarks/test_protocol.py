@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,12 +13,13 @@ import pytest
 
 from protokv.core.backbone import Backbone
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.dataset import TEXT_ONLY
-from protokv.replay.plan import UnreadableVideo, run_plan
+from protokv.replay.dataset import TEXT_ONLY, fit_variants, open_dataset
+from protokv.replay.memories import name_memories
+from protokv.replay.plan import Plan, UnreadableVideo, make_plan, run_plan
 from protokv.replay.report import summarise
-from protokv.replay.request import ReplayRequest, make_setup
 from protokv.replay.rows import AnswerRow, RowFile
-from protokv.replay.runner import StreamProgress
+from protokv.replay.runner import Setup, StreamProgress
+from protokv.replay.streams import Stream
 from tests.replay.benchmarks.miniature import NAMES, WRITERS
 from tests.replay.rows import ROW
 
@@ -42,17 +43,19 @@ class Played:
     watched: list[StreamProgress]
 
 
+def plan_dataset(name: str, streams: Sequence[Stream], backbone: Backbone, delays_s: Sequence[float] = (0.0,)) -> Plan:
+    variants = fit_variants(name_memories(["durable"], [90]), streams, backbone, baselines=True)
+    return make_plan(streams, variants, delays_s, Setup.of(backbone, BENCHMARKS[name], fps=2.0))
+
+
 def play(
     name: str, root: Path, backbone: Backbone, path: Path, subtitles: str = "off"
 ) -> tuple[list[AnswerRow], list[StreamProgress]]:
     """Run a data set under a memory of nearly all steps, at two frames a second."""
     # Of its two videos one has subtitles.
     most = 2 if name == "videomme" else 1
-    request = ReplayRequest(
-        dataset=name, data_root=root, memories=["durable"], budgets=[90], most_videos=most, subtitles=subtitles
-    )
-    opened = request.open()
-    plan = request.plan(opened, backbone, 2.0)
+    opened = open_dataset(BENCHMARKS[name], root, most_videos=most, subtitles=subtitles)
+    plan = plan_dataset(name, opened.streams, backbone)
     events = list(run_plan(plan, backbone, RowFile(path)))
     return [e for e in events if isinstance(e, AnswerRow)], [e for e in events if isinstance(e, StreamProgress)]
 
@@ -83,7 +86,7 @@ def test_with_subtitles_the_same_is_asked_of_a_stream_with_their_words_and_the_r
     (root / "subtitle").mkdir()
     said = "1\n00:00:03,000 --> 00:00:04,500\n<i>There was</i> a star\n"
     (root / "subtitle" / f"{NAMES[0]}.srt").write_text(said, encoding="utf-8")
-    opened = ReplayRequest(dataset="videomme", data_root=tmp_path, subtitles="auto").open()
+    opened = open_dataset(BENCHMARKS["videomme"], tmp_path, subtitles="auto")
     assert opened.notes["videos without subtitles"] == 1
     rows = play("videomme", tmp_path, embedded, tmp_path / "rows.jsonl", "auto")[0]
     # Four words between the control tokens that close one segment of video and open the next.
@@ -115,14 +118,14 @@ def test_the_text_alone_has_the_same_answer_at_any_time_and_costs_no_step(played
 
 
 def test_a_data_set_that_fixes_its_rate_is_sampled_at_it(embedded: Backbone) -> None:
-    assert make_setup(BENCHMARKS["streamingbench"], embedded).fps == 1.0
-    assert make_setup(BENCHMARKS["ovo-bench"], embedded).fps == embedded.default_fps
-    assert make_setup(BENCHMARKS["streamingbench"], embedded, fps=2.0).fps == 2.0
+    assert Setup.of(embedded, BENCHMARKS["streamingbench"]).fps == 1.0
+    assert Setup.of(embedded, BENCHMARKS["ovo-bench"]).fps == embedded.default_fps
+    assert Setup.of(embedded, BENCHMARKS["streamingbench"], fps=2.0).fps == 2.0
 
 
 def test_a_sweep_asks_what_stays_true_and_says_what_it_left_out(data_root: Path, embedded: Backbone) -> None:
-    request = ReplayRequest(dataset="rvs-ego", data_root=data_root, delays_s=[0.0, 3.0])
-    plan = request.plan(request.open(), embedded, 2.0)
+    opened = open_dataset(BENCHMARKS["rvs-ego"], data_root)
+    plan = plan_dataset("rvs-ego", opened.streams, embedded, (0.0, 3.0))
     asked = {ask.question.type for _, asks in plan.streams for ask in asks.asks}
     assert asked == {"Whether Something Happened(Y/N)", "What event order"}
     assert plan.dropped == {"type Scene Summary, whose answers change with time": 2}
@@ -133,14 +136,13 @@ def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
 ) -> None:
     from protokv.errors import SourceUnreadable
 
-    request = ReplayRequest(dataset="ovo-bench", data_root=data_root, memories=["durable"], budgets=[90])
-    opened = request.open()
+    opened = open_dataset(BENCHMARKS["ovo-bench"], data_root)
 
     def broken(fps: float, frames_per_step: int) -> object:
         raise SourceUnreadable("damaged")
 
     monkeypatch.setattr(opened.streams[0], "steps", broken)
-    plan = request.plan(opened, embedded, 2.0)
+    plan = plan_dataset("ovo-bench", opened.streams, embedded)
     events = list(run_plan(plan, embedded, RowFile(tmp_path / "r.jsonl")))
     assert isinstance(events[0], UnreadableVideo)
     assert (events[0].video, events[0].error.message) == (opened.streams[0].name, "damaged")
