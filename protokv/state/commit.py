@@ -1,11 +1,11 @@
 """Replace a file or folder atomically, as its only writer: its path holds the old or the new one, even after a crash.
 
-A commit writes `.NAME.partial` beside the path, syncs it, moves it to the path in one step and syncs the folder. A
-folder swaps names with the old folder if the system can do that. Otherwise the old one is moved to `.NAME.previous`
-first, and `recover`, which readers and writers call, moves it back if a crash came between the two moves. The next
-commit removes what a killed one has left.
+A commit writes `.NAME.partial` beside the path, syncs it and puts it in place in one step; then it syncs the folder. To
+replace a folder, or to keep the old state, the two swap names, if the system can do that. Otherwise the old one is
+moved to `.NAME.previous` first, and `recover`, which readers and writers call, moves it back if a crash came between
+the two moves. The next commit removes what a killed one has left.
 
-`Lock` keeps other writers away: a `filelock` lock on a file beside the path. The kernel holds it and frees it when the
+`lock` keeps other writers away: a `filelock` lock on a file beside the path. The kernel holds it and frees it when the
 process ends, however it ends, so a leftover lock file locks nothing. Readers ignore it.
 """
 
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -44,63 +44,61 @@ _HINTS = {
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.ENOLCK}
-_NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 # renameat2(2) of Linux: https://man7.org/linux/man-pages/man2/rename.2.html
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def replace(path: Path, write: Callable[[Path], object]) -> None:
+def replace(path: Path, write: Callable[[Path], object], kept: Path | None = None) -> None:
     """Let `write` create and sync a file or folder at a temporary path, then put it in place of `path`.
 
+    The old entry gets the name `kept`, or is removed.
+
     Raises:
-        OSError: it cannot be written. The old entry stays.
+        OSError: it cannot be written. The old entry stays, unless only its new name failed.
     """
     recover(path)
-    aside = _hidden(path, "previous")
+    made, aside = _hidden(path, "partial"), _hidden(path, "previous")
+    _remove(made)
     _remove(aside)
-    with _temporary(path) as made:
+    try:
         write(made)
-        if not path.is_dir():
+        if not os.path.lexists(path) or (kept is None and path.is_file()):
             made.replace(path)
-        elif not exchange(made, path):
+            old = None
+        elif exchange(made, path):
+            old = made
+        else:
             path.replace(aside)
-            try:
-                made.replace(path)
-            finally:
-                recover(path)
+            made.replace(path)
+            old = aside
+        if old is not None and kept is not None:
+            old.replace(kept)
         sync_folder(path.parent)
+    finally:
+        recover(path)
+        # What cannot be removed now, the next commit removes.
+        with suppress(OSError):
+            _remove(made)
     with suppress(OSError):
         _remove(aside)
 
 
 def recover(path: Path) -> None:
-    """Move a folder back that an interrupted commit had moved aside.
-
-    This does no harm to a writer between its two moves: the second move fails, and the old state stays.
-    """
+    """Move a state back that an interrupted commit had moved aside."""
     if not os.path.lexists(path):
         with suppress(FileNotFoundError):
             _hidden(path, "previous").replace(path)
 
 
-def keep_as(target: Path, name: Path) -> None:
-    """Give the contents of `target` the second, new name `name` in the same folder; it appears atomically.
-
-    A file gets a hard link, a folder becomes a second folder of hard links. Both survive a replaced `target`.
-    """
-    with _temporary(target) as made:
-        _link_all(target, made)
-        made.replace(name)
-        sync_folder(target.parent)
-
-
-def retire(target: Path, name: Path) -> None:
-    """Remove a name that `keep_as` gave to `target`; it disappears atomically."""
-    with _temporary(target) as made:
-        name.replace(made)
-        # Without this a crash could undo the move but not the removal.
-        sync_folder(target.parent)
+def retire(path: Path, kept: Path) -> None:
+    """Remove a kept state of the one at `path`; it disappears atomically."""
+    made = _hidden(path, "partial")
+    _remove(made)
+    kept.replace(made)
+    # Without this a crash could undo the move but not the removal.
+    sync_folder(path.parent)
+    _remove(made)
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
@@ -139,38 +137,8 @@ def exchange(a: Path, b: Path) -> bool:
     raise OSError(number, os.strerror(number), str(b))
 
 
-def _link_all(source: Path, target: Path) -> None:
-    """Give a file a second name, and a folder a second folder of such names; copy where there are no hard links."""
-    if source.is_dir():
-        target.mkdir()
-        for entry in sorted(source.iterdir()):
-            _link_all(entry, target / entry.name)
-        sync_folder(target)
-        return
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        with source.open("rb") as file:
-            write_file(target, lambda copy: shutil.copyfileobj(file, copy))
-
-
 def _hidden(target: Path, kind: str) -> Path:
     return target.with_name(f".{target.name}.{kind}")
-
-
-@contextmanager
-def _temporary(target: Path) -> Iterator[Path]:
-    """Yield a hidden path beside `target` where nothing is; remove its file or folder at the end."""
-    path = _hidden(target, "partial")
-    _remove(path)
-    try:
-        yield path
-    finally:
-        # What cannot be removed now, the next commit removes.
-        with suppress(OSError):
-            _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -181,45 +149,39 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-class Lock:
-    """The right to write to `path`, as a context manager; entering it does not wait.
+@contextmanager
+def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
+    """Hold the right to write to `path`, without waiting for it.
 
-    Attributes:
-        held: True while the file system holds the lock; False on a network mount that refuses locks, where other
-            writers are not kept out.
+    Yield True if other writers are kept out, and False on a network mount that refuses locks.
+
+    Raises:
+        StateLocked: any process holds it.
+        StateError: the lock file cannot be created.
     """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        target = Path(os.path.realpath(path))
-        self.path, self.held = path, False
-        self._lock = FileLock(_hidden(target, "lock"), blocking=False, thread_local=False, fallback_to_soft=False)
-
-    def __enter__(self) -> Self:
-        """Take the lock. StateLocked if any process holds it; StateError if the lock file cannot be created."""
-        with explain_write_errors(self.path):
-            try:
-                self._lock.acquire()
-                self.held = True
-            except Timeout:
-                raise StateLocked(
-                    f"the state {os.fspath(self.path)} is being written by another writer",
-                    hint="wait for it or write elsewhere; query and inspect read its last commit meanwhile",
-                ) from None
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        """Release the lock and remove its file."""
+    file = _hidden(Path(os.path.realpath(path)), "lock")
+    found, held = FileLock(file, blocking=False, thread_local=False, fallback_to_soft=False), True
+    with explain_write_errors(path):
+        try:
+            found.acquire()
+        except Timeout:
+            raise StateLocked(
+                f"the state {os.fspath(path)} is being written by another writer",
+                hint="wait for it or write elsewhere; query and inspect read its last commit meanwhile",
+            ) from None
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            held = False
+    try:
+        yield held
+    finally:
         # The file goes while it is locked: filelock locks no file without a name, so the next owner is alone. A forked
         # child has no lock and removes nothing. The system frees the lock at the end of the process in any case.
         with suppress(OSError):
-            if self._lock.is_locked or not self.held:
-                Path(self._lock.lock_file).unlink()
-        with suppress(OSError):
-            self._lock.release()
-        self.held = False
+            if found.is_locked or not held:
+                file.unlink()
+            found.release()
 
 
 @contextmanager

@@ -20,15 +20,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from torch import Tensor
 
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound
-from protokv.state.commit import (
-    Lock,
-    explain_read_errors,
-    explain_write_errors,
-    keep_as,
-    recover,
-    replace,
-    retire,
-)
+from protokv.state.commit import explain_read_errors, explain_write_errors, lock, recover, replace, retire
 from protokv.state.digest import NAMES, digest_tensors
 from protokv.state.header import Admit, Header, Shapes, State, seal, unseal
 
@@ -133,17 +125,19 @@ class Form(ABC):
     def __enter__(self) -> Self:
         """Take the right to write, without waiting. StateError as `check_target`; StateLocked if another has it."""
         self.check_target()
-        self._lock = Lock(self.path).__enter__()
-        self.locked = self._lock.held
+        self._lock = lock(self.path)
+        self.locked = self._lock.__enter__()
         return self
 
     def __exit__(self, *_: Any) -> None:
         """Give the right back."""
         self.locked = False
-        self._lock.__exit__()
+        self._lock.__exit__(None, None, None)
 
-    def replace(self, state: State) -> None:
+    def replace(self, state: State, keep: Header | None = None) -> None:
         """Put a state in place atomically and durably. One thread at a time may call this.
+
+        The old one, which has the header `keep`, becomes a kept commit, unless something has its name; None: it goes.
 
         Raises:
             StateLocked: another writer has committed since this form was entered or last committed.
@@ -154,9 +148,15 @@ class Form(ABC):
             if tensor.dtype not in NAMES:
                 raise StateError(f"tensor {name}: a state cannot hold {tensor.dtype}")
         with explain_write_errors(self.path):
+            target = self.target
+            kept = None if keep is None else target.with_name(target.name + format_kept_suffix(keep))
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
             document = seal(state, digest_tensors(tensors))
-            replace(self.target, lambda path: self.write(path, document, changed(state, tensors=tensors)))
+            replace(
+                target,
+                lambda path: self.write(path, document, changed(state, tensors=tensors)),
+                None if kept is None or os.path.lexists(kept) else kept,
+            )
 
     # ---- read ----
 
@@ -211,10 +211,11 @@ class Form(ABC):
 
     def list_kept(self) -> Iterator[tuple[str, Header]]:
         """Yield the place and header of each kept commit, of any stream. Skip files that only have such a name."""
-        target = self.target
         with explain_read_errors(self.path):
+            target = self.target
             found = sorted(target.parent.iterdir()) if target.parent.is_dir() else []
-        yield from self._read_kept(os.fspath(target), [str(one) for one in found if not one.is_symlink()])
+            places = [str(one) for one in found if not one.is_symlink()]
+        yield from self._read_kept(os.fspath(target), places)
 
     def _read_kept(self, ours: str, places: Collection[str]) -> Iterator[tuple[str, Header]]:
         """Yield those of the places that are kept commits of the state at `ours`."""
@@ -224,13 +225,6 @@ class Form(ABC):
                     header = self.read_header(at)
                     if format_kept_suffix(header) == named[0]:
                         yield at, header
-
-    def keep(self, header: Header) -> None:
-        """Keep the current state, which has this header, as a commit of its own, unless the name is taken."""
-        name = self.target.with_name(self.target.name + format_kept_suffix(header))
-        if not os.path.lexists(name):
-            with explain_write_errors(self.path):
-                keep_as(self.target, name)
 
     def retire(self, at: str) -> None:
         """Remove a kept commit. If a reader prevents that, the next commit removes it."""

@@ -66,14 +66,16 @@ class ObjectForm(Form):
         """Nothing is held."""
         self.locked = False
 
-    def replace(self, state: State) -> None:
-        """Put the object in place."""
+    def replace(self, state: State, keep: Header | None = None) -> None:
+        """Put the object in place; before, let the store copy the old one."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
             path = Path(folder, "state")
             self._file(path).replace(state)
             with _explain(self._address, "write"):
+                if keep is not None:
+                    self._store.copy(self._key, self._key + format_kept_suffix(keep))
                 try:
                     put = self._store.put(self._key, path, mode=self._mode, use_multipart=False)
                 except (AlreadyExistsError, PreconditionError) as error:
@@ -112,11 +114,6 @@ class ObjectForm(Form):
         with _explain(self._address, "read"):
             places = list(list_beginning(f"{self._address}@"))
         yield from self._read_kept(self._address, places)
-
-    def keep(self, header: Header) -> None:
-        """Let the store copy the object."""
-        with _explain(self._address, "write"):
-            self._store.copy(self._key, self._key + format_kept_suffix(header))
 
     def retire(self, at: str) -> None:
         """Delete an object if the store allows it."""

@@ -57,21 +57,18 @@ def save_state(state: State, path: StatePath) -> None:
 def commit(form: Form, state: State, keep: int | None = None) -> None:
     """Save a state and keep the last `keep` commits, including this one. With None, keep and remove nothing.
 
-    The old state gets a name of its own before it is replaced, and the oldest commits are removed last. So a crash
-    leaves at most one commit too many, and the next commit removes it.
+    The oldest commits are removed last. A crash leaves at most one commit too many, which the next commit removes, or
+    one too few.
 
     Raises:
         StateLocked: another writer has committed meanwhile.
         StateError: it cannot be written; the old state is still there.
     """
+    before = None
     if keep is not None and keep > 1:
-        try:
+        with suppress(StateNotFound, StateCorrupt, StateMismatch):
             before = form.read_header()
-        except (StateNotFound, StateCorrupt, StateMismatch):
-            before = None
-        if before is not None and is_before(before, state):
-            form.keep(before)
-    form.replace(state)
+    form.replace(state, before if before is not None and is_before(before, state) else None)
     if keep is None:
         return
     # The new state is in place. A writer that may not list or remove leaves the others to the next commit.

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from protokv.ingestion import Progress
-from protokv.state.commit import Lock
+from protokv.state.commit import lock
 from protokv.state.reader import load_state
 from protokv_cli.exits import Exit
 from protokv_cli.process import handle_signals
@@ -140,7 +140,7 @@ def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
     protokv: Program, mocked: None, video: Path
 ) -> None:
     assert protokv("ingest", video, *ARGUMENTS).code == 0
-    with Lock("clip.safetensors"):
+    with lock("clip.safetensors"):
         refused = protokv("ingest", video, *ARGUMENTS)
         assert refused.code == Exit.LOCKED
         assert refused.err.splitlines()[0] == "Error: the state clip.safetensors is being written by another writer"

@@ -11,7 +11,7 @@ import pytest
 from protokv.errors import ModelError
 from protokv.fleet import Job, Recipe, locate_state, preview
 from protokv.fleet.run import ATTEMPTS, WorkerDied
-from protokv.state.commit import Lock
+from protokv.state.commit import lock
 from tests.fleet.conftest import InlinePool, ends, outcomes, written
 from tests.fleet.recipes import MissingRecipe, remade
 
@@ -73,7 +73,7 @@ def test_an_error_of_the_program_is_a_failure_of_the_video(
 
 def test_a_video_that_another_run_watches_is_a_failure_and_the_others_are_done(jobs: list[Job], recipe: Recipe) -> None:
     Path(recipe.place).mkdir()
-    with Lock(locate_state(recipe.place, "a")):
+    with lock(locate_state(recipe.place, "a")):
         found = outcomes(jobs, InlinePool(recipe), recipe)
     assert [found[key].status for key in ("a", "b", "sub/c")] == ["failed", "watched", "watched"]
     assert found["a"].failure is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,21 +108,6 @@ def test_a_link_stays_a_link_and_its_target_has_the_history(make_state, tmp_path
     assert link.is_symlink()
     assert load_state(tmp_path / "there" / "b.safetensors").clock.steps == 2
     assert load_state(link, at_s=2.0).clock.steps == 1
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_a_kept_commit_is_a_hard_link_or_a_copy_without_links(links, make_state, tmp_path, monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    path = tmp_path / "a.safetensors"
-    commit(at(make_state, 1), path, 2)
-    before = path.stat().st_ino
-    if not links:
-        monkeypatch.setattr(os, "link", refuse)
-    commit(at(make_state, 2), path, 2)
-    assert (kept(path)[0].stat().st_ino == before) == links
-    assert same(load_state(path, at_s=2.0), at(make_state, 1))
 
 
 def commit_and(state, path: Path, then) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import StateLocked
-from protokv.state.commit import Lock
+from protokv.state.commit import lock
 
 # `do` runs while the lock is held.
 HOLD = """
 import os, sys
-from protokv.state.commit import Lock
-with Lock(sys.argv[1]):
+from protokv.state.commit import lock
+with lock(sys.argv[1]):
     {do}
 """
 WAIT = "print('held', flush=True); sys.stdin.read()"
@@ -42,15 +42,15 @@ def holder(path: Path, do: str = WAIT) -> Iterator[subprocess.Popen[str]]:
 
 
 def check_locked(path: Path) -> None:
-    with pytest.raises(StateLocked) as caught, Lock(path):
+    with pytest.raises(StateLocked) as caught, lock(path):
         pass
     assert f"{path} is being written by another writer" in caught.value.message
     assert "query" in caught.value.hint
 
 
 def check_free(path: Path) -> None:
-    with Lock(path) as lock:
-        assert lock.held
+    with lock(path) as held:
+        assert held
 
 
 def check_locked_elsewhere(path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path):
 
 def test_a_second_writer_in_the_same_process_is_refused_and_does_not_drop_the_lock(tmp_path):
     path = tmp_path / "a.safetensors"
-    with Lock(path):
+    with lock(path):
         check_locked(path)
         check_locked_elsewhere(path)
     check_free(path)
@@ -102,7 +102,7 @@ def test_a_second_writer_in_the_same_process_is_refused_and_does_not_drop_the_lo
 def test_a_link_and_its_target_have_one_lock_and_other_states_another(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there/real")
-    with Lock(tmp_path / "there" / "real"), Lock(tmp_path / "there" / "other"):
+    with lock(tmp_path / "there" / "real"), lock(tmp_path / "there" / "other"):
         check_locked(tmp_path / "link")
     assert names(tmp_path / "there") == []
 
@@ -112,6 +112,6 @@ def test_a_file_system_without_locks_holds_none(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with Lock(tmp_path / "a") as lock:
-        assert not lock.held
+    with lock(tmp_path / "a") as held:
+        assert not held
     assert names(tmp_path) == []
