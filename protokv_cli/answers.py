@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, ProtoKVError
 from protokv.texts import cut
-from protokv_cli.options import MOST_USED, option, system_option
-from protokv_cli.output import Format, Output
+from protokv_cli.options import MOST_USED, option
+from protokv_cli.output import Format, Output, format_time
 from protokv_cli.progress import round_timings
-from protokv_cli.questions import AskedQuestion, Refusals, survive_errors
-from protokv_cli.tables import format_time
+from protokv_cli.questions import AskedQuestion, Refusals
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
@@ -40,7 +39,7 @@ class AnswerFlags:
     video: Path | None = option(
         "--video PATH", "The video of --frames, or its folder. Default: beside the state, or in this folder."
     )
-    system: str | None = system_option("A system prompt, in front of each question.")
+    system: str | None = option("--system TEXT", "A system prompt, in front of each question.")
     temperature: float | None = option(
         "--temperature NUMBER", "0 is greedy; above 0 draws. Default: as the model was published."
     )
@@ -83,7 +82,7 @@ class Answers:
         refusals: the questions that cannot be asked.
         clock: adds up the seconds of each stage.
         timed: they are told.
-        at_prompt: questions are typed.
+        at_prompt: questions are typed, and are one conversation.
         alone: a question is not repeated before its answer.
     """
 
@@ -98,7 +97,7 @@ class Answers:
 
     def __post_init__(self) -> None:
         """Begin without a conversation."""
-        self._turns, self._warned = list[tuple[str, str]](), set[str]()
+        self._turns, self._noted = list[tuple[str, str]](), set[str]()
         self._frames: FrameWriter | None = None
 
     def prepare(self, reader: Reader) -> None:
@@ -114,39 +113,47 @@ class Answers:
     ) -> None:
         """Ask every question, and note how many answers were as expected.
 
-        `age_s` is that of the last commit of a live stream. A refused question does not end the loop.
+        `age_s` is that of the last commit of a live stream. A refused question does not end the loop; at a prompt,
+        neither does Ctrl-C during an answer.
         """
         asked = right = 0
         for question in questions:
-            with survive_errors(self.out, self.at_prompt), self.refusals.at(question.where):
-                row = self._ask(session, decoding, question, age_s)
-                if "correct" in row:
-                    asked, right = asked + 1, right + row["correct"]
-                if self.out.format is Format.JSON:
-                    self.out.json(row)
-                elif self.out.format is Format.TABLE and row.get("correct") is False:
-                    self.out.table(f"  expected: {cut(question.expected or '')}", style="yellow")
+            try:
+                with self.refusals.at(question.where):
+                    row = self._ask(session, decoding, question, age_s)
+                    if "correct" in row:
+                        asked, right = asked + 1, right + row["correct"]
+                    if self.out.format is Format.JSON:
+                        self.out.json(row)
+                    elif self.out.format is Format.TABLE and row.get("correct") is False:
+                        self.out.table(f"  expected: {cut(question.expected or '')}", style="yellow")
+            except (KeyboardInterrupt, ProtoKVError) as error:
+                if not self.at_prompt:
+                    raise
+                self.out.error(f"Error: {error.message}" if isinstance(error, ProtoKVError) else "")
         if asked:
             self.out.note(f"{right} of {asked} answers as expected ({right / asked:.1%})")
 
     def _ask(
         self, session: Session, decoding: Decoding, question: AskedQuestion, age_s: float | None
     ) -> dict[str, Any]:
-        self._warn_of_words(session, question.text)
-        if question.fresh:
-            self._turns.clear()
+        name = session.backbone.identity.name
+        if words := session.backbone.unknown_words(question.text):
+            self._note_once(f"Note: {name} does not know {cut(', '.join(words), 200)}")
         answer = self._stream(session, decoding, question.text)
-        self._warn_of_turns(session, answer)
-        self._turns.append((question.text, answer.text))
+        if answer.turns < len(self._turns):
+            left_out = "the oldest turns have no room left in the conversation"
+            alone = f"{name} keeps no conversation: it reads each question alone"
+            self._note_once(f"Note: {left_out if session.backbone.converses else alone}")
+        if self.at_prompt:
+            self._turns.append((question.text, answer.text))
         row = make_answer_row(answer, self.state)
         if answer.evidence is not None:
             moments = [asdict(moment) | {"share": round(moment.share, 4)} for moment in answer.evidence.moments]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": moments, "faint": answer.evidence.faint}
             if self.out.format is not Format.JSON:
-                self.out.plain(f"  {describe_evidence(answer.evidence)}")
-                for said in list_utterances(answer.evidence):
-                    self.out.plain(f"    {said}")
+                self.out.plain("\n".join(f"  {line}" for line in describe_evidence(answer.evidence)))
             if self._frames is not None:
                 row["frames"] = self._frames.write(answer, session)
                 self.out.note(f"{len(row['frames'])} frames are in {self.how.frames}")
@@ -183,36 +190,10 @@ class Answers:
                 self.out.note("Note: the answer is cut, because it repeats itself")
         return answer
 
-    def _warn_of_turns(self, session: Session, answer: Answer) -> None:
-        """Say, once, that the model has not read all of the conversation."""
-        if answer.turns == len(self._turns):
-            return
-        name = session.backbone.identity.name
-        if session.backbone.converses:
-            self._warn("Note: the oldest turns have no room left in the conversation; new begins another")
-        else:
-            self._warn(f"Note: {name} keeps no conversation: it reads each question alone")
-
-    def _warn_of_words(self, session: Session, question: str) -> None:
-        """Name the words of a question that the model cannot represent."""
-        if words := session.backbone.unknown_words(question):
-            name = session.backbone.identity.name
-            self._warn(
-                f"Note: {name} does not know the word{'s' * (len(words) > 1)} {cut(', '.join(words), 200)}. "
-                "For other videos name a real model when ingesting: --model NAME (see: protokv models)"
-            )
-
-    def _warn(self, text: str) -> None:
-        """Warn once of each kind, which the first words name."""
-        kind = text[:20]
-        if kind not in self._warned:
-            self._warned.add(kind)
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
             self.out.note(text)
-
-
-def describe_decoding(decoding: Decoding) -> str:
-    """Return how tokens are chosen, in a line such as `temperature 0, top_p 1, ..., seed 0`."""
-    return ", ".join(f"{name} {value}" for name, value in asdict(decoding).items())
 
 
 def make_answer_row(answer: Answer, state: str) -> dict[str, Any]:
@@ -230,28 +211,15 @@ def make_answer_row(answer: Answer, state: str) -> dict[str, Any]:
     }
 
 
-def describe_evidence(evidence: Evidence) -> str:
-    """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`; it says if the share is low."""
+def describe_evidence(evidence: Evidence) -> list[str]:
+    """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said then, in lines."""
     moments = ", ".join(
-        f"{format_time(moment.start_s)} to {format_time(moment.end_s)} ({moment.share:.0%})".replace("%", " %")
-        for moment in evidence.moments
+        f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence.moments
     )
-    if not moments:
-        text = "no moment stands out"
-    elif evidence.faint:
-        text = f"no moment stands out; most {moments}"
+    if evidence.faint or not moments:
+        most = f"; most {moments}: this may no longer be in memory" if moments else ""
+        stood = f"no moment stands out{most}"
     else:
-        text = f"stood on {moments}"
-    return f"{text}: this may no longer be in memory" if evidence.faint else text
-
-
-def list_utterances(evidence: Evidence) -> list[str]:
-    """Return what was said at the moments, in order of time, in lines such as `0:07 good morning`."""
+        stood = f"stood on {moments}"
     said = sorted({one.start_s: one for moment in evidence.moments for one in moment.words}.items())
-    return [f"{format_time(start_s)} {cut(one.text)}" for start_s, one in said]
-
-
-def note_model(out: Output, backbone: Backbone) -> None:
-    """Say in a line what the model cannot read, if there is something."""
-    if backbone.notice:
-        out.note(f"Note: {backbone.notice}")
+    return [stood, *(f"  {format_time(start_s)} {cut(one.text)}" for start_s, one in said)]

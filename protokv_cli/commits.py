@@ -13,15 +13,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from protokv.errors import ConfigError, StateNotFound
-from protokv_cli.output import Output
-from protokv_cli.parsing import is_time_of_day, parse_duration, parse_instant
-from protokv_cli.tables import format_time
+from protokv_cli.output import Output, format_time
+from protokv_cli.parsing import TIME_OF_DAY, parse_duration, parse_instant
 
 if TYPE_CHECKING:
     from protokv.state.reader import Reader
-
-# Seconds between two looks at a state.
-LOOK_S = 2.0
 
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*", re.ASCII)
 
@@ -39,7 +35,7 @@ def find_stream_time(text: str, reader: Reader, now: float) -> float:
     if given.startswith("-"):
         return max(0.0, reader.header.clock.stream_time_s - parse_duration(given[1:]))
     is_date = bool(_DATE.fullmatch(given))
-    clocks = reader.wall_clocks if is_date or is_time_of_day(given) else []
+    clocks = reader.wall_clocks if is_date or TIME_OF_DAY.fullmatch(given) else []
     if is_date and not clocks:
         raise ConfigError(
             f"{reader.path} is of a video, which has no date", hint="use a time of the video, such as 12m"
@@ -50,12 +46,8 @@ def find_stream_time(text: str, reader: Reader, now: float) -> float:
     for clock in reversed(clocks):
         if (found := clock.stream_time(wanted)) > float("-inf"):
             return float(found)
-    began = _date_text(clocks[0].anchors[0][1])
-    raise StateNotFound(f"{reader.path} knows nothing of {_date_text(wanted)}: its stream began at {began}")
-
-
-def _date_text(real_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", datetime.fromtimestamp(real_s).timetuple())
+    at, began = (f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}" for one in (wanted, clocks[0].anchors[0][1]))
+    raise StateNotFound(f"{reader.path} knows nothing of {at}: its stream began at {began}")
 
 
 def commit_age_s(reader: Reader, now: float) -> float | None:
@@ -72,23 +64,20 @@ def note_commit(out: Output, stream_time_s: float, at_s: float | None, age_s: fl
         out.note(f"as of {format_time(stream_time_s)}, committed {format_time(round(age_s, 1))} ago")
 
 
-def rounds(every_s: float) -> Iterator[None]:
-    """Yield now, and then whenever `every_s` seconds have passed since the last round began."""
-    while True:
-        began_s = time.monotonic()
-        yield
-        pause(max(0.0, began_s + every_s - time.monotonic()))
-
-
-def await_first_commit(out: Output, state: str) -> None:
-    """Return once a state exists; note once that it does not yet."""
+def open_commits(out: Output, state: str, every_s: float, *, verify: bool = True) -> Iterator[Reader]:
+    """Yield the state now, and then whenever `every_s` seconds have passed; wait for the first commit, with a note."""
     from protokv.state.reader import Reader
 
-    for n, _ in enumerate(rounds(LOOK_S)):
+    told = False
+    while True:
+        began_s = time.monotonic()
         try:
-            Reader.open(state)
+            reader = Reader.open(state, verify=verify)
         except StateNotFound as error:
-            if not n:
+            if not told:
                 out.note(f"{error.message} yet; waiting for its first commit")
-        else:
-            return
+            told = True
+            pause(2.0)
+            continue
+        yield reader
+        pause(max(0.0, began_s + every_s - time.monotonic()))

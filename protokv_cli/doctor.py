@@ -20,7 +20,6 @@ from protokv import __version__
 from protokv.machine import free_memory_bytes, memory_bytes
 from protokv_cli.exits import Exit
 from protokv_cli.options import OutputFlags
-from protokv_cli.tables import flatten_lines, pairs
 
 # fmt: off
 _PACKAGES: Final = (
@@ -45,7 +44,7 @@ def doctor(*, output: OutputFlags) -> None:
     out = output.open()
     with out.errors():
         found = describe_setup()
-        out.show([found], flatten_lines, lambda _: [pairs(dict(line.split("\t", 1) for line in flatten_lines(found)))])
+        out.show([found])
         if found["problems"]:
             raise typer.Exit(Exit.FAILURE)
 

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import time
+import re
+import shlex
+import sys
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, SourceUnreadable
 from protokv.timings import Timings, stage
 from protokv_cli.ingest_fleet import FleetFlags, ingest_fleet
 from protokv_cli.options import (
     MOST_USED,
+    SUBTITLES,
     MemoryFlags,
     TimedOutputFlags,
     WatchFlags,
     complete_states,
     given,
+    note_embedded,
     option,
-    subtitles_option,
-    system_option,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration, parse_every, parse_input, parse_instant, parse_optional
-from protokv_cli.process import handle_signals, pause_collection
+from protokv_cli.parsing import parse_duration, parse_every, parse_optional, parse_pair
+from protokv_cli.process import handle_signals
 from protokv_cli.progress import draw_downloads
 
 if TYPE_CHECKING:
     from protokv.ingestion import IngestOptions, LiveOptions
+
+# A page that shows a video, which yt-dlp reads.
+_PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twitch\.tv)/", re.IGNORECASE)
 
 Sources = Annotated[
     list[str] | None,
@@ -74,7 +78,6 @@ class StateFlags:
     append: bool = option(
         "--append", "Watch SOURCE after what STATE has watched; start STATE if there is none.", default=False
     )
-    resume: bool = option("--resume", "Fail if there is no STATE to continue.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +87,12 @@ class SourceFlags:
     PANEL: ClassVar[str] = "What to watch"
     start: str = option("--start TIME", "Begin a file here, such as 7:30.", default="0")
     duration: str | None = option("--duration TIME", "Watch no more of a file than this, such as 2m.")
-    subtitles: str = subtitles_option("auto")
+    subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="auto", known=("auto", "off"))
     transcribe: str | None = option(
         "--transcribe MODEL",
         "Write NAME.srt beside a file without such subtitles, with Whisper or Moonshine, by name or folder.",
     )
-    system: str | None = system_option("A system prompt, which the model reads before the video.")
+    system: str | None = option("--system TEXT", "A system prompt, which the model reads before the video.")
     max_frame_pixels: int | None = option(
         "--max-frame-pixels COUNT", "Refuse frames with more pixels. Default: 8K.", min=1
     )
@@ -110,7 +113,6 @@ class LiveFlags:
 
     PANEL: ClassVar[str] = "Live sources"
     for_: str | None = option("--for TIME", "End after this much stream time, such as 1h.")
-    until: str | None = option("--until TIME", "End at a time of day, 18:00, or at a date and time.")
     stall: str | None = option("--stall TIME", "A source without a frame for this time is lost. Default: 20s.")
     give_up: str | None = option("--give-up TIME", "Stop trying a lost source after this time. Default: never.")
     on_pressure: str | None = option(
@@ -133,8 +135,7 @@ class LiveFlags:
             give_up_s=parse_optional(parse_duration, self.give_up),
             on_pressure=pressure,
             for_s=parse_optional(parse_duration, self.for_),
-            until=None if self.until is None else parse_instant(self.until, time.time(), ahead=True),
-            input=dict(parse_input(one) for one in self.inputs or ()),
+            input=dict(parse_pair(one, "input", "--input rtsp_transport=udp") for one in self.inputs or ()),
         )
 
 
@@ -183,7 +184,7 @@ def ingest(
             raise ConfigError("--append needs the state to append to", hint="name it with -o STATE")
         model.check()
         clock = Timings() if output.timings else None
-        with pause_collection(), stage(clock, "imports"):
+        with stage(clock, "imports"):
             from protokv.fleet.plan import is_several
             from protokv.words.find import names_file
 
@@ -191,18 +192,24 @@ def ingest(
         chosen = _build(state, model, memory, watch, live)
         _advise(out, sources, state, memory)
         if fleet.listing is not None or len(sources) != 1 or is_several(sources[0]):
-            alone = [*given(state, "append", "resume"), *given(watch, "start", "duration", "chunk"), *given(live)]
-            _refuse(
-                [*alone, *given(output, "timings"), *(["--subtitles FILE"] if names_file(watch.subtitles) else [])],
-                "for one video only",
-                "several videos are continued without an option, and watched to their ends",
-            )
+            alone = [*given(state, "append"), *given(watch, "start", "duration", "chunk"), *given(live)]
+            alone += [*given(output, "timings"), *(["--subtitles FILE"] if names_file(watch.subtitles) else [])]
+            hint = "several videos are continued without an option, and watched to their ends"
+            _refuse(alone, "for one video only", hint)
             ingest_fleet(out, sources, state.state, chosen, fleet, dry_run=state.dry_run)
             return
         where = "name a folder, a glob or --from LIST; --device says where one video is watched"
         _refuse(given(fleet), "for several videos only", where)
+        if _PAGE.match(sources[0]):
+            hint = f"yt-dlp -o - {shlex.quote(sources[0])} | protokv ingest -"
+            raise SourceUnreadable(f"{sources[0]} is a page, not a video", hint=hint)
         if state.dry_run:
-            _dry_run(out, sources[0], chosen)
+            from protokv.ingestion.estimate import estimate
+            from protokv_cli.ingest_report import show_estimate
+
+            found = estimate(sources[0], chosen)
+            note_embedded(out, model.model)
+            show_estimate(out, found, chosen.config.budget)
         else:
             _ingest_one(out, sources[0], state.state, chosen, clock)
 
@@ -228,7 +235,6 @@ def _build(
         every=parse_optional(parse_every, state.every),
         keep=state.keep,
         append=state.append,
-        resume=state.resume,
         overwrite=state.force,
         start_s=parse_duration(watch.start),
         duration_s=parse_optional(parse_duration, watch.duration),
@@ -262,26 +268,25 @@ def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptio
     from protokv.video.address import local_name
     from protokv_cli.ingest_report import IngestReport
 
-    opened, target = _open_stdin(source, out.stdin), _target_in_folder(source, state)
-    with handle_signals(out.note) as stop, IngestReport(out, local_name(source), clock) as report, draw_downloads(out):
-        events = ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)
+    opened, target, name = _open_stdin(source), _target_in_folder(source, state), local_name(source)
+    with (
+        handle_signals(out.note) as stop,
+        IngestReport(out, name, chosen, clock) as report,
+        draw_downloads(out),
         # Closing the generator commits what was watched if something fails here.
-        with closing(events):
-            with pause_collection():
-                started = next(events)
-            for event in chain((started,), events):
-                report.show(event)
-                if isinstance(event, Summary):
-                    report.end(event, stop.exit)
+        closing(ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,
+    ):
+        for event in events:
+            report.show(event)
+            if isinstance(event, Summary):
+                report.end(event, stop.exit)
 
 
-def _open_stdin(source: str, stdin: IO[str] | None) -> str:
-    """Return the source, with `-` replaced by the descriptor of the user's stdin in this process."""
-    if source != "-":
-        return source
-    if stdin is None or stdin.isatty():
+def _open_stdin(source: str) -> str:
+    """Return the source, with `-` replaced by the descriptor of the user's stdin."""
+    if source == "-" and sys.stdin.isatty():
         raise ConfigError("nothing is piped in", hint="for example: ffmpeg -i ... -f mpegts - | protokv ingest -")
-    return f"pipe:{stdin.fileno()}"
+    return f"pipe:{sys.stdin.fileno()}" if source == "-" else source
 
 
 def _target_in_folder(source: str, state: str | None) -> str | None:
@@ -294,11 +299,3 @@ def _target_in_folder(source: str, state: str | None) -> str | None:
     if not is_url(state):
         Path(state).mkdir(parents=True, exist_ok=True)
     return locate_state(state, make_key(source))
-
-
-def _dry_run(out: Output, source: str, chosen: IngestOptions) -> None:
-    """Try a few steps of a video, and show what all of it would take."""
-    from protokv.ingestion.estimate import estimate
-    from protokv_cli.ingest_report import show_estimate
-
-    show_estimate(out, estimate(source, chosen))

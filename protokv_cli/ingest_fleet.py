@@ -1,28 +1,39 @@
-"""`protokv ingest` of several videos: planning and running."""
+"""`protokv ingest` of several videos: the plan, the run, its progress and its failures."""
 
 from __future__ import annotations
 
+import json
 import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import typer
 
+from protokv import errors
 from protokv.backbones import require_model
-from protokv.errors import ConfigError, SourceNotFound
-from protokv_cli.fleet_report import FleetReport, check_csv, show_plan
-from protokv_cli.options import option
-from protokv_cli.output import Output
+from protokv.errors import ConfigError, SourceNotFound, StateError
+from protokv.texts import count_text
+from protokv_cli.exits import Exit, find_exit_code
+from protokv_cli.options import note_embedded, option
+from protokv_cli.output import Format, Output, format_bytes, format_time, grid, pairs
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import handle_signals
-from protokv_cli.progress import Bar
+from protokv_cli.progress import LOG_EVERY_S, Bar
 from protokv_cli.questions import open_lines
 
 if TYPE_CHECKING:
-    from protokv.fleet import Job
+    from protokv.fleet import Failure, Job, Outcome, Recipe
+    from protokv.fleet.run import Pool
     from protokv.ingestion import IngestOptions
+
+# More videos are counted and not listed on a terminal; JSON has them all.
+LISTED: Final = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +49,6 @@ class FleetFlags:
         "Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
     )
     max_failures: int | None = option("--max-failures COUNT", "Begin no other video after COUNT failures.", min=1)
-    failures: Path | None = option("--failures FILE", "Where failures go. Default: failures.jsonl beside the states.")
-    csv: Path | None = option("--csv FILE", "Table to write: each video, its state, time, result.")
 
 
 def ingest_fleet(
@@ -49,29 +58,28 @@ def ingest_fleet(
     from protokv.fleet import Recipe, preview, run_fleet
     from protokv.ingestion.options import DEFAULT_MODEL
 
-    check_csv(fleet.csv)
     require_model(str(chosen.backbone or DEFAULT_MODEL), chosen.revision)
     recipe = Recipe(place=_place(output), options=chosen)
-    jobs = _plan_jobs(out, sources, fleet.listing)
+    jobs = _plan_jobs(sources, fleet.listing)
+    note_embedded(out, str(chosen.backbone) if chosen.backbone else None)
     if dry_run:
         with handle_signals(out.note) as stop:
-            show_plan(out, takewhile(lambda _: not stop, preview(jobs, recipe)))
-            if stop.exit is not None:
-                raise typer.Exit(stop.exit)
-        return
-    with _open_pool(fleet, recipe) as pool:
-        with handle_signals(out.note) as stop, Bar(out, f"0 of {len(jobs)} videos") as bar:
-            report = FleetReport(out, jobs, _failures_file(fleet, recipe.place), bar, pool)
+            _show_plan(out, takewhile(lambda _: not stop, preview(jobs, recipe)))
+    else:
+        with _open_pool(fleet, recipe) as pool:
+            with handle_signals(out.note) as stop, Bar(out, f"0 of {len(jobs)} videos") as bar:
+                report = _Report(out, jobs, recipe.place, bar, pool)
 
-            def should_stop() -> bool:
-                report.draw()
-                return bool(stop)
+                def should_stop() -> bool:
+                    report.draw()
+                    return bool(stop)
 
-            for outcome in run_fleet(
-                jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=should_stop
-            ):
-                report.add(outcome)
-        report.end(stop.exit, fleet.csv)
+                found = run_fleet(jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=should_stop)
+                for outcome in found:
+                    report.add(outcome)
+            report.end(stop.exit)
+    if stop.exit is not None:
+        raise typer.Exit(stop.exit)
 
 
 def _place(output: str | None) -> str:
@@ -88,27 +96,25 @@ def _place(output: str | None) -> str:
     raise ConfigError(f"{place} is no folder", hint="name a folder for the states: -o DIR/")
 
 
-def _plan_jobs(out: Output, sources: list[str], listing: str | None) -> list[Job]:
+def _plan_jobs(sources: list[str], listing: str | None) -> list[Job]:
     from protokv.fleet import plan
 
     listed: list[str] = []
-    if listing == "-":
-        listed = list(out.stdin or sys.stdin)
-    elif listing is not None:
-        try:
-            with open_lines(Path(listing)) as lines:
-                listed = list(lines)
-        except OSError as error:
-            raise SourceNotFound(
-                f"cannot read {listing}: {error.strerror}", hint="name a file with a video a line"
-            ) from None
-    jobs = plan([*sources, *filter(None, (line.removeprefix("\ufeff").strip() for line in listed))])
+    try:
+        if listing is not None:
+            with nullcontext(sys.stdin) if listing == "-" else open_lines(Path(listing)) as lines:
+                listed = [line.removeprefix("\ufeff").strip() for line in lines]
+    except OSError as error:
+        raise SourceNotFound(
+            f"cannot read {listing}: {error.strerror}", hint="name a file with a video a line"
+        ) from None
+    jobs = plan([*sources, *filter(None, listed)])
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
     return jobs
 
 
-def _open_pool(fleet: FleetFlags, recipe: Any) -> Any:
+def _open_pool(fleet: FleetFlags, recipe: Recipe) -> Any:
     from protokv.fleet import LocalPool
 
     if fleet.ray is not None:
@@ -126,8 +132,138 @@ def _open_pool(fleet: FleetFlags, recipe: Any) -> Any:
     return LocalPool(recipe, fleet.workers or len(devices), devices)
 
 
-def _failures_file(fleet: FleetFlags, place: str) -> Path:
-    from protokv.fleet.states import FAILURES
-    from protokv.state.forms import is_url
+class _Report:
+    """Counts the outcomes of a run and shows them: a bar or lines meanwhile, a table and a file of failures."""
 
-    return fleet.failures or Path("." if is_url(place) else place, FAILURES)
+    def __init__(self, out: Output, jobs: list[Job], place: str, bar: Bar, pool: Pool) -> None:
+        """Remove the file of failures of an earlier run; without failures there is no file."""
+        from protokv.fleet.states import FAILURES
+        from protokv.state.forms import is_url
+
+        self._out, self._jobs, self._bar, self._pool = out, jobs, bar, pool
+        self._file = Path("." if is_url(place) else place, FAILURES)
+        self._failures = 0
+        self._outcomes: dict[str, Outcome] = {}
+        self._began_s = self._shown_s = time.monotonic()
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.unlink(missing_ok=True)
+        except OSError as error:
+            raise StateError(
+                f"cannot write {self._file}: {error.strerror}", hint="choose a folder that you may write to"
+            ) from error
+
+    def add(self, outcome: Outcome) -> None:
+        """Count and show the end of a video; write its failure to the file, a line of JSON."""
+        self._outcomes[outcome.job.key] = outcome
+        if failure := outcome.failure:
+            self._failures += 1
+            row = {
+                **outcome.job.to_dict(),
+                "state": outcome.state,
+                "error": failure.kind,
+                "message": failure.message,
+                "hint": failure.hint,
+                "exit_code": int(_find_exit_code(failure)),
+                "attempts": outcome.attempts,
+            }
+            with self._file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
+        if self._out.format is Format.JSON:
+            self._out.json({"type": "video", **outcome.to_dict(), "fleet": self._progress()})
+        elif self._out.format is Format.PLAIN and outcome.status in ("watched", "done"):
+            self._out.plain(outcome.state)
+
+    def draw(self) -> None:
+        """Show how far the fleet is, if it is time."""
+        found = self._progress()
+        if self._bar.due():
+            left_s, speed = found["seconds_left"], found["times_real_time"]
+            parts = [f"{found['ended']} of {found['videos']} videos"]
+            parts += [] if left_s is None else [f"about {format_time(round(left_s))} left"]
+            parts += [f"{self._failures} failed"] if self._failures else []
+            parts += [] if speed is None else [f"{speed:.1f}x real time"]
+            self._bar.show([*parts, f"{format_time(int(found['watched_s']))} watched"], found["ended"], found["videos"])
+        if self._out.format is Format.JSON and found["watched_s"] and time.monotonic() - self._shown_s > LOG_EVERY_S:
+            self._shown_s = time.monotonic()
+            self._out.json({"type": "progress", **found})
+
+    def _progress(self) -> dict[str, Any]:
+        """Return plain JSON: `seconds_left` by the share of videos that ended, `times_real_time` of the stream."""
+        elapsed_s = time.monotonic() - self._began_s
+        ended, total = len(self._jobs) - self._left, len(self._jobs)
+        watched_s = max(sum(one.watched_s for one in self._outcomes.values()), self._pool.watched_s)
+        return {
+            "videos": total,
+            "ended": ended,
+            "failures": self._failures,
+            "watched_s": round(watched_s, 2),
+            "times_real_time": round(watched_s / elapsed_s, 2) if watched_s and elapsed_s >= 1 else None,
+            "seconds_left": round(elapsed_s * (total - ended) / ended, 2) if ended else None,
+        }
+
+    @property
+    def _left(self) -> int:
+        return len(self._jobs) - sum(one.status != "stopped" for one in self._outcomes.values())
+
+    def end(self, stopped: Exit | None) -> None:
+        """Show the table of all videos, and end with exit code 3 if one has no whole state."""
+        out, total, left, found = self._out, len(self._jobs), self._left, self._outcomes.values()
+        by_status = Counter(one.status for one in found)
+        counts = {status: by_status[status] for status in ("watched", "done", "stopped", "failed")}
+        watched_s, size = sum(one.watched_s for one in found), sum(one.file_bytes for one in found)
+        if out.format is Format.JSON:
+            sums = {"left": left, "failures": self._failures, "watched_s": watched_s, "file_bytes": size}
+            out.json({"type": "fleet", "videos": total, **counts, **sums})
+        elif out.format is Format.TABLE:
+            shown = [self._outcomes[job.key] for job in self._jobs if job.key in self._outcomes]
+            rows = [_make_row(one) for one in islice(shown, LISTED)]
+            out.table(grid(("source", "state", "watched_s", "elapsed_s", "result", "why"), rows))
+            if len(shown) > LISTED:
+                out.table(f"and {len(shown) - LISTED} more: --json has all")
+            done = f"{counts['watched']} watched, {counts['done']} done before, {counts['failed']} failed, {left} left"
+            took = {"watched": format_time(watched_s), "states": f"{format_bytes(size)} on disk"}
+            out.table("", pairs({"videos": f"{total}: {done}", **took}))
+        if self._failures:
+            out.error(f"{self._failures} of {total} videos have no whole state; why is in {self._file}")
+        if stopped is not None:
+            out.note("stopped; what was watched is committed. Continue with the same command.")
+        elif self._failures or left:
+            raise typer.Exit(Exit.PARTIAL)
+
+
+def _find_exit_code(failure: Failure) -> Exit:
+    """Return the exit code that `ingest` of this video alone would have."""
+    kind = getattr(errors, failure.kind, None)
+    if isinstance(kind, type) and issubclass(kind, errors.ProtoKVError):
+        return find_exit_code(kind(""))
+    return Exit.PARTIAL if failure.kind == "Damaged" else Exit.FAILURE
+
+
+def _make_row(outcome: Outcome) -> dict[str, Any]:
+    """Return the row of the table at the end."""
+    failure, status = outcome.failure, outcome.status
+    result = f"{status}, damaged" if failure and status != "failed" else status
+    return {**outcome.to_dict(), "result": result, "why": failure.message if failure else ""}
+
+
+def _show_plan(out: Output, found: Iterable[Outcome]) -> None:
+    """Show what a run would do with each video as it is found, and in all."""
+    counts, left_s, unmeasured = Counter[str](), 0.0, 0
+    for one in found:
+        counts[one.status] += 1
+        left_s += one.left_s or 0.0
+        unmeasured += one.left_s is None and one.status != "failed"
+        if out.format is Format.JSON:
+            out.json({"type": "plan", **one.to_dict()})
+        else:
+            why = f"\t{one.failure.message}" if one.failure else ""
+            out.plain(f"{one.status}\t{one.job.to_dict()['source']}\t{one.state}{why}")
+    videos = counts.total() - counts["done"] - counts["failed"]
+    if out.format is Format.JSON:
+        total = {"all": counts.total(), **counts, "videos": videos, "unmeasured": unmeasured, "left_s": left_s}
+        out.json({"type": "forecast", **total})
+    unknown = f" and {count_text(unmeasured, 'video')} of unknown length" if unmeasured else ""
+    left = f", {format_time(round(left_s))} to watch{unknown}" if videos else ""
+    statuses = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    out.note(f"{count_text(counts.total(), 'video')}: {statuses}{left}; nothing was written")

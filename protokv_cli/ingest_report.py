@@ -9,29 +9,43 @@ import re
 import shlex
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Self
 
 import typer
 
-from protokv.ingestion import Event, FramesDropped, Progress, SourceLost, SourceRecovered, Started, Summary, WordsLost
+from protokv.ingestion import (
+    Event,
+    FramesDropped,
+    IngestOptions,
+    Progress,
+    SourceLost,
+    SourceRecovered,
+    Started,
+    Summary,
+    WordsLost,
+)
 from protokv.ingestion.estimate import Estimate
 from protokv.texts import count_text
 from protokv.timings import Timings
 from protokv_cli.exits import Exit
-from protokv_cli.output import Format, Output
+from protokv_cli.options import note_embedded
+from protokv_cli.output import Format, Output, format_bytes, format_time, pairs
 from protokv_cli.progress import Bar, format_time_left, round_timings, show_timings
-from protokv_cli.tables import format_bytes, format_time, pairs
 
 # Readers of the JSON lines want to follow the run, not every step.
 JSON_EVERY_S = 1.0
+
+# Beyond this part of the tokens nothing was measured.
+MEASURED = 100
 
 
 class IngestReport:
     """Shows the events of a run in the chosen format, and its progress; a context manager."""
 
-    def __init__(self, out: Output, source: str, timings: Timings | None) -> None:
+    def __init__(self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None) -> None:
         """Show nothing yet. `source` is its name without secrets; the last event is shown with `timings`."""
-        self._out, self._source, self._timings = out, source, timings
+        self._out, self._source, self._chosen, self._timings = out, source, chosen, timings
         self._bar = Bar(out, "loading model", source, logs=out.format is not Format.JSON)
         self._row_s = -JSON_EVERY_S
         self._first: tuple[float, float] | None = None
@@ -47,6 +61,8 @@ class IngestReport:
         """Show an event: notes on stderr, and a JSON line, or tables at the end."""
         if isinstance(event, Started):
             self._begun = event
+            if event.notice:
+                note_embedded(self._out, event.model if self._chosen.backbone else None)
             _note_start(self._out, event, self._source)
         _note_news(self._out, event)
         if isinstance(event, Progress) and not self._show_progress(event):
@@ -66,15 +82,25 @@ class IngestReport:
 
     def _show_progress(self, event: Progress) -> bool:
         """Draw the bar; return True if a JSON line is due."""
-        now_s = time.monotonic()
-        if self._begun is not None and self._first is None and self._begun.how == "started":
-            # The size of a step is known only now.
-            on_disk = describe_disk(event.end_bytes, self._begun.most_bytes)
-            self._out.note(f"state: {format_bytes(event.state_bytes)} in memory; on disk {on_disk}")
-        self._first = self._first or (now_s, event.stream_time_s)
+        now_s, done_s, length_s = time.monotonic(), event.stream_time_s, event.duration_s
+        if self._first is None:
+            self._first = (now_s, done_s)
+            if self._begun is not None and self._begun.how == "started":
+                # The size of a step is known only now.
+                on_disk = describe_disk(event.end_bytes, self._begun.most_bytes)
+                self._out.note(f"state: {format_bytes(event.state_bytes)} in memory; on disk {on_disk}")
+                if length_s and self._begun.most_bytes is not None:
+                    kept = describe_share(event.tokens_seen * length_s / done_s, self._chosen.config.budget)
+                    self._out.note(f"the budget {kept}")
         if self._bar.due():
-            done_s, length_s = event.stream_time_s, event.duration_s
-            self._bar.show(list_progress(event, self._first, now_s), min(done_s, length_s or done_s), length_s)
+            where, rest = format_time(done_s), [f"{event.frames_per_second:.0f} frames/s"]
+            if length_s:
+                began_s, from_s = self._first
+                left = format_time_left(done_s - from_s, length_s - done_s, now_s - began_s)
+                rest = [f"{where} / {format_time(length_s)}", *left, *rest]
+                where = f"{min(1.0, done_s / length_s):4.0%}"
+            parts = [where, *rest, f"state {format_bytes(event.state_bytes)}"]
+            self._bar.show(parts, min(done_s, length_s or done_s), length_s)
         due = now_s - self._row_s >= JSON_EVERY_S
         self._row_s = now_s if due else self._row_s
         return due and self._out.format is Format.JSON
@@ -96,9 +122,17 @@ class IngestReport:
             out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
             out.error("Hint: mend that, or choose other words with --subtitles (off: none), and use --force")
         else:
-            out.note(f'ask it: protokv query {shlex.quote(state)} "..."')
+            out.note(f"ask it: {self._next_command(state)}")
             return
         raise typer.Exit(Exit.PARTIAL)
+
+    def _next_command(self, state: str) -> str:
+        # A state names no folder of its model.
+        model = str(self._chosen.backbone or "")
+        named = ["--model", model] if model and Path(model).is_dir() else []
+        embedded = self._begun is not None and self._begun.notice
+        question = "What shape appeared first?" if embedded else "What happens in this video?"
+        return f'{shlex.join(["protokv", "query", *named, state])} "{question}"'
 
 
 def _note_start(out: Output, started: Started, source: str) -> None:
@@ -111,7 +145,7 @@ def _note_start(out: Output, started: Started, source: str) -> None:
     if started.how != "started":
         how = "continuing" if started.how == "continued" else "appending to"
         out.note(f"{how} {started.state} at {format_time(started.stream_time_s)}")
-    out.note(f"Note: {started.notice}" if started.notice else f"model: {started.model} in {started.dtype}")
+    out.note(f"model: {started.model} in {started.dtype}")
     if started.words:
         out.note(f"words from {started.words}; --subtitles off leaves them out")
     if started.source_fps and started.fps > 1.01 * started.source_fps:
@@ -141,20 +175,6 @@ def name_event(event: Event) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 
 
-def list_progress(event: Progress, first: tuple[float, float], now_s: float) -> list[str]:
-    """Return the text beside the bar, the most important part first.
-
-    `first` is the time of the clock and of the stream at the first event; the time left is estimated from there.
-    """
-    where, speed = format_time(event.stream_time_s), f"{event.frames_per_second:.0f} frames/s"
-    state = f"state {format_bytes(event.state_bytes)}"
-    if not event.duration_s:
-        return [where, speed, state]
-    share = min(1.0, event.stream_time_s / event.duration_s)
-    left = format_time_left(event.stream_time_s - first[1], event.duration_s - event.stream_time_s, now_s - first[0])
-    return [f"{share:4.0%}", f"{where} / {format_time(event.duration_s)}", *left, speed, state]
-
-
 def _summary_rows(summary: Summary) -> dict[str, str]:
     seen = f"{count_text(summary.tokens_seen, 'token')} seen"
     rows = {
@@ -177,7 +197,16 @@ def describe_disk(end_bytes: int | None, most_bytes: int | None) -> str:
     return "grows with the stream" if most_bytes is None else f"at most {format_bytes(most_bytes)}"
 
 
-def show_estimate(out: Output, found: Estimate) -> None:
+def describe_share(tokens: float, budget: int) -> str:
+    """Return which part of the tokens of a whole video a budget keeps, and whether that was measured."""
+    part = round(tokens / budget)
+    if part <= 1:
+        return "keeps all of the video"
+    beyond = f", beyond what was measured (1/{MEASURED}): a greater --budget keeps more" * (part > MEASURED)
+    return f"keeps 1/{part} of the video{beyond}"
+
+
+def show_estimate(out: Output, found: Estimate, budget: int) -> None:
     """Show what a run would take, as a table or one JSON object."""
     if out.format is Format.JSON:
         out.json({"type": "estimate", **asdict(found)})
@@ -194,6 +223,9 @@ def show_estimate(out: Output, found: Estimate) -> None:
         "tokens": f"{found.tokens_per_step:g} a step{in_all}",
         "state": f"{format_bytes(found.state_bytes)} in memory; on disk {on_disk}",
         "takes": takes,
-        **({"words": found.words + (f": {found.words_lost}" if found.words_lost else "")} if found.words else {}),
     }
+    if found.tokens and found.most_bytes is not None:
+        rows["budget"] = describe_share(found.tokens, budget)
+    if found.words:
+        rows["words"] = found.words + (f": {found.words_lost}" if found.words_lost else "")
     out.table(pairs(rows, title="nothing was written; it would be"))

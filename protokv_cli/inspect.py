@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from protokv.errors import ConfigError
-from protokv_cli.commits import LOOK_S, await_first_commit, find_stream_time, note_commit, rounds
+from protokv_cli.commits import find_stream_time, note_commit
 from protokv_cli.exits import Exit
 from protokv_cli.options import OutputFlags, complete_states, option
-from protokv_cli.output import Format, Output
-from protokv_cli.process import allow_interrupt
-from protokv_cli.tables import flatten_lines, format_time, grid
-
-if TYPE_CHECKING:
-    from protokv.state.reader import Reader
+from protokv_cli.output import Output
 
 State = Annotated[
     str,
@@ -33,6 +28,9 @@ Other = Annotated[
         autocompletion=complete_states,
     ),
 ]
+
+
+_WORDS = ("start_s", "text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,28 +50,19 @@ class InspectFlags:
     )
     words: bool = option("--words", "Show what was said, as the state knows it, with times.", default=False)
     at: str | None = option("--at TIME", "Show the newest kept commit not after this stream time.")
-    watch: bool = option("--watch", "Show the state again after every commit.", default=False)
-
-    @property
-    def digests(self) -> bool:
-        """Whether every byte is checked."""
-        return self.verify is not False
 
     def refuse_contradictions(self, state: str, other: str | None, many: bool) -> None:
         """Refuse options that do not go together. ConfigError."""
-        alone = "leave the other options out"
         writes = other is not None or self.target is not None
         if self.at is not None and writes:
             raise ConfigError("--at shows one state", hint="leave out the second state and --output")
-        if self.watch and (writes or self.at is not None):
-            raise ConfigError("--watch shows the last commit of one state", hint=alone)
         if sum((other is not None, self.target is not None, self.verify is True, self.words)) > 1:
             raise ConfigError(
                 "a second state, --output, --verify and --words do not go together", hint="one after the other"
             )
-        if self.words and (self.watch or self.layers):
-            raise ConfigError("--words shows the words alone", hint="leave --watch and --layers out")
-        if many and (writes or self.at is not None or self.watch or self.words or self.verify):
+        if self.words and self.layers:
+            raise ConfigError("--words shows the words alone", hint="leave --layers out")
+        if many and (writes or self.at is not None or self.words or self.verify):
             raise ConfigError(
                 f"{state} holds many states, and these options are for one", hint="name one of the states"
             )
@@ -91,7 +80,6 @@ def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: O
     protokv inspect video.safetensors --at 7:30
     protokv inspect talk.safetensors --words
     protokv inspect video.safetensors -f json | jq .bytes.total
-    protokv inspect camera.safetensors --watch
     protokv inspect video.safetensors --verify
     protokv inspect video.safetensors -o video.zarr
     protokv inspect monday.safetensors tuesday.safetensors
@@ -105,10 +93,11 @@ def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: O
         many = is_place(state)
         flags.refuse_contradictions(state, other, many)
         if many:
-            _show_folder(out, state)
-        elif flags.watch:
-            with allow_interrupt():
-                _watch(out, state, flags)
+            from protokv.fleet.states import survey
+            from protokv_cli.inspect_tables import fleet_tables
+
+            names = ("state", "stream_time_s", "steps", "file_bytes", "complete", "failure")
+            out.show(survey(state), names, lambda rows: fleet_tables(list(rows), state.rstrip("/") + "/"))
         else:
             _show_one(out, state, other, flags)
 
@@ -117,14 +106,18 @@ def _show_one(out: Output, state: str, other: str | None, flags: InspectFlags) -
     from protokv.state.compare import compare
     from protokv.state.describe import convert, describe
     from protokv.state.reader import Reader
+    from protokv_cli.inspect_tables import document_tables
 
-    digests = flags.digests
+    def show(document: dict[str, Any]) -> None:
+        out.show([document], tables=lambda rows: document_tables(document, layers=flags.layers))
+
+    digests = flags.verify is not False
     if other is not None:
         found = compare(*(Reader.open(one, verify=digests).state for one in (state, other)))
-        _show(out, {"states": [state, other], **found})
+        show({"states": [state, other], **found})
         raise typer.Exit(Exit.DONE if found["equal"] else Exit.FAILURE)
     if flags.target is not None:
-        _show(out, convert(state, flags.target, overwrite=flags.force, digests=digests))
+        show(convert(state, flags.target, overwrite=flags.force, digests=digests))
         return
     at_s = None if flags.at is None else find_stream_time(flags.at, Reader.open(state), time.time())
     if flags.words:
@@ -132,32 +125,10 @@ def _show_one(out: Output, state: str, other: str | None, flags: InspectFlags) -
         return
     document = describe(state, at_s=at_s, digests=digests, values=flags.verify is True)
     note_commit(out, document["stream"]["duration_s"], at_s)
-    _show(out, document, layers=flags.layers)
+    show(document)
 
 
-def _watch(out: Output, state: str, flags: InspectFlags) -> None:
-    """Show a state after every commit; on a terminal in the same place."""
-    from protokv.state.describe import describe
-
-    shown: dict[str, Any] = {}
-    await_first_commit(out, state)
-    for _ in rounds(LOOK_S):
-        document = describe(state, digests=flags.digests)
-        if document != shown:
-            if out.format is Format.TABLE:
-                out.clear()
-            _show(out, document, layers=flags.layers)
-            shown = document
-
-
-def _show(out: Output, document: dict[str, Any], *, layers: bool = False) -> None:
-    from protokv_cli.inspect_tables import document_tables
-
-    tables = document_tables(document, layers=layers)
-    out.show([document], flatten_lines, lambda _: (part for table in tables for part in (table, "")))
-
-
-def _show_words(out: Output, reader: Reader) -> None:
+def _show_words(out: Output, reader: Any) -> None:
     """Show what was said, a line for each step with words."""
     from protokv.words.find import name_subtitles, recorded_subtitles
 
@@ -172,18 +143,4 @@ def _show_words(out: Output, reader: Reader) -> None:
         out.note(
             f"nothing was said so far in {name_subtitles(record)}" if record else "no words are known: there were none"
         )
-    rows = [{"start_s": line.start_s, "end_s": line.end_s, "text": line.text} for line in transcript.lines]
-    cells = [(format_time(line.start_s), line.text) for line in transcript.lines]
-    table = [grid(["time", "words"], cells, left=("words",))] if cells else []
-    out.show(rows, lambda row: [f"{format_time(row['start_s'])}\t{row['text']}"], lambda _: table)
-
-
-def _show_folder(out: Output, place: str) -> None:
-    """Show a row per state, and per video that has none."""
-    from protokv.fleet.states import survey
-    from protokv_cli.inspect_tables import fleet_tables
-
-    def line(row: dict[str, Any]) -> list[str]:
-        return ["\t".join("" if value is None else str(value) for value in row.values())]
-
-    out.show(survey(place), line, lambda rows: fleet_tables(list(rows), place.rstrip("/") + "/"))
+    out.show(({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in transcript.lines), _WORDS)

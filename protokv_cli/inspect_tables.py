@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protokv.texts import count_text, cut
-from protokv_cli.tables import format_bytes, format_time, grid, pairs
+from protokv_cli.output import Row, format_bytes, format_time, grid, pairs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # The newest gaps of a live stream; JSON has all that the state holds.
 GAPS_SHOWN = 8
 
-# Of a table of layers, beside their number.
+# Of a table of layers, beside their number: a terminal has room for a few.
 COLUMNS = 5
 
 # Parts whose names do not say that they are not on disk, or not in memory.
@@ -26,7 +26,7 @@ _PARTS = {
 }
 
 
-def document_tables(d: dict[str, Any], *, layers: bool = False) -> Iterator[RenderableType]:
+def document_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:
     """Yield the tables of a document: of one state, of two that are compared, or of one written in another form."""
     if "equal" in d:
         yield from _difference_tables(d)
@@ -34,42 +34,31 @@ def document_tables(d: dict[str, Any], *, layers: bool = False) -> Iterator[Rend
         yield pairs({"state": d["state"], "output": d["output"], "bytes": format_bytes(d["bytes"])}, title="written")
     else:
         yield from _summary_tables(d)
-        yield from _live_tables(d)
+        if d["stream"]["live"] is not None:
+            yield from _live_tables(d["stream"]["live"])
         if layers:
             yield from _inner_tables(d)
         if "verified" in d:
             yield pairs(dict(line.split(": ", 1) for line in d["verified"]), title="verified")
 
 
-def fleet_tables(rows: Sequence[Mapping[str, Any]], root: str) -> Iterator[RenderableType]:
+def fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
     """Yield a table of the rows of `protokv.fleet.states`, and the totals; `root` ends in a slash."""
-    columns = ["state", "stream", "steps", "size", "complete"]
-    cells = [_fleet_cells(row, root) for row in rows]
-    if any(one[-1] for one in cells):
-        columns.append("what is wrong")
-    yield grid(columns, (one[: len(columns)] for one in cells), left=("what is wrong",))
+    cells = [
+        {**row, "state": row["state"].removeprefix(root), "what is wrong": row["failure"] or row["damage"] or ""}
+        for row in rows
+    ]
+    wrong = ["what is wrong"] if any(one["what is wrong"] for one in cells) else []
+    yield grid(["state", "stream_time_s", "steps", "file_bytes", "complete", *wrong], cells)
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
     total = f"{len(rows)}: {whole} whole, {len(rows) - whole} not"
     yield pairs({"videos": total, "watched": format_time(seconds), "states": format_bytes(size)})
 
 
-def _fleet_cells(row: Mapping[str, Any], root: str) -> tuple[Any, ...]:
-    known = row["steps"] is not None
-    return (
-        row["state"].removeprefix(root),
-        format_time(row["stream_time_s"]) if known else None,
-        row["steps"],
-        format_bytes(row["file_bytes"]) if known else None,
-        "yes" if row["complete"] else "no",
-        row["failure"] or row["damage"] or "",
-    )
-
-
-def _summary_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _summary_tables(d: Row) -> Iterator[RenderableType]:
     """Yield what the state has watched, what is kept and whether it is whole; the sources if there are several."""
-    stream, memory = d["stream"], d["memory"]
-    sources, commits = stream["sources"], stream["commits_s"]
+    memory, sources, commits = d["memory"], d["stream"]["sources"], d["stream"]["commits_s"]
     rows: dict[str, Any] = {"watched": _watched(d), "whole": _whole(d)}
     if d["written"]:
         rows["written"] = d["written"].replace("T", " ")[:19]
@@ -85,44 +74,39 @@ def _summary_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield pairs(rows)
     if len(sources) > 1:
         cells = (
-            (
-                one["name"] or "frames from a program",
-                format_time(one["start_s"]),
-                format_time(one["end_s"]),
-                _decoder(one),
-                one["damage"]["message"] if one["damage"] else None,
-            )
+            {**one, "source": _name(one), "decoder": _decoder(one), "damage": (one["damage"] or {}).get("message")}
             for one in sources
         )
-        yield grid(["source", "from", "to", "decoder", "damage"], cells, title=f"{len(sources)} sources")
+        yield grid(["source", "start_s", "end_s", "decoder", "damage"], cells, title=f"{len(sources)} sources")
 
 
-def _watched(d: Mapping[str, Any]) -> str:
-    stream = d["stream"]
-    sources = stream["sources"]
-    name = f"{len(sources)} sources" if len(sources) > 1 else sources[0]["name"] or "frames from a program"
-    ended = "to its end" if d["complete"] else "not to its end"
+def _name(source: Row) -> str:
+    return str(source["name"] or "frames from a program")
+
+
+def _watched(d: Row) -> str:
+    sources = d["stream"]["sources"]
+    name = f"{len(sources)} sources" if len(sources) > 1 else _name(sources[0])
     by = f" ({_decoder(sources[0])})" if len(sources) == 1 and _decoder(sources[0]) != "-" else ""
-    return f"{name}{by}, {format_time(stream['watched_s'])}, {ended}"
+    return f"{name}{by}, {format_time(d['stream']['watched_s'])}, {'' if d['complete'] else 'not '}to its end"
 
 
-def _decoder(source: Mapping[str, Any]) -> str:
+def _decoder(source: Row) -> str:
     """Return who decoded: the decoder that was asked for may have left frames to another."""
     by = source["decoders"]
     many = ", ".join(f"{name}: {count_text(n, 'frame')}" for name, n in by.items()) if len(by) > 1 else "".join(by)
     return many or source["decoder"] or "-"
 
 
-def _whole(d: Mapping[str, Any]) -> str:
+def _whole(d: Row) -> str:
     damage = "; ".join(_damage(one) for one in d["stream"]["sources"] if one["damage"])
+    state = "every byte is the one that was saved" if d["digests"] else "not checked"
     if "verified" in d:
         state = "all that must hold in a state was checked"
-    else:
-        state = "every byte is the one that was saved" if d["digests"] else "not checked"
     return f"damaged: {damage}; the state itself: {state}" if damage else f"yes: {state}"
 
 
-def _damage(source: Mapping[str, Any]) -> str:
+def _damage(source: Row) -> str:
     found = source["damage"]
     counts = {"lost": found["frames_lost"], "damaged": found["frames_damaged"]}
     parts = [f"{count_text(n, 'frame')} {what}" for what, n in counts.items() if n]
@@ -131,7 +115,7 @@ def _damage(source: Mapping[str, Any]) -> str:
     return f"{found['message']} ({', '.join(parts)}{where})"
 
 
-def _kept(d: Mapping[str, Any]) -> str:
+def _kept(d: Row) -> str:
     """Return how much of the stream is kept exactly, since when, and what became of the rest."""
     stream, memory = d["stream"], d["memory"]
     seen, exact = stream["tokens_seen"], stream["tokens_exact"]
@@ -150,33 +134,23 @@ def _kept(d: Mapping[str, Any]) -> str:
     return latest if stream["tokens_kept"] <= exact else f"{latest}, at most {stream['tokens_kept']:,} in all"
 
 
-def _live_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Yield when a live stream ran and what it missed; nothing for a file."""
-    live = d["stream"]["live"]
-    if live is None:
-        return
-    rows = {
+def _live_tables(live: Row) -> Iterator[RenderableType]:
+    """Yield when a live stream ran and what it missed."""
+    summary = {
         "began": live["began"],
         "committed": live["committed"],
         "source": "lost" if live["lost"] else "there",
         "gaps": f"{live['gaps_in_all']}, {format_time(live['lost_s'])} together",
         "frames": f"{live['frames_dropped']} dropped, {live['frames_damaged']} damaged",
     }
-    yield pairs(rows, title="live")
+    yield pairs(summary, title="live")
     if live["gaps"]:
-        cells = (
-            (
-                one["from"],
-                format_time(one["from_s"]),
-                None if one["to_s"] is None else format_time(one["to_s"]),
-                one["why"],
-            )
-            for one in live["gaps"][-GAPS_SHOWN:]
+        yield grid(
+            ["gap", "from_s", "to_s", "why"], [{**one, "gap": one["from"]} for one in live["gaps"][-GAPS_SHOWN:]]
         )
-        yield grid(["gap", "from", "to", "why"], cells)
 
 
-def _inner_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _inner_tables(d: Row) -> Iterator[RenderableType]:
     """Yield the constants, the bytes of each part, and what the memory reports of every layer."""
     settings, memory = d["backbone"]["settings"], d["memory"]
     yield pairs({name: cut(str(value)) for name, value in settings.items()}, title="frames of the model")
@@ -186,42 +160,19 @@ def _inner_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield pairs({_PARTS.get(name, name): format_bytes(n) for name, n in d["bytes"].items()}, title="bytes")
     for name, rows in d.items():
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-            names = list(rows[0])
-            # A terminal has room for a few columns.
+            names, cells = list(rows[0]), [{"layer": i, **row} for i, row in enumerate(rows)]
             for first in range(0, len(names), COLUMNS):
-                shown = names[first : first + COLUMNS]
-                cells = ([i, *(_cell(row.get(one)) for one in shown)] for i, row in enumerate(rows))
-                yield grid(["layer", *(one.replace("_", " ") for one in shown)], cells, title=name.replace("_", " "))
+                yield grid(["layer", *names[first : first + COLUMNS]], cells, title=name.replace("_", " "))
 
 
-def _cell(value: Any) -> Any:
-    """Return a cell; of five quantiles, the least, the median and the greatest."""
-    if isinstance(value, list):
-        return " / ".join(f"{value[i]:g}" for i in (0, len(value) // 2, -1)) if value else None
-    return value
-
-
-def _difference_tables(d: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _difference_tables(d: Row) -> Iterator[RenderableType]:
     """Yield the fields and tensors in which two states differ."""
     a, b = d["states"]
     verdict = f"equal in all {d['tensors_compared']} tensors and the header" if d["equal"] else "different"
     yield pairs({"a": a, "b": b, "they are": verdict}, title="states")
     if d["header"]:
-        fields = ((one["field"], one["a"], one["b"]) for one in d["header"])
-        yield grid(["field", "a", "b"], fields, title="header")
+        cells = [{**one, "a": str(one["a"]), "b": str(one["b"])} for one in d["header"]]
+        yield grid(["field", "a", "b"], cells, title="header")
     if d["tensors"]:
-        tensors = (
-            (
-                one["name"],
-                one["a"],
-                "same" if one["b"] == one["a"] else one["b"],
-                None if one["differing"] is None else f"{one['differing']} of {one['elements']}",
-                one["max_abs_difference"],
-            )
-            for one in d["tensors"]
-        )
-        yield grid(
-            ["tensor", "a", "b", "differing", "at most by"],
-            tensors,
-            title=f"tensors, {len(d['tensors'])} of {d['tensors_compared']}",
-        )
+        title = f"tensors, {len(d['tensors'])} of {d['tensors_compared']}"
+        yield grid(["name", "a", "b", "differing", "elements", "max_abs_difference"], d["tensors"], title=title)

@@ -5,18 +5,20 @@ Settings come from flags, then PROTOKV_* variables, then the defaults.
 
 from __future__ import annotations
 
+import os
 import platform
+from copy import copy
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from protokv import __version__
 from protokv_cli.doctor import doctor, find_version
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.models import models
-from protokv_cli.options import command
+from protokv_cli.options import MOST_USED, command
 from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
 from protokv_cli.replay import replay
@@ -25,6 +27,9 @@ from protokv_cli.serve import serve
 # Results depend on these packages.
 DEPENDS_ON = {"torch": "torch", "transformers": "transformers", "PyAV": "av", "decord": "decord"}
 
+# Options of a command that has a short help beside the long one.
+MANY = 12
+
 
 class HelpfulGroup(TyperGroup):
     """The program: `help COMMAND` is `COMMAND --help`, and a usage error is a line, not a box."""
@@ -32,6 +37,9 @@ class HelpfulGroup(TyperGroup):
     def main(self, *args: Any, **options: Any) -> Any:
         """Run it. typer draws a box around errors of a program with markup, and a script looks for `Error:`."""
         self.rich_markup_mode = None
+        if os.environ.get("COLUMNS") == "0":
+            # Some terminals say so; rich would draw nothing.
+            del os.environ["COLUMNS"]
         return super().main(*args, **options)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -44,6 +52,20 @@ class HelpfulGroup(TyperGroup):
         return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
 
+class HelpfulCommand(TyperCommand):
+    """A command: `-h` shows its purpose and the options that are most used, `--help` all."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read `-h`."""
+        if "-h" in args and len(self.params) > MANY:
+            short = copy(self)
+            short.params = [one for one in self.params if getattr(one, "rich_help_panel", None) in (None, MOST_USED)]
+            short.help = (self.help or "").partition("\n\n")[0] + "\n\n`--help` shows all options, and examples."
+            short.format_help(ctx, ctx.make_formatter())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="protokv",
     cls=HelpfulGroup,
@@ -54,7 +76,7 @@ app = typer.Typer(
 )
 COMMANDS = {one.__name__: command(one) for one in (ingest, query, inspect, replay, serve, models, doctor)}
 for name, one in COMMANDS.items():
-    app.command(name)(one)
+    app.command(name, cls=HelpfulCommand)(one)
 
 
 def describe_versions() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from protokv_cli.options import OutputFlags
-from protokv_cli.tables import grid
+from protokv_cli.output import grid
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,7 @@ def models(*, output: OutputFlags) -> None:
         from protokv_cli.doctor import list_devices
 
         room = {one["name"]: one["free_bytes"] for one in list_devices([]) if one["free_bytes"] is not None}
-        out.show(describe_models(room, measure_cached()), lambda row: [row["name"]], _tables)
+        out.show(describe_models(room, measure_cached()), ["name"], _tables)
 
 
 def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> Iterator[dict[str, Any]]:
@@ -49,11 +49,11 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> Itera
 
 
 def _tables(rows: Iterable[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    yield grid(("name", "f32", "bf16", "8bit", "4bit", "step", "here"), map(_cells, rows))
+    cells = [
+        {"name": row["name"], "step": row["visual_tokens"], "here": "yes" if row["cached_bytes"] else ""}
+        | {dtype: f"{n / 2**30:.0f}{'*' * bool(row['fits'][dtype]):1}" for dtype, n in row["memory_bytes"].items()}
+        for row in rows
+    ]
+    yield grid(("name", "float32", "bfloat16", "8bit", "4bit", "step", "here"), cells)
     yield "GiB of memory by dtype; *: fits the free memory. step: most visual tokens without --frame-tokens"
     yield "No network: hf download OWNER/NAME --local-dir DIR, copy it, --model DIR"
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    memory = [f"{n / 2**30:.0f}{'*' if row['fits'][dtype] else ' '}" for dtype, n in row["memory_bytes"].items()]
-    return [row["name"], *memory, str(row["visual_tokens"]), "yes" if row["cached_bytes"] else ""]

@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 import typer
 
 from protokv.core.settings import parse_budget
-from protokv.errors import suggest_name
 from protokv.memories import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_setting
@@ -28,6 +27,10 @@ STATE_SUFFIXES = (".safetensors", ".zarr", ".pt")
 
 MOST_USED = "Most used"
 """The first panel of the help."""
+
+SUBTITLES = (
+    "Words that enter the stream: FILE, a language such as en, off, or auto: a file beside the video or a track."
+)
 
 
 def option(
@@ -114,24 +117,6 @@ def complete_states(incomplete: str) -> list[str]:
     return sorted(named | folders)
 
 
-def _parse_format(text: str) -> Format:
-    try:
-        return Format(text)
-    except ValueError:
-        raise typer.BadParameter(f"there is no format {text!r}; {suggest_name(text, Format)}") from None
-
-
-def subtitles_option(default: str) -> Any:
-    """Return the option of a command that watches."""
-    text = "Words that enter the stream: FILE, a language such as en, off, or auto: a file beside the video or a track."
-    return option("--subtitles FILE|LANG", text, default=default, known=("auto", "off"))
-
-
-def system_option(text: str) -> Any:
-    """Return the option of a command whose model reads a system prompt."""
-    return option("--system TEXT", text)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DebugFlags:
     """What a person who looks for a fault wants."""
@@ -148,11 +133,14 @@ class OutputFlags(DebugFlags):
         "--format -f FORMAT",
         "table, json (one object a line), plain, or auto: table on a terminal, json in a pipe.",
         default=Format.AUTO,
-        parser=_parse_format,
-        known=Format,
     )
-    as_json: bool = option("--json", "The same as --format json.", default=False, hidden=True)
+    as_json: bool = option("--json", "The same as --format json.", default=False)
     quiet: bool = option("--quiet -q", "Nothing on stderr but errors.", default=False)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the command chooses the format."""
+        return self.fmt is Format.AUTO and not self.as_json
 
     def open(self, *, outlives_stdout: bool = False) -> Output:
         """Return the streams of the command."""
@@ -258,3 +246,13 @@ class MemoryFlags:
         fixed = {"seed": self.seed} | ({} if self.positions is None else {"positions": self.positions})
         base = MemoryConfig.of(self.memory, budget=parse_budget(self.budget))
         return base.with_fields({**fixed, **dict(map(parse_setting, self.settings or ()))})
+
+
+def note_embedded(out: Output, name: str | None) -> None:
+    """Say in a line that the embedded model answers if it does, and how to name a real one; None: none is named."""
+    if name is None or name.startswith("protokv/"):
+        out.note(
+            f"Note: {'no --model is named, and ' if name is None else ''}the embedded model reads drawn shapes only. "
+            "For other videos: protokv ingest VIDEO --model llava-hf/llava-onevision-qwen2-0.5b-ov-hf "
+            "(protokv models lists more)"
+        )

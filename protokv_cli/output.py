@@ -1,23 +1,29 @@
-"""The streams of a command: results to stdout, messages and errors to stderr, and the user's stdin.
+r"""The streams of a command: results to stdout, messages and errors to stderr.
 
-Results have one of three formats: `table` for people, `json` (one object a line) for programs, `plain` for shells.
-Without `--format`, a terminal gets tables and a pipe gets JSON. A lost stderr is ignored. A lost stdout ends a command
-whose purpose is its output, but not one whose purpose is a state.
+Results are records, and have one of three formats: `table` for people, `json` (one object a line) for programs, `plain`
+(a line of cells) for shells. Without `--format`, a terminal gets tables and a pipe gets JSON. A lost stderr is ignored.
+A lost stdout ends a command whose purpose is its output, but not one whose purpose is a state.
+
+A file name, a state, a video or a model can hold escape sequences, controls and marks that turn the direction of
+writing. Every text that this program writes passes `make_printable` or `format_json`: it is shown, never obeyed.
+Characters that are not printable are written as their escapes, `\x1b`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import textwrap
 import traceback
+import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,15 +31,17 @@ from protokv.errors import PositionWarning, ProtoKVError, read_cause, shown
 from protokv.machine import is_out_of_memory, require_address_space
 from protokv.texts import cut
 from protokv_cli.exits import Exit, find_exit_code
-from protokv_cli.process import withhold_stdin
-from protokv_cli.tables import format_json, make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 # Of a message: what a user or a file gave may be in it.
 MOST_CHARACTERS = 2000
+# Of the first word of a message on a terminal.
+_COLOURS = {"Error:": "1;31", "Hint:": "36", "Warning:": "33", "Note:": "33"}
+# Formats that join letters in Persian, Indic scripts and emoji, and direct nothing.
+_JOINERS = frozenset("\u200c\u200d")
 
 
 class Format(StrEnum):
@@ -52,7 +60,6 @@ class Output:
         format: of stdout; never `auto`.
         quiet: write no notes.
         debug: show tracebacks.
-        stdin: the user's stdin inside `errors`; no library can read it.
         lost: the error that writing to stdout failed with; nothing more is written there.
         hide: takes a bar off the terminal, so that a line can be written in its place.
     """
@@ -64,17 +71,9 @@ class Output:
         if fmt is Format.AUTO:
             fmt = Format.TABLE if sys.stdout.isatty() else Format.JSON
         self.format, self.quiet, self.debug = fmt, quiet, debug
-        self.stdin: IO[str] | None = None
         self.lost: OSError | None = None
         self.hide: Callable[[], None] = lambda: None
         self._outlives_stdout = outlives_stdout
-
-    @cached_property
-    def messages(self) -> Console:
-        """The console of progress, on stderr."""
-        from rich.console import Console
-
-        return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
     @cached_property
     def _console(self) -> Console:
@@ -85,12 +84,7 @@ class Output:
     @property
     def draws(self) -> bool:
         """Whether bars are drawn: stderr is a terminal that can move its cursor, and not `--quiet`."""
-        if self.quiet or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
-            return False
-        try:
-            return sys.stderr.isatty()
-        except ValueError:  # closed
-            return False
+        return not self.quiet and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
     def table(self, *rows: RenderableType, style: str | None = None, end: str = "\n") -> None:
         """Write tables and styled text to stdout."""
@@ -98,11 +92,6 @@ class Output:
             for row in rows:
                 self._console.print(make_printable(row) if isinstance(row, str) else row, style=style, end=end)
         self._write(captured.get())
-
-    def clear(self) -> None:
-        """Clear the screen if stdout is a terminal."""
-        if self._console.is_terminal:
-            self._write("\x1b[H\x1b[2J")
 
     def json(self, row: Row) -> None:
         """Write one JSON object as one line of stdout, and flush."""
@@ -115,20 +104,28 @@ class Output:
     def show(
         self,
         rows: Iterable[Row],
-        lines: Callable[[Row], Iterable[str]],
-        tables: Callable[[Iterable[Row]], Iterable[RenderableType]],
+        names: Sequence[str] = (),
+        tables: Callable[[Iterable[Row]], Iterable[RenderableType]] | None = None,
     ) -> None:
-        """Write rows to stdout as they come: as JSON, the lines of each, or the tables of all."""
+        """Write records to stdout: as JSON as they come, as lines of cells, or in a table.
+
+        Args:
+            rows: the records.
+            names: the fields that lines and the table show; none: all, a line for each with its path.
+            tables: what a terminal gets in place of the table.
+        """
         if self.format is Format.TABLE:
-            for table in tables(rows):
-                self.table(table)
+            if tables is None:
+                tables = (lambda rows: [grid(names, rows)]) if names else (lambda rows: map(pairs, map(_flatten, rows)))
+            self.table(*tables(rows))
             return
         for row in rows:
             if self.format is Format.JSON:
                 self.json(row)
+            elif names:
+                self.plain("\t".join(format_cell(name, row[name]) for name in names))
             else:
-                for line in lines(row):
-                    self.plain(line)
+                self.plain("\n".join(f"{name}\t{make_printable(value)}" for name, value in _flatten(row).items()))
 
     def note(self, text: str) -> None:
         """Write a note or a warning to stderr, unless `--quiet`."""
@@ -136,7 +133,7 @@ class Output:
             self.error(text)
 
     def error(self, text: str) -> None:
-        """Write a line to stderr; a terminal gets it wrapped at words, unless a word is too long for it."""
+        """Write a line to stderr; a terminal gets it wrapped at words, unless a word is too long, and in colour."""
         # The terminal may be closed, or nobody may read the pipe.
         with suppress(OSError, ValueError):
             self.hide()
@@ -144,6 +141,9 @@ class Output:
             if sys.stderr.isatty():
                 width = shutil.get_terminal_size().columns - 1
                 line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+                first, _, rest = line.partition(" ")
+                if first in _COLOURS and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+                    line = f"\x1b[{_COLOURS[first]}m{first}\x1b[0m {rest}"
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
 
@@ -161,19 +161,18 @@ class Output:
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not self._outlives_stdout:
-                raise _StdoutLost from error
+                self._check_stdout()
+                raise typer.Exit from error
 
     @contextmanager
     def errors(self) -> Iterator[None]:
         """Turn an error into `Error:`, `Hint:` and its exit code, and a warning of the library into one line."""
         try:
-            with self._warnings(), withhold_stdin() as self.stdin:
+            with self._warnings():
                 require_address_space()
                 yield
                 self._check_stdout()
-        except _StdoutLost:
-            self._check_stdout()
-        except (KeyboardInterrupt, typer.Exit):
+        except typer.Exit:
             raise
         except Exception as error:
             if self.debug:
@@ -225,5 +224,102 @@ def _explain(error: Exception) -> tuple[str, str | None, Exit]:
     return what, hint, Exit.FAILURE
 
 
-class _StdoutLost(Exception):
-    """Stdout cannot be written, and the command has nothing else to do."""
+def make_printable(text: object, *, lines: bool = False) -> str:
+    """Return `str(text)` without control, format, private and unpaired characters; `lines` keeps feeds and tabs."""
+    found = str(text)
+    if found.isascii() and found.isprintable():
+        return found
+    return "".join(c if _is_shown(c) or (lines and c in "\n\t") else _escape(c) for c in found)
+
+
+def format_json(value: Any) -> str:
+    r"""Return JSON on one line; characters that are not printable become `\uXXXX`."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if _is_shown(c) else json.dumps(c)[1:-1] for c in text)
+
+
+def _is_shown(c: str) -> bool:
+    # Python calls every space but " " unprintable.
+    return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
+
+
+def _escape(c: str) -> str:
+    return c.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def format_bytes(n: float) -> str:
+    """Return a size such as `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def format_time(seconds: float) -> str:
+    """Return a time such as `0:12.5`, `10:00` or `1:02:03`; every option that takes a time reads it back."""
+    tenths = round(seconds * 10)
+    whole, tenth = divmod(tenths, 10)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    text = f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{text}.{tenth}" if tenth else text
+
+
+def format_cell(name: str, value: Any) -> str:
+    """Return a value as a person reads it; its name tells of times (`length_s`) and sizes (`file_bytes`)."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        # Of quantiles: the least, the median and the greatest.
+        return " / ".join(f"{value[i]:g}" for i in (0, len(value) // 2, -1)) if value else "-"
+    if isinstance(value, str):
+        return make_printable(value)
+    if name.endswith(("bytes", "_s")):
+        return format_bytes(value) if name.endswith("bytes") else format_time(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def pairs(row: Row, title: str = "") -> RenderableType:
+    """Return a table of the names and values of one record, without rules."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in row.items():
+        table.add_row(make_printable(name), make_printable(value))
+    return _titled(title, table)
+
+
+def grid(names: Sequence[str], rows: Iterable[Row], title: str = "") -> RenderableType:
+    """Return a table of records with a header. Text is shown whole, in more lines if need be; numbers stand right."""
+    from rich.table import Table
+
+    rows = list(rows)
+    table = Table(box=None, header_style="cyan")
+    for i, name in enumerate(names):
+        is_text = i == 0 or any(isinstance(row[name], str) for row in rows)
+        heading = make_printable(name.removesuffix("_s").removesuffix("_bytes").replace("_", " "))
+        table.add_column(heading, overflow="fold", justify="left" if is_text else "right")
+    for row in rows:
+        table.add_row(*(format_cell(name, row[name]) for name in names))
+    return _titled(title, table)
+
+
+def _titled(title: str, table: RenderableType) -> RenderableType:
+    # A rich table wraps its own title to the width of the table.
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(Text(make_printable(title), style="bold"), table) if title else table
+
+
+def _flatten(document: Row) -> dict[str, Any]:
+    """Return the path and the value of every field of a JSON document that holds something, for grep and cut."""
+    from protokv.state.compare import flatten
+
+    return {make_printable(path): value for path, value in flatten(dict(document)) if value not in ({}, [])}

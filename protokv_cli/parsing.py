@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from datetime import time as daytime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from protokv.errors import ConfigError
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = r"\d{1,12}(?:\.\d{1,12})?"
-_BARE = re.compile(f"(?P<s>{_NUMBER})", re.ASCII)
-_UNITS = re.compile(f"(?:(?P<h>{_NUMBER})h)?(?:(?P<m>{_NUMBER})m)?(?:(?P<s>{_NUMBER})s)?", re.ASCII)
+_UNITS = re.compile(f"(?:(?P<h>{_NUMBER})h)?(?:(?P<m>{_NUMBER})m)?(?:(?P<s>{_NUMBER})s)?|{_NUMBER}", re.ASCII)
 _CLOCK = re.compile(r"(?:(?P<h>\d{1,8}):(?=\d\d:))?(?P<m>\d{1,8}):(?P<s>[0-5]\d(?:\.\d{1,12})?)", re.ASCII)
-_DAYTIME = re.compile(r"\d{1,2}:\d\d(:\d\d)?", re.ASCII)
+TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?", re.ASCII)
 
 
 def parse_optional(parse: Callable[[str], T], text: str | None) -> T | None:
@@ -32,19 +30,17 @@ def parse_optional(parse: Callable[[str], T], text: str | None) -> T | None:
     return None if text is None else parse(text)
 
 
-def parse_input(text: str) -> tuple[str, str]:
-    """Read an option for FFmpeg. ConfigError."""
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ConfigError(f"input: expected NAME=VALUE, got {text!r}", hint="for example --input rtsp_transport=udp")
+def parse_pair(text: str, what: str = "setting", example: str = "split=1:5 or seed=7") -> tuple[str, str]:
+    """Return the name and the text of "name=value"."""
+    name, _, value = (part.strip() for part in text.partition("="))
+    if not (name and value):
+        raise ConfigError(f"{what}: expected NAME=VALUE, got {text!r}", hint=f"for example {example}")
     return name, value
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
     """Return name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word."""
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not (name and equals and value):
-        raise ConfigError(f"setting: expected NAME=VALUE, got {text!r}", hint="for example split=1:5 or seed=7")
+    name, value = parse_pair(text)
     pair = re.fullmatch(r"(\d{1,9}):(\d{1,9})", value, re.ASCII)
     if pair:
         return name.replace("-", "_"), (int(pair[1]), int(pair[2]))
@@ -57,37 +53,22 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def parse_duration(text: str) -> float:
     """Return the seconds of `450`, `450s`, `7m30s`, `7.5m`, `7:30` or `1:02:03.5`."""
     given = text.strip().lower()
-    match = _CLOCK.fullmatch(given) or _UNITS.fullmatch(given) or _BARE.fullmatch(given)
+    match = _CLOCK.fullmatch(given) or _UNITS.fullmatch(given)
     if not match or not given:
         raise ConfigError(f"expected a length of time, got {text!r}", hint="for example 30s, 2m, 7m30s, 7:30 or 1.5h")
     parts = {unit: float(number) for unit, number in match.groupdict().items() if number}
-    return sum(number * _SECONDS[unit] for unit, number in parts.items())
+    return sum(number * _SECONDS[unit] for unit, number in parts.items()) if parts else float(given)
 
 
-def is_time_of_day(text: str) -> bool:
-    """Return True if the text can be read as `14:05` or `14:05:30`."""
-    given = text.strip()
-    return bool(_DAYTIME.fullmatch(given)) and int(given.partition(":")[0]) < 24
-
-
-def parse_instant(text: str, now: float, *, ahead: bool = False) -> float:
-    """Return the seconds since 1970 of `14:05`, `14:05:30`, or an ISO date and time; local without a zone.
-
-    Args:
-        text: of the option.
-        now: seconds since 1970; a time of day is the last one before now.
-        ahead: a time of day is the next one after now.
-    """
-    given, local = text.strip(), datetime.fromtimestamp(now).astimezone()
+def parse_instant(text: str, now: float) -> float:
+    """Return the seconds since 1970 of an ISO date and time, local without a zone, or of the last `14:05` until now."""
+    given, local = text.strip(), datetime.fromtimestamp(now)
     try:
-        if _DAYTIME.fullmatch(given):
-            clock = daytime.fromisoformat(given.zfill(5))
-            for days in (0, 1) if ahead else (0, -1):
-                day = local.date() + timedelta(days=days)
-                moment = datetime.combine(day, clock).astimezone().timestamp()
-                if (moment > now) if ahead else (moment <= now):
-                    return moment
-        return datetime.fromisoformat(given).astimezone().timestamp()
+        if not TIME_OF_DAY.fullmatch(given):
+            return datetime.fromisoformat(given).astimezone().timestamp()
+        # Local times without a zone: a day may have 23 or 25 hours.
+        today = datetime.fromisoformat(f"{local:%Y-%m-%d} {given.zfill(5)}")
+        return (today if today <= local else today - timedelta(days=1)).timestamp()
     except (ValueError, OverflowError, OSError):
         raise ConfigError(
             f"expected a time of day or a date, got {text!r}", hint="for example 14:05 or 2026-11-21T14:05"
@@ -118,12 +99,8 @@ def parse_variation(text: str) -> Variation:
     """Return the setting and values of `NAME=VALUE,...` or `MEMORY.NAME=VALUE,...`."""
     from protokv.replay.memories import Variation
 
-    name, _, values = text.partition("=")
-    memory, _, field = name.strip().rpartition(".")
-    parts = parse_list(values)
-    if not parts:
-        parse_setting(text)
-    settings = [parse_setting(f"{field}={part}") for part in parts]
-    return Variation(
-        memory or None, settings[0][0], [(part, value) for part, (_, value) in zip(parts, settings, strict=True)]
-    )
+    name, values = parse_pair(text)
+    memory, _, field = name.rpartition(".")
+    found = {part: parse_setting(f"{field}={part}") for part in parse_list(values)}
+    setting = next(iter(found.values()))[0]
+    return Variation(memory or None, setting, [(part, value) for part, (_, value) in found.items()])

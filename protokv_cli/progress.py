@@ -6,16 +6,14 @@ Where no bar can be drawn, a line now and then takes its place.
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
-from protokv_cli.output import Output
-from protokv_cli.tables import format_time, make_printable
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from protokv_cli.output import Output, format_time, make_printable
 
 # Drawing at every step of a small model would take as long as the model.
 BAR_EVERY_S = 0.25
@@ -33,33 +31,12 @@ class Bar:
 
     def __init__(self, out: Output, text: str, name: str = "", *, logs: bool = True) -> None:
         """Draw it with a first text and the name of the work; with `logs`, write notes if no bar can be drawn."""
-        self._out, self._name = out, name
-        self._bar: Progress | None = None
-        self._pause_s = LOG_EVERY_S if logs else math.inf
-        self._shown_s = time.monotonic()
-        if out.draws:
-            self._pause_s, self._shown_s = BAR_EVERY_S, -math.inf
-            self._build(text)
-
-    def _build(self, text: str) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
-
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=30)),
-            BarColumn(bar_width=20),
-            # What has no room on the right is left out.
-            TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="crop")),
-            console=self._out.messages,
-            transient=True,
-            auto_refresh=False,
-            # Results may go elsewhere, and lines on stderr hide the bar themselves.
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._task = self._bar.add_task(make_printable(self._name), total=None, text=text)
-        self._out.hide = self.stop
-        self._draw(self._bar.start)
+        self._out, self._name, self._draws, self._is_drawn = out, name, out.draws, False
+        self._pause_s = BAR_EVERY_S if self._draws else LOG_EVERY_S if logs else math.inf
+        self._shown_s = -math.inf if self._draws else time.monotonic()
+        if self._draws:
+            out.hide = self.stop
+            self.show([text], 0, None)
 
     def due(self) -> bool:
         """Return True, once, when it is time to call `show` again."""
@@ -71,18 +48,21 @@ class Bar:
 
     def show(self, parts: Sequence[str], done: float, total: float | None) -> None:
         """Show the parts of a text, the most important first, and the share `done` of `total`; None: no end."""
-        if self._bar is None:
+        if not self._draws:
             text = ", ".join(part.strip() for part in parts)
             self._out.note(f"{self._name}: {text}" if self._name else text)
             return
-        text = make_printable("  ".join(parts))
-        self._draw(self._bar.start)
-        self._draw(self._bar.update, self._task, total=total, completed=done, text=text, refresh=True)
+        from rich.cells import set_cell_size
+
+        bar = f"[{'#' * int(20 * done / total):20}] " if total else ""
+        text = make_printable(f"{self._name[:30]} {bar}{'  '.join(parts)}".strip())
+        # What has no room on the right is left out. Characters may be two columns wide.
+        self._write(set_cell_size(text, shutil.get_terminal_size().columns - 1).rstrip())
 
     def stop(self) -> None:
         """Take the bar off the terminal."""
-        if self._bar is not None:
-            self._draw(self._bar.stop)
+        if self._is_drawn:
+            self._write("")
 
     def __enter__(self) -> Self:
         return self
@@ -90,10 +70,12 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _draw(self, act: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        # The terminal may be gone; for a broken pipe rich raises SystemExit.
-        with suppress(OSError, ValueError, SystemExit):
-            act(*arguments, **options)
+    def _write(self, text: str) -> None:
+        self._is_drawn = bool(text)
+        # The terminal may be gone.
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"\r\x1b[2K{text}")
+            sys.stderr.flush()
 
 
 def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
@@ -103,12 +85,7 @@ def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
 
 @contextmanager
 def loading(out: Output, name: str | None, revision: str | None) -> Iterator[None]:
-    """Show on a terminal that a model is loading, and its downloads.
-
-    Raises:
-        ModelError: the model is neither local nor on a reachable hub; raised before anything heavy is imported.
-        ConfigError: a model that is not of a hub has a revision.
-    """
+    """Show on a terminal that a model is loading, and its downloads. ModelError, ConfigError before it is loaded."""
     from protokv.backbones import require_model
 
     if name is not None:
@@ -136,7 +113,5 @@ def round_timings(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def show_timings(out: Output, seconds: Mapping[str, float]) -> None:
     """Write one line a stage to stderr, the CPU time of the process last."""
-    rows = round_timings(seconds)
-    width = max(map(len, rows))
-    for name, value in rows.items():
-        out.error(f"{name:<{width}}  {value:9.3f} s{' (beside the others)' if name in _PARALLEL_STAGES else ''}")
+    for name, value in round_timings(seconds).items():
+        out.error(f"{name:<16}  {value:9.3f} s{' (beside the others)' if name in _PARALLEL_STAGES else ''}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -14,19 +15,18 @@ import typer
 
 from protokv.errors import ConfigError
 from protokv.timings import Timings
-from protokv_cli.answers import AnswerFlags, Answers, describe_decoding, make_answer_row, note_model
-from protokv_cli.commits import await_first_commit, commit_age_s, find_stream_time, note_commit, rounds
+from protokv_cli.answers import AnswerFlags, Answers, make_answer_row
+from protokv_cli.commits import commit_age_s, find_stream_time, note_commit, open_commits
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, ModelFlags, TimedOutputFlags, complete_states, option
-from protokv_cli.output import Format, Output
+from protokv_cli.options import MOST_USED, ModelFlags, TimedOutputFlags, complete_states, note_embedded, option
+from protokv_cli.output import Format, Output, format_time
 from protokv_cli.parsing import parse_duration, parse_optional
-from protokv_cli.process import allow_interrupt, pause_collection
 from protokv_cli.progress import loading, show_timings
 from protokv_cli.questions import AskedQuestion, Refusals, read_questions, read_typed_questions
-from protokv_cli.tables import format_time, grid
 
 if TYPE_CHECKING:
-    from protokv.fleet.states import Reply
+    from protokv.core.session import Session
+    from protokv.state.reader import Reader
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 
@@ -74,8 +74,10 @@ def query(
 
     While ingest writes the state, its last commit answers. With --at, a kept commit answers as of an earlier time.
 
+    In a pipe, one question gives the text of its answer, and several a JSON object each; --json says so for one, too.
+
     Without a question on a terminal there is a prompt, with history; Ctrl-D ends it. What is typed there is one
-    conversation, until new begins another. All other questions are asked each by itself.
+    conversation. All other questions are asked each by itself.
 
     Tokens are chosen as the model was published to (generation_config.json): some models draw, with the same answer for
     the same seed. --temperature 0 is greedy.
@@ -91,7 +93,7 @@ def query(
     protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"
     protokv query video.safetensors
     protokv query video.safetensors --questions questions.jsonl
-    protokv query video.safetensors - < questions.jsonl | jq -r .answer
+    protokv query video.safetensors - --json < questions.jsonl | jq -r .answer
     protokv query video.safetensors --at 12m "What is visible now?"
     protokv query camera.safetensors --at 14:05 "What is visible now?"
     protokv query camera.safetensors --watch 30s "What is visible now?"
@@ -104,7 +106,7 @@ def query(
     with out.errors():
         clock.add("start", time.process_time())
         state, texts = _split(arguments or [], ask.named)
-        with pause_collection(), clock.stage("imports"):
+        with clock.stage("imports"):
             from protokv.fleet.plan import is_place
 
         many = is_place(state)
@@ -112,19 +114,20 @@ def query(
         if len(texts) > 1 and not any(" " in text for text in texts):
             together = shlex.quote(" ".join(texts))
             out.note(f"Hint: these are {len(texts)} questions of one word; for one question use quotes: {together}")
-        at_prompt = not texts and ask.file is None and out.stdin is not None and out.stdin.isatty()
         refusals = Refusals(out)
-        questions = _open_questions(out, texts, ask.file, at_prompt, refusals)
-        alone = ask.watch is None and (at_prompt or (len(texts) == 1 and texts != ["-"] and ask.file is None))
-        at_prompt = at_prompt and ask.watch is None
-        if ask.watch is not None and output.fmt is Format.AUTO:
+        typed = not texts and ask.file is None and ask.watch is None and sys.stdin.isatty()
+        questions = read_typed_questions(refusals) if typed else _read_first(texts, ask.file, refusals)
+        one = len(texts) == 1 and texts != ["-"] and ask.file is None and ask.watch is None
+        if output.is_auto and ask.watch is not None:
             out.format = Format.JSON
+        elif output.is_auto and one and not many and out.format is Format.JSON:
+            out.format = Format.PLAIN
         if many:
             _query_many(out, state, questions, ask, answer, model, refusals)
         else:
-            answers = Answers(out, state, answer, refusals, clock, output.timings, at_prompt, alone)
-            _query_one(answers, questions, ask, model)
-        if not at_prompt:
+            answers = Answers(out, state, answer, refusals, clock, output.timings, at_prompt=typed, alone=typed or one)
+            (_query_one if ask.watch is None else _watch)(answers, questions, ask, model)
+        if not typed:
             refusals.check()
 
 
@@ -152,13 +155,9 @@ def _refuse_contradictions(ask: AskFlags, answer: AnswerFlags, output: TimedOutp
             raise ConfigError(f"{name} told of one state", hint="name the state itself")
 
 
-def _open_questions(
-    out: Output, texts: list[str], file: Path | None, at_prompt: bool, refusals: Refusals
-) -> Iterator[AskedQuestion]:
+def _read_first(texts: list[str], file: Path | None, refusals: Refusals) -> Iterator[AskedQuestion]:
     """Return the questions. The first is read now, so that no model is loaded if there is none."""
-    if at_prompt and out.stdin is not None:
-        return read_typed_questions(out.stdin, refusals)
-    questions = read_questions(texts or ([] if file else ["-"]), out.stdin, file, refusals)
+    questions = read_questions(texts or ([] if file else ["-"]), file, refusals)
     first = next(questions, None)
     if first is None:
         refusals.check()
@@ -169,37 +168,40 @@ def _open_questions(
 def _query_one(answers: Answers, questions: Iterator[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:
     """Open a state once, at the commit that is asked for, and print the answers."""
     out, clock = answers.out, answers.clock
-    if ask.watch is not None:
-        with allow_interrupt():
-            await_first_commit(out, answers.state)
-    with pause_collection(), loading(out, model.model, model.revision):
+    with loading(out, model.model, model.revision):
         with clock.stage("imports"):
             from protokv.state.reader import Reader
 
         with clock.stage("state"):
             reader = Reader.open(answers.state, verify=ask.verify)
-        answers.prepare(reader)
         at_s = None if ask.at is None else find_stream_time(ask.at, reader, time.time())
-        session = reader.at(at_s).session(model.model, timings=clock, **model.placement)
-        decoding = answers.how.decoding(session.backbone)
-    note_model(out, session.backbone)
-    if ask.watch is not None:
-        kept = list(questions)
-        with allow_interrupt():
-            for n, _ in enumerate(rounds(parse_duration(ask.watch))):
-                if n:
-                    reader = Reader.open(answers.state, verify=ask.verify)
-                    session = reader.session(session.backbone)
-                answers.ask_all(session, decoding, kept, commit_age_s(reader, time.time()))
+        session = _start(answers, reader.at(at_s), model)
+    decoding = answers.how.decoding(session.backbone)
     # The header is that of the last commit, so it has no age for an earlier one.
     age_s = None if ask.at else commit_age_s(reader, time.time())
     note_commit(out, session.clock.stream_time_s, at_s, age_s)
     if answers.at_prompt:
-        out.note(f"{answers.state} at {format_time(session.clock.stream_time_s)}; type a question, or help, or exit")
+        at = format_time(session.clock.stream_time_s)
+        out.note(f"{answers.state} at {at}; type questions, one conversation; exit or Ctrl-D ends")
     answers.ask_all(session, decoding, questions, age_s)
     if answers.timed and out.format is not Format.JSON:
         show_timings(out, clock.seconds)
-        out.error(f"decoding: {describe_decoding(decoding)}")
+        out.error("decoding: " + ", ".join(f"{name} {value}" for name, value in asdict(decoding).items()))
+
+
+def _start(answers: Answers, reader: Reader, model: ModelFlags) -> Session:
+    answers.prepare(reader)
+    note_embedded(answers.out, reader.model)
+    return reader.session(model.model, timings=answers.clock, **model.placement)
+
+
+def _watch(answers: Answers, questions: Iterator[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:
+    """Ask the last commit again and again, until Ctrl-C."""
+    kept, backbone = list(questions), None
+    for reader in open_commits(answers.out, answers.state, parse_duration(ask.watch or ""), verify=ask.verify):
+        session = reader.session(backbone) if backbone else _start(answers, reader, model)
+        backbone = session.backbone
+        answers.ask_all(session, answers.how.decoding(backbone), kept, commit_age_s(reader, time.time()))
 
 
 def _query_many(
@@ -220,47 +222,34 @@ def _query_many(
     states = find_states(place)
     answer.check()
     backbone = load_backbone_for(states, model.model, **model.placement)
-    decoding = answer.decoding(backbone)
-    note_model(out, backbone)
+    note_embedded(out, backbone.identity.name)
     questions: list[str] = []
     for one in given:
         with refusals.at(one.where):
             read_ids(backbone, one.text, (), answer.system)
             questions.append(one.text)
     failed = 0
-    several = len(questions) > 1
-    found = ask_all(states, backbone, questions, decoding, at_s=at_s, verify=ask.verify, system=answer.system)
-    answered: list[Reply] = []
-    for reply in found:
-        if reply.failure is not None:
-            failed += 1
-            out.error(f"Error: {reply.state}: {reply.failure.message}")
-        elif ask.top is None:
-            _show_reply(out, _make_reply_row(reply), several)
-        else:
-            answered.append(reply)
-    rows = [{**_make_reply_row(reply), "rank": rank} for rank, reply in rank_replies(answered, ask.top or 0)]
-    if ask.top is not None and out.format is Format.TABLE:
-        names = ["rank", "state", "answer", "mean_logprob", *(["question"] if several else [])]
-        cells = [[row[name] for name in names] for row in rows]
-        out.table(grid([name.replace("mean_logprob", "log prob") for name in names], cells, left=names))
-    else:
-        for row in rows:
-            _show_reply(out, row, several)
+
+    def make_rows() -> Iterator[dict[str, Any]]:
+        nonlocal failed
+        replies = ask_all(
+            states, backbone, questions, answer.decoding(backbone), at_s=at_s, verify=ask.verify, system=answer.system
+        )
+        answered = []
+        for reply in replies:
+            if reply.answer is None:
+                failed += 1
+                out.error(f"Error: {reply.state}: {reply.failure.message if reply.failure else ''}")
+            elif ask.top is None:
+                yield make_answer_row(reply.answer, reply.state)
+            else:
+                answered.append(reply)
+        for rank, reply in rank_replies(answered, ask.top or 0):
+            if reply.answer is not None:
+                yield {**make_answer_row(reply.answer, reply.state), "rank": rank}
+
+    names = ["state", "mean_logprob", "answer", *(["question"] if len(questions) > 1 else [])]
+    out.show(make_rows(), names if ask.top is None else ["rank", *names])
     if failed:
         out.error(f"{failed} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)
-
-
-def _make_reply_row(reply: Reply) -> dict[str, Any]:
-    assert reply.answer is not None
-    return make_answer_row(reply.answer, reply.state)
-
-
-def _show_reply(out: Output, row: dict[str, Any], several: bool) -> None:
-    """Show an answer, with its question if there are several; in JSON, all keys."""
-    if out.format is Format.JSON:
-        out.json(row)
-    else:
-        fields = [row["state"], f"{row['mean_logprob']:.3f}", row["answer"]]
-        out.plain("\t".join([*fields, row["question"]] if several else fields))

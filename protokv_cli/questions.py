@@ -1,9 +1,6 @@
 """Questions as users give them: arguments, lines or JSON lines from stdin or a file, or typed at a prompt.
 
 One that cannot be asked is told with its place, and the others are answered.
-
-`exit`, `quit` and Ctrl-D end the prompt, `help` tells of it, `new` begins another conversation, and Ctrl-C drops the
-line that is being typed.
 """
 
 from __future__ import annotations
@@ -18,33 +15,21 @@ from typing import IO
 
 import typer
 
-from protokv.errors import ConfigError, ProtoKVError, QuestionError
+from protokv.errors import ConfigError, QuestionError
 from protokv.texts import admit_question, read_json
 from protokv_cli.exits import Exit
 from protokv_cli.output import Output
-from protokv_cli.process import replace_stdin
 
-PROMPT = "? "
-# A question has at most 65,536 characters, and each may be six in JSON.
-MOST_LINE = 1 << 20
 _HINT = 'write {"question": "..."} or the bare question, one a line'
-HELP = """Type a question and press Enter. The arrow keys bring back earlier ones.
-What you typed before is part of the conversation; new begins another.
-Ctrl-C drops the line or stops an answer. exit, quit or Ctrl-D ends.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """One question, the expected answer if there is one, and where it was given. QuestionError if it is no text.
-
-    One that is not `fresh` goes on with the conversation before it.
-    """
+    """One question, the expected answer if there is one, and where it was given. QuestionError if it is no text."""
 
     text: str
     expected: str | None = None
     where: str = ""
-    fresh: bool = True
 
     def __post_init__(self) -> None:
         admit_question(self.text)
@@ -75,9 +60,7 @@ class Refusals:
             raise typer.Exit(Exit.USAGE)
 
 
-def read_questions(
-    arguments: Sequence[str], stdin: IO[str] | None, file: Path | None, refusals: Refusals
-) -> Iterator[AskedQuestion]:
+def read_questions(arguments: Sequence[str], file: Path | None, refusals: Refusals) -> Iterator[AskedQuestion]:
     """Yield the questions of a file, then the arguments in order; `-` stands for the lines of stdin.
 
     Raises:
@@ -92,7 +75,10 @@ def read_questions(
             raise ConfigError(f"questions: {file} cannot be read: {reason}", hint="name a file of lines") from error
     for number, argument in enumerate(arguments, start=1):
         if argument == "-":
-            yield from _parse_lines(stdin, "stdin", refusals) if stdin else ()
+            with suppress(AttributeError):  # no file
+                # Bytes that are no UTF-8 are told with their line.
+                sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
+            yield from _parse_lines(sys.stdin, "stdin", refusals)
             continue
         where = f"question {number}" if len(arguments) > 1 else ""
         with refusals.at(where):
@@ -109,18 +95,11 @@ def open_lines(file: Path) -> IO[str]:
 
 
 def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[AskedQuestion]:
-    number = 0
-    while line := lines.readline(MOST_LINE):
-        number += 1
-        where, whole = f"line {number} of {place}", line
-        # The rest of a line that is too long is left out.
-        while len(line) == MOST_LINE and not line.endswith("\n"):
-            line = lines.readline(MOST_LINE)
+    for number, line in enumerate(lines, start=1):
+        where = f"line {number} of {place}"
         with refusals.at(where):
-            if len(whole) == MOST_LINE:
-                raise QuestionError(f"it has {MOST_LINE:,} characters or more", hint="ask something shorter")
             # A pipe from a file of Windows, which marks UTF-8 so.
-            if text := whole.removeprefix("\ufeff").strip():
+            if text := line.removeprefix("\ufeff").strip():
                 yield _parse(text, where)
 
 
@@ -137,56 +116,25 @@ def _parse(line: str, where: str) -> AskedQuestion:
     return AskedQuestion(question, expected, where)
 
 
-def read_typed_questions(stdin: IO[str], refusals: Refusals) -> Iterator[AskedQuestion]:
-    """Yield the lines that a user types at the prompt, without empty ones: one conversation, until `new`."""
+def read_typed_questions(refusals: Refusals) -> Iterator[AskedQuestion]:
+    """Yield the lines that a user types at the prompt, until exit, quit or Ctrl-D; Ctrl-C drops a line."""
     with suppress(ImportError):
         # For the arrow keys.
         import readline  # noqa: F401
-    fresh = True
     while True:
+        # The prompt of `input` goes to stdout, which is for answers only unless it is the terminal.
+        if not sys.stdout.isatty():
+            sys.stderr.write("? ")
+            sys.stderr.flush()
         try:
-            with replace_stdin(stdin):
-                line = _read_line()
-        except EOFError:
+            line = input("? " if sys.stdout.isatty() else "").strip()
+        except (EOFError, KeyboardInterrupt) as end:
             sys.stderr.write("\n")
-            return
-        except KeyboardInterrupt:
-            sys.stderr.write("\n")
-            continue
-        match line.strip().lower().rstrip("()"):
-            case "":
-                continue
-            case "exit" | "quit":
+            if isinstance(end, EOFError):
                 return
-            case "help" | "?":
-                sys.stderr.write(HELP)
-            case "new" | "/new":
-                fresh = True
-            case _:
-                with refusals.at(""):
-                    yield AskedQuestion(line.strip(), fresh=fresh)
-                    fresh = False
-
-
-def _read_line() -> str:
-    if sys.stdout.isatty():
-        return input(PROMPT)
-    # stdout is for answers only.
-    sys.stderr.write(PROMPT)
-    sys.stderr.flush()
-    return input()
-
-
-@contextmanager
-def survive_errors(out: Output, at_prompt: bool) -> Iterator[None]:
-    """At a prompt, let neither a refused question nor Ctrl-C during an answer end the prompt."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not at_prompt:
-            raise
-        out.error("")
-    except ProtoKVError as error:
-        if not at_prompt:
-            raise
-        out.error(f"Error: {error.message}")
+            continue
+        if line.lower() in ("exit", "quit"):
+            return
+        if line:
+            with refusals.at(""):
+                yield AskedQuestion(line)

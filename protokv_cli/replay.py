@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -13,9 +14,8 @@ import typer
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv.memories import CONFIGS
-from protokv_cli.answers import note_model
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, OutputFlags, WatchFlags, option, subtitles_option
+from protokv_cli.options import MOST_USED, SUBTITLES, OutputFlags, WatchFlags, note_embedded, option
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_list, parse_optional, parse_variation
 from protokv_cli.process import handle_signals
@@ -54,7 +54,7 @@ class StudyFlags:
         "--intersection/--no-intersection", "Ask only questions that fit every delay.", default=True
     )
     types: str | None = option("--types NAMES", "Question types to ask, or all; default: those whose answers last.")
-    subtitles: str = subtitles_option("off")
+    subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="off", known=("auto", "off"))
 
     def list_variants(self, on_dataset: bool) -> list[Variant]:
         """Return the memories under test; of a data set, the default alone if none is named. ConfigError."""
@@ -216,7 +216,7 @@ def _replay(
     loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
     backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
     plan = _plan(opened, study, benchmark, backbone, model.fps)
-    note_model(out, backbone)
+    note_embedded(out, model.model)
     if results.dry_run:
         done: Collection[str] = ()
         if results.results.exists() and not results.force:
@@ -224,8 +224,7 @@ def _replay(
             rows.check(plan.trials.values())
             done = rows.rows.keys()
         show_cost(out, plan.cost(done), opened)
-        return
-    if _run(out, plan, backbone, opened, results, referee):
+    elif _run(out, plan, backbone, opened, results, referee):
         raise typer.Exit(Exit.PARTIAL)
 
 
@@ -253,24 +252,26 @@ def _run(
     out: Output, plan: Plan, backbone: Backbone, opened: OpenedStreams, results: ResultFlags, referee: Judge | None
 ) -> dict[str, str]:
     """Run the rest of a plan and show the results; return why each video that could not be read was left out."""
+    from protokv.replay.judges import judge_rows
     from protokv.replay.plan import UnreadableVideo, run_plan
     from protokv.replay.rows import RowFile
-    from protokv_cli.replay_report import judge_answers, show_progress, show_report
+    from protokv_cli.replay_report import ReplayBar, show_report
 
     rows, unread = RowFile(results.results, start_over=results.force), dict(opened.missing)
-    with handle_signals(out.note) as stop, show_progress(out, plan.cost(rows.rows.keys())["answers"], unread) as follow:
+    with handle_signals(out.note) as stop, ReplayBar(out, plan.cost(rows.rows.keys())["answers"], unread) as bar:
         for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
             if isinstance(event, UnreadableVideo) and len(plan.streams) == 1:
                 raise event.error
-            follow(event)
+            bar.follow(event)
         keys = [key for key in plan.trials if key in rows.rows]
-        if referee and stop.exit is None:
-            judge_answers(out, rows, keys, referee, should_stop=lambda: bool(stop))
+        judged = judge_rows(rows, keys, referee) if referee and stop.exit is None else ()
+        without = sum(row is None for row in takewhile(lambda _: not stop, judged))
+    if referee and without:
+        out.error(f"{without} answers have no verdict of {referee.label}; run the same command again to ask for them")
     asked = [rows.rows[key] for key in keys]
     if stop.exit is None or asked:
-        show_report(
-            out, asked, dropped=plan.dropped, plot=results.plot, table=results.table, missing=unread, notes=opened.notes
-        )
+        files = {"plot": results.plot, "table": results.table}
+        show_report(out, asked, dropped=plan.dropped, missing=unread, notes=opened.notes, **files)
     if stop.exit is not None:
         out.note(f"stopped; what is done is in {results.results}. Continue with the same command.")
         raise typer.Exit(stop.exit)

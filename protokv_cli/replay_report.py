@@ -3,61 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from protokv.errors import ConfigError
 from protokv.replay.dataset import OpenedStreams
-from protokv.replay.judges import Judge, judge_rows
 from protokv.replay.plan import UnreadableVideo
 from protokv.replay.report import summarise
-from protokv.replay.rows import AnswerRow, RowFile
+from protokv.replay.rows import AnswerRow
 from protokv.replay.runner import StreamProgress
 from protokv.replay.tables import save_points, tabulate
-from protokv_cli.output import Format, Output
+from protokv_cli.output import Format, Output, format_time, grid, pairs
 from protokv_cli.progress import Bar, format_time_left
-from protokv_cli.tables import format_time, grid, pairs
 
 
-@contextmanager
-def show_progress(
-    out: Output, answers: int, unread: MutableMapping[str, str]
-) -> Iterator[Callable[[AnswerRow | StreamProgress | UnreadableVideo], None]]:
-    """Return a function that takes each event of a replay and shows its progress.
+class ReplayBar(Bar):
+    """Takes each event of a replay and shows its progress; unreadable videos are told and added to `unread`."""
 
-    Unreadable videos are reported at once and added to `unread`.
-    """
-    bar, given, began_s = Bar(out, f"0 of {answers} answers"), 0, time.monotonic()
+    def __init__(self, out: Output, answers: int, unread: MutableMapping[str, str]) -> None:
+        super().__init__(out, f"0 of {answers} answers")
+        self._answers, self._unread, self._given, self._began_s = answers, unread, 0, time.monotonic()
 
-    def follow(event: AnswerRow | StreamProgress | UnreadableVideo) -> None:
-        nonlocal given
+    def follow(self, event: AnswerRow | StreamProgress | UnreadableVideo) -> None:
+        """Show an event."""
         if isinstance(event, UnreadableVideo):
-            unread[event.video] = event.error.message
-            out.error(f"left out: {event.video}: {event.error.message}")
+            self._unread[event.video] = event.error.message
+            self._out.error(f"left out: {event.video}: {event.error.message}")
         elif isinstance(event, AnswerRow):
-            given += 1
-        elif bar.due():
-            left = format_time_left(given, answers - given, time.monotonic() - began_s)
+            self._given += 1
+        elif self.due():
+            left = format_time_left(self._given, self._answers - self._given, time.monotonic() - self._began_s)
             where = f"{event.video} {format_time(event.stream_time_s)} / {format_time(event.length_s)}"
-            bar.show([f"{given} of {answers} answers", *left, where], given, answers)
-
-    with bar:
-        yield follow
-
-
-def judge_answers(
-    out: Output, results: RowFile, keys: Sequence[str], judge: Judge, should_stop: Callable[[], bool]
-) -> None:
-    """Judge open answers, and report the number without a verdict."""
-    without = 0
-    for row in judge_rows(results, keys, judge):
-        without += row is None
-        if should_stop():
-            return
-    if without:
-        out.error(f"{without} answers have no verdict of {judge.label}; run the same command again to ask for them")
+            self.show([f"{self._given} of {self._answers} answers", *left, where], self._given, self._answers)
 
 
 def show_report(
@@ -79,14 +57,13 @@ def show_report(
         )
     report = summarise(rows)
     report["missing"] = dict(missing or {})
-    left_out = {f"left out, {why}": str(n) for why, n in (dropped or {}).items()}
-    left_out |= {f"left out, video {name}": why for name, why in report["missing"].items()}
-    report["facts"] |= left_out | {note: str(n) for note, n in (notes or {}).items()}
+    report["facts"] |= {name: str(value) for name, value in _left_out(dropped, missing, notes).items()}
     if out.format is Format.JSON:
         out.json(report)
     else:
         found = tabulate(report)
-        out.table(pairs(report["facts"]), "", grid(found.head, found.rows), found.note)
+        cells = [dict(zip(found.head, row, strict=True)) for row in found.rows]
+        out.table(pairs(report["facts"]), "", grid(found.head, cells), found.note)
     if table:
         save_points(report, table)
         out.note(f"numbers: {table}")
@@ -103,7 +80,12 @@ def show_cost(out: Output, cost: Mapping[str, Any], opened: OpenedStreams) -> No
         out.json({"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)})
         return
     rows = {name: cost[name] for name in ("videos", "memories", "questions", "hours", "answers")}
-    rows |= {f"left out, {why}": n for why, n in cost["dropped"].items()}
-    rows |= {f"left out, video {name}": why for name, why in opened.missing.items()}
-    rows |= dict(opened.notes)
+    rows |= _left_out(cost["dropped"], opened.missing, opened.notes)
     out.table(pairs(rows, title="plan: hours of video, and answers to give over all memories"))
+
+
+def _left_out(
+    dropped: Mapping[str, int] | None, missing: Mapping[str, str] | None, notes: Mapping[str, int] | None
+) -> dict[str, Any]:
+    found: dict[str, Any] = {f"left out, {why}": n for why, n in (dropped or {}).items()}
+    return found | {f"left out, video {name}": why for name, why in (missing or {}).items()} | dict(notes or {})

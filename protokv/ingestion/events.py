@@ -37,6 +37,7 @@ class Progress:
     state_bytes: int  # of the state in memory
     end_bytes: int | None = None  # about what it takes on disk at the end of the source; None: no length is known
     frames_dropped: int = 0  # as in `Summary`, until now
+    tokens_seen: int = 0  # visual tokens and words of the stream until now
 
 
 @dataclass(frozen=True, slots=True)

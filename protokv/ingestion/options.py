@@ -76,7 +76,6 @@ class LiveOptions:
     give_up_s: float | None = None  # seconds to try a lost source again; None: for ever
     on_pressure: Literal["drop", "wait"] | None = None  # of a slow model; None: a pipe waits, others drop old frames
     for_s: float | None = None  # end after this much stream time
-    until: float | None = None  # end at this real time, in seconds since 1970
     input: Mapping[str, str] = field(default_factory=dict)  # options for FFmpeg
     retry_s: tuple[float, float] = (1.0, 30.0)  # the first and the longest pause before the next attempt
 
@@ -136,7 +135,6 @@ class IngestOptions:
     every: Every | None = None  # when to commit on the way; None: once a minute, every 5 seconds for a live source
     keep: int | None = None  # how many commits to keep, the last one included; None: only the last
     append: bool = False  # watch the source after those of a finished state; start a state if there is none
-    resume: bool = False  # raise StateNotFound if there is no state
     overwrite: bool = False  # ignore an existing state; the first commit replaces it
     thumbnails: int = THUMBNAILS  # how many small pictures of the stream to keep for people; 0: none
 

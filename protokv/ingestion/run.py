@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from protokv.core.session import Session
-from protokv.errors import ConfigError, StateNotFound
+from protokv.errors import ConfigError
 from protokv.ingestion import continuation
 from protokv.ingestion.events import Event
 from protokv.ingestion.live.source import LiveSource, open_stream
@@ -125,7 +125,7 @@ def _open_source(source: AnySource, options: IngestOptions, opened: ExitStack) -
     if not isinstance(video, LiveSource):
         return options.cut_part(video)
     if options.start_s or options.duration_s is not None:
-        raise ConfigError(f"{video.info.name} is live, and parts are of files", hint="use --for or --until")
+        raise ConfigError(f"{video.info.name} is live, and parts are of files", hint="use --for")
     if options.chunk > 1:
         raise ConfigError(f"{video.info.name} is live, and a chunk is for files", hint="leave --chunk out")
     return video
@@ -137,8 +137,6 @@ def _start(
     """Start a session, or continue the one of the state at `path`."""
     state = None if options.overwrite else continuation.load_existing(path)
     if state is None:
-        if options.resume and not options.overwrite:
-            raise StateNotFound(f"there is no state at {path} to continue", hint="start one: the same without --resume")
         with stage(timings, "model"):
             model = options.load_model()
         with stage(timings, "state"):

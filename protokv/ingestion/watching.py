@@ -50,7 +50,7 @@ class RunStart:
 
 
 class Ending:
-    """Decides whether a run has reached its end, by `for_s` and `until` of its options. It begins now.
+    """Decides whether a run has reached its end, by `for_s` of its options. It begins now.
 
     `for_s` counts stream time from `from_s` on. On a live source it counts real time too, because stream time stands
     still while the source is lost.
@@ -66,10 +66,9 @@ class Ending:
         *,
         live: bool,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self._options, self._from_s, self._live = options, from_s, live
-        self._clock, self._now, self._began_s = clock, now, clock()
+        self._clock, self._began_s = clock, clock()
         self.reached = False
 
     def is_reached(self, stream_s: float) -> bool:
@@ -77,8 +76,7 @@ class Ending:
         gone_s, options = stream_s - self._from_s, self._options
         if self._live:
             gone_s = max(gone_s, self._clock() - self._began_s)
-        watched = options.for_s is not None and gone_s >= options.for_s
-        self.reached = self.reached or watched or (options.until is not None and self._now() >= options.until)
+        self.reached = self.reached or (options.for_s is not None and gone_s >= options.for_s)
         return self.reached
 
 
@@ -278,6 +276,7 @@ class Run:
             frames_per_second=frames / (time.perf_counter() - self._began),
             state_bytes=session.memory.bytes_held,
             end_bytes=estimate_end_bytes(session, end_s, self._thumbnails) if end_s else None,
+            tokens_seen=clock.tokens_seen,
         )
 
     def _summary(self) -> Summary:

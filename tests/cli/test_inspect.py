@@ -142,7 +142,7 @@ def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
     assert found["states"] == [str(state), "two.safetensors"]
     table = protokv("inspect", state, "two.safetensors", "--format", "table")
     assert table.code == Exit.FAILURE
-    for word in ("different", "memory.pseudo_tokens", "codebook.keys", "at most by"):
+    for word in ("different", "memory.pseudo_tokens", "codebook.keys", "differing"):
         assert word in table.out
     plain = protokv("inspect", state, "two.safetensors", "--format", "plain").out.splitlines()
     assert "equal\tFalse" in plain

@@ -46,7 +46,6 @@ MISTAKES = [
     ("ingest VIDEO -o x.npz", Exit.USAGE, "expected a path that ends in one of"),
     ("ingest VIDEO -o absent/x.safetensors --budget 24", Exit.FAILURE, "absent"),
     ("ingest VIDEO --start 1h", Exit.USAGE, "1"),
-    ("ingest VIDEO --resume", Exit.NOT_FOUND, "clip.safetensors"),
     ("ingest rtsp:/camera/1", Exit.NOT_FOUND, "rtsp://camera/1"),
     ("ingest RTSP:camera/1", Exit.NOT_FOUND, "rtsp://camera/1"),
     ("ingest c:/absent.mp4", Exit.NOT_FOUND, "spelling"),

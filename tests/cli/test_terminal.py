@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from protokv_cli import progress
-from protokv_cli.tables import format_json, make_printable
+from protokv_cli.output import format_json, make_printable
 from tests.cli.conftest import Program, write_video
 from tests.cli.terminal import run_on_terminal
 
@@ -48,9 +48,11 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     assert '"type"' not in seen.screen
     assert "\x1b[2K" in seen.screen
     # Nothing of the bar is left.
-    first, last = [line for line in seen.lines() if not line.startswith("model: ")]
-    assert first.startswith("state: ")
-    assert last == 'ask it: protokv query clip.safetensors "..."'
+    _, size, share, *last = seen.lines()
+    assert size.startswith("state: ")
+    assert share == "the budget keeps 1/3 of the video"
+    last = " ".join(last)
+    assert last.startswith("ask it: protokv query --model ")
 
 
 # A window title, a cleared line, a C1 introducer, a turned direction, markup of rich, an emoji code of rich.

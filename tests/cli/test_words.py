@@ -52,7 +52,7 @@ def test_one_session_tells_what_was_said_about_a_thing_and_what_was_shown_when_i
 
     for wanted, thing in (("Mara", "bar"), ("green", "cross")):
         (said,) = [row for row in protokv("inspect", talk, "--words").rows() if wanted in row["text"]]
-        (now,) = protokv("query", talk, "--at", said["end_s"], "What is visible now?").rows()
+        (now,) = protokv("query", talk, "--at", said["end_s"], "What is visible now?", "--json").rows()
         assert now["answer"] == thing
 
 
@@ -67,7 +67,7 @@ def test_the_transcript_is_printed_in_every_form_and_never_obeyed(protokv: Progr
     assert plain == "".join(f"0:0{row['start_s']:.0f}\t{row['text']}\n" for row in rows)
     seen = run_on_terminal(protokv.environment, "inspect", talk, "--words")
     assert [line.split(maxsplit=1) for line in seen.lines()] == [
-        ["time", "words"], ["0:04", rows[0]["text"]], ["0:07", rows[1]["text"]],
+        ["start", "text"], ["0:04", rows[0]["text"]], ["0:07", rows[1]["text"]],
     ]  # fmt: skip
     assert "\x1b[31mmine" not in seen.screen
     early = protokv("inspect", talk, "--words", "--at", "0:03")
@@ -81,7 +81,7 @@ def test_a_state_that_cannot_tell_what_was_said_says_why(
     assert (without.code, without.out, "no words are known" in without.err) == (Exit.DONE, "", True)
     monkeypatch.setattr(transcript, "MOST_LINES", 2)
     assert "older lines may be gone" in protokv("inspect", talk, "--words").err
-    for more in (["--verify"], ["--layers"], ["--watch"], ["-o", "other.zarr"]):
+    for more in (["--verify"], ["--layers"], ["-o", "other.zarr"]):
         assert protokv("inspect", talk, "--words", *more).code == Exit.USAGE, more
     assert protokv("inspect", protokv.folder, "--words").code == Exit.USAGE
 

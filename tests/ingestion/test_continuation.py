@@ -11,7 +11,7 @@ import pytest
 
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
-from protokv.errors import StateCorrupt, StateMismatch, StateNotFound
+from protokv.errors import StateCorrupt, StateMismatch
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
 from protokv.memories import DurableConfig
 from protokv.state.checkpoint import from_state, to_state
@@ -208,9 +208,7 @@ def test_another_memory_rate_model_or_size_of_frames_is_refused_with_the_differe
     assert path.read_bytes() == before
 
 
-def test_a_missing_state_is_started_unless_it_must_exist(run: Run, tmp_path: Path) -> None:
-    with pytest.raises(StateNotFound):
-        run(tmp_path / "s.safetensors", A, append=True, resume=True)
+def test_a_missing_state_is_started(run: Run, tmp_path: Path) -> None:
     run(tmp_path / "s.safetensors", A, append=True)
     run(tmp_path / "t.safetensors", A)
     assert (tmp_path / "s.safetensors").read_bytes() == (tmp_path / "t.safetensors").read_bytes()
