@@ -115,7 +115,6 @@ MISTAKES = [
     ("replay --dataset mlvu --data-root absent", Exit.NOT_FOUND, "no folder absent"),
     ("replay --dataset mlvu --data-root .", Exit.NOT_FOUND, "no annotations of mlvu"),
     ("replay --dataset mlvu --data-root . x.mp4", Exit.USAGE, "either --dataset or SOURCE"),
-    ("replay --dataset mlvu --data-root . --prompt x", Exit.USAGE, "no prompt 'x'"),
 ]
 
 
