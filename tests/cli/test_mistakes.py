@@ -111,7 +111,7 @@ MISTAKES = [
     ("replay --dataset imagenet", Exit.USAGE, "no data set 'imagenet'"),
     ("replay --dataset ovobench", Exit.USAGE, "did you mean ovo-bench?"),
     ("replay --dataset mlvu", Exit.USAGE, "where is mlvu"),
-    ("replay --data-root .", Exit.USAGE, "--data-root is the folder"),
+    ("replay --data-root .", Exit.USAGE, "--data-root and --judge are about a data set"),
     ("replay --dataset mlvu --data-root absent", Exit.NOT_FOUND, "no folder absent"),
     ("replay --dataset mlvu --data-root .", Exit.NOT_FOUND, "no annotations of mlvu"),
     ("replay --dataset mlvu --data-root . x.mp4", Exit.USAGE, "either --dataset or SOURCE"),
