@@ -418,7 +418,8 @@ class MemoryCache(TransformersCache):  # type: ignore[misc]
         Args:
             inputs: of the new tokens alone, as a processor gives them: `input_ids` `[1, T]`, and pictures.
         """
-        return self._continue(inputs)
+        # Without a mask all tokens are seen; a mask of the new ones alone would hide those before.
+        return self._continue({name: value for name, value in inputs.items() if name != "attention_mask"})
 
     def question(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments for a question, with a fork: `model.generate(**cache.question(inputs))`.
@@ -429,15 +430,14 @@ class MemoryCache(TransformersCache):  # type: ignore[misc]
         Args:
             inputs: of the new tokens alone, as a tokenizer or a processor gives them: `input_ids` `[1, T]`.
         """
-        return self.fork()._continue(inputs)
+        ids: Tensor = inputs["input_ids"]
+        mask = torch.ones(1, self.get_seq_length() + ids.shape[1], dtype=torch.int64, device=ids.device)
+        return self.fork()._continue(dict(inputs) | {"attention_mask": mask})
 
     def _continue(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        ids: Tensor = inputs["input_ids"]
-        past = self.get_seq_length()
-        start = max(self.next_position, *(int(one.max()) + 1 for one in self._positions if len(one)), 0)
         found = dict(inputs) | {ARGUMENT: self}
-        found["attention_mask"] = torch.ones(1, past + ids.shape[1], dtype=torch.int64, device=ids.device)
         if self.decoder.components > 1 and found.get("position_ids") is None:
+            start = max(self.next_position, 0, *(int(one.max()) + 1 for one in self._positions if len(one)))
             found["position_ids"] = self.decoder.position_ids(inputs) + start
         return found
 

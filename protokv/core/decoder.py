@@ -44,11 +44,15 @@ class Decoder:
         else:
             module = self.model.get_decoder()
             self.config = self.model.config.get_text_config(decoder=True)
+        while (inner := module.get_decoder()) is not module:
+            module = inner
+        self._module: Any = module
         self.query_heads: int = self.config.num_attention_heads
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        self.components = 3 if "mrope_section" in str(rope) else 1
         found = [one for one in module.modules() if type(one).__name__.endswith("RotaryEmbedding")]
         self._rotary = found[0] if found else None
+        self.components = 3 if hasattr(self._rotary, "mrope_section") else 1
+        # The order of the model's angles in which those of a key's halves stand; None: as they are.
+        self._angle_order: Tensor | None = None
         if self.model is None:
             # Buffers of a model without weights are empty.
             self._rotary = type(found[0])(config=self.config) if found else None
@@ -65,6 +69,9 @@ class Decoder:
         device = next((one.device for one in self._rotary.buffers()), positions.device)
         named = {"layer_type": "full_attention"} if "layer_type" in signature(self._rotary.forward).parameters else {}
         cos, sin = self._rotary(torch.zeros((), device=device), ids.to(device), **named)
+        if self._angle_order is not None:
+            order = self._angle_order.to(cos.device)
+            cos, sin = cos[..., order], sin[..., order]
         shape = (*positions.shape[:-1], cos.shape[-1])
         return cos[0].reshape(shape).to(positions.device), sin[0].reshape(shape).to(positions.device)
 
@@ -93,9 +100,7 @@ class Decoder:
 
     def layer_devices(self) -> list[torch.device]:
         """Return the device of each layer of the decoder."""
-        assert self.model is not None
-        decoder = self.model.get_decoder()
-        return [next(layer.parameters()).device for layer in decoder.layers]
+        return [next(layer.parameters()).device for layer in self._module.layers]
 
     def to_halves(self, x: Tensor) -> Tensor:
         """Return `[..., D]` with the features of each rotated pair half a key apart, as memories expect them."""
@@ -126,10 +131,13 @@ class Decoder:
         rotated = apply(*keys, cos[None], sin[None])
         theirs = (rotated[1] if isinstance(rotated, tuple) else rotated)[0, 0, 0]
         rows = torch.arange(len(theirs))
-        for layout in (rows, torch.cat((rows[::2], rows[1::2]))):
-            ours = rotate(key[0, 0, 0, layout], cos[0], sin[0])
-            if torch.allclose(ours, theirs[layout], atol=1e-5):
-                return None if layout is rows else layout
+        pairs = torch.cat((rows[::2], rows[1::2]))
+        for layout, order in ((None, None), (pairs, None), (pairs, pairs)):
+            own, angle = (rows if one is None else one for one in (layout, order))
+            ours = rotate(key[0, 0, 0, own], cos[0, angle], sin[0, angle])
+            if torch.allclose(ours, theirs[own], atol=1e-5):
+                self._angle_order = order
+                return layout
         raise ConfigError(f"{type(self._rotary).__name__} rotates keys in a way that no memory can undo")
 
 
