@@ -1,20 +1,17 @@
 """The files of a model: those of a package, a folder, the local cache of the hub, or the hub. Needs no torch.
 
-Only safetensors weights are accepted, and an incomplete checkpoint is refused: transformers would fill in random
-weights and warn. The digest of the weights covers each file's header, its size and evenly spaced samples, because
-reading all weights of a large model takes longer than loading a state.
+The digest of the weights covers each file's header, its size and evenly spaced samples, because reading all weights of
+a large model takes longer than loading a state.
 
 A hub that does not answer soon counts as out of reach, and the cache serves. The small files come first, so that an
 unsupported model is refused before gigabytes are downloaded. `translate_errors` turns every error that transformers,
-the hub or torch can raise while a model is loaded into one clear line.
+safetensors, the hub or torch can raise while a model is loaded into one clear line.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,8 +19,6 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final
-
-from safetensors import SafetensorError, safe_open
 
 from protokv.backbones.sizes import KNOWN_MODELS
 from protokv.errors import ModelError, ModelNotFound, ProtoKVError, did_you_mean
@@ -38,12 +33,10 @@ the `model_type` of a config, and a `Backbone`.
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-_PICKLES: Final = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _SAMPLE_BYTES: Final = 1 << 16
 _SAMPLES: Final = 16
 # Fields of a config that do not change the model's arithmetic.
 _VOLATILE: Final = frozenset({"transformers_version", "dtype", "torch_dtype", "_name_or_path", "_attn_implementation"})
-_DOWNLOAD_AGAIN: Final = "download the model again"
 # The longest header that the safetensors library reads.
 _HEADER_BYTES: Final = 100_000_000
 
@@ -59,8 +52,8 @@ def read_model_file(path: str, filename: str) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file} is not valid JSON: {error}", hint=_DOWNLOAD_AGAIN) from error
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}", hint="download the model again") from error
     return content if isinstance(content, dict) else {}
 
 
@@ -91,68 +84,19 @@ def read_template(path: str) -> str | None:
     return template
 
 
-def list_weight_files(path: str) -> list[str]:
-    """Return the names of the safetensors files of a model folder, in order; they need not exist.
-
-    Raises:
-        ModelError: the index names no files of its folder.
-    """
+def list_weight_files(path: str) -> list[Path]:
+    """Return the safetensors files of a model folder, in order; they need not exist."""
     folder = Path(path)
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
-        return [WEIGHTS]
-    weight_map = read_model_file(path, INDEX).get("weight_map")
-    names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
-    if not names or any(name != Path(name).name for name in names):
-        raise ModelError(f"{folder / INDEX} does not name weight files of its folder", hint=_DOWNLOAD_AGAIN)
-    return names
-
-
-def check_weights(path: str) -> int:
-    """Refuse a folder whose weights are missing, incomplete or pickles; return their number, by the files' headers.
-
-    Raises:
-        ModelError: naming the file.
-    """
-    folder = Path(path)
-    names = list_weight_files(path)
-    missing = [name for name in names if not (folder / name).is_file()]
-    if names == missing == [WEIGHTS]:
-        if any((folder / pickle).is_file() for pickle in _PICKLES):
-            raise ModelError(
-                f"the weights in {path} are pickles ({_PICKLES[0]}), which can run code and are not read",
-                hint="convert them to safetensors, or use a checkpoint that has model.safetensors",
-            )
-        raise ModelError(
-            f"there are no weights in {path}: expected {WEIGHTS}, or {INDEX} and its shards", hint=_DOWNLOAD_AGAIN
-        )
-    if missing:
-        raise ModelError(
-            f"{len(missing)} of {len(names)} weight files are missing in {path}, first of all {missing[0]}",
-            hint=_DOWNLOAD_AGAIN,
-        )
-    weights = 0
-    for name in names:
-        file = folder / name
-        try:
-            # This reads the header, and compares it with the length of the file.
-            with safe_open(file, framework="numpy") as library:
-                weights += sum(math.prod(library.get_slice(key).get_shape()) for key in library.keys())  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"the weights file {file} is truncated or damaged: it has {file.stat().st_size} bytes ({error})",
-                hint=_DOWNLOAD_AGAIN,
-            ) from error
-    return weights
+        return [folder / WEIGHTS]
+    return [folder / name for name in sorted(set(read_model_file(path, INDEX)["weight_map"].values()))]
 
 
 def digest_weights(path: str) -> str:
-    """Return sha256 over header, size and samples of every weight file; an empty string if one is missing."""
+    """Return sha256 over header, size and samples of every weight file."""
     digest = hashlib.sha256()
-    for name in list_weight_files(path):
-        file = Path(path) / name
-        if not file.is_file():
-            return ""
-        digest.update(name.encode())
+    for file in list_weight_files(path):
+        digest.update(file.name.encode())
         size = file.stat().st_size
         digest.update(size.to_bytes(8, "little"))
         with file.open("rb") as stream:
@@ -202,13 +146,7 @@ _before_bar: ContextVar[Callable[[], None] | None] = ContextVar("before_bar", de
 
 @contextmanager
 def show_downloads(before: Callable[[], None]) -> Iterator[None]:
-    """Draw the hub's progress bars on stderr during downloads, and remove them afterwards.
-
-    Outside this block, nothing is drawn.
-
-    Args:
-        before: called before a bar is drawn.
-    """
+    """Draw the hub's progress bars on stderr, each after a call of `before`; outside this block, nothing is drawn."""
     token = _before_bar.set(before)
     try:
         yield
@@ -233,18 +171,12 @@ def download(name: str, check: Callable[[Path], None], revision: str | None = No
     """
     from huggingface_hub import snapshot_download
 
-    with _quiet_hub(), _progress_bars(_before_bar.get()) as bars:
-        online = _is_reachable(name, revision)
-
-        def bring(patterns: list[str]) -> Path:
-            found = snapshot_download(
-                name, revision=revision, allow_patterns=patterns, local_files_only=not online, tqdm_class=bars
-            )
-            return Path(str(found))
-
-        folder = bring(list(SMALL))
+    with _quiet_hub():
+        options: dict[str, Any] = {"local_files_only": not _is_reachable(name, revision), "tqdm_class": _draw_bars()}
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(SMALL), **options))
         check(folder)
-        return bring(list_weight_files(str(folder)))
+        weights = [file.name for file in list_weight_files(str(folder))]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=weights, **options))
 
 
 def require(name: str, revision: str | None = None) -> None:
@@ -291,33 +223,21 @@ def _quiet_hub() -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-@contextmanager
-def _progress_bars(before: Callable[[], None] | None) -> Iterator[Any]:
-    """Yield a class of progress bars that draws nothing if `before` is None, and removes them afterwards."""
+def _draw_bars() -> Any:
+    """Return a class of progress bars."""
     from huggingface_hub.utils.tqdm import tqdm
 
-    opened: list[Any] = []
+    before = _before_bar.get()
 
     class Bars(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            opened.append(self)
-            if before is None:
-                options["disable"] = True
-            else:
+            if before is not None:
                 before()
-            super().__init__(*arguments, **{**options, "leave": False})  # type: ignore[no-untyped-call]
+            # None: drawn if stderr is a terminal.
+            options |= {"leave": False, "disable": True if before is None else None}
+            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
 
-    try:
-        yield Bars
-    finally:
-        # The hub leaves some bars open.
-        for bar in reversed(opened):
-            bar.close()
-
-
-# One owner and one model. Nothing that could be a path (`.`, `..`, `~`, an absolute path) matches.
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+    return Bars
 
 
 def find_cached(name: str, revision: str | None = None) -> Path | None:
@@ -327,8 +247,6 @@ def find_cached(name: str, revision: str | None = None) -> Path | None:
         name: `owner/model`.
         revision: branch, tag or commit, not a path; None: the main branch.
     """
-    if not _HUB_NAME.fullmatch(name) or ".." in name or "--" in name:
-        return None
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -353,18 +271,12 @@ def measure_cached() -> dict[str, int]:
 def find_commit(folder: str | Path) -> str | None:
     """Return the commit that a folder of the cache holds; None for any other folder."""
     folder = Path(folder)
-    return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
-
-
-# Errors about a name; they are the ones to which a similar name is suggested.
-_ABSENT = "there is no such model on the hub"
-_UNREACHED = "it is not in the local cache, and the hub cannot be reached"
-_NO_NAME = "it is neither a folder nor a name on the hub"
+    return folder.name if folder.parent.name == "snapshots" else None
 
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Turn errors of transformers, the hub and torch into one clear line each.
+    """Turn errors of transformers, safetensors, the hub and torch into one clear line each.
 
     Raises:
         ModelError: naming the model and the cause.
@@ -376,37 +288,30 @@ def translate_errors(name: str) -> Iterator[None]:
     except ProtoKVError:
         raise
     except Exception as error:  # a damaged folder may raise any error in transformers
-        message, hint = _explain(error)
-        kind = ModelNotFound if message == _ABSENT else ModelError
-        if message in (_ABSENT, _UNREACHED, _NO_NAME):
-            known = [*find_packaged_models(), *(model.name for model in KNOWN_MODELS)]
-            hint = " ".join(filter(None, (did_you_mean(name, known), hint)))
+        kind, message, hint = _explain(name, error)
         raise kind(f"cannot load the model {name}: {message}", hint=hint) from error
 
 
-def _explain(error: Exception) -> tuple[str, str]:
-    """Return a message and a hint for an error."""
+def _explain(name: str, error: Exception) -> tuple[type[ModelError], str, str]:
+    """Return what to raise for an error, with a message and a hint."""
     from huggingface_hub import errors as hub
 
-    causes: list[BaseException] = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-        causes.append(cause)
-    text = str(error).strip()
     if is_out_of_memory(error):
-        return (
-            "it does not fit into memory",
-            "use --dtype bfloat16, --device-map auto, --quantization 4bit, or a smaller model",
-        )
-    for kind, message, hint in (
-        (hub.GatedRepoError, "access to it is restricted", "ask for access on its page, then run: hf auth login"),
-        (hub.RevisionNotFoundError, "it has no such revision", "name a branch, a tag or a commit of it"),
-        (hub.RepositoryNotFoundError, _ABSENT, "check the name; a private one needs: hf auth login"),
-        (hub.LocalEntryNotFoundError, _UNREACHED, "check the name and the connection, or name a local folder"),
-        (hub.HFValidationError, _NO_NAME, "names look like Qwen/Qwen2.5-VL-7B-Instruct"),
-    ):
-        if any(isinstance(cause, kind) for cause in causes):
-            return message, hint
-    return (
-        text.splitlines()[0] if text else type(error).__name__,
-        "check the name or folder, and that this machine can reach or has cached the model",
-    )
+        hint = "use --dtype bfloat16, --device-map auto, --quantization 4bit, or a smaller model"
+        return ModelError, "it does not fit into memory", hint
+    if isinstance(error, hub.GatedRepoError):
+        return ModelError, "access to it is restricted", "ask for access on its page, then run: hf auth login"
+    if isinstance(error, hub.RevisionNotFoundError):
+        return ModelError, "it has no such revision", "name a branch, a tag or a commit of it"
+    similar = did_you_mean(name, [*find_packaged_models(), *(model.name for model in KNOWN_MODELS)])
+    if isinstance(error, hub.RepositoryNotFoundError):
+        hint = f"{similar} check the name; a private one needs: hf auth login".strip()
+        return ModelNotFound, "there is no such model on the hub", hint
+    if isinstance(error, hub.LocalEntryNotFoundError):
+        hint = f"{similar} check the name and the connection, or name a local folder".strip()
+        return ModelError, "it is not in the local cache, and the hub cannot be reached", hint
+    if isinstance(error, hub.HFValidationError):
+        hint = f"{similar} names look like Qwen/Qwen2.5-VL-7B-Instruct".strip()
+        return ModelError, "it is neither a folder nor a name on the hub", hint
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ModelError, line, "check the name or folder, and download the model again if its files are damaged"

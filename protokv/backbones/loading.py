@@ -1,15 +1,15 @@
 """Load a model of transformers: device and dtype (`Placement`), weights, tokenizer, identity. Knows no family.
 
-No code of a checkpoint is run. `files` checks the weights before transformers reads them.
+Only safetensors weights are read, no code of a checkpoint is run, and a checkpoint without some of the model's tensors
+is refused: transformers would fill in random weights and warn.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from logging import ERROR, getLogger
 from pathlib import Path
 from platform import machine
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from protokv.backbones.files import check_weights, digest_weights, find_commit, hash_config, read_template
+from protokv.backbones.files import digest_weights, find_commit, hash_config, list_weight_files, read_template
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
 from protokv.core.hook import NAME, register
@@ -25,13 +25,11 @@ from protokv.errors import ConfigError, ModelError, suggest_name
 from protokv.machine import memory_bytes
 
 WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-_DEVICES: Final = ("auto", "cpu", "cuda", "mps")
 DEVICE_MAPS: Final = ("auto", "balanced")
 ATTENTION: Final = {"text_config": NAME, "vision_config": "sdpa"}
 QUANTIZATIONS: Final = ("4bit", "8bit")
 # What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
 _ROWS, _BLOCK = 32, 64
-_TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +71,19 @@ class PlacementRequest:
         Raises:
             ConfigError: one of them does not exist here, or two contradict each other.
         """
-        plain, _, in_dtype = dtype.partition("+")
-        if in_dtype and quantization not in (None, in_dtype):
+        plain, plus, in_dtype = dtype.partition("+")
+        if plus and (plain == "auto" or quantization not in (None, in_dtype)):
             raise ConfigError(f"dtype {dtype} and quantization {quantization} contradict each other")
+        if device_map is not None and device != "auto":
+            raise ConfigError(f"device map {device_map} and device {device} both choose devices", hint="leave one out")
         quantization = in_dtype or quantization
-        if plain not in WEIGHT_DTYPES or (in_dtype and plain == "auto"):
-            raise ConfigError(f"there is no dtype {dtype!r}", hint=suggest_name(dtype, WEIGHT_DTYPES))
         for what, value, known in (
+            ("dtype", plain, WEIGHT_DTYPES),
             ("quantization", quantization, QUANTIZATIONS),
             ("device map", device_map, DEVICE_MAPS),
         ):
             if value not in (None, *known):
                 raise ConfigError(f"there is no {what} {value!r}", hint=suggest_name(value, known))
-        if device_map is not None and device != "auto":
-            raise ConfigError(
-                f"device map {device_map} chooses the devices, and so does device {device}", hint="use one of the two"
-            )
         return cls(_find_device(device), plain, device_map, quantization)
 
     def placement(self, own_dtype: torch.dtype | None) -> Placement:
@@ -129,19 +124,16 @@ def multiplies_bfloat16() -> bool:
 
 
 def _find_device(name: str) -> torch.device:
+    mps = torch.backends.mps.is_available()
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    kind, colon, number = name.partition(":")
-    if kind not in _DEVICES[1:] or (colon and not (kind == "cuda" and number.isdecimal())):
-        raise ConfigError(f"there is no device {name!r}", hint=suggest_name(name, _DEVICES, others="or cuda:N"))
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[kind]
-    if not available:
+        name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"there is no device {name!r}", hint="use auto, cpu, cuda, cuda:N or mps") from error
+    if (device.index or 0) >= {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(mps)}.get(device.type, 0):
         raise ConfigError(f"device {name} is not available on this machine", hint="use --device auto or cpu")
-    if number and int(number) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {name} is not available: this machine has {torch.cuda.device_count()}, counted from cuda:0"
-        )
-    return torch.device(name)
+    return device
 
 
 def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[str, str] | str = ATTENTION) -> Any:
@@ -150,28 +142,27 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
     `attention` is by part, or of all: by default text has this package's and vision sdpa.
 
     Raises:
-        ModelError: files are missing, damaged or pickles, tensors are missing in them, or a package that the placement
-            needs is not installed.
+        ModelError: some of the model's tensors are in no file.
         MemoryError: this machine holds less.
+        OSError, SafetensorError, ImportError: a file is missing or damaged, or a package that the placement needs.
     """
     register()
-    _check_memory(check_weights(path), placement)
+    config = kind.config_class.from_pretrained(path, trust_remote_code=False)
+    _check_memory(path, config.dtype or torch.float32, placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
-        settings["quantization_config"] = _quantization_config(placement, list_unquantized(_outline(kind, path)))
+        settings["quantization_config"] = _quantization_config(placement, list_unquantized(_outline(kind, config)))
     if placement.device_map is not None or placement.quantization is not None:
-        _require_package("accelerate", 'pip install "protokv[accelerate]"', placement)
         settings["device_map"] = placement.device_map or {"": placement.device}
-    with nullcontext() if kind.config_class.from_pretrained(path).dtype == placement.dtype else _unmapped():
-        model, info = kind.from_pretrained(
-            path,
-            dtype=placement.dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            attn_implementation=attention,
-            **settings,
-        )
+    model, info = kind.from_pretrained(
+        path,
+        dtype=placement.dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        attn_implementation=attention,
+        **settings,
+    )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"the weights of {path} lack {len(missing)} of the model's tensors, first of all {missing[0]}",
@@ -199,22 +190,8 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@contextmanager
-def _unmapped() -> Iterator[None]:
-    """Let transformers read weight files instead of mapping them: a mapped file and its copy would both take memory."""
-    from transformers import modeling_utils
-
-    opened = modeling_utils.safe_open
-    modeling_utils.safe_open = lambda file, **settings: opened(file, **settings | {"backend": "pread"})
-    try:
-        yield
-    finally:
-        modeling_utils.safe_open = opened
-
-
-def _outline(kind: Any, path: str) -> Any:
-    """Return the model that the config of a folder asks for, with weights that take no memory."""
-    config = kind.config_class.from_pretrained(path, trust_remote_code=False)
+def _outline(kind: Any, config: Any) -> Any:
+    """Return the model that a config asks for, with weights that take no memory."""
     with torch.device("meta"):
         return kind(config)
 
@@ -234,18 +211,19 @@ def list_unquantized(model: Any) -> list[str]:
     ]
 
 
-def _check_memory(weights: int, placement: Placement) -> None:
-    """Refuse more weights than the main memory of this machine holds; a file may be sparse. MemoryError."""
-    whole = placement.device.type == "cpu" and placement.quantization is None and placement.device_map is None
+def _check_memory(path: str, saved: torch.dtype, placement: Placement) -> None:
+    """Refuse more weights than the main memory holds; the system would end the process. MemoryError."""
     available = memory_bytes()
-    if whole and available is not None and weights * placement.dtype.itemsize > available:
+    if placement != Placement(placement.dtype, torch.device("cpu")) or available is None:
+        return
+    size = sum(file.stat().st_size for file in list_weight_files(path))
+    if size * placement.dtype.itemsize / saved.itemsize > available:
         raise MemoryError
 
 
 def _quantization_config(placement: Placement, skipped: list[str]) -> Any:
     from transformers import BitsAndBytesConfig
 
-    _require_package("bitsandbytes", "pip install bitsandbytes", placement)
     # bitsandbytes logs a line for every layer of a step.
     getLogger("bitsandbytes").setLevel(ERROR)
     if placement.quantization == "8bit":
@@ -258,13 +236,6 @@ def _quantization_config(placement: Placement, skipped: list[str]) -> Any:
     )
 
 
-def _require_package(package: str, install: str, placement: Placement) -> None:
-    if find_spec(package) is not None:
-        return
-    how = f"in {placement.quantization}" if placement.quantization else f"with the device map {placement.device_map}"
-    raise ModelError(f"loading it {how} needs the package {package}, which is not installed", hint=install)
-
-
 def load_tokenizer(path: str) -> tuple[Any, str]:
     """Load the tokenizer and the chat template of a model.
 
@@ -273,11 +244,9 @@ def load_tokenizer(path: str) -> tuple[Any, str]:
     """
     from transformers import AutoTokenizer
 
-    if not any((Path(path) / name).is_file() for name in _TOKENIZERS):
-        raise ModelError(
-            f"there is no tokenizer in {path}: expected one of {', '.join(_TOKENIZERS)}",
-            hint="copy the tokenizer files of the model there",
-        )
+    # transformers makes an empty tokenizer of nothing.
+    if not any((Path(path) / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
+        raise ModelError(f"there is no tokenizer in {path}", hint="copy the tokenizer files of the model there")
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     template = read_template(path) or tokenizer.chat_template
     if not template:

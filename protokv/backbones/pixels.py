@@ -192,11 +192,9 @@ class TimedGrid(Backbone):
         if self._pixels.min_pixels == most and not self._pixels.strict:
             check_cost(self.identity.name, [most // side**2], tokens, None if pixels == most else pixels)
             return
-        if pixels is not None and pixels < side**2:
-            raise ConfigError(
-                f"a frame of {pixels} pixels has no token", hint=f"a token has {side} x {side} = {side**2} pixels"
-            )
         limit = pixels if tokens is None else tokens * side**2
+        if limit is not None and limit < side**2:
+            raise ConfigError(f"a frame of {limit} pixels has no token", hint=f"a token has {side} x {side} pixels")
         if limit is not None and pixels != most:
             self._pixels = self._pixels.limited(limit)
             asked = {} if tokens is None else {"frame_tokens": tokens}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from protokv.backbones.files import (
     ENTRY_POINTS,
-    check_weights,
     download,
     find_families,
     find_packaged_models,
@@ -81,7 +80,8 @@ def load_backbone(  # noqa: PLR0913 - each is a choice of its own, by name
     """
     from protokv.core.backbone import check_cost
 
-    _check_positive(frame_tokens, max_pixels)
+    if frame_tokens is not None and max_pixels is not None:
+        raise ConfigError("frame_tokens and max_pixels are two ways to say one thing", hint="leave one of them out")
     options = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
     with _resolved(name, options, revision, folder) as (family, path, config, placement):
         check_cost(name, family.frame_costs(config), frame_tokens, max_pixels)
@@ -89,15 +89,6 @@ def load_backbone(  # noqa: PLR0913 - each is a choice of its own, by name
         if frame_tokens is not None or max_pixels is not None:
             backbone.limit_frames(tokens=frame_tokens, pixels=max_pixels)
         return backbone
-
-
-def _check_positive(frame_tokens: int | None, max_pixels: int | None) -> None:
-    """Refuse a cost that no frame can have, before anything is loaded. ConfigError."""
-    if frame_tokens is not None and max_pixels is not None:
-        raise ConfigError("frame_tokens and max_pixels are two ways to say one thing", hint="leave one of them out")
-    for what, most in (("tokens", frame_tokens), ("pixels", max_pixels)):
-        if most is not None and most < 1:
-            raise ConfigError(f"a frame of {most} {what} shows nothing", hint="use a number above 0")
 
 
 def identify_backbone(
@@ -136,7 +127,8 @@ def _resolved(
 
     defaults: dict[str, Any] = {"device": "auto", "dtype": "auto", "device_map": None, "quantization": None}
     request = PlacementRequest.parse(**defaults | options)
-    packaged = _find_packaged(name)
+    point = find_packaged_models().get(name)
+    packaged: Any = None if point is None else point.load()
     if packaged is not None:
         request, folder = packaged.adjust(request), folder or packaged.folder(name)
     downloaded = on_hub(name, revision)
@@ -151,27 +143,11 @@ def _resolved(
             path = str(download(name, _check_family, revision))
         else:
             _check_family(Path(path))
-        check_weights(path)
         with quiet_transformers():
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             yield FAMILIES[config.model_type].load(), path, config, request.placement(config.dtype)
-
-
-def _find_packaged(name: str) -> Any:
-    """Return the class of a packaged model; None if no package has one of this name.
-
-    Raises:
-        ModelError: its package is broken.
-    """
-    point = find_packaged_models().get(name)
-    if point is None:
-        return None
-    try:
-        return point.load()
-    except (ImportError, AttributeError) as error:
-        raise ModelError(f"the package of the model {name} is broken: {error}", hint="install it again") from error
 
 
 def on_hub(name: str, revision: str | None) -> bool:

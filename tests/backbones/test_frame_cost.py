@@ -189,7 +189,7 @@ def test_gemma_takes_the_numbers_that_its_processor_knows(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("cost", "said"),
     [
-        ({"frame_tokens": 0}, "a frame of 0 tokens shows nothing"),
+        ({"frame_tokens": 0}, "has 9 visual tokens"),
         ({"frame_tokens": 9, "max_pixels": 9000}, "two ways to say one thing"),
         ({"frame_tokens": 10}, "has 9 visual tokens"),
         ({"max_pixels": 7057}, "has 9 visual tokens"),
@@ -202,5 +202,6 @@ def test_a_cost_that_the_embedded_model_cannot_have_is_refused(cost: dict[str, i
 
 
 def test_a_frame_of_less_than_a_token_is_refused(tiny: Backbone) -> None:
-    with pytest.raises(ConfigError, match="783 pixels has no token"):
-        tiny.limit_frames(pixels=783)
+    for cost in ({"pixels": 783}, {"tokens": 0}):
+        with pytest.raises(ConfigError, match="pixels has no token"):
+            tiny.limit_frames(**cost)
