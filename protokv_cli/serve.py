@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import traceback
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ def serve(
     """
     out = Output(debug=flags.debug)
     with out.errors():
-        if flags.token is None and not _is_loopback(flags.host):
+        if flags.token is None and flags.host not in ("localhost", "127.0.0.1", "::1"):
             raise ConfigError(f"{flags.host} can be reached from other machines", hint="set a token in PROTOKV_TOKEN")
         if not states.is_dir():
             raise StateNotFound(f"there is no folder {states}", hint="name the folder that your states are in")
@@ -78,7 +77,7 @@ def serve(
         else:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.Limits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
-        app = server.build_app(server.States(states, backbone), token=flags.token, limits=limits, name=flags.host)
+        app = server.build_app(server.States(states, backbone), token=flags.token, limits=limits)
         address = f"http://{flags.host}:{flags.port}/"
         out.note(f"states of {states} on {address} and, for clients of OpenAI, {address}v1")
         log = _Log(out)
@@ -86,7 +85,7 @@ def serve(
             logging.getLogger(name).addHandler(log)
             logging.getLogger(name).propagate = False
         try:
-            Server(server.configure(app, limits, flags.host, flags.port)).run()
+            Server(server.configure(app, flags.host, flags.port)).run()
         except SystemExit:
             # uvicorn has said why, and ends with a code of its own.
             raise typer.Exit(Exit.FAILURE) from None
@@ -116,10 +115,3 @@ def _find_states(folder: Path) -> list[str]:
         return find_states(str(folder))
     except StateNotFound:
         return []
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -25,13 +25,11 @@ _TOKEN = re.compile(r"[!-~]+")
 class Access:
     """Refuses who may not ask."""
 
-    def __init__(self, token: str | None, name: str | None = None) -> None:
-        """Remember what must be sent; arguments as of `build_app`. ConfigError if the token cannot be sent."""
+    def __init__(self, token: str | None) -> None:
+        """Remember what must be sent; None: nothing. ConfigError if the token cannot be sent."""
         if token is not None and not _TOKEN.fullmatch(token):
             raise ConfigError("a token has at least one character, all of them visible ASCII", hint="such as 2fa86e1d")
         self._token = None if token is None else token.encode()
-        own = None if name is None else name.lower()
-        self._names = {*_LOOPBACK, f"[{own}]" if own and ":" in own else own}
 
     def check(self, headers: Headers) -> None:
         """Refuse a request by its headers. HTTPException, 401 or 403."""
@@ -47,7 +45,7 @@ class Access:
     def _check_site(self, headers: Headers) -> None:
         host = headers.get("host", "").lower()
         named = _HOST.fullmatch(host)
-        if named is None or named[1] not in self._names:
+        if named is None or named[1] not in _LOOPBACK:
             raise HTTPException(403, "this server is not known by that name; use a token, or localhost")
         origin = headers.get("origin")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or (

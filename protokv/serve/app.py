@@ -41,43 +41,35 @@ class Limits:
         body_bytes: the most of a request.
         waiting: the most questions that are being answered or wait.
         answer_s: the longest time for an answer, waiting included.
-        connections: the most at once; uvicorn answers those above with status 503.
-        idle_s: how long a connection stays open after an answer.
     """
 
     body_bytes: int = 1 << 20
     waiting: int = 16
     answer_s: float = 120.0
-    connections: int = 128
-    idle_s: int = 10
 
 
 class TooMuch(ProtoKVError):
     """A question goes beyond the limits."""
 
 
-def build_app(
-    states: States, *, token: str | None = None, limits: Limits | None = None, name: str | None = None
-) -> Starlette:
+def build_app(states: States, *, token: str | None = None, limits: Limits | None = None) -> Starlette:
     """Build the application.
 
     Args:
         states: answer the questions.
         token: clients must send it (`Authorization: Bearer TOKEN`); None: everybody on this machine may ask.
         limits: of the server.
-        name: by which the server is reached besides the names of this machine; counts without a token only.
 
     Raises:
         ConfigError: no client could send the token.
     """
-    server, page = _Server(states, Access(token, name), limits or Limits()), Page(states)
+    server, page = _Server(states, Access(token), limits or Limits()), Page(states)
     return Starlette(
         routes=[
             Route("/", page.index),
             Route("/health", server.health),
             Route("/page/state", server.guard(page.state)),
             Route("/v1/models", server.guard(server.models)),
-            Route("/v1/models/{name:path}", server.guard(server.model)),
             Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
         ],
         exception_handlers=dict.fromkeys((ProtoKVError, HTTPException, Exception), _refuse),
@@ -85,8 +77,8 @@ def build_app(
     )
 
 
-def configure(app: Starlette, limits: Limits, host: str, port: int) -> uvicorn.Config:
-    """Return how uvicorn serves an application within limits. It logs to `logging` alone."""
+def configure(app: Starlette, host: str, port: int) -> uvicorn.Config:
+    """Return how uvicorn serves an application: at most 128 connections. It logs to `logging` alone."""
     return uvicorn.Config(
         app,
         host=host,
@@ -94,12 +86,9 @@ def configure(app: Starlette, limits: Limits, host: str, port: int) -> uvicorn.C
         # h11 bounds what comes before a body.
         http="h11",
         h11_max_incomplete_event_size=16 * 1024,
-        limit_concurrency=limits.connections,
-        timeout_keep_alive=limits.idle_s,
+        limit_concurrency=128,
+        timeout_keep_alive=10,
         timeout_graceful_shutdown=5,
-        ws="none",
-        loop="asyncio",
-        lifespan="on",
         log_config=None,
         access_log=False,
         proxy_headers=False,
@@ -123,14 +112,11 @@ class _Server:
 
     async def models(self, _: Request) -> Response:
         found = self._states.list_all()
-        return JSONResponse({"object": "list", "data": [self._describe(*one) for one in found.items()]})
-
-    async def model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        return JSONResponse(self._describe(name, self._states.find(name)))
-
-    def _describe(self, name: str, path: Path) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._states.read_commit_time(path), "owned_by": "protokv"}
+        models = [
+            {"id": name, "object": "model", "created": self._states.read_commit_time(path), "owned_by": "protokv"}
+            for name, path in found.items()
+        ]
+        return JSONResponse({"object": "list", "data": models})
 
     def guard(self, handler: Handler) -> Handler:
         """Return a handler that answers only those who may ask."""
