@@ -29,7 +29,7 @@ from protokv.state.checkpoint import check_fits
 from protokv.state.commit import explain_write_errors
 from protokv.state.forms import is_url
 from protokv.state.header import Header
-from protokv.state.reader import read_header, stored_bytes
+from protokv.state.reader import Reader
 from protokv.state.sources import list_fingerprints
 from protokv.video import Damage
 from protokv.video.address import source_kind
@@ -235,7 +235,7 @@ def examine(job: Job, recipe: Recipe, identity: BackboneIdentity) -> Outcome:
             return found
         damage = read_damage(header)
         failure = Failure("Damaged", damage) if damage else None
-        return replace(found, left_s=0.0, file_bytes=stored_bytes(target), failure=failure)
+        return replace(found, left_s=0.0, file_bytes=Reader.open(target).file_bytes, failure=failure)
     except Exception as error:
         return Outcome(job, target, "failed", failure=Failure.from_error(error))
 
@@ -244,7 +244,7 @@ def _find_status(source: str, target: str, recipe: Recipe, identity: BackboneIde
     """Return the header and the status of a state. SourceError or StateError as in `examine`."""
     ours, force = fingerprint_source(source), recipe.options.overwrite
     try:
-        header = read_header(target)
+        header = Reader.open(target).header
         _check_settings(target, header, recipe, identity)
     except StateNotFound:
         return None, "new"

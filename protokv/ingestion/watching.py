@@ -22,7 +22,7 @@ from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Every, LiveOptions
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, StopRequest, prefetch
 from protokv.state.checkpoint import to_state
-from protokv.state.reader import stored_bytes
+from protokv.state.reader import Reader
 from protokv.state.sources import Segment, end_time, frames_by_decoder
 from protokv.state.thumbnails import Picture, Thumbnails, shrink
 from protokv.state.writer import Committed, Writer
@@ -292,7 +292,7 @@ class Run:
             tokens_seen=clock.tokens_seen,
             state_bytes=self._session.memory.bytes_held,
             # A state that was just written may have been moved away since: do not ask the disk.
-            file_bytes=stored_bytes(self._writer.path) if self._bytes is None else self._bytes,
+            file_bytes=Reader.open(self._writer.path).file_bytes if self._bytes is None else self._bytes,
             elapsed_s=time.perf_counter() - self._began,
             complete=self._complete,
             damaged=not self._damage.ok,

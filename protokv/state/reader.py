@@ -1,10 +1,8 @@
-"""`Reader`: the front door to a saved state, for whoever shows it or asks it.
+"""`Reader`: the way in to a saved state, for whoever shows it or asks it.
 
-`Reader.open` reads the header alone. The rest is read when it is first used: the tensors (`state`), the small pictures
-and what was said. `session` makes a session of it, which answers questions.
-
-A kept commit counts only if its header says that it is an earlier moment of the same stream: same model, memory, rate
-and sources. Commits of other streams are never answered from.
+`Reader.open` reads the header alone. The rest is read when it is first used. `session` makes a session of it, which
+answers questions. A kept commit counts only if its header says that it is an earlier moment of the same stream: same
+model, memory, rate and sources.
 """
 
 from __future__ import annotations
@@ -51,15 +49,8 @@ class Reader:
 
     @classmethod
     def open(cls, path: StatePath, *, at_s: float | None = None, verify: bool = True) -> Reader:
-        """Read and verify the header of a state; arguments as the attributes.
-
-        Raises:
-            StateNotFound: nothing is there.
-            StateMismatch: a newer version wrote it.
-            StateCorrupt: it is damaged or hostile; names the field if possible.
-            StateError: it cannot be read.
-        """
-        return cls(path, read_header(path), at_s=at_s, verify=verify)
+        """Read and verify the header of a state; arguments as the attributes. Raises as `load_state`."""
+        return cls(path, open_form(path, to_read=True).read_header(), at_s=at_s, verify=verify)
 
     def at(self, at_s: float | None) -> Reader:
         """Return the reader of the newest kept commit not after this stream time; nothing is read yet."""
@@ -88,12 +79,12 @@ class Reader:
     @cached_property
     def commits_s(self) -> list[float]:
         """The stream times that `at` can read, in seconds, ascending; the last is the current commit's."""
-        return commit_times(self.path)
+        return [time_s for time_s, _ in _list_commits(open_form(self.path, to_read=True))]
 
     @cached_property
     def file_bytes(self) -> int:
         """The stored bytes, without kept commits."""
-        return stored_bytes(self.path)
+        return open_form(self.path, to_read=True).stored_bytes()
 
     @cached_property
     def committed_at(self) -> float | None:
@@ -205,11 +196,6 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     return state
 
 
-def read_header(path: StatePath) -> Header:
-    """Read and verify the header alone. Raises as `load_state`."""
-    return open_form(path, to_read=True).read_header()
-
-
 def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
     """Read the header and the small pictures of a state, and no other tensor. Raises as `load_state`."""
 
@@ -219,19 +205,6 @@ def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
         return stored.header, found.all() if found else []
 
     return open_form(path, to_read=True).look(None, read)
-
-
-def stored_bytes(path: StatePath) -> int:
-    """Return the stored bytes of a state, without kept commits. Raises as `load_state`."""
-    return open_form(path, to_read=True).stored_bytes()
-
-
-def commit_times(path: StatePath) -> list[float]:
-    """Return the stream times that `at_s` of `load_state` can read, ascending; the last is the current state's.
-
-    Raises as `load_state`.
-    """
-    return [time_s for time_s, _ in _list_commits(open_form(path, to_read=True))]
 
 
 def _list_commits(form: Form) -> list[tuple[float, str | None]]:

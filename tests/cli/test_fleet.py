@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from protokv.fleet import Recipe
-from protokv.state.reader import load_state, read_header
+from protokv.state.reader import Reader, load_state
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, read_to_the_end, write_video
 from tests.fleet.conftest import InlinePool
@@ -156,7 +156,7 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: 
     # The second may not have been begun.
     assert {row.get("status") for row in rows[:-1]} <= {"stopped"}
     assert rows[-1].items() >= {"watched": 1, "left": 1}.items()
-    assert read_header("states/one.safetensors").complete
+    assert Reader.open("states/one.safetensors").header.complete
 
 
 @pytest.mark.usefixtures("pools", "mocked")

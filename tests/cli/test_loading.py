@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 
 from protokv.backbones.files import digest_weights
-from protokv.state.reader import read_header
+from protokv.state.reader import Reader
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program, Result
 
@@ -202,12 +202,12 @@ def test_the_revision_is_loaded_recorded_and_asked_again(
     first = call(tagged.address, *ingesting(video), PROTOKV_REVISION=TAG)
     assert first.code == Exit.DONE, first.err
     state = protokv.folder / f"{video.stem}.safetensors"
-    found = read_header(state).backbone
+    found = Reader.open(state).header.backbone
     assert found.revision == TAGGED
     assert found.weights_digest == digest_weights(str(tagged.folders[TAGGED]))
     main = call(tagged.address, "ingest", str(video), "-o", "main.zarr", "--model", NAME, "--budget", "24")
     assert main.code == Exit.DONE, main.err
-    other = read_header(protokv.folder / "main.zarr").backbone
+    other = Reader.open(protokv.folder / "main.zarr").header.backbone
     assert (other.revision, other.weights_digest != found.weights_digest) == (SHA, True)
     # Both are in the cache now; each state is asked with the commit that made it.
     for name, options in ((state.name, ()), ("main.zarr", ()), (state.name, ("--model", NAME))):

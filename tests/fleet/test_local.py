@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from protokv.fleet import Job, LocalPool, Recipe
-from protokv.state.reader import read_header
+from protokv.state.reader import Reader
 from tests.fleet.conftest import FATAL_RED, ends, outcomes, written
 from tests.fleet.recipes import KillingRecipe, remade
 
@@ -64,5 +64,5 @@ def test_a_worker_ends_when_its_coordinator_is_killed(jobs: list[Job], tmp_path:
         process.wait()
         # The worker shares this pipe, so the end of the pipe is its end.
         assert process.stdout.read() == b""
-    header = read_header(tmp_path / "v.safetensors")
+    header = Reader.open(tmp_path / "v.safetensors").header
     assert (header.clock.steps, header.complete) in [(1, False), (2, False)]

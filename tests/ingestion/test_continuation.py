@@ -15,7 +15,7 @@ from protokv.errors import StateCorrupt, StateMismatch
 from protokv.ingestion import Every, Progress, Started, Summary, ingest
 from protokv.memories import DurableConfig
 from protokv.state.checkpoint import from_state, to_state
-from protokv.state.reader import load, load_state, read_header
+from protokv.state.reader import Reader, load, load_state
 from protokv.state.sources import list_fingerprints
 from protokv.state.writer import save
 from protokv.video import Frame, Source, open_source, read_steps
@@ -75,12 +75,12 @@ def test_a_system_prompt_stays_with_its_state_and_another_is_refused(run: Run, t
     assert session.backbone.prefix_ids == prompted.prefix_ids != tiny.prefix_ids
     assert session.memory.tensors()["sink.keys"].shape[2] == len(prompted.prefix_ids)
     run(path, B, backbone=tiny, append=True)
-    assert read_header(path).settings["system"] == system
+    assert Reader.open(path).header.settings["system"] == system
     plain = tmp_path / "plain.safetensors"
     run(plain, A, backbone=tiny)
     with pytest.raises(StateMismatch, match="its system prompt is None"):
         run(plain, B, backbone=tiny, system=system, append=True)
-    assert "system" not in read_header(plain).settings
+    assert "system" not in Reader.open(plain).header.settings
     assert load(plain, prompted).backbone.prefix_ids == tiny.prefix_ids
     for told in ("<|im_end|>", "a ring", ["ring"]):
         state = load_state(path)
@@ -175,7 +175,7 @@ def test_a_state_of_a_program_can_be_continued(run: Run, mock: MockBackbone, tmp
         session.watch(random_frames(step))
     save(session, path)
     assert run(path, B, append=True).steps == 6
-    assert list_fingerprints(read_header(path)) == (None, "2/6")
+    assert list_fingerprints(Reader.open(path).header) == (None, "2/6")
 
 
 def changed(mock: MockBackbone, **fields: object) -> dict[str, object]:
@@ -260,11 +260,11 @@ def test_the_state_says_how_many_of_the_frames_each_decoder_gave(run: Run, tmp_p
 
     path = tmp_path / "s.safetensors"
     run(path, Mixed(1, 12))
-    whole = read_header(path).source
+    whole = Reader.open(path).header.source
     assert whole is not None
     assert whole["decoders"] == {"decord": 6, "pyav": 6}
     for stop_after in (1, 3, 5):
         path = tmp_path / f"{stop_after}.safetensors"
         run(path, Mixed(1, 12), stop_after=stop_after)
         run(path, Mixed(1, 12))
-        assert read_header(path).source == whole
+        assert Reader.open(path).header.source == whole

@@ -27,7 +27,7 @@ from protokv.ingestion import (
 )
 from protokv.ingestion.live.reader import ConnectionEnd, Feed, Mailbox, SampledFrame, backoff
 from protokv.memories import DurableConfig
-from protokv.state.reader import commit_times, read_header
+from protokv.state.reader import Reader
 from protokv.state.wall_clock import WallClockLog
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
@@ -54,7 +54,7 @@ def run(world: World, path: Path, *, until: int | None = None, **options: Any) -
 
 
 def log_of(path: Path) -> WallClockLog:
-    found = WallClockLog.read(read_header(path).source)
+    found = WallClockLog.read(Reader.open(path).header.source)
     assert found is not None
     return found
 
@@ -161,7 +161,7 @@ def test_another_camera_is_refused_and_may_be_watched_behind_it(tmp_path: Path) 
         run(World([50, gone()]), path, text="rtsp://other/1")
     events = run(World([50, gone()]), path, text="rtsp://other/1", append=True)
     assert [one.steps for one in events if isinstance(one, Started | Summary)] == [5, 10]
-    assert len(read_header(path).source["earlier"]) == 1  # type: ignore[index]
+    assert len(Reader.open(path).header.source["earlier"]) == 1  # type: ignore[index]
     assert log_of(path).anchors[0][0] == 5.0
 
 
@@ -176,11 +176,11 @@ def test_a_file_can_be_appended_to_a_camera_and_a_camera_to_a_file(tmp_path: Pat
 def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_camera(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     run(World([100, gone()]), path, every=Every(n_steps=2), keep=3)
-    assert commit_times(path) == [6.0, 8.0, 10.0]
+    assert Reader.open(path).commits_s == [6.0, 8.0, 10.0]
     run(World([100, gone()], began_s=100.0), path, every=Every(n_steps=2), keep=3, until=4)
-    assert len(commit_times(path)) == 3
+    assert len(Reader.open(path).commits_s) == 3
     run(World([30, gone()], began_s=100.0), path, overwrite=True)
-    assert commit_times(path) == [3.0]
+    assert Reader.open(path).commits_s == [3.0]
 
 
 def test_a_source_that_is_given_up_leaves_a_state_and_damage(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 from protokv.errors import SourceDenied, SourceError
 from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, Summary, ingest
 from protokv.memories import DurableConfig
-from protokv.state.reader import read_header
+from protokv.state.reader import Reader
 from protokv.state.wall_clock import WallClockLog
 from tests.ingestion.camera import send
 from tests.mock_backbone import MockBackbone
@@ -94,7 +94,7 @@ def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(tmp_pa
     times = [one.stream_time_s for one in events if isinstance(one, Progress)]
     assert len(times) >= 2
     assert all(b > a for a, b in itertools.pairwise(times))
-    found = WallClockLog.read(read_header(path).source)
+    found = WallClockLog.read(Reader.open(path).header.source)
     assert found is not None
     assert found.gaps_in_all == 1
     assert found.gaps[0].to_s is not None
@@ -188,7 +188,7 @@ def test_a_live_playlist_is_watched_through_segments_that_fail(tmp_path: Path) -
     with segments(tmp_path, 2, ends=False) as address:
         events = watch(address, path, lambda events: steps_in(events) >= 2, input={"live_start_index": "0"})
     assert events[-1].steps == 2
-    assert read_header(path).source["kind"] == "http"  # type: ignore[index]
+    assert Reader.open(path).header.source["kind"] == "http"  # type: ignore[index]
 
 
 def test_a_playlist_with_an_end_is_watched_like_a_file(tmp_path: Path) -> None:

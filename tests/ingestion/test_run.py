@@ -14,7 +14,7 @@ from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateErr
 from protokv.ingestion import NEVER, Commit, Every, IngestOptions, LiveOptions, Progress, Started, Summary, ingest
 from protokv.ingestion.watching import Ending
 from protokv.state.describe import describe
-from protokv.state.reader import commit_times, load_state, read_header
+from protokv.state.reader import Reader, load_state
 from protokv.state.writer import Writer
 from protokv.video import Damage, Frame
 from tests.mock_backbone import MockBackbone
@@ -59,7 +59,7 @@ def test_start_steps_commits_and_end_are_events_and_the_state_has_the_name_of_th
 def test_settings_by_name_replace_those_of_a_record_of_options(mock: MockBackbone, tmp_path: Path) -> None:
     path, options = tmp_path / "s.safetensors", IngestOptions(config=CONFIG, backbone=mock, keep=9, every=NEVER)
     list(ingest(A, path, options=options, every=Every(n_steps=1), keep=2))
-    assert commit_times(path) == [4.0, 5.0]
+    assert Reader.open(path).commits_s == [4.0, 5.0]
     with pytest.raises(TypeError, match="evry"):
         ingest(A, path, options=options, evry=NEVER)
 
@@ -74,7 +74,7 @@ def test_commits_on_the_way_are_events_in_order_once_they_are_on_disk(
     for event in ingest(A, path, CONFIG, backbone=mock, every=Every(n_steps=1)):
         if isinstance(event, Commit):
             commits.append(event.steps)
-            assert read_header(path).clock.steps >= event.steps
+            assert Reader.open(path).header.clock.steps >= event.steps
             assert event.file_bytes > 0
     assert commits == [1, 2, 3, 4, 5, 5]
 

@@ -21,7 +21,7 @@ import pytest
 from protokv.errors import StateCorrupt, StateError, StateNotFound
 from protokv.state import commit
 from protokv.state.header import State
-from protokv.state.reader import commit_times, load_state
+from protokv.state.reader import Reader, load_state
 from protokv.state.writer import Writer
 from tests.state.conftest import EVERY_FORM, make, moment, same
 
@@ -107,7 +107,7 @@ def check_whole(path: Path) -> None:
     assert same(found, SECOND) or same(found, THIRD)
     save(path, FOURTH)
     assert same(load_state(path), FOURTH)
-    assert commit_times(path) == [found.clock.stream_time_s, 8.0]
+    assert Reader.open(path).commits_s == [found.clock.stream_time_s, 8.0]
     left = {one.name for one in path.parent.iterdir()} - {f".{path.name}.lock"}
     assert left == {path.name, f"{path.name}@{found.clock.stream_time_s:010.3f}s"}
 

@@ -18,7 +18,7 @@ from protokv.state.digest import NAMES
 from protokv.state.form import Form
 from protokv.state.forms import load_forms, open_form
 from protokv.state.pt import PtForm
-from protokv.state.reader import commit_times, load_state, read_header, stored_bytes
+from protokv.state.reader import Reader, load_state
 from protokv.state.writer import Writer, check_target, save_state
 from tests.state.conftest import EVERY_FORM, moment, same
 
@@ -66,8 +66,8 @@ def test_every_dtype_comes_back_bit_for_bit_with_its_header(path, make_state):
     found = load_state(path)
     assert same(found, state)
     assert same(load_state(path, verify=False), state)
-    assert read_header(path).to_json() == state.to_json()
-    assert stored_bytes(path) > sum(tensor.nbytes for tensor in made.values())
+    assert Reader.open(path).header.to_json() == state.to_json()
+    assert Reader.open(path).file_bytes > sum(tensor.nbytes for tensor in made.values())
     found.tensors["c"].zero_()
     assert found.tensors["d"].equal(whole)
     assert same(load_state(path), state)
@@ -102,7 +102,7 @@ UNREADABLE = [
 
 @EVERY_FORM
 def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path, make_state):
-    for read in (load_state, read_header, stored_bytes, commit_times, lambda path: load_state(path, at_s=9.0)):
+    for read in (load_state, Reader.open, lambda path: load_state(path, at_s=9.0)):
         with pytest.raises(StateNotFound, match="no state at"):
             read(path)
     save_state(make_state(), path)
@@ -121,7 +121,7 @@ def test_one_of_two_writers_commits_and_the_other_is_refused(path, make_state):
             pass
         (committed,) = first.commit(moment(make_state, 4), wait=True)
     assert same(load_state(path), moment(make_state, 4))
-    assert committed.file_bytes == stored_bytes(path)
+    assert committed.file_bytes == Reader.open(path).file_bytes
 
 
 @EVERY_FORM

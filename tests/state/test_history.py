@@ -11,7 +11,7 @@ import torch
 from protokv.errors import StateError, StateNotFound
 from protokv.state import writer
 from protokv.state.forms import open_form
-from protokv.state.reader import commit_times, load_state, read_header
+from protokv.state.reader import Reader, load_state
 from protokv.state.sources import is_before, list_fingerprints, next_segment, read_segment
 from protokv.state.writer import Writer, save_state
 from tests.state.conftest import EVERY_FORM, same
@@ -27,7 +27,7 @@ def kept(path: Path) -> list[Path]:
 
 
 def times(path: Path) -> list[float]:
-    return [read_header(one).clock.stream_time_s for one in kept(path)]
+    return [Reader.open(one).header.clock.stream_time_s for one in kept(path)]
 
 
 def names(folder: Path) -> list[str]:
@@ -51,7 +51,7 @@ def test_commits_of_another_stream_are_neither_read_nor_removed(other, make_stat
     with pytest.raises(StateNotFound, match=r"at 10 s$"):
         load_state(path, at_s=9.0)
     commit(at(make_state, 6), path, 3)
-    assert commit_times(path) == [10.0, 12.0]
+    assert Reader.open(path).commits_s == [10.0, 12.0]
     assert same(load_state(path, at_s=10.0), at(make_state, 5))
     # Commits of others are not removed.
     assert times(path) == [2.0, 4.0, 10.0]
@@ -75,7 +75,7 @@ def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, mak
     for step in range(1, 7):
         commit(at(make_state, step), path, 2)
         assert same(load_state(path), at(make_state, step))
-        assert commit_times(path) == ([10.0, 12.0] if step == 6 else [2.0 * step])
+        assert Reader.open(path).commits_s == ([10.0, 12.0] if step == 6 else [2.0 * step])
     assert mine[0].read_text() == (mine[1] / "mine").read_text() == "mine"
     assert same(load_state(mine[2]), at(make_state, 1))
     assert mine[3].is_symlink()

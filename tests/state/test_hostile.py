@@ -28,7 +28,7 @@ from protokv.state.describe import convert, describe
 from protokv.state.digest import canonical_json, digest_tensors
 from protokv.state.forms import load_forms
 from protokv.state.header import FORMAT_VERSION, Header
-from protokv.state.reader import commit_times, load_state, read_header, read_thumbnails, stored_bytes
+from protokv.state.reader import Reader, load_state, read_thumbnails
 from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, make, same
 from tests.state.crafted import change_document, change_head, joined, resealed
@@ -181,9 +181,8 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
 }
 READS = (
     load_state,
-    read_header,
-    stored_bytes,
-    commit_times,
+    lambda path: Reader.open(path).file_bytes,
+    lambda path: Reader.open(path).commits_s,
     describe,
     read_thumbnails,
 )

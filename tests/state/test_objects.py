@@ -9,7 +9,7 @@ import pytest
 
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound, UnknownForm
-from protokv.state.reader import commit_times, load_state, read_header, stored_bytes
+from protokv.state.reader import Reader, load_state
 from protokv.state.writer import Writer, save_state
 from tests.state.conftest import same
 
@@ -35,8 +35,8 @@ def test_a_state_there_is_the_one_that_was_put(suffix: str, url: str, make_state
     url, state = url.replace(".safetensors", suffix), make_state()
     save_state(state, url)
     assert same(load_state(url), state)
-    assert read_header(url).to_json() == state.to_json()
-    assert stored_bytes(url) > 0
+    assert Reader.open(url).header.to_json() == state.to_json()
+    assert Reader.open(url).file_bytes > 0
 
 
 def test_the_object_is_the_same_file_as_on_disk(url: str, make_state: Any, store: S3Server, tmp_path: Any) -> None:
@@ -63,7 +63,7 @@ def test_commits_are_kept_and_read_at_a_time(url: str, make_state: Any, store: S
     with Writer(url, keep=2) as writer:
         for seconds in (5, 6, 7):
             writer.commit(at(make_state(), seconds), wait=True)
-    assert commit_times(url) == [6.0, 7.0]
+    assert Reader.open(url).commits_s == [6.0, 7.0]
     assert load_state(url, at_s=6.5).clock.stream_time_s == 6.0
     assert len(store.objects(tmp_path.name)) == 2
 
@@ -72,7 +72,7 @@ def test_what_is_no_state_is_one_error(url: str, store: S3Server, tmp_path: Any)
     with pytest.raises(StateNotFound, match=f"no state at {url}"):
         load_state(url)
     store.put(f"{tmp_path.name}/a.safetensors", b"no state" * 100)
-    for read in (load_state, read_header):
+    for read in (load_state, Reader.open):
         with pytest.raises(StateCorrupt, match=rf"^{url}: .*") as caught:
             read(url)
         assert "/tmp" not in caught.value.message

@@ -13,7 +13,7 @@ import protokv
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch
 from protokv.ingestion import Event, Started, Summary, WordsLost, ingest
-from protokv.state.reader import load_state, read_header
+from protokv.state.reader import Reader, load_state
 from protokv.video import open_source
 from protokv.words.find import find_subtitles
 from tests.mock_backbone import MockBackbone
@@ -95,9 +95,9 @@ def test_full_subtitles_come_first_and_a_backup_is_no_language(
 def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: Path, tmp_path: Path) -> None:
     state = video.with_suffix(".safetensors")
     assert watch(video)[Started].words == "text track 1 (ger)"
-    assert read_header(state).source["words"]["kind"] == "track"
+    assert Reader.open(state).header.source["words"]["kind"] == "track"
     watch(video, "off", overwrite=True)
-    assert "words" not in read_header(state).source
+    assert "words" not in Reader.open(state).header.source
     (tmp_path / "talk.srt").write_text(SRT.format("beside"))
     assert watch(video, overwrite=True)[Started].words == "talk.srt"
     assert watch(video)[Started].how == "finished"
@@ -151,11 +151,11 @@ def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny
     whole = watch(str(video), "whole.safetensors")
     asked = count()
     watch(str(video), "parts.safetensors", should_stop=lambda: next(asked) > 3)
-    assert not read_header(tmp_path / "parts.safetensors").complete
+    assert not Reader.open(tmp_path / "parts.safetensors").header.complete
     assert watch(str(video), "parts.safetensors").read_bytes() == whole.read_bytes()
     with piped(video.read_bytes()) as address:
         streamed = watch(address, "piped.safetensors")
-    assert read_header(streamed).source["words"]["language"] == "eng"
+    assert Reader.open(streamed).header.source["words"]["language"] == "eng"
     sessions = [protokv.load(path, tiny) for path in (whole, streamed)]
     assert sessions[0].transcript.lines == sessions[1].transcript.lines
     assert [line.text for line in sessions[0].transcript.lines] == ["a track"]
