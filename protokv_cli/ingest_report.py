@@ -20,6 +20,7 @@ from protokv.ingestion import (
     IngestOptions,
     Progress,
     SourceLost,
+    SourceNoted,
     SourceRecovered,
     Started,
     Summary,
@@ -159,6 +160,8 @@ def _note_news(out: Output, event: Event) -> None:
     """Write a line if the words of a source are lost, or a live one is lost or too fast."""
     if isinstance(event, WordsLost):
         out.note(f"Warning: {event.words}: {event.why}; the video is watched all the same")
+    elif isinstance(event, SourceNoted):
+        out.note(f"Note: {event.source}: {event.note}")
     elif isinstance(event, SourceLost):
         out.error(f"{event.source} is lost at {format_time(event.stream_time_s)}: {event.why}; trying again")
     elif isinstance(event, SourceRecovered):

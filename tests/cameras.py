@@ -73,6 +73,7 @@ class World:
 class Connection(Closable):
     info = INFO
     texts = ()
+    notes = ()
     damage = Damage()
 
     def __init__(self, world: World, script: list[Any]) -> None:

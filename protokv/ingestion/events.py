@@ -41,6 +41,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceNoted:
+    """What a user should know of the source that is no damage, such as that it has several video tracks."""
+
+    source: str  # its name
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class WordsLost:
     """Subtitles could not be read, or not all of them. Yielded once a run; the video is watched all the same."""
 
@@ -104,4 +112,4 @@ class Summary:
     words_lost: str = ""  # what of the subtitles could not be read; empty: nothing
 
 
-Event = Started | Progress | WordsLost | SourceLost | SourceRecovered | FramesDropped | Commit | Summary
+Event = Started | Progress | SourceNoted | WordsLost | SourceLost | SourceRecovered | FramesDropped | Commit | Summary

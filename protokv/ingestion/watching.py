@@ -17,7 +17,7 @@ from typing import Any, Literal
 from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
 from protokv.ingestion.estimate import estimate_end_bytes, most_bytes
-from protokv.ingestion.events import Commit, Event, Progress, SourceLost, Started, Summary, WordsLost
+from protokv.ingestion.events import Commit, Event, Progress, SourceLost, SourceNoted, Started, Summary, WordsLost
 from protokv.ingestion.live.source import LiveSource
 from protokv.ingestion.options import Every, LiveOptions
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, StopRequest, prefetch
@@ -91,6 +91,7 @@ class Run:
         self._chunk, self._timings, session.timings = chunk, timings, timings
         self._thumbnails = next((one for one in session.attachments if isinstance(one, Thumbnails)), None)
         self._subtitles, self._loss_reported = start.subtitles, False
+        self._noted: set[str] = set()
         if self._subtitles.may_come:
             check_words(session.backbone, session.config)
         if lost := recorded_subtitles(record).get("lost"):
@@ -107,7 +108,7 @@ class Run:
     def watch(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
         """Read to the end of the source, or until asked to stop."""
         yield self._started()
-        yield from self._report_lost_words()
+        yield from self._report_notes()
         if not self._segment.done:
             try:
                 yield from self._watch_steps(every, StopRequest(should_stop))
@@ -119,6 +120,7 @@ class Run:
                         clock = self._session.clock
                         error.add_note(f"{self._writer.path} holds what was watched until {clock.stream_time_s:g} s")
                 raise
+            yield from self._report_notes()
             yield from self._commit(wait=True)
         yield self._summary()
 
@@ -175,7 +177,7 @@ class Run:
             self._note(first + i, start_s, step.thumbnail, step.decoders)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
-        yield from self._report_lost_words()
+        yield from self._report_notes()
         yield from self._report_commits(self._writer.collect())
 
     def _end_by_damage(self, error: SourceError, frames_lost: int) -> None:
@@ -237,7 +239,10 @@ class Run:
             self._bytes = landed[-1].file_bytes
         return [Commit(str(self._writer.path), one.steps, one.stream_time_s, one.file_bytes) for one in landed]
 
-    def _report_lost_words(self) -> Iterator[WordsLost]:
+    def _report_notes(self) -> Iterator[SourceNoted | WordsLost]:
+        for note in [one for one in self._source.notes if one not in self._noted]:
+            self._noted.add(note)
+            yield SourceNoted(self._source.info.name, note)
         if self._subtitles.lost and not self._loss_reported:
             self._loss_reported = True
             yield WordsLost(name_subtitles(self._subtitles.record) or "", self._subtitles.lost)
@@ -339,7 +344,7 @@ class LiveRun(Run):
             if isinstance(event, Step):
                 self._watch_step(event)
                 yield self._progress()
-                yield from self._report_lost_words()
+                yield from self._report_notes()
             elif event is not None:
                 yield event  # type: ignore[misc]
             yield from self._report_commits(self._writer.collect())

@@ -22,7 +22,7 @@ import av
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
-from protokv.video.container import FORMATS, explain_error, limit_decoder
+from protokv.video.container import FORMATS, choose_stream, explain_error, limit_decoder
 from protokv.video.source import ShouldStop
 
 _WEB = "http,https,httpproxy,tcp,tls,crypto,data"
@@ -91,8 +91,8 @@ _INDEX_FIRST = "remux it: `ffmpeg -i IN.mp4 -c copy -movflags frag_keyframe OUT.
 @contextmanager
 def connect(
     source: str, extra: Mapping[str, str], timeout_s: float, max_pixels: int, should_stop: ShouldStop
-) -> Iterator[tuple[Any, Any]]:
-    """Connect; give PyAV's container and its video stream, and close them afterwards.
+) -> Iterator[tuple[Any, Any, list[str]]]:
+    """Connect; give PyAV's container, its video stream and notes on its choice, and close it afterwards.
 
     Args:
         source: the address.
@@ -109,11 +109,9 @@ def connect(
     """
     name = address.public_name(source)
     with _open(source, name, extra, timeout_s, max_pixels, should_stop) as container:
-        stream = next((one for one in container.streams.video if one.codec_context is not None), None)
-        if stream is None:
-            raise SourceUnreadable(f"{name} has no pictures", hint="check the address")
-        limit_decoder(stream.codec_context, max_pixels)
-        yield container, stream
+        stream, notes = choose_stream(container, name)
+        limit_decoder(stream.codec_context, max_pixels, name)
+        yield container, stream, notes
 
 
 def _open(

@@ -6,9 +6,13 @@ FFmpeg gets an open descriptor and no name, speaks no protocol that takes one, a
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +48,19 @@ MAX_PIXELS = 8192 * 4352
 # AVDISCARD_ALL
 DISCARD_ALL = 48
 
+# AV_DISPOSITION: a picture of the whole file; thumbnails at times; a tile of a picture; a picture beside a track.
+_ATTACHED, _THUMBNAILS, _TILE, _STILL = 1 << 10, 1 << 11, 1 << 19, 1 << 20
+
+# Codecs of covers, in containers that do not count their frames.
+_PICTURES = {"mjpeg", "png", "apng", "webp", "bmp", "gif", "tiff", "jpegls", "jpeg2000"}
+
+# Pixels that are wider, or higher, than this are a damaged header.
+_WIDEST_PIXEL = 8
+
 
 @contextmanager
-def open_container(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any]]:
-    """Open a file; give PyAV's container and its video stream, and close them afterwards.
+def open_container(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any, list[str]]]:
+    """Open a file; give PyAV's container, its video stream and notes on its choice, and close it afterwards.
 
     Raises:
         SourceUnreadable: it is no video file, or its frames have more than `max_pixels`.
@@ -65,12 +78,9 @@ def open_container(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[A
             hint="check that the file was copied or recorded to its end; `ffprobe FILE` shows what is in it",
         ) from error
     with container:
-        stream = _video_stream(container, path)
-        width, height = stream.codec_context.width, stream.codec_context.height
-        if width * height > max_pixels:
-            raise refuse_size(path, width, height, max_pixels)
-        limit_decoder(stream.codec_context, max_pixels)
-        yield container, stream
+        stream, notes = choose_stream(container, path)
+        limit_decoder(stream.codec_context, max_pixels, path)
+        yield container, stream, notes
 
 
 def discard_others(container: Any, stream: Any) -> None:
@@ -93,11 +103,16 @@ def _open(path: Path, options: dict[str, str]) -> Any:
         os.close(number)
 
 
-def limit_decoder(context: Any, max_pixels: int) -> None:
+def limit_decoder(context: Any, max_pixels: int, name: object) -> None:
     """Let a decoder refuse frames that are too large before it allocates them, and frames that it would make up.
 
     One thread gives the same bytes every time; several may conceal damage in another order.
+
+    Raises:
+        SourceUnreadable: all frames are too large.
     """
+    if context.width * context.height > max_pixels:
+        raise refuse_size(name, context.width, context.height, max_pixels)
     checks = {"max_pixels": str(max_pixels)}
     if context.name in SHOWING_MEMORY:
         checks["err_detect"] = "explode"
@@ -107,9 +122,44 @@ def limit_decoder(context: Any, max_pixels: int) -> None:
 
 def refuse_size(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
     """Return the error for frames of more than `max_pixels`."""
+    # Decoders fill whole blocks.
+    pixels = -(-width // 64) * 64 * -(-height // 32) * 32
     return SourceUnreadable(
         f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}",
-        hint=f"if you trust it, allow that with --max-frame-pixels {width * height}, or scale it down",
+        hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down",
+    )
+
+
+def refuse_encrypted(name: object, context: Any, first: Any) -> None:
+    """Refuse a stream whose first packet is encrypted: decoders make noise of it. SourceUnreadable."""
+    if context.codec_tag in ("encv", "drmi") or (first is not None and first.has_sidedata("encryption_info")):
+        raise SourceUnreadable(
+            f"{name} is encrypted: it has digital rights management", hint="name a copy that is not encrypted"
+        )
+
+
+def refuse_undecodable(name: object, container: Any, stream: Any, first: Any, max_pixels: int) -> SourceUnreadable:
+    """Return the error for a stream without one frame that can be decoded. `first` is its first packet, if any came."""
+    context, said = stream.codec_context, ""
+    if first is not None:
+        # Decoders say only to FFmpeg's log that a picture is too large.
+        before = av.logging.get_level()
+        av.logging.set_level(av.logging.ERROR)
+        av.logging.set_skip_repeated(False)
+        try:
+            with av.logging.Capture() as logs, suppress(Exception):
+                afresh = av.CodecContext.create(context.codec.name, "r")
+                afresh.extradata, afresh.options = context.extradata, {"max_pixels": str(max_pixels)}
+                afresh.decode(first)
+            said = " ".join(text for _, _, text in logs)
+        finally:
+            av.logging.set_skip_repeated(True)
+            av.logging.set_level(before)
+    if large := re.search(r"Picture size (\d+)x(\d+) exceeds", said):
+        return refuse_size(name, int(large[1]), int(large[2]), max_pixels)
+    return SourceUnreadable(
+        f"no frame of {name} can be decoded (container {container.format.name}, codec {context.name})",
+        hint="the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it",
     )
 
 
@@ -119,43 +169,97 @@ def explain_error(error: BaseException) -> str:
     return str(text).splitlines()[0]
 
 
-def _video_stream(container: Any, path: Path) -> Any:
-    attached = av.stream.Disposition.attached_pic
-    for stream in container.streams.video:
-        if not stream.disposition & attached and stream.codec_context is not None:
-            return stream
-    kinds = sorted({str(stream.type) for stream in container.streams}) or ["nothing"]
-    raise SourceUnreadable(
-        f"expected a video stream in {path}, found {', '.join(kinds)}", hint="name a file that has pictures"
-    )
+def choose_stream(container: Any, name: object) -> tuple[Any, list[str]]:
+    """Return the video stream that players show, and what a user should know about the choice.
+
+    That is the default track, then the one with the most pixels, then FFmpeg's best one. Covers come last, also those
+    that are marked as tracks.
+
+    Raises:
+        SourceUnreadable: there are no pictures, or one that is kept in tiles.
+    """
+    streams = [one for one in container.streams.video if one.codec_context is not None]
+    if any(one.disposition & _TILE for one in streams):
+        raise SourceUnreadable(
+            f"{name} is a picture in tiles (a grid of HEIC or AVIF), and tiles are not put together",
+            hint="convert it: `heif-dec IN.heic OUT.png`, or `magick IN.avif OUT.png`",
+        )
+    streams = [one for one in streams if not one.disposition & _ATTACHED]
+    if not streams:
+        kinds = sorted({str(one.type) for one in container.streams}) or ["nothing"]
+        raise SourceUnreadable(
+            f"expected a video stream in {name}, found {', '.join(kinds)}", hint="name a file that has pictures"
+        )
+    if len(streams) == 1:
+        return streams[0], []
+    best = container.streams.best("video")
+
+    def rank(one: Any) -> tuple[bool, bool, int, bool]:
+        cover = one.frames == 1 or bool(one.disposition & (_THUMBNAILS | _STILL))
+        cover = cover or (not one.frames and one.codec_context.name in _PICTURES)
+        context = one.codec_context
+        return not cover, bool(one.disposition & 1), (context.width or 0) * (context.height or 0), one is best
+
+    stream = max(streams, key=rank)
+    shape = f"{stream.codec_context.width} x {stream.codec_context.height}"
+    return stream, [f"{len(streams)} video tracks: track {stream.index} of {shape} pixels is watched"]
 
 
-def describe_stream(name: str, kind: str, container: Any, stream: Any, first: Any) -> SourceInfo:
-    """Return the facts that PyAV's container, its video stream and its first frame tell of a source."""
-    rotation = round(first.rotation / 90) % 4 * 90
-    across = rotation in (90, 270)
-    return SourceInfo(
+def describe_stream(name: str, kind: str, container: Any, stream: Any, first: Any) -> tuple[SourceInfo, list[str]]:
+    """Return the facts that PyAV's container, its video stream and its first frame tell of a source, and notes."""
+    rotation, mirrored, degrees = read_orientation(first)
+    width, height = _shown_size(first.width, first.height, stream.sample_aspect_ratio)
+    if rotation in (90, 270):
+        width, height = height, width
+    info = SourceInfo(
         name=name,
         kind=kind,
         decoder="pyav",
         container=container.format.name.split(",")[0],
         codec=stream.codec_context.codec.canonical_name,
         pixel_format=str(first.format.name),
-        width=int(first.height if across else first.width),
-        height=int(first.width if across else first.height),
+        width=width,
+        height=height,
         rotation=rotation,
+        mirrored=mirrored,
         rate_fps=float(stream.average_rate) if stream.average_rate else None,
     )
+    odd = f"it asks to be turned by {degrees:g} degrees: pictures are turned by quarters only"
+    return info, [odd] if degrees % 90 else []
+
+
+def read_orientation(frame: Any) -> tuple[int, bool, int]:
+    """Return how a frame asks to be shown, by its display matrix.
+
+    Returns:
+        Degrees counter-clockwise (0, 90, 180, 270), whether it is mirrored left to right before that, and the degrees
+        clockwise that it asks for.
+    """
+    data = next((bytes(one) for one in frame.side_data if one.type.name == "DISPLAYMATRIX"), b"")
+    # A point (x, y) goes to (a x + c y, b x + d y).
+    a, b, _, c, d = struct.unpack("=5i", data[:20]) if len(data) >= 20 else (1, 0, 0, 0, 1)
+    across = abs(b) + abs(c) > abs(a) + abs(d)
+    mirrored = (b > 0) == (c > 0) if across else (a < 0) != (d < 0)
+    turned = (c < 0) if across else (d < 0)
+    # A mirror reverses the sense of the angle.
+    degrees = round(math.degrees(math.atan2(b, -a if mirrored else a))) % 360 if a or b else 0
+    return 90 * (2 * turned + across), mirrored, degrees
+
+
+def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, int]:
+    """Return the size of a picture with square pixels: one side grows, as in browsers."""
+    if not pixel or not 1 / _WIDEST_PIXEL <= pixel <= _WIDEST_PIXEL:
+        return width, height
+    return (round(width * pixel), height) if pixel > 1 else (width, round(height / pixel))
 
 
 def convert_to_rgb(frame: Any, info: SourceInfo) -> Image:
-    """Return a decoded frame as RGB `[h, w, 3]` uint8 in the size and rotation of the source.
+    """Return a decoded frame as RGB `[h, w, 3]` uint8 in the shape and orientation of the source.
 
     A stream may change its size on the way; all its frames get one size.
     """
-    across = info.rotation in (90, 270)
-    width, height = (info.height, info.width) if across else (info.width, info.height)
-    same = (frame.width, frame.height) == (width, height)
-    fitted = frame if same else frame.reformat(width=width, height=height)
-    image: Image = fitted.to_ndarray(format="rgb24")
-    return np.ascontiguousarray(np.rot90(image, info.rotation // 90)) if info.rotation else image
+    width, height = (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
+    image: Image = frame.to_ndarray(format="rgb24", width=width, height=height)
+    if info.mirrored:
+        image = image[:, ::-1]
+    return np.ascontiguousarray(np.rot90(image, info.rotation // 90))

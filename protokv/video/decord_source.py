@@ -18,9 +18,9 @@ import numpy as np
 
 from protokv.errors import SourceUnreadable
 from protokv.video.address import VIDEO_SUFFIXES
-from protokv.video.container import open_container
-from protokv.video.probe import Probe
-from protokv.video.pyav_source import PyAVSource, read_packets
+from protokv.video.container import explain_error, open_container
+from protokv.video.decoding import read_packets
+from protokv.video.pyav_source import PyAVSource
 from protokv.video.report import DecodeReport
 from protokv.video.sampling import SLACK_S
 from protokv.video.source import Frame, FrameRequest, Image
@@ -42,15 +42,16 @@ class DecordSource(PyAVSource):
 
     decoder = "decord"
 
-    def __init__(self, probe: Probe) -> None:
-        super().__init__(probe)
-        info = probe.info
+    def __init__(self, path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
+        super().__init__(path, max_pixels)
+        info = self.info
         known = info.container in CONTAINERS and info.codec in CODECS and info.pixel_format in PIXEL_FORMATS
-        if not known or probe.interlaced or probe.path.suffix.lower() not in VIDEO_SUFFIXES:
-            scan = "interlaced" if probe.interlaced else "progressive"
+        known = known and not info.mirrored and self.has_square_pixels
+        if not known or self.interlaced or self.path.suffix.lower() not in VIDEO_SUFFIXES:
+            scan = "interlaced" if self.interlaced else "progressive"
             raise SourceUnreadable(
                 f"decord cannot read {info.name}: it is not known to read {scan} {info.codec} as {info.pixel_format} "
-                f"in {info.container}, with the suffix {probe.path.suffix}, exactly",
+                f"in {info.container}, with the suffix {self.path.suffix}, exactly",
                 hint="use the decoder pyav",
             )
         self._decord = _load()
@@ -93,22 +94,23 @@ class DecordSource(PyAVSource):
         """
         listed: list[tuple[float, float | None]] = []
         report, key_s = DecodeReport(), float("-inf")
-        with open_container(self.probe.path, self.probe.max_pixels) as (container, stream):
-            for packet in read_packets(self.probe, container, stream, 0.0, report):
-                time_s = self.probe.expected_s(packet)
-                if time_s is None or packet.is_corrupt or time_s < key_s:
-                    return []
-                if self.probe.timeline.leaps(listed[-1][0] if listed else 0.0, time_s):
+        with open_container(self.path, self._max_pixels) as (container, stream, _):
+            decoding = self._start_decoding(stream, report)
+            packets = read_packets(container, stream, lambda error: report.note_failure(None, explain_error(error)))
+            for packet in decoding.settle(packets):
+                time_s = packet and self.probe.expected_s(packet)
+                if time_s is None or packet.is_corrupt or time_s < key_s or not report.damage.ok:
                     return []
                 key_s = time_s if packet.is_keyframe else key_s
                 listed.append((time_s, float(packet.duration * self.probe.time_base) if packet.duration else None))
+            decoding.check_end()
         listed.sort(key=lambda one: one[0])
         return listed if report.damage.ok and all(a[0] < b[0] for a, b in pairwise(listed)) else []
 
     def _open_reader(self, times_s: list[float]) -> Any | None:
         """Return decord's reader if it counts the same frames at the same times, else None."""
         try:
-            reader = self._decord.VideoReader(str(self.probe.path), ctx=self._decord.cpu(0), num_threads=1)
+            reader = self._decord.VideoReader(str(self.path), ctx=self._decord.cpu(0), num_threads=1)
             if len(reader) != len(times_s):
                 return None
             found_s = np.asarray(reader.get_frame_timestamp(list(range(len(times_s)))))[:, 0]

@@ -32,7 +32,10 @@ def check_is_file(path: Path) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise SourceUnreadable(f"expected a video file, {path} is a folder", hint="name one file in it")
     if not stat.S_ISREG(status.st_mode):
-        raise SourceUnreadable(f"expected a video file, {path} is not a regular file")
+        # Such as /dev/stdin, a named pipe, or <(...) of a shell.
+        raise SourceUnreadable(
+            f"expected a video file, {path} is not a regular file", hint=f"pipe it in: protokv ingest - < {path}"
+        )
     if status.st_size == 0:
         raise SourceUnreadable(f"expected a video file, {path} is empty", hint="copy or record it again")
     if not os.access(path, os.R_OK):

@@ -47,7 +47,7 @@ class Part(Source):
             duration_s=min(lengths, default=None),
             fingerprint=None if info.fingerprint is None else f"{info.fingerprint}@{part}",
         )
-        self.texts, self.streams_text = source.texts, source.streams_text
+        self.texts, self.notes, self.streams_text = source.texts, source.notes, source.streams_text
 
     @property
     def damage(self) -> Damage:

@@ -1,26 +1,19 @@
-"""Look into a video file: its header and its first frame, as PyAV tells them.
+"""What the header of a stream and its first packet tell of its times: `Probe`.
 
-`probe_file` decodes the first frame, so that a file without a picture is refused on opening. Stream time begins at the
-start of the video stream.
+Stream time begins where the container begins, as in players: at its first picture or sound. So pictures, words and
+evidence have one origin.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import av
 
-from protokv.errors import SourceError, SourceUnreadable
-from protokv.video.container import MAX_PIXELS, describe_stream, explain_error, open_container
-from protokv.video.file import fingerprint
-from protokv.video.source import SourceInfo, TextTrack
-from protokv.video.stamps import Timeline
-from protokv.video.text_tracks import find_text_tracks
+from protokv.video.clock import BEYOND_END_PART, BEYOND_END_S, LONGEST_GAP_S, LONGEST_PAUSE_S
 
 # AVI has no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
 WITHOUT_PTS = {"avi"}
@@ -28,36 +21,31 @@ WITHOUT_PTS = {"avi"}
 # The header of these declares an end, apart from the times of the frames.
 DECLARING = {"avi", "matroska"}
 
-# The length that these state is counted from 0, and not from their first frame.
+# The length that these state is counted from 0, and not from where they begin.
 COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
 
-# Packets in a row that may fail before the first frame.
-MOST_FAILURES = 256
+# A length that is guessed from time stamps is none if it is this long and has fewer bits a second: stamps jump.
+FEWEST_BITS = 10_000
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The facts of a file from its header and its first frame; `time_s = (ticks - origin) * time_base`."""
+    """How a stream counts its times; `time_s = (ticks - origin) * time_base`."""
 
-    path: Path
-    info: SourceInfo  # `duration_s` is the stream time of the end that the file declares
-    interlaced: bool
+    container: str
+    codec: str
     time_base: Fraction
     origin: int
+    interval_s: float  # the usual distance of two frames
+    duration_s: float | None  # stream time of the end that the source states
+    declared_s: float | None  # the same, if it does not come from the times of the packets
     indexed: bool  # the container has an index of all packets, to compare with the packets that were read
-    timeline: Timeline
-    max_pixels: int = MAX_PIXELS
-    texts: tuple[TextTrack, ...] = ()
+    delay: int = 0  # how much later the decoding time of a frame is than that of its packet, without presentation times
 
     @property
     def has_pts(self) -> bool:
         """True if the container has presentation times."""
-        return self.info.container not in WITHOUT_PTS
-
-    @property
-    def interval_s(self) -> float:
-        """The usual distance of two frames."""
-        return 1 / (self.info.rate_fps or 25.0)
+        return self.container not in WITHOUT_PTS
 
     def time_s(self, ticks: int) -> float:
         """Return the stream time of a tick."""
@@ -69,106 +57,102 @@ class Probe:
 
     def stamp(self, frame: Any) -> int | None:
         """Return the presentation ticks of a decoded frame; None if it has none."""
-        return _stamp(self.info.container, frame)
+        ticks = frame.pts if self.has_pts and frame.pts is not None else frame.dts
+        return None if ticks is None else int(ticks) - self.delay
 
     def expected_s(self, packet: Any) -> float | None:
         """Return the stream time of the frame that a packet should give; None if none is due or it is unknown."""
         if packet.pts is None or packet.is_discard or not self.has_pts:
             return None
-        # VP8 has reference frames that are never shown; key frames are.
-        hidden = self.info.codec == "vp8" and bytes(packet)[0] & 0x11 == 1
+        hidden = self.codec in _HIDDEN and packet.size and _HIDDEN[self.codec](memoryview(packet))
         return None if hidden else self.time_s(packet.pts)
 
 
-def probe_file(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Probe:
-    """Look into a file.
+def _is_hidden_vp8(data: memoryview) -> bool:
+    return data[0] & 0x11 == 1  # key frames are always shown
 
-    Raises:
-        SourceUnreadable: no picture can be had, or one of more than `max_pixels`.
+
+def _is_hidden_vp9(data: memoryview) -> bool:
+    if data[-1] & 0xE0 == 0xC0:
+        return False  # several frames, of which one is shown
+    # Marker, profile, one reserved bit of profile 3, show_existing_frame, frame_type, show_frame
+    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
+    return bits & 8 == 0 and bits & 2 == 0
+
+
+# Whether a packet holds a reference frame only, which is never shown.
+_HIDDEN = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}
+
+
+def look_at(container: Any, stream: Any, first: Any) -> Probe:
+    """Return how PyAV's video stream of a container counts its times. `first` is its first packet, None if none came.
+
+    Raises nothing: what a damaged header says is kept within what is credible.
     """
-    path = Path(path)
-    with open_container(path, max_pixels) as (container, stream):
-        try:
-            return _probe(path, container, stream, max_pixels)
-        except SourceError:
-            raise
-        except Exception as error:
-            raise SourceUnreadable(
-                f"{path} cannot be read as a video: {explain_error(error)}", hint="the file is damaged; copy it again"
-            ) from error
-
-
-def _probe(path: Path, container: Any, stream: Any, max_pixels: int) -> Probe:
-    first = _first_frame(container, stream, path)
-    info = describe_stream(path.name, "file", container, stream, first)
-    name = info.container
+    name, base = container.format.name.split(",")[0], stream.time_base
     # `frames` is 0 for fragmented files, whose index grows while they are read.
     indexed = name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
+    first_ticks = next((one for one in (first and first.pts, first and first.dts) if one is not None), None)
     whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
-    stated_s = _stated_length_s(container, stream, whole_s)
-    # Elsewhere the end is guessed from the last time stamps, or from the bytes per second.
-    end_s = stated_s if indexed or name in DECLARING else None
-    if end_s is not None and whole_s is not None and name == "matroska":
-        end_s = max(end_s, whole_s)  # a copied tag of the stream may say less
-    timeline = Timeline(end_s)
-    origin = _origin(name, stream, first, timeline)
-    late_s = max(0.0, float(origin * stream.time_base))
-    if stated_s is not None and name in COUNTING_FROM_ZERO and (name == "matroska" or late_s < stated_s):
-        stated_s = max(0.0, stated_s - late_s)  # FLV may count from the start
-    return Probe(
-        path=path,
-        info=replace(info, duration_s=stated_s, size_bytes=path.stat().st_size, fingerprint=fingerprint(path)),
-        # 0 is unknown, 1 progressive.
-        interlaced=bool(first.interlaced_frame) or stream.codec_context.field_order > 1,
-        time_base=stream.time_base,
-        origin=origin,
-        indexed=indexed,
-        timeline=timeline,
-        max_pixels=max_pixels,
-        texts=find_text_tracks(container),
-    )
+    own_s = _own_length_s(stream)
+    declares = indexed or name in DECLARING
+    ends_s = [one for one in (own_s, whole_s) if one is not None]
+    # A copied tag of a stream of Matroska may say less than the whole.
+    limit_s = max(ends_s) if declares and ends_s and (name == "matroska" or own_s is not None) else None
 
-
-def _first_frame(container: Any, stream: Any, path: Path) -> Any:
-    """Return the first frame that can be decoded."""
-    demux, failures = container.demux(stream), 0
-    while failures <= MOST_FAILURES:
-        try:
-            for frame in next(demux).decode():
-                return frame
-        except StopIteration:
-            break
-        except Exception:  # PyAV raises more than its own errors on a damaged file
-            failures += 1
-            demux = container.demux(stream)
-    raise SourceUnreadable(
-        f"no frame of {path} can be decoded (container {container.format.name}, codec {stream.codec_context.name})",
-        hint="the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it",
-    )
-
-
-def _stamp(container: str, frame: Any) -> int | None:
-    ticks = frame.dts if container in WITHOUT_PTS or frame.pts is None else frame.pts
-    return None if ticks is None else int(ticks)
-
-
-def _origin(name: str, stream: Any, first: Any, timeline: Timeline) -> int:
-    origin = _stamp(name, first) or 0
-    if stream.start_time is None or name in WITHOUT_PTS:
-        return origin
-    stated = int(stream.start_time)
-    # A start that is far from the first frame is as damaged as a gap in the middle.
-    far = timeline.leaps(0.0, float((origin - stated) * stream.time_base))
-    return origin if far else min(origin, stated)
-
-
-def _stated_length_s(container: Any, stream: Any, whole_s: float | None) -> float | None:
-    """Return the length of the pictures, as the stream, a tag of Matroska in words, or the container states it."""
-    own_s = float(stream.duration * stream.time_base) if stream.duration else None
-    tag = next((value for key, value in stream.metadata.items() if key.upper() == "DURATION"), "")
-    if own_s is None and (match := re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag)):
-        own_s = int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3])
-    if own_s is not None:
-        return own_s if whole_s is None else min(own_s, whole_s)
+    origin = _origin(container, stream, first_ticks or 0, limit_s)
+    late_s = max(0.0, float(origin * base))
+    shift_s = float((stream.start_time - origin) * base) if stream.start_time is not None else 0.0
+    if name in COUNTING_FROM_ZERO:
+        # FLV may count from the start.
+        shift_s = -late_s if ends_s and (name == "matroska" or late_s < max(ends_s)) else 0.0
+        whole_s = None if whole_s is None else whole_s + shift_s
     # With other streams, the whole may be longer than the video.
-    return whole_s if len(container.streams) == 1 else None
+    stated_s = whole_s if own_s is None and len(container.streams) == 1 else None
+    if own_s is not None:
+        stated_s = own_s + shift_s if whole_s is None else min(own_s + shift_s, whole_s)
+    if stated_s is not None:
+        stated_s = max(0.0, stated_s)
+        bits = 8 * (container.size or 0)
+        if not declares and stated_s > LONGEST_PAUSE_S and bits < FEWEST_BITS * stated_s:
+            stated_s = None
+    declared_s = stated_s if declares else None
+    if declared_s is not None and whole_s is not None and name == "matroska":
+        declared_s = max(declared_s, whole_s)
+    stamped = first_ticks is not None or first is None
+    rate = (stream.average_rate if stamped else None) or stream.guessed_rate
+    return Probe(
+        container=name,
+        codec=stream.codec_context.codec.canonical_name,
+        time_base=base,
+        origin=origin,
+        interval_s=float(1 / rate) if rate else 0.04,
+        duration_s=stated_s,
+        declared_s=declared_s,
+        indexed=indexed,
+    )
+
+
+def _origin(container: Any, stream: Any, first: int, limit_s: float | None) -> int:
+    """Return the tick at which the container begins; that of the first packet, if that is far from there."""
+    base = stream.time_base
+    starts_s = [] if container.start_time is None else [container.start_time / av.time_base]
+    own = stream.start_time
+    if own is not None and (not starts_s or abs(float(own * base) - starts_s[0]) < 1e-5):
+        stated = int(own)  # exact, where the container counts in microseconds
+    elif starts_s:
+        stated = round(starts_s[0] / float(base))
+    else:
+        return first
+    late_s = float((first - stated) * base)
+    far_s = LONGEST_GAP_S if limit_s is None else limit_s * (1 + BEYOND_END_PART) + BEYOND_END_S
+    return first if late_s > far_s else min(first, stated)
+
+
+def _own_length_s(stream: Any) -> float | None:
+    """Return the length of the pictures, as the stream, or a tag of Matroska in words, states it."""
+    if stream.duration:
+        return float(stream.duration * stream.time_base)
+    tag = next((value for key, value in stream.metadata.items() if key.upper() == "DURATION"), "")
+    match = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", tag)
+    return int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3]) if match else None

@@ -62,18 +62,14 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
 
 
 def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> Source:
-    from protokv.video.container import MAX_PIXELS
-    from protokv.video.probe import probe_file
-
     check_is_file(path)
-    probe = probe_file(path, max_pixels or MAX_PIXELS)
     if decoder == "decord":
         from protokv.video.decord_source import DecordSource
 
-        return DecordSource(probe)
+        return DecordSource(path, max_pixels)
     from protokv.video.pyav_source import PyAVSource
 
-    return PyAVSource(probe)
+    return PyAVSource(path, max_pixels)
 
 
 def fingerprint_source(source: str) -> str | None:

@@ -67,7 +67,7 @@ class SourceInfo:
     container: str  # FFmpeg's name of the container format
     codec: str  # FFmpeg's name of the codec
     pixel_format: str
-    width: int  # pixels as shown, after rotation
+    width: int  # square pixels as shown, after rotation
     height: int
     rotation: int  # degrees counter-clockwise that the file asks for and that `image` has had: 0, 90, 180, 270
     rate_fps: float | None  # average frames a second, as the source says; None: not said
@@ -75,6 +75,7 @@ class SourceInfo:
     size_bytes: int | None = None
     fingerprint: str | None = None  # tells contents apart; a source without one is equal to no other
     seekable: bool = True  # whether it can be read more than once, and from a later time
+    mirrored: bool = False  # `image` was mirrored left to right before it was turned
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -183,11 +184,13 @@ class Source(Closable, ABC):
     Attributes:
         info: facts that opening found out; the same for every reading.
         texts: the text tracks of its container.
+        notes: what a user should know of it that is no damage, a sentence each; reading may add some.
         streams_text: their lines come with the frames, by `new_lines`; else `lines` reads them at once.
     """
 
     info: SourceInfo
     texts: tuple[TextTrack, ...] = ()
+    notes: Sequence[str] = ()
     streams_text = False
 
     @property

@@ -85,11 +85,11 @@ def sound_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[flo
             yield start_s, samples[:n]
         samples, start_s = samples[n:], start_s + n / rate
 
-    with open_container(video) as (container, pictures):
+    with open_container(video) as (container, _, _):
         if (track := container.streams.best("audio")) is None or track.codec_context is None:
             return
         discard_others(container, track)
-        origin_s = float((pictures.start_time or 0) * pictures.time_base)
+        origin_s = (container.start_time or 0) / av.time_base
         resampler = av.AudioResampler("flt", "mono", rate)
         for packet in container.demux(track):
             try:

@@ -51,6 +51,7 @@ class Clip:
     mux: dict[str, str] = field(default_factory=dict)
     still: bool = False
     rotation: int = 0
+    pixel: Fraction | None = None  # width of a pixel by its height
     audio_s: float = 0.0
     comment: str = ""
 
@@ -67,6 +68,8 @@ def write(clip: Clip, path: Path) -> Path:
         stream.time_base = stream.codec_context.time_base = clip.base
         stream.codec_context.gop_size = clip.gop
         stream.codec_context.thread_count = 1
+        if clip.pixel:
+            stream.codec_context.sample_aspect_ratio = clip.pixel
         if clip.rotation:
             stream.set_display_rotation(clip.rotation)
         sound: Any = output.add_stream("aac", rate=8000, layout="mono") if clip.audio_s else None

@@ -172,9 +172,10 @@ class LiveSource(Source):
 
     def _open(self, should_stop: Callable[[], bool]) -> Source:
         opened, self._opened = self._opened, None
-        if opened is not None:
-            return opened
-        return self._connect(should_stop, (self.info.width, self.info.height) if self.info.width else None)
+        if opened is None:
+            opened = self._connect(should_stop, (self.info.width, self.info.height) if self.info.width else None)
+        self.notes = opened.notes
+        return opened
 
 
 class StepMaker:

@@ -1,0 +1,237 @@
+"""One clock for all packets of a reading, so that their pictures have credible times: `Clock`, and `ArrivalClock`.
+
+One damaged byte must not turn ten seconds of video into hours of repeated frames, and a pause of hours must stay one.
+Knows no decoder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import islice
+from typing import Any
+
+# A longer gap is believed if later time stamps, or the declared end, confirm it.
+LONGEST_GAP_S = 600.0
+
+# After a longer gap than this, a source that declares no end is taken for two that were joined.
+LONGEST_PAUSE_S = 12 * 3600.0
+
+# Key frames whose time stamps run back by more than this begin a new count; packets as a whole are reordered by less.
+BACK_S, REORDER_S = 0.25, 1.0
+
+# What is read ahead to confirm a leap, at most; and at least, of which a reordered packet needs more.
+CONFIRM_S, CONFIRM_PACKETS, CONFIRM_BYTES = 10.0, 600, 64 << 20
+LEAST_PACKETS, LEAST_REORDERED = 2, 8
+
+# FFmpeg marks one of so many packets before a join as corrupt.
+MARKED_BEFORE = 4
+
+# How far an honest file may run beyond the end that it declares.
+BEYOND_END_S, BEYOND_END_PART = 10.0, 0.1
+
+# A frame may say that it stays for this long, even after the end that the file declares.
+HOLE_S = 2.0
+
+# Reordering explains fewer frames in a row that are older than the last one; this many begin a new count.
+MOST_LATE = 8
+
+# The least distance of two frames of a stream whose time stamps say nothing.
+TICK_S = 1e-3
+
+
+def limit_duration(time_s: float, stated_s: float, end_s: float | None) -> float | None:
+    """Return how long the frame at `time_s` stays; None if it does not say, or says something impossible.
+
+    `end_s` is the end that the source declares, apart from the times of its frames.
+    """
+    if stated_s <= 0:
+        return None
+    declared = end_s is not None and time_s + stated_s <= end_s + HOLE_S
+    return stated_s if stated_s <= HOLE_S or declared else None
+
+
+class Clock:
+    """Moves the time stamps of packets so that they run on where they leap.
+
+    Recordings leap where they were joined, where an encoder restarted, and where they are damaged. Stamps that leap and
+    come back are damaged: the packets follow the one before them, and no others are moved. Stamps that stay behind are
+    a join. Stamps that stay ahead are a pause, if it is credible. Files, pipes and videos on servers have this clock.
+    """
+
+    def __init__(
+        self,
+        time_base: Fraction,
+        origin: int,
+        interval_s: float,
+        end_s: float | None,
+        *,
+        from_origin: bool,
+        on_join: Callable[[float], None],
+        on_damage: Callable[[float, str], None],
+    ) -> None:
+        """Begin before the first packet.
+
+        Args:
+            time_base: seconds of a tick.
+            origin: the tick at which the stream begins.
+            interval_s: the usual distance of two frames.
+            end_s: the end that the source declares, apart from the times of its frames.
+            from_origin: the first packet is due at the origin; else after a seek.
+            on_join: called with the stream time of a join.
+            on_damage: called with the stream time of a packet whose stamp is damaged, and why.
+        """
+        self._base, self._origin, self._interval_s, self._end_s = time_base, origin, interval_s, end_s
+        self._on_join, self._on_damage = on_join, on_damage
+        self._last = origin if from_origin else None
+        self._shift = self._join = 0  # ticks added to stamps now, and to those that are not damaged
+        far_s = None if end_s is None else end_s * (1 + BEYOND_END_PART) + BEYOND_END_S
+        self._limit = None if far_s is None else origin + self._ticks(far_s)
+        # Stamps of packets that are marked as corrupt because a join follows: counters of MPEG-TS begin anew there.
+        self.excused: set[int] = set()
+        self._gap, self._reorder = self._ticks(LONGEST_GAP_S), self._ticks(REORDER_S)
+        self._back, self._pause = self._ticks(BACK_S), self._ticks(LONGEST_PAUSE_S)
+
+    @property
+    def shift(self) -> int:
+        """Ticks that the joins so far added."""
+        return self._join
+
+    def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
+        """Give packets with the stamps that they should have, and None before one that begins a new count."""
+        waiting: deque[Any] = deque()
+        while (packet := waiting.popleft() if waiting else next(packets, None)) is not None:
+            if (mark := _mark(packet)) is not None:
+                last = self._last
+                if last is None:
+                    if self._beyond(mark):
+                        self._on_damage(0.0, "time stamps jump")
+                else:
+                    known = mark + self._join - last
+                    if -self._reorder <= known <= self._gap and abs(known) < abs(mark + self._shift - last):
+                        # The damaged stamps are over: those of before go on.
+                        self._shift = self._join
+                    ahead = mark + self._shift - last
+                    back = ahead < -self._back and packet.is_keyframe
+                    if ahead > self._gap or back or (self._beyond(mark) and self._shift == self._join):
+                        self._read_ahead(packets, waiting, packet, mark)
+                        if self._settle_leap(packet, mark, last, [_mark(one) for one in waiting]):
+                            yield None
+                mark += self._shift
+                self._last = mark if last is None else max(last, mark)
+                if packet.is_corrupt and self._precedes_join(packets, waiting):
+                    self.excused.add(mark)
+            if self._shift:
+                packet.pts = None if packet.pts is None else packet.pts + self._shift
+                packet.dts = None if packet.dts is None else packet.dts + self._shift
+            yield packet
+
+    def _precedes_join(self, packets: Iterator[Any], waiting: deque[Any]) -> bool:
+        waiting.extend(islice(packets, max(0, MARKED_BEFORE - len(waiting))))
+        keys = [_mark(one) for one in islice(waiting, MARKED_BEFORE) if one.is_keyframe]
+        last = (self._last or 0) - self._shift
+        return any(one is not None and not -self._back <= one - last <= self._gap for one in keys)
+
+    def _settle_leap(self, packet: Any, mark: int, last: int, later: list[int | None]) -> bool:
+        """Set the shift for a packet whose stamp leaps from `last`; return True if it begins a new count."""
+        at, step = mark + self._join, packet.duration or self._ticks(self._interval_s)
+        stays = _stays(at, last, step, [one + self._join for one in later if one is not None])
+        if at > last and not self._beyond(mark):
+            declared = self._end_s is not None and at <= self._origin + self._ticks(self._end_s + HOLE_S)
+            credible = stays if self._end_s is not None else stays and at - last <= self._pause
+            if credible or (stays is None and declared):
+                self._shift = self._join
+                return False
+        # The first of them by time follows; packets are reordered.
+        run = [one for one in later[:LEAST_REORDERED] if one is not None and abs(one - mark) <= self._reorder]
+        self._shift = last + step - min([mark, *run])
+        time_s = float((last + step - self._origin) * self._base)
+        if stays and not self._beyond(mark):
+            self._join = self._shift
+            self._on_join(time_s)
+            return bool(packet.is_keyframe)
+        self._on_damage(time_s, f"time stamps jump to {float((at - self._origin) * self._base):.0f} s")
+        return False
+
+    def _read_ahead(self, packets: Iterator[Any], waiting: deque[Any], packet: Any, mark: int) -> None:
+        """Let packets wait until they tell what becomes of the stamps after a packet."""
+        least = LEAST_PACKETS if packet.is_keyframe else LEAST_REORDERED
+        size, near = sum(one.size for one in waiting), self._ticks(CONFIRM_S)
+        while len(waiting) < CONFIRM_PACKETS and size < CONFIRM_BYTES:
+            latest = _mark(waiting[-1]) if waiting else None
+            if len(waiting) >= least and latest is not None and abs(latest - mark) > near:
+                return
+            if (one := next(packets, None)) is None:
+                return
+            waiting.append(one)
+            size += one.size
+
+    def _beyond(self, mark: int) -> bool:
+        return self._limit is not None and mark > self._limit
+
+    def _ticks(self, seconds: float) -> int:
+        return max(1, round(seconds / float(self._base)))
+
+
+def _mark(packet: Any) -> int | None:
+    found: int | None = packet.pts if packet.pts is not None else packet.dts
+    return found
+
+
+def _stays(at: int, last: int, step: int, later: list[int]) -> bool | None:
+    """Return whether stamps that leap from `last` to `at` go on there, and not where they were; None if none follow."""
+    stays = None
+    for mark in later if at > last else later[:LEAST_REORDERED]:
+        stays = 0 <= mark - at <= 2 * step or abs(mark - at) <= abs(mark - last)
+        if stays:
+            step, at = max(step, mark - at), max(at, mark)
+        else:
+            last = max(last, mark)
+    return stays
+
+
+class ArrivalClock:
+    """Times of the frames of one live connection, from 0 on and strictly increasing.
+
+    Cameras begin with a frame without a time stamp, jump back to 0, and drift; networks deliver in bursts. Frames keep
+    their own spacing while it agrees with their arrival within `slack_s`; else the arrival counts.
+    """
+
+    def __init__(self, slack_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin before the first frame. `clock` gives seconds that only go forward."""
+        self._slack_s, self._clock = slack_s, clock
+        self._began_s: float | None = None
+        self._last_s = -TICK_S
+        self._last_own_s: float | None = None
+        self._offset_s: float | None = None  # stream time of a frame whose own time is 0
+        self._late = 0
+
+    def begin_anew(self) -> None:
+        """Let the next frame begin a new count."""
+        self._offset_s = self._last_own_s = None
+
+    def __call__(self, own_s: float | None) -> float | None:
+        """Return the time of the frame that has just arrived; None if a newer one came before it.
+
+        `own_s` is its time stamp; None if it has none. Decoders give frames out of order where packets are lost.
+        """
+        now_s = self._clock()
+        if self._began_s is None:
+            self._began_s = now_s
+        arrived_s = now_s - self._began_s
+        late = own_s is not None and self._last_own_s is not None and own_s <= self._last_own_s
+        self._late = self._late + 1 if late else 0
+        if late and self._late < MOST_LATE:
+            return None
+        time_s = None
+        if own_s is not None and self._offset_s is not None and not late:
+            time_s = own_s + self._offset_s
+            if time_s <= self._last_s or abs(time_s - arrived_s) > self._slack_s:
+                time_s = None
+        if time_s is None:
+            time_s = max(arrived_s, self._last_s + TICK_S)
+            self._offset_s = None if own_s is None else time_s - own_s
+        self._last_s, self._last_own_s = time_s, own_s
+        return time_s

@@ -1,0 +1,161 @@
+"""Which pictures of a file are watched, and their shape: as players show them."""
+
+from __future__ import annotations
+
+import math
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from protokv.errors import SourceUnreadable
+from protokv.video import open_source
+from tests.video.conftest import Clip, burn, number_in, write
+from tests.video.test_stream import piped
+
+STEADY = [40 * i for i in range(20)]
+
+# How a display matrix (a, b, c, d) shows a picture: (x, y) goes to (a x + c y, b x + d y), and flips are moved back.
+MATRICES: dict[tuple[int, int, int, int], Any] = {
+    (1, 0, 0, 1): lambda image: image,
+    (-1, 0, 0, 1): lambda image: image[:, ::-1],
+    (1, 0, 0, -1): lambda image: image[::-1],
+    (-1, 0, 0, -1): lambda image: image[::-1, ::-1],
+    (0, 1, 1, 0): lambda image: image.transpose(1, 0, 2),
+    (0, 1, -1, 0): lambda image: image.transpose(1, 0, 2)[:, ::-1],
+    (0, -1, 1, 0): lambda image: image.transpose(1, 0, 2)[::-1],
+    (0, -1, -1, 0): lambda image: image.transpose(1, 0, 2)[::-1, ::-1],
+}
+
+
+def with_matrix(path: Path, target: Path, *matrix: float) -> Path:
+    """Write a copy with this display matrix of its first track."""
+    data = bytearray(path.read_bytes())
+    at = data.index(b"tkhd") + 4 + 40
+    a, b, c, d = (round(one * 65536).to_bytes(4, "big", signed=True) for one in matrix)
+    data[at : at + 36] = a + b + bytes(4) + c + d + bytes(12) + (1 << 30).to_bytes(4, "big")
+    target.write_bytes(data)
+    return target
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_a_display_matrix_turns_and_mirrors(matrix, make_clip, tmp_path):
+    with open_source(make_clip("constant rate")) as plain:
+        image = MATRICES[matrix](next(plain.frames()).image)
+    with open_source(with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", *matrix)) as source:
+        assert np.array_equal(next(source.frames()).image, image)
+        assert (source.info.height, source.info.width) == image.shape[:2]
+        assert source.notes == []
+
+
+@pytest.mark.parametrize("degrees", [30, 45, 200])
+def test_an_odd_angle_is_noted(degrees, make_clip, tmp_path):
+    sin, cos = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+    with open_source(with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", cos, sin, -sin, cos)) as source:
+        assert f"turned by {degrees} degrees" in source.notes[0]
+        assert next(source.frames()).image.shape == ((96, 128, 3))
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts"])
+@pytest.mark.parametrize(
+    ("pixel", "size"), [("2/1", (256, 96)), ("1/2", (128, 192)), ("64/45", (182, 96)), ("1/1", (128, 96))]
+)
+def test_pixels_are_square_as_players_show_them(suffix, pixel, size, tmp_path):
+    path = write(Clip(STEADY, suffix=suffix, pixel=Fraction(pixel)), tmp_path / f"x.{suffix}")
+    with open_source(path) as source:
+        frames = list(source.frames())
+        assert (source.info.width, source.info.height) == size
+        assert {frame.image.shape for frame in frames} == {(size[1], size[0], 3)}
+        assert [number_in(frame.image) for frame in frames] == list(range(20))
+
+
+def two_tracks(path: Path, *tracks: dict[str, Any]) -> Path:
+    """Write a file of video tracks: of `size`, `frames`, `codec` and `disposition`; the first block of each is lit."""
+    with av.open(str(path), "w") as output:
+        streams = []
+        for track in tracks:
+            stream: Any = output.add_stream(track.get("codec", "libx264"), rate=25)
+            stream.width, stream.height = track["size"]
+            stream.pix_fmt = "yuvj420p" if track.get("codec") == "mjpeg" else "yuv420p"
+            stream.disposition = track.get("disposition", 0)
+            streams.append(stream)
+        for number in range(20):
+            for stream, track in zip(streams, tracks, strict=True):
+                if number < track.get("frames", 20):
+                    picture = av.VideoFrame.from_ndarray(burn(number, *track["size"]), format="rgb24")
+                    output.mux(stream.encode(picture.reformat(format=stream.pix_fmt)))
+        for stream in streams:
+            output.mux(stream.encode(None))
+    return path
+
+
+SMALL, LARGE = {"size": (64, 48)}, {"size": (128, 96)}
+COVER = {"size": (256, 192), "frames": 1, "codec": "mjpeg"}
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+@pytest.mark.parametrize(
+    ("tracks", "taken"),
+    [
+        ((SMALL, LARGE | {"disposition": 1}), 1),
+        ((SMALL | {"disposition": 1}, LARGE), 0),
+        ((SMALL, LARGE), 1),
+        ((LARGE, SMALL), 0),
+        ((COVER, SMALL), 1),
+        ((COVER, SMALL | {"disposition": 1}), 1),
+        ((COVER | {"disposition": 1}, SMALL), 1),
+        ((SMALL, COVER), 0),
+    ],
+)
+def test_the_default_track_is_watched_else_the_largest_and_a_cover_last(suffix, tracks, taken, tmp_path):
+    if suffix == "mp4" and tracks == (SMALL, LARGE):
+        pytest.skip("the first track of an MP4 is written as its default if none is")
+    path = two_tracks(tmp_path / f"x.{suffix}", *tracks)
+    with open_source(path) as source:
+        assert (source.info.width, source.info.height) == tracks[taken]["size"]
+        assert [number_in(frame.image) for frame in source.frames()] == list(range(20))
+        assert source.damage.ok
+        width, height = tracks[taken]["size"]
+        assert source.notes == [f"2 video tracks: track {taken} of {width} x {height} pixels is watched"]
+    if suffix == "mkv":
+        with piped(path.read_bytes()) as address, open_source(address) as source:
+            assert (source.info.width, source.info.height) == tracks[taken]["size"]
+            assert len(source.notes) == 1
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp"])
+def test_a_picture_above_8k_is_too_large_and_not_damaged(suffix, tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (9000, 4800)).save(tmp_path / f"x.{suffix}")
+    with pytest.raises(SourceUnreadable, match="9000 x 4800 pixels, more than the limit") as caught:
+        open_source(tmp_path / f"x.{suffix}")
+    assert "--max-frame-pixels 43315200" in caught.value.hint
+    with open_source(tmp_path / f"x.{suffix}", max_pixels=43_315_200) as source:
+        assert source.info.width == 9000
+
+
+def test_an_encrypted_mp4_is_called_encrypted(tmp_path):
+    key, flags = "76a6c65c5ea762046bd749a2e632ccbb", "frag_keyframe+empty_moov"
+    keys = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": key, "encryption_kid": key}
+    for mux in (keys, {**keys, "movflags": flags}):
+        path = write(Clip(STEADY, mux=mux), tmp_path / "x.mp4")
+        with pytest.raises(SourceUnreadable, match="is encrypted"):
+            open_source(path)
+    with piped(path.read_bytes()) as address, pytest.raises(SourceUnreadable, match="is encrypted"):
+        open_source(address)
+
+
+def test_a_pipe_that_has_a_name_is_to_be_piped_in(tmp_path):
+    os.mkfifo(tmp_path / "x.mp4")
+    read, write_end = os.pipe()
+    for path in (tmp_path / "x.mp4", Path(f"/dev/fd/{read}"), Path("/dev/null")):
+        with pytest.raises(SourceUnreadable) as caught:
+            open_source(path)
+        assert f"protokv ingest - < {path}" in caught.value.hint
+    os.close(read)
+    os.close(write_end)
