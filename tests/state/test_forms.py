@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -177,7 +178,7 @@ INFO = {
 
 
 def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(make_state, tmp_path):
-    zarr, xarray = pytest.importorskip("zarr"), pytest.importorskip("xarray")
+    xarray = pytest.importorskip("xarray")
     state, path = make_state(tensor_info=INFO), tmp_path / "a.zarr"
     save_state(state, path)
     group = zarr.open_group(path, mode="r")

@@ -165,6 +165,9 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "no metadata": lambda path: (path / "bank/mass/zarr.json").unlink(),
         "long metadata": lambda path: (path / "bank/mass/zarr.json").write_bytes(b" " * 99_999),
         "compressed": in_array(lambda m: m["codecs"].append({"name": "gzip", "configuration": {"level": 1}})),
+        "transposed": in_array(
+            lambda m: m["codecs"].insert(0, {"name": "transpose", "configuration": {"order": [2, 1, 0]}})
+        ),
         "big-endian": in_array(lambda m: m["codecs"][0]["configuration"].update(endian="big")),
         "a huge shape": in_array(lambda m: m.update(shape=[2, 3, 2**39])),
         "a shape that overflows": in_array(lambda m: m.update(shape=[2**39] * 16)),
