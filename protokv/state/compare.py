@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from protokv.state.header import Header, State
-
-# Compare this many elements at a time, because they are converted to float64.
-_CHUNK = 1 << 20
 
 
 def compare(a: State, b: State) -> dict[str, Any]:
@@ -38,24 +36,18 @@ def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> dict[str,
     entry = {"name": name, "a": _describe(a), "b": _describe(b)}
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
         return {**entry, "elements": None, "differing": None, "max_abs_difference": None}
-    differing, distance = 0, 0.0
-    for begin in range(0, a.numel(), _CHUNK):
-        x, y = (t.reshape(-1)[begin : begin + _CHUNK] for t in (a, b))
-        bits = [t.contiguous().view(torch.uint8).view(-1, t.element_size()) for t in (x, y)]
-        unequal = (bits[0] != bits[1]).any(-1)
-        differing += int(unequal.sum())
-        if unequal.any():
-            # Tensor.max keeps NaN, unlike max.
-            apart = (x[unequal].double() - y[unequal].double()).abs()
-            distance = float(torch.cat((apart, torch.tensor([distance], dtype=torch.float64))).max())
-    if not differing:
+    flat = [tensor.reshape(-1) for tensor in (a, b)]
+    ours, theirs = (one.view(torch.uint8).view(-1, one.element_size()) for one in flat)
+    unequal = (ours != theirs).any(-1)
+    if not unequal.any():
         return None
-    finite = distance == distance and distance != float("inf")
+    x, y = (one[unequal].double() for one in flat)
+    distance = float((x - y).abs().max())
     return {
         **entry,
         "elements": a.numel(),
-        "differing": differing,
-        "max_abs_difference": distance if finite else None,
+        "differing": len(x),
+        "max_abs_difference": distance if math.isfinite(distance) else None,
     }
 
 

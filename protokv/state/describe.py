@@ -1,7 +1,6 @@
 """Describe and verify a saved state, and write one in another form. Needs no model.
 
-To describe a state, its memory is rebuilt from its tensors, whose shapes give the shape of the model, and reports on
-itself.
+The memory is rebuilt from its tensors, whose shapes give the shape of the model, and reports on itself.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from torch import Tensor
 
 from protokv.core.build import restore_memory
 from protokv.core.memory import Memory
-from protokv.core.tensors import TensorSpec, tensor_shapes
+from protokv.core.tensors import tensor_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import (
     ATTACHED,
-    admit,
     declare_tensors,
     name_specs,
     read_config,
@@ -29,7 +27,7 @@ from protokv.state.checkpoint import (
 )
 from protokv.state.form import StatePath
 from protokv.state.header import State
-from protokv.state.reader import Reader, load_state
+from protokv.state.reader import Reader
 from protokv.state.sources import describe_sources
 from protokv.state.thumbnails import Thumbnails
 from protokv.state.wall_clock import WallClockLog
@@ -53,11 +51,9 @@ def describe(
     reader = Reader.open(path, at_s=at_s, verify=digests)
     state = reader.state
     config, memory = restore(state)
-    thumbnails = Thumbnails.read(state.tensors)
-    verified = _list_checks(state, config, memory) if values else None
-    clock, sources = state.clock, describe_sources(state)
+    thumbnails, wall_clock = Thumbnails.read(state.tensors), WallClockLog.read(state.source)
+    clock, sources, parts = state.clock, describe_sources(state), memory.nbytes()
     source, damage = sources[-1], [one["damage"]["message"] for one in sources if one["damage"]]
-    parts, wall_clock = memory.nbytes(), WallClockLog.read(state.source)
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
     exact, exact_from_s = _exact_tokens(state, memory)
@@ -103,7 +99,7 @@ def describe(
         "bytes": {"total": sum(parts.values()), **parts, "file": reader.file_bytes},
         "thumbnails": None if thumbnails is None else thumbnails.report(),
         **memory.report(),
-        **({} if verified is None else {"verified": verified}),
+        **({"verified": _list_checks(state, config, memory)} if values else {}),
     }
 
 
@@ -159,11 +155,7 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
 def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, digests: bool = True) -> dict[str, Any]:
     """Write the same state in the form that the path `target` chooses; return paths and stored bytes.
 
-    Args:
-        path: where the state is.
-        target: where it goes; a state of the same sources there is replaced.
-        overwrite: replace anything there.
-        digests: verify the digests of the state, and that it makes sense.
+    A state of the same sources at `target` is replaced, with `overwrite` anything. `digests` verifies the state.
 
     Raises:
         ConfigError: `target` is the state itself.
@@ -173,20 +165,12 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
     """
     check_not_read(target, path)
     with Writer(target) as writer:
-        state = load_state(path, verify=digests, admit=admit if digests else None)
+        state = Reader.open(path, verify=digests).state
         if digests:
-            describe_sources(state)
             restore_attachments(state.tensors)
             restore(state)
         if not overwrite:
             check_replaceable(target, state)
-        (written,) = writer.commit(replace(state, tensor_info=_tensor_info(state)), wait=True)
+        info = name_specs(declare_tensors(state, tensor_shapes(state.tensors)))
+        (written,) = writer.commit(replace(state, tensor_info=info), wait=True)
     return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
-
-
-def _tensor_info(state: State) -> dict[str, TensorSpec]:
-    """Describe the tensors of a state. Return nothing if it makes no sense: `digests=False` copies it all the same."""
-    try:
-        return name_specs(declare_tensors(state, tensor_shapes(state.tensors)))
-    except StateCorrupt:
-        return {}

@@ -30,13 +30,13 @@ def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = N
 
     Args:
         session: to be saved.
-        path: of the state.
+        path: of the state; its suffix chooses the form.
         source: record of the watched source, plain JSON.
         complete: True if the source has ended.
 
     Raises:
         StateLocked: another writer is writing the state.
-        StateError: the state cannot be written.
+        StateError: the state cannot be written; the old one is still there.
     """
     with Writer(path) as writer:
         (committed,) = writer.commit(to_state(session, source=source, complete=complete), wait=True)
@@ -44,12 +44,7 @@ def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = N
 
 
 def save_state(state: State, path: StatePath) -> None:
-    """Write a state; the path holds the old or the new one whole at any time.
-
-    Raises:
-        StateError: the suffix names no form, or the state cannot be written; the old one is still there.
-        StateLocked: another writer is writing it.
-    """
+    """Write a state, as `save` a session."""
     with open_form(path) as form:
         form.replace(state)
 
