@@ -8,16 +8,16 @@ for case, spaces and a full stop, or by their shared words.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Final, Literal
+
+import msgspec
 
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.texts import admit_question, read_json
+from protokv.texts import admit_question
 
 Reference = Literal["evidence", "query", "end"]
 
@@ -52,6 +52,19 @@ class Question:
         return self.dataset != "" and self.reference == "query"
 
 
+class _Row(msgspec.Struct):
+    """A line of a file of questions, as users write it."""
+
+    question: str
+    answer: str
+    ask_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    evidence_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    type: str = ""
+    id: str | int | None = None
+    lasts: bool = True
+    video: str | None = None
+
+
 def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
     """Read the questions of a JSON-lines file, each with the name of its video (`video`), or None.
 
@@ -65,49 +78,25 @@ def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
     file = Path(path)
     if not file.is_file():
         raise SourceNotFound(f"there is no file of questions at {path}", hint="name a JSONL file with --questions")
-    return [_parse(row, f"{file.name} line {number}", number) for number, row in _rows(file)]
+    lines = enumerate(file.read_bytes().splitlines(), start=1)
+    return [_parse(line, f"{file.name} line {number}", number) for number, line in lines if line.strip()]
 
 
-def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    # Bytes that are not UTF-8 are refused with their line.
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="surrogateescape").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = read_json(line)
-        except ValueError as error:
-            raise ConfigError(f"{file.name} line {number} is not JSON: {error}", hint="one object per line") from error
-        if not isinstance(row, dict):
-            raise ConfigError(f"{file.name} line {number} is not a JSON object", hint="one object per line")
-        yield number, row
-
-
-def _parse(row: dict[str, Any], where: str, number: int) -> tuple[str | None, Question]:
-    for name in ("question", "answer"):
-        if not isinstance(row.get(name), str) or not row[name].strip():
-            raise ConfigError(f"{where}: {name} must be text", hint='write {"question": ..., "answer": ..., ...}')
-    admit_question(row["question"], f"{where}: the question")
-    evidence = row.get("evidence_s")
-    time = row.get("ask_s") if evidence is None else evidence
-    if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time) or time < 0:
-        raise ConfigError(
-            f"{where}: expected evidence_s or ask_s, in seconds, got {time!r}",
-            hint="the delay is counted from there",
-        )
-    lasts = row.get("lasts", True)
-    if not isinstance(lasts, bool):
-        raise ConfigError(f"{where}: lasts must be true or false, got {lasts!r}")
-    kind, video = row.get("type"), row.get("video")
-    question = Question(
-        id=str(row.get("id", number)),
-        text=row["question"].strip(),
-        answer=row["answer"].strip(),
-        type=kind if isinstance(kind, str) else "",
-        reference_s=float(time),
-        reference="query" if evidence is None else "evidence",
-        retrospective=lasts,
+def _parse(line: bytes, where: str, number: int) -> tuple[str | None, Question]:
+    try:
+        row = msgspec.json.decode(line, type=_Row)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        hint = 'one object per line: {"question": "...", "answer": "...", "ask_s": 95}'
+        raise ConfigError(f"{where}: {error}", hint=hint) from error
+    admit_question(row.question, f"{where}: the question")
+    time = row.ask_s if row.evidence_s is None else row.evidence_s
+    if time is None or not row.answer.strip():
+        raise ConfigError(f"{where}: expected an answer, and evidence_s or ask_s, from which delays are counted")
+    reference: Reference = "query" if row.evidence_s is None else "evidence"
+    name = str(number if row.id is None else row.id)
+    return row.video, Question(
+        name, row.question.strip(), row.answer.strip(), row.type, time, reference, retrospective=row.lasts
     )
-    return (video if isinstance(video, str) else None), question
 
 
 F1_RIGHT: Final = 0.5
