@@ -202,12 +202,11 @@ class WatchFlags(ModelFlags):
         "--frame-tokens COUNT",
         "The most visual tokens of a frame; of the two frames of a step for Qwen. Default: the model's own.",
     )
-    max_pixels: int | None = option("--max-pixels COUNT", "The same in pixels of a frame once it is resized, for Qwen.")
 
     @property
     def loading(self) -> dict[str, Any]:
         """Keywords of `load_backbone` and fields of `IngestOptions`; None means: as the state says."""
-        more = ("dtype", "quantization", "frame_tokens", "max_pixels")
+        more = ("dtype", "quantization", "frame_tokens")
         return self.placement | {name: getattr(self, name) for name in more}
 
     def check(self) -> None:

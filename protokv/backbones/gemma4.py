@@ -72,7 +72,7 @@ class Gemma4(Adapter):
         self._frames, self._padding = frames, config.pad_token_id or 0
         self.default_fps = float(getattr(model.config, "protokv_fps", _DEFAULT_FPS))
         self.settings = {"patch_size": frames.patch_size, "pooling_kernel_size": frames.pooling_kernel_size}
-        self.limit_frames(tokens=frames.max_soft_tokens)
+        self.limit_frames(frames.max_soft_tokens)
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> Gemma4:
@@ -97,12 +97,11 @@ class Gemma4(Adapter):
             sizes: tuple[int, ...] = image_processing_pil_gemma4._SUPPORTED_SOFT_TOKENS
         return sizes
 
-    def limit_frames(self, *, tokens: int | None = None, pixels: int | None = None) -> None:
+    def limit_frames(self, tokens: int) -> None:
         """Give a frame at most so many tokens: one of the numbers that the image processor knows."""
-        check_cost(self.identity.name, self.frame_costs(None), tokens, pixels)
-        if tokens is not None:
-            self._frames.max_soft_tokens = tokens
-            self.settings = {**self.settings, "frame_tokens": tokens}
+        check_cost(self.identity.name, self.frame_costs(None), tokens)
+        self._frames.max_soft_tokens = tokens
+        self.settings = {**self.settings, "frame_tokens": tokens}
 
     def embed_text(self, ids: list[int]) -> Tensor:
         """Return `[n, E]`, with the digits of the ids appended."""

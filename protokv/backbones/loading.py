@@ -268,7 +268,7 @@ def read_decoding(config: Any) -> Decoding:
         ModelError: a value is out of its range.
     """
     draws = config.do_sample and config.top_k != 1
-    names = ("max_new_tokens", "repetition_penalty", "no_repeat_ngram_size", *(("top_k", "top_p") if draws else ()))
+    names = ("max_new_tokens", "repetition_penalty", *(("top_k", "top_p") if draws else ()))
     found = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
     if draws:
         found["temperature"] = 1.0 if config.temperature is None else config.temperature

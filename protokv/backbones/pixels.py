@@ -185,20 +185,16 @@ class TimedGrid(Backbone):
     _pixels: PixelConfig
     _tokens_per_second: float | None
 
-    def limit_frames(self, *, tokens: int | None = None, pixels: int | None = None) -> None:
-        """Resize frames to at most so many tokens or pixels. A step of two frames has the tokens of one."""
-        side = self._pixels.token_side
-        most = self._pixels.max_pixels
+    def limit_frames(self, tokens: int) -> None:
+        """Resize frames to at most so many tokens. A step of two frames has the tokens of one."""
+        side, most = self._pixels.token_side, self._pixels.max_pixels
         if self._pixels.min_pixels == most and not self._pixels.strict:
-            check_cost(self.identity.name, [most // side**2], tokens, None if pixels == most else pixels)
-            return
-        limit = pixels if tokens is None else tokens * side**2
-        if limit is not None and limit < side**2:
-            raise ConfigError(f"a frame of {limit} pixels has no token", hint=f"a token has {side} x {side} pixels")
-        if limit is not None and pixels != most:
-            self._pixels = self._pixels.limited(limit)
-            asked = {} if tokens is None else {"frame_tokens": tokens}
-            self.settings = self._pixels.settings(self.default_fps) | asked
+            check_cost(self.identity.name, [most // side**2], tokens)
+        elif tokens < 1:
+            raise ConfigError(f"a frame of {tokens} tokens shows nothing", hint="use a number above 0")
+        else:
+            self._pixels = self._pixels.limited(tokens * side**2)
+            self.settings = self._pixels.settings(self.default_fps) | {"frame_tokens": tokens}
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
         """Cut one temporal patch of frames into patches `[n, pixels]` float32."""

@@ -44,7 +44,7 @@ FAMILIES: Final = {
 """The class of each family by the `model_type` of its config; imported when it is asked for."""
 
 
-def load_backbone(  # noqa: PLR0913 - each is a choice of its own, by name
+def load_backbone(
     name: str,
     *,
     device: str = "auto",
@@ -54,7 +54,6 @@ def load_backbone(  # noqa: PLR0913 - each is a choice of its own, by name
     revision: str | None = None,
     folder: Path | None = None,
     frame_tokens: int | None = None,
-    max_pixels: int | None = None,
 ) -> Backbone:
     """Load a model. A packaged one may set torch to one thread for this process (`Packaged.adjust`).
 
@@ -70,7 +69,6 @@ def load_backbone(  # noqa: PLR0913 - each is a choice of its own, by name
         revision: branch, tag or commit of a hub model; None: its main branch.
         folder: the folder with the files of `name`, so that nothing is looked up or downloaded; None: find it.
         frame_tokens: the most visual tokens of a frame (of the two frames of a step for Qwen); None: the model's own.
-        max_pixels: the most pixels of a frame once it is resized, instead of `frame_tokens`; for Qwen.
 
     Raises:
         ModelError: there is no such model, a file of it is missing or damaged, its family is not supported, a package
@@ -80,14 +78,12 @@ def load_backbone(  # noqa: PLR0913 - each is a choice of its own, by name
     """
     from protokv.core.backbone import check_cost
 
-    if frame_tokens is not None and max_pixels is not None:
-        raise ConfigError("frame_tokens and max_pixels are two ways to say one thing", hint="leave one of them out")
     options = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
     with _resolved(name, options, revision, folder) as (family, path, config, placement):
-        check_cost(name, family.frame_costs(config), frame_tokens, max_pixels)
+        check_cost(name, family.frame_costs(config), frame_tokens)
         backbone = family.load(path, name, config, placement)
-        if frame_tokens is not None or max_pixels is not None:
-            backbone.limit_frames(tokens=frame_tokens, pixels=max_pixels)
+        if frame_tokens is not None:
+            backbone.limit_frames(frame_tokens)
         return backbone
 
 

@@ -134,20 +134,16 @@ class Backbone(ABC):
         """Return what a step of a model with this config may be limited to, in visual tokens; None: any number."""
         return None
 
-    def limit_frames(self, *, tokens: int | None = None, pixels: int | None = None) -> None:
-        """Set the most that a frame may cost, once, before the first session; `settings` then say so.
+    def limit_frames(self, tokens: int) -> None:
+        """Set the most visual tokens of a step, once, before the first session; `settings` then say so.
 
         The identity stays: it is the same model. This default is for families whose frames have one size.
-
-        Args:
-            tokens: visual tokens of a step.
-            pixels: of a resized frame.
 
         Raises:
             ConfigError: the model does not take frames of this cost; the possible ones are named.
         """
         own = self.settings.get("frame_tokens")
-        check_cost(self.identity.name, [own] if isinstance(own, int) else [], tokens, pixels)
+        check_cost(self.identity.name, [own] if isinstance(own, int) else [], tokens)
 
     @property
     @abstractmethod
@@ -340,13 +336,12 @@ class Backbone(ABC):
         return []
 
 
-def check_cost(name: str, possible: Sequence[int] | None, tokens: int | None, pixels: int | None) -> None:
+def check_cost(name: str, possible: Sequence[int] | None, tokens: int | None) -> None:
     """Refuse what frames for a model cannot cost; `possible` are its numbers of tokens, None: any. ConfigError."""
-    if possible is None or (pixels is None and (tokens is None or tokens in possible)):
+    if possible is None or tokens is None or tokens in possible:
         return
     most = "at most " if len(possible) > 1 else ""
     raise ConfigError(
-        f"a frame for {name} has {most}{', '.join(map(str, possible)) or 'no'} visual tokens, "
-        "and no other number of tokens or pixels",
-        hint="leave --max-pixels out; give --frame-tokens one of these numbers, or leave it out, too",
+        f"a frame for {name} has {most}{', '.join(map(str, possible)) or 'no'} visual tokens, and no other number",
+        hint="give --frame-tokens one of these numbers, or leave it out",
     )

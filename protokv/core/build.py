@@ -1,14 +1,12 @@
 """Build the memory that settings mean for a model, and take a saved one up again.
 
-A state of a few bytes can claim any budget, so sizes are checked before anything is allocated: a memory larger than the
-whole device is refused at once, one larger than its free part when an allocation fails. A full state takes the bytes of
-its declaration, and in use about as much again for attention.
+A state of a few bytes can claim any budget, so sizes are checked before anything is allocated. A full state takes the
+bytes of its declaration, and in use about as much again for attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -23,8 +21,8 @@ from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
 from protokv.core.tensors import MemoryShape, TensorSpec, tensor_shapes
 from protokv.core.with_part import HybridMemory
-from protokv.errors import ConfigError, StateCorrupt, StateMismatch
-from protokv.machine import is_out_of_memory, memory_bytes
+from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
+from protokv.machine import memory_bytes
 
 
 def read_shape(backbone: Backbone) -> MemoryShape:
@@ -57,7 +55,8 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     """Return the empty memory that the config names, split by layers if these are on several devices.
 
     Raises:
-        ConfigError: the config does not fit the model, or the memory does not fit the device.
+        ConfigError: the config does not fit the model.
+        OutOfMemory: the memory does not fit the device.
     """
     cls = config.memory
     check_parts(config, shape)
@@ -65,10 +64,9 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
         (*cls.declare(config, shape), *_carried_specs(shape)), shape.layer_devices or (shape.device,), config.budget
     )
     spread = len(set(shape.layer_devices or ())) > 1
-    with allocating(config.budget):
-        memory: Memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
-        if shape.hybrid is not None:
-            return HybridMemory(memory, shape)
+    memory: Memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
+    if shape.hybrid is not None:
+        return HybridMemory(memory, shape)
     if not config.recent_frames:
         return memory
     if not cls.hides_recent:
@@ -120,58 +118,32 @@ def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, ten
 
     Raises:
         StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is named.
-        StateMismatch: the device has no room for it.
     """
     try:
         check_shapes(tensor_shapes(tensors), declare_memory(config, shape))
         memory = build_memory(config, shape, rotary)
         own = {spec.name for spec in memory.specs()}
-        with allocating(config.budget):
-            memory.load({name: tensor for name, tensor in tensors.items() if name in own})
-    except DoesNotFit as error:
-        raise StateMismatch(error.message, hint="open the state on a machine with more memory") from error
+        memory.load({name: tensor for name, tensor in tensors.items() if name in own})
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
     return memory
-
-
-class DoesNotFit(ConfigError):
-    """A memory of this budget is larger than the device or its free part."""
 
 
 def check_capacity(specs: Iterable[TensorSpec], devices: Iterable[torch.device], budget: int) -> None:
     """Refuse a memory that is larger than its devices together.
 
     Raises:
-        DoesNotFit: naming both sizes.
+        OutOfMemory: naming both sizes.
     """
     sizes = [device_bytes(device) for device in dict.fromkeys(devices)]
     there = sum(size for size in sizes if size is not None)
     wanted = sum(spec.nbytes for spec in specs)
     if None not in sizes and wanted > there:
-        raise DoesNotFit(
+        raise OutOfMemory(
             f"budget: {budget} tokens of this model take {wanted / 2**30:.1f} GiB, "
             f"and the device has {there / 2**30:.1f} GiB",
             hint="choose a smaller budget",
         )
-
-
-@contextmanager
-def allocating(budget: int) -> Iterator[None]:
-    """Turn an allocation failure into DoesNotFit; other errors pass.
-
-    Raises:
-        DoesNotFit: a tensor could not be allocated.
-    """
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise DoesNotFit(
-            f"budget: {budget} tokens of this model take more memory than is free",
-            hint="choose a smaller budget, or free memory",
-        ) from error
 
 
 def device_bytes(device: torch.device) -> int | None:

@@ -43,7 +43,6 @@ class Decoding:
         top_k: draw from this many likeliest tokens, before `top_p`; 0: from all.
         repetition_penalty: makes tokens of the prompt's text and of the answer so far less likely: their positive
             logits are divided by it, and negative ones multiplied.
-        no_repeat_ngram_size: no group of so many tokens comes twice in these; 0: any may.
         seed: of the draw; the same seed gives the same answer on the same device.
 
     Raises:
@@ -55,7 +54,6 @@ class Decoding:
     top_p: float = 1.0
     top_k: int = 0
     repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -65,10 +63,8 @@ class Decoding:
             raise ConfigError(f"temperature is {self.temperature}", hint="use 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}", hint="use a share above 0, at most 1")
-        for name in ("top_k", "no_repeat_ngram_size"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 0:
-                raise ConfigError(f"{name} is {value}", hint="use a number of tokens, or 0 for none")
+        if type(self.top_k) is not int or self.top_k < 0:
+            raise ConfigError(f"top_k is {self.top_k}", hint="use a number of tokens, or 0 for all")
         if not 0 < self.repetition_penalty < inf:
             raise ConfigError(f"repetition_penalty is {self.repetition_penalty}", hint="use 1 (none) or more")
 
@@ -103,14 +99,14 @@ class Chooser:
         """
         self._decoding = decoding
         self._generator = torch.Generator(device=device).manual_seed(decoding.seed)
-        penalises = decoding.repetition_penalty != 1 or decoding.no_repeat_ngram_size > 0
+        penalises = decoding.repetition_penalty != 1
         self._ids = torch.tensor(list(prompt), dtype=torch.int64, device=device) if penalises else None
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return a token id `[1]` int64 for logits `[vocabulary]` float32, on their device."""
         if self._ids is None:
             return self._choose(logits)
-        chosen = self._choose(penalise(logits, self._ids, self._decoding))
+        chosen = self._choose(penalise(logits, self._ids, self._decoding.repetition_penalty))
         self._ids = torch.cat((self._ids, chosen))
         return chosen
 
@@ -130,24 +126,12 @@ class Chooser:
         return ids[drawn]
 
 
-def penalise(logits: Tensor, ids: Tensor, decoding: Decoding) -> Tensor:
-    """Return logits `[vocabulary]` with the penalties for what stands in `ids` `[n]`; negative ids are no tokens."""
-    penalty, n = decoding.repetition_penalty, decoding.no_repeat_ngram_size
-    if penalty != 1:
-        lower = torch.where(logits < 0, logits * penalty, logits / penalty)
-        logits = torch.where(_among(ids, len(logits)), lower, logits)
-    if 0 < n <= len(ids):
-        groups = ids.unfold(0, n, 1)
-        began = (groups[:, :-1] == ids[len(ids) - n + 1 :]).all(1)
-        logits = logits.masked_fill(_among(torch.where(began, groups[:, -1], -1), len(logits)), -inf)
-    return logits
-
-
-def _among(ids: Tensor, size: int) -> Tensor:
-    """Return which of `size` tokens are among ids, `[size]` bool."""
-    # Boolean indexing would wait for the device, so what is no token goes into a slot more.
-    marks = torch.zeros(size + 1, dtype=torch.bool, device=ids.device)
-    return marks.scatter_(0, torch.where(ids < 0, size, ids), True)[:-1]
+def penalise(logits: Tensor, ids: Tensor, penalty: float) -> Tensor:
+    """Return logits `[vocabulary]`, those of tokens in `ids` `[n]` less likely by a penalty; negative ids are none."""
+    # Boolean indexing would wait for the device, so what is no token goes into one slot more.
+    marks = torch.zeros(len(logits) + 1, dtype=torch.bool, device=ids.device)
+    marks.scatter_(0, torch.where(ids < 0, len(logits), ids), True)
+    return torch.where(marks[:-1], torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def read_token(token: Tensor) -> int:

@@ -16,7 +16,7 @@ from protokv.core.hybrid import HybridState
 from protokv.core.near import Slots
 from protokv.core.packing import check_shapes, unpack
 from protokv.core.rotary import Rotary
-from protokv.core.sanitize import Sanitizer, check_step
+from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV, StepTokens
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, add_up, tensor_shapes
 
@@ -134,7 +134,7 @@ class LocalMemory(Memory):
             ConfigError: the config does not fit the model.
         """
         self._config, self._shape, self._rotary = config, shape, rotary
-        self._sanitizer = Sanitizer(shape, refuse=config.non_finite == "refuse")
+        self._sanitizer = Sanitizer(shape)
 
     @classmethod
     @abstractmethod
@@ -157,13 +157,11 @@ class LocalMemory(Memory):
         """Return the step without numbers that are not finite.
 
         Raises:
-            ValueError: its tensors do not fit, or its index is not above `last_step`.
+            ValueError: its index is not above `last_step`.
             RuntimeError: the stream has not started.
-            ModelError: it holds numbers that are not finite, and the settings say to refuse it.
         """
         if not self._slots.started:
             raise RuntimeError("the memory needs its prompt prefix before the first step: call start()")
-        check_step(step, self._shape)
         if step.step <= last_step:
             raise ValueError(f"step {step.step} came after step {last_step}; indices must increase from 0")
         return self._sanitizer.admit(step)

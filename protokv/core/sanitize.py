@@ -17,37 +17,15 @@ from torch import Tensor
 
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
-from protokv.errors import ModelError
 
 # A power of two: the same number in every dtype that reaches so far.
 LARGEST: Final = 2.0**40
 
 
-def check_step(step: StepKV, shape: MemoryShape) -> None:
-    """Raise ValueError unless the tensors of a step fit the memory."""
-    T = step.keys.shape[2]
-    kv = (shape.layers, shape.kv_heads, T, shape.head_size)
-    expected = {
-        "keys": (kv, shape.dtype),
-        "values": (kv, shape.dtype),
-        "positions": ((T, shape.position_components), torch.int64),
-        "coordinates": ((T, 2), torch.float32),
-    }
-    for name, (size, dtype) in expected.items():
-        tensor: Tensor = getattr(step, name)
-        if tensor.shape != size or tensor.dtype != dtype or T == 0:
-            raise ValueError(
-                f"step {step.step}: {name} must be {list(size)} {dtype} with T > 0, "
-                f"got {list(tensor.shape)} {tensor.dtype}"
-            )
-
-
 class Sanitizer(StatePart):
     """Admits the steps of one memory and counts the tokens that it drops."""
 
-    def __init__(self, shape: MemoryShape, *, refuse: bool) -> None:
-        """Drop unusable tokens, or refuse steps that have one."""
-        self._refuse = refuse
+    def __init__(self, shape: MemoryShape) -> None:
         (spec,) = self.declare()
         self.dropped = spec.allocate(shape.device)
 
@@ -59,20 +37,8 @@ class Sanitizer(StatePart):
         )
 
     def admit(self, step: StepKV) -> StepKV:
-        """Return the step with unusable tokens set to 0 and marked.
-
-        Raises:
-            ModelError: it has such a token and the settings refuse it; nothing has changed.
-        """
+        """Return the step with unusable tokens set to 0 and marked."""
         usable = find_usable(step.keys, step.values) if step.usable is None else step.usable
-        if self._refuse:
-            bad = int((~usable).sum())
-            if bad:
-                raise ModelError(
-                    f"step {step.step}: the model gave keys or values that are not finite for {bad} of "
-                    f"{len(usable)} tokens",
-                    hint="use another dtype, or drop such tokens with --set non_finite=drop",
-                )
         hidden = ~usable[:, None]
         self.dropped += hidden.sum()
         keys, values = step.keys.masked_fill(hidden, 0), step.values.masked_fill(hidden, 0)

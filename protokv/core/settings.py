@@ -14,14 +14,13 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
 
-from protokv.errors import ConfigError, did_you_mean, suggest_name
+from protokv.errors import ConfigError, suggest_name
 
 if TYPE_CHECKING:
     # The command line checks settings before anything heavy is imported.
     from protokv.core.memory import LocalMemory
     from protokv.core.parts import SessionListener
 
-NonFinite = Literal["drop", "refuse"]
 Positions = Literal["stream", "compact"]
 
 MOST_TOKENS: Final = 2**24
@@ -55,8 +54,6 @@ class MemoryConfig:
             model was trained on (`protokv.core.compact`).
         recent_frames: N, the last frames whose vision features the state keeps. A question reads them again after the
             memory. They count in the bytes of the state and in the tokens of an answer. 0: none.
-        non_finite: "drop" drops and counts tokens whose keys or values are not finite; "refuse" stops at such a step,
-            and waits for the device once a step.
         seed: seed of all random draws.
     """
 
@@ -71,7 +68,6 @@ class MemoryConfig:
     budget: int = 6000
     positions: Positions = "stream"
     recent_frames: int = 0
-    non_finite: NonFinite = "drop"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -204,24 +200,19 @@ def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, 
 
 
 def check_type(name: str, value: object, hint: Any) -> None:
-    """Refuse a value that does not have the annotated type of its field."""
+    """Refuse a value that does not have the annotated type of its field. In Python True equals 1; here it does not."""
+    options = get_args(hint)
     if get_origin(hint) is Literal:
-        # In Python True equals 1; for a setting it does not.
-        if not any(type(value) is type(one) and value == one for one in get_args(hint)):
-            known = [str(one) for one in get_args(hint)]
-            raise ConfigError(
-                f"{name}: expected one of {', '.join(known)}, got {shorten_value(value)}",
-                hint=did_you_mean(value, known),
-            )
-        return
-    if get_origin(hint) is tuple:
-        if not isinstance(value, tuple) or len(value) != 2 or any(type(part) is not int for part in value):
-            raise ConfigError(f"{name}: expected two whole numbers, got {shorten_value(value)}")
-        return
-    # A bool is no int here; a whole number is a valid float.
-    accepted = (int, float) if hint is float else (hint,)
-    if type(value) not in accepted:
-        raise ConfigError(f"{name}: expected {hint.__name__}, got {type(value).__name__} {shorten_value(value)}")
+        right = any(type(value) is type(one) and value == one for one in options)
+        expected = f"one of {', '.join(map(str, options))}"
+    elif get_origin(hint) is tuple:
+        right = isinstance(value, tuple) and [type(part) for part in value] == list(options)
+        expected = "two whole numbers"
+    else:
+        right = type(value) is hint or (hint is float and type(value) is int)
+        expected = hint.__name__
+    if not right:
+        raise ConfigError(f"{name}: expected {expected}, got {shorten_value(value)}")
 
 
 def check_range(name: str, value: float | tuple[int, ...], low: float, high: float) -> None:

@@ -119,7 +119,6 @@ class IngestOptions:
     quantization: str | None = None
     revision: str | None = None
     frame_tokens: int | None = None
-    max_pixels: int | None = None
     system: str | None = None  # the system prompt, before the video; None: that of the state, or the model's own
 
     # The source. A part of it is a different source from the whole; stream time begins with the part.
@@ -171,7 +170,7 @@ class IngestOptions:
     @property
     def frames(self) -> dict[str, Any]:
         """The other keywords of `load_backbone`: what a frame may cost. It is no part of a model's identity."""
-        return {"frame_tokens": self.frame_tokens, "max_pixels": self.max_pixels}
+        return {"frame_tokens": self.frame_tokens}
 
     def add_system_prompt(self, backbone: Backbone) -> Backbone:
         """Return a model with the system prompt, if there is one. Raises as `Backbone.with_system`."""

@@ -185,15 +185,12 @@ def load_recorded_backbone(
     if placement.get("dtype") is None:
         placement["dtype"] = header.backbone.dtype
     backbone = _load(header, name, revision, placement)
-    given = placement.get("frame_tokens") is not None or placement.get("max_pixels") is not None
-    if not given and header.backbone.family == backbone.identity.family:
-        tokens, pixels = (header.settings.get(name) for name in ("frame_tokens", "max_pixels"))
+    tokens = header.settings.get("frame_tokens")
+    same_family = header.backbone.family == backbone.identity.family
+    if placement.get("frame_tokens") is None and same_family and isinstance(tokens, int):
         # What the model cannot do is left, and refused when the state is continued.
         with suppress(ConfigError):
-            if isinstance(tokens, int):
-                backbone.limit_frames(tokens=tokens)
-            elif isinstance(pixels, int):
-                backbone.limit_frames(pixels=pixels)
+            backbone.limit_frames(tokens)
     return backbone
 
 

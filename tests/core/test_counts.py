@@ -147,7 +147,7 @@ def test_the_proof_would_notice_a_wait() -> None:
     assert counting.waits == {"index": 1, "index_put_": 1, "nonzero": 1, "_local_scalar_dense": 1, "tolist": 1}
 
 
-PENALISED = Decoding(6, temperature=0.7, top_k=9, repetition_penalty=1.1, no_repeat_ngram_size=3)
+PENALISED = Decoding(6, temperature=0.7, top_k=9, repetition_penalty=1.1)
 PENALTY_OPERATIONS = 24
 
 

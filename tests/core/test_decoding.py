@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation.logits_process import (
-    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -51,20 +50,14 @@ def test_a_draw_is_that_of_multinomial() -> None:
         assert choose(logits).tolist() == ids[torch.multinomial(ordered, 1, generator=generator)].tolist()
 
 
-@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(0, 30), st.integers(0, 4))
-def test_penalties_are_those_of_transformers(seed: int, size: int, length: int, n: int) -> None:
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 30))
+def test_a_penalty_is_that_of_transformers(seed: int, size: int, length: int) -> None:
     g = torch.Generator().manual_seed(seed)
     logits, ids = torch.randn(size, generator=g), torch.randint(size, (length,), generator=g)
-    expected = logits[None]
-    if length:
-        expected = RepetitionPenaltyLogitsProcessor(1.3)(ids[None], expected)
-    if n:
-        expected = NoRepeatNGramLogitsProcessor(n)(ids[None], expected)
-    decoding = Decoding(repetition_penalty=1.3, no_repeat_ngram_size=n)
-    assert torch.equal(penalise(logits, ids, decoding), expected[0])
-    # What is no token ends a group and is never a token itself.
-    apart = penalise(logits, torch.cat((ids, torch.tensor([-1]))), decoding)
-    assert torch.equal(apart, penalise(logits, ids, Decoding(repetition_penalty=1.3, no_repeat_ngram_size=int(n == 1))))
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(ids[None], logits[None])[0]
+    # A negative id is no token.
+    for found in (ids, torch.cat((ids, torch.tensor([-1])))):
+        assert torch.equal(penalise(logits, found, 1.3), expected)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 14), st.sampled_from([0.3, 0.9, 1.0]))
@@ -94,7 +87,6 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
         {"top_p": 1.1},
         {"top_k": -1},
         {"top_k": 2.5},
-        {"no_repeat_ngram_size": -1},
         {"repetition_penalty": 0.0},
         {"repetition_penalty": float("inf")},
     ],

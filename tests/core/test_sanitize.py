@@ -13,7 +13,6 @@ from protokv.core.build import build_memory
 from protokv.core.memory import Memory
 from protokv.core.sanitize import find_usable
 from protokv.core.step import StepKV
-from protokv.errors import ModelError
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from tests.core.streams import World, copy_of, same, shape_of, small_config, small_durable
 
@@ -118,18 +117,6 @@ def test_the_blocked_rule_keeps_its_promises_whatever_is_dropped(bad: list[list[
     stream(memory, world, len(bad), dict(enumerate(bad)))
     assert memory.report()["tokens_dropped"] == sum(map(len, bad))
     build_memory(config, world.shape, world.rotary).load(copy_of(memory))
-
-
-def test_a_bad_step_is_refused_by_choice_and_changes_nothing(config: MemoryConfig) -> None:
-    world = World(shape_of(layers=2, heads=2, size=8), 3)
-    memory = build_memory(config.with_fields({"non_finite": "refuse"}), world.shape, world.rotary)
-    memory.start(*world.sink())
-    for index in range(6):
-        memory.append(world.step(index, 5))
-    before = copy_of(memory)
-    with pytest.raises(ModelError, match="not finite for 2 of 5 tokens"):
-        memory.append(spoilt(world.step(6, 5), [0, 2], float("nan")))
-    assert same(before, copy_of(memory))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -17,7 +17,6 @@ from protokv.core.compact import Anchoring, compact_context
 from protokv.core.rotary import PreciseRotary
 from protokv.core.session import Session
 from protokv.core.step import StepKV
-from protokv.errors import ModelError
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.memories.durable import repeats
 from protokv.memories.durable.memory import Durable
@@ -153,15 +152,3 @@ def test_a_word_that_is_not_finite_is_hidden_and_counted_apart_from_pictures() -
     assert memory.report()["tokens_dropped"] == 1
     held = memory.tensors()
     assert [int(held[name]) for name in ("sanitize.dropped", "words.sanitize.dropped", "words.seen")] == [0, 1, 3]
-
-
-def test_words_that_are_refused_leave_all_as_it_was() -> None:
-    shape = shape_of()
-    world = World(shape, 1)
-    memory = Durable(DurableConfig(budget=40, words=True, non_finite="refuse"), shape, world.rotary)
-    memory.start(*world.sink())
-    before, step = copy_of(memory), replace(world.step(7, 8), words=3)
-    step.keys[0, 0, 6, 0] = torch.nan
-    with pytest.raises(ModelError, match="step 7"):
-        memory.append(step)
-    assert same(memory.tensors(), before)
