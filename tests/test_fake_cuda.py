@@ -120,9 +120,7 @@ def test_in_half_precision_attention_by_columns_gives_about_what_the_cpu_gives(
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=0, atol=0.25)
 
 
-@pytest.mark.parametrize(
-    "config", [small("sliding-window"), DurableConfig(budget=24, rule="blocked", words=True)], ids=type
-)
+@pytest.mark.parametrize("config", [small("sliding-window"), DurableConfig(budget=24, words=True)], ids=type)
 def test_a_steady_step_behind_the_vision_tower_can_be_captured(models: Models, config: MemoryConfig) -> None:
     # transformers adds DeepStack's features by a mask, which waits.
     backbone = models("qwen2_5_vl")[1]
@@ -142,7 +140,7 @@ def test_a_steady_step_behind_the_vision_tower_can_be_captured(models: Models, c
 @pytest.mark.parametrize("kind", ["sliding-window", "durable", "infinipot-v"])
 @pytest.mark.parametrize("positions", ["stream", "compact"])
 def test_a_steady_step_and_a_token_in_half_precision_can_be_captured(kind: str, positions: Positions) -> None:
-    # So many tokens that the blocked rule is the default one.
+    # So many tokens that not all prototypes are points of a step.
     config = MemoryConfig.of(kind, budget=3000, positions=positions)
     with fake_cuda():
         backbone = StubBackbone(layers=1, kv_heads=1, groups=2, head_size=16, device="cuda:0")

@@ -1,7 +1,4 @@
-"""Operations on rows of tensors, sorting, and cache-sized chunks, each in the form that suits the device.
-
-A CPU sorts with numpy, whose vectorised sort is up to ten times as fast as torch's; the results are the same.
-"""
+"""Operations on rows of tensors, the least along an axis, and cache-sized chunks, each as suits the device."""
 
 from __future__ import annotations
 
@@ -34,20 +31,6 @@ def add_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
         held.index_put_((rows,), new, accumulate=True)
 
 
-def draw_rows_(held: Tensor, moves: Tensor, share: Tensor) -> None:
-    """Move rows `moves[0]` `[n]` of `held` `[N, F]` at once by `share` `[n, 1]` of the way to rows `moves[1]`."""
-    here, there = held.index_select(0, moves.view(-1)).view(*moves.shape, -1)
-    add_rows_(held, moves[0], (there - here).mul_(share))
-
-
-def sorted_from(numbers: Tensor, dim: int = -1) -> Tensor:
-    """Return the numbers in ascending order along an axis; may overwrite its argument."""
-    if has_data_here(numbers):
-        numbers.numpy().sort(axis=dim)
-        return numbers
-    return numbers.sort(dim=dim).values
-
-
 def least_from(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least number along the last axis and its first index."""
     if has_data_here(numbers):
@@ -55,15 +38,6 @@ def least_from(numbers: Tensor) -> tuple[Tensor, Tensor]:
         return numbers.gather(-1, place[..., None]).squeeze(-1), place
     least = numbers.min(-1)
     return least.values, least.indices
-
-
-def median_from(numbers: Tensor) -> Tensor:
-    """Return the lower median along the last axis; may overwrite its argument."""
-    middle = (numbers.shape[-1] - 1) // 2
-    if has_data_here(numbers):
-        numbers.numpy().partition(middle, axis=-1)
-        return numbers[..., middle]
-    return numbers.sort(dim=-1).values[..., middle]
 
 
 def has_data_here(numbers: Tensor) -> bool:

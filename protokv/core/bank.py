@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import draw_rows_, write_rows_
+from protokv.core.arrays import write_rows_
 from protokv.core.near import Tokens
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
@@ -161,20 +161,10 @@ class PrototypeBank(StatePart):
         )
         return keys, values
 
-    def head_centers(self, heads: slice) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[h, K, D]` float32 of some of the L * H heads."""
-        return self.key_center.flatten(0, 1)[heads], self.value_center.flatten(0, 1)[heads]
-
     def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Replace the centres of `rows` `[n]` by keys and values `[n, D]`. Write their masses before."""
         write_rows_(self.key_center.flatten(0, 2), rows, keys)
         write_rows_(self.value_center.flatten(0, 2), rows, values)
-
-    def draw_centers_(self, moves: Tensor, share: Tensor) -> None:
-        """Move the centres of rows `moves[0]` `[n]` by `share` `[n, 1]` of the way to those of rows `moves[1]`, all at
-        once. A row may be several times among the first, and then not among the others. Write masses before."""
-        for center in (self.key_center, self.value_center):
-            draw_rows_(center.flatten(0, 2), moves, share)
 
     def touch_(self, rows: Tensor) -> None:
         """Note that what `rows` show changed. Waits for nothing."""

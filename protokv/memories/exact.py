@@ -1,7 +1,7 @@
 """`ExactMemory`: memories of exact tokens, in the model's dtype or in 8 bits (`kv_bits=8`): a byte a number.
 
 So that a comparison at equal bytes is one of memories, not of number formats. A token is rounded once, when it enters,
-to the nearest (`quantize_centers` at mass 1), and stays as it was rounded. The prompt prefix stays exact, as in
+to the nearest (`quantize_vectors`), and stays as it was rounded. The prompt prefix stays exact, as in
 `durable`. Slots hold D codes and after them the exponents of each group, as one row of bytes, so that windows and
 kept tokens move them as they move numbers. A context decodes all of them: it takes as many bytes as tokens in the
 model's dtype while it is in use.
@@ -9,7 +9,6 @@ model's dtype while it is in use.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -25,7 +24,7 @@ from protokv.core.sanitize import Sanitizer
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
-from protokv.memories.durable.quantized import SHARED_FEATURES, dequantize_centers, quantize_centers
+from protokv.memories.durable.quantized import dequantize_vectors, quantize_vectors, shared_features
 
 _ROWS: Final = ("near.keys", "near.values", "kept.keys", "kept.values")
 
@@ -89,14 +88,17 @@ class ExactMemory(LocalMemory):
 
 def pack_vectors(vectors: Tensor) -> Tensor:
     """Return rows of bytes `[..., D + D / g]` int8 of vectors `[..., D]`."""
-    flat = vectors.float().reshape(-1, vectors.shape[-1])
-    mass = torch.ones(len(flat), dtype=torch.int64, device=flat.device)
-    return torch.cat(quantize_centers(flat, mass), 1).view(*vectors.shape[:-1], -1)
+    codes, exponents = quantize_vectors(vectors.float(), shared_features(vectors.shape[-1]))
+    return torch.cat((codes, exponents.view(torch.int8)), -1)
 
 
 def unpack_vectors(held: Tensor, size: int) -> Tensor:
     """Return what is held of vectors of `size`, `[..., D]` float32: of rows of bytes, or of the vectors themselves."""
-    return dequantize_centers(held[..., :size], held[..., size:]) if held.dtype == torch.int8 else held.float()
+    return (
+        dequantize_vectors(held[..., :size], held[..., size:].view(torch.uint8))
+        if held.dtype == torch.int8
+        else held.float()
+    )
 
 
 def pack_like(vectors: Tensor, held: Tensor) -> Tensor:
@@ -120,7 +122,7 @@ def _packed(spec: TensorSpec) -> TensorSpec:
     *rest, size = spec.shape
     assert size is not None
     meaning = f"{spec.meaning}, in 8 bits: codes, then the powers of two that they count"
-    shape = (*rest, size + size // math.gcd(size, SHARED_FEATURES))
+    shape = (*rest, size + size // shared_features(size))
     return replace(spec, dims=(*spec.dims[:-1], "packed_feature"), shape=shape, dtype=torch.int8, meaning=meaning)
 
 
@@ -140,7 +142,7 @@ class PackedSlots(Slots):
     """Far and near slots in rows of bytes, and the prompt prefix as it is."""
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
-        size = shape.head_size + shape.head_size // math.gcd(shape.head_size, SHARED_FEATURES)
+        size = shape.head_size + shape.head_size // shared_features(shape.head_size)
         super().__init__(replace(shape, head_size=size, sink_tokens=0, dtype=torch.int8), far=far, near=near)
         self._prefix, self._shape = Slots(shape, far=0, near=0), shape
 

@@ -1,11 +1,10 @@
 """Compare a step late in a stream with an early one: time and bytes of `durable`, at the level of tensors.
 
-    python -m tests.benchmarks.flat --rule blocked
-    python -m tests.benchmarks.flat --rule exact --late 20000
+    python -m tests.benchmarks.flat
 
 One memory stands at step 1,000 and one at step 10,000, then 100,000 and 1,000,000. At each of these places they take
 the same steps in turn, so that other work of the machine slows both. The sizes are small: a million steps take half
-an hour. Writes `results/flat-RULE-cpu.*`.
+an hour. Writes `results/flat-cpu.*`.
 """
 
 from __future__ import annotations
@@ -71,12 +70,10 @@ class Stream:
 
 
 @torch.inference_mode()
-def measure(
-    rule: str, *, early: int, late: Sequence[int], rounds: int, tokens: int, prototypes: int
-) -> Iterator[dict[str, Any]]:
+def measure(*, early: int, late: Sequence[int], rounds: int, tokens: int, prototypes: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each late step: medians and bytes at both places, and their ratios."""
     # A third as many near tokens as prototypes.
-    config, shape = DurableConfig(budget=prototypes * 4 // 3, rule=rule), shape_of(layers=1)  # type: ignore[arg-type]
+    config, shape = DurableConfig(budget=prototypes * 4 // 3), shape_of(layers=1)
     at_early, at_late = Stream(config, shape, tokens), Stream(config, shape, tokens)
     at_early.advance(early)
     for steps in late:
@@ -84,7 +81,6 @@ def measure(
         times = paired(at_late.step, at_early.step, rounds)
         sizes = [stream.nbytes() for stream in (at_early, at_late)]
         yield {
-            "rule": rule,
             "early_step": early,
             "late_step": steps,
             "early_ms": times["other_ms"],
@@ -101,7 +97,6 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rule", choices=("exact", "blocked"), default="blocked")
     parser.add_argument("--early", type=int, default=1000)
     parser.add_argument("--late", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=300, help="steps that are timed at each place")
@@ -113,7 +108,7 @@ def main() -> None:
     for row in measure(**given):
         print(row)
         rows.append(row)
-        write_table(f"flat-{given['rule']}", "cpu", rows, NOTE.format(**given))
+        write_table("flat", "cpu", rows, NOTE.format(**given))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ MISTAKES = [
     ("ingest VIDEO --decoder pyaf", Exit.USAGE, "did you mean pyav?"),
     ("ingest VIDEO --dtype flot32", Exit.USAGE, "did you mean float32?"),
     ("ingest VIDEO -o x.safetensor", Exit.USAGE, "did you mean .safetensors?"),
-    ("ingest VIDEO --set rule=middle", Exit.USAGE, "rule: expected one of"),
+    ("ingest VIDEO --set center_bits=16", Exit.USAGE, "center_bits: expected one of"),
     ("ingest VIDEO --set seed=soon", Exit.USAGE, "seed: expected int"),
     ("ingest VIDEO --set decay=off", Exit.USAGE, "decay: there is no such setting of durable"),
     ("ingest VIDEO --positions folded", Exit.USAGE, "positions: expected one of stream, compact"),

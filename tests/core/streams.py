@@ -104,7 +104,7 @@ def small_config(budget: int = 29, **changes: object) -> PaperConfig:
 
 
 def small_durable(budget: int = 29, **changes: object) -> DurableConfig:
-    """The agglomerative bank in such a size, its centres in float32."""
+    """The default memory in such a size, its centres in float32."""
     return DurableConfig(budget=budget, **({"center_bits": 32} | changes))
 
 

@@ -12,7 +12,6 @@ from tests.core.streams import World, shape_of
 LONG = 10**9
 CASES: dict[str, MemoryConfig] = {
     "durable": DurableConfig(budget=4, split=(0, 1), center_bits=32),
-    "durable, blocked": DurableConfig(budget=4, split=(0, 1), rule="blocked", center_bits=32),
     "durable, quantized": DurableConfig(budget=4, split=(0, 1)),
     "continuity": ContinuityConfig(budget=4, split=(0, 1), merge=False),
 }

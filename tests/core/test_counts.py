@@ -23,7 +23,7 @@ from protokv.core.session import Session
 from protokv.core.settings import Positions
 from protokv.core.step import StepKV
 from protokv.memories import MemoryConfig
-from protokv.memories.durable import nearest as parts
+from protokv.memories.durable import bank, rule
 from protokv.memories.durable.repeats import DEEP
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
@@ -42,8 +42,7 @@ DECODED = ["sliding-window", "durable", "paper", "continuity"]
 # Operations of a step, and those that each layer adds: 236 and 491 at 28 layers. Casts are seen only where nothing runs
 # in inference mode. A plan of twice as many merges takes one operation more. Of those of `durable`, 60 keep the newest
 # and the first tokens exact where nothing comes again.
-OPERATIONS = {"sliding-window": (40, 7), "durable": (269, 7)}
-OPERATIONS_OF_LONG_PLANS = 3
+OPERATIONS = {"sliding-window": (40, 7), "durable": (192, 31)}
 # To find what stays in view, in deep models.
 OPERATIONS_OF_REPEATS = 26
 # At compact positions each layer's queries are turned for the near window, and its far keys for themselves: 580 and
@@ -104,13 +103,14 @@ def check_steady(session: Session, most: int, steps: int) -> None:
 def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
     kind: str, budget: int, layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Only a CPU works through the plan of a bank in parts.
-    monkeypatch.setattr(parts, "_ROWS", 2**40)
+    # Only a CPU works through a bank in parts.
+    monkeypatch.setattr(rule, "_AT_ONCE", {})
+    monkeypatch.setattr(bank, "_ROWS", 2**40)
     # Without data behind the tensors, a wait would raise.
     with FakeTensorMode():
         session = filled(StubBackbone(layers=layers), kind, budget, budget // 196 + 3)
         most = at(layers, OPERATIONS[kind]) + OPERATIONS_OF_REPEATS * (kind == "durable" and layers >= DEEP)
-        check_steady(session, most if budget <= 4000 else most + OPERATIONS_OF_LONG_PLANS, steps=3)
+        check_steady(session, most, steps=3)
 
 
 @pytest.mark.parametrize("layers", [3, pytest.param(28, marks=pytest.mark.slow)])
@@ -118,8 +118,9 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
 def test_a_steady_step_at_compact_positions_waits_for_nothing(
     kind: str, budget: int, layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (parts, rotary):
-        monkeypatch.setattr(module, "_ROWS", 2**40)
+    monkeypatch.setattr(rule, "_AT_ONCE", {})
+    monkeypatch.setattr(bank, "_ROWS", 2**40)
+    monkeypatch.setattr(rotary, "_ROWS", 2**40)
     # Its rates are read off the model once, which takes data.
     precise = StubBackbone(layers=1).precise_rotary
     with FakeTensorMode():

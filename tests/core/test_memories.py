@@ -29,15 +29,12 @@ LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 9, 30, 4, 7]
 def configs() -> list[object]:
     variants = {
         "protokv": small_config(BUDGET),
-        "protokv-durable": DurableConfig(budget=BUDGET, center_bits=32),
+        "protokv-durable": DurableConfig(budget=BUDGET),
         "protokv-paper": PaperConfig(budget=BUDGET),
         "protokv-near-only": small_config(BUDGET, split=(1, 0)),
         "protokv-far-only": small_config(BUDGET, split=(0, 1)),
-        "protokv-agglomerative": small_durable(BUDGET),
-        "protokv-agglomerative-half": small_durable(BUDGET, merge_mass_power=0.5),
-        "protokv-coded": DurableConfig(budget=BUDGET, center_bits=8),
-        "protokv-blocked": DurableConfig(budget=BUDGET, rule="blocked", center_bits=32),
-        "protokv-blocked-far": DurableConfig(budget=BUDGET, rule="blocked", split=(0, 1), center_bits=32),
+        "protokv-durable-32": small_durable(BUDGET),
+        "protokv-durable-far-only": small_durable(BUDGET, split=(0, 1)),
         "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),
     }
     others = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in CONFIGS}

@@ -19,8 +19,7 @@ from tests.core.streams import World, copy_of, same, shape_of, small_config, sma
 BUDGET = 29
 CASES: dict[str, MemoryConfig] = {name: MemoryConfig.of(name, budget=BUDGET) for name in CONFIGS} | {
     "paper, small": small_config(BUDGET),
-    "durable, exact": small_durable(BUDGET),
-    "durable, blocked": DurableConfig(budget=120, rule="blocked", center_bits=32),
+    "durable, 32 bits": small_durable(BUDGET),
 }
 WORST = [float("nan"), float("inf"), -float("inf"), 3e38, -3e38]
 
@@ -84,10 +83,8 @@ def test_a_dropped_token_is_never_shown(name: str) -> None:
     assert torch.isfinite(context.keys).all()
 
 
-@pytest.mark.parametrize(
-    "config", [small_config(28, split=(0, 1)), small_durable(28, split=(0, 1))], ids=["paper", "durable"]
-)
-def test_the_bank_is_what_it_would_be_without_the_dropped_tokens(config: MemoryConfig) -> None:
+def test_the_bank_is_what_it_would_be_without_the_dropped_tokens() -> None:
+    config = small_config(28, split=(0, 1))
     world = World(shape_of(layers=2, heads=2, size=8), 3)
     spoilt_one, without = (build_memory(config, world.shape, world.rotary) for _ in range(2))
     sink = world.sink()
@@ -109,9 +106,9 @@ def test_the_bank_is_what_it_would_be_without_the_dropped_tokens(config: MemoryC
 
 
 @given(st.lists(st.lists(st.integers(0, 4), max_size=5, unique=True), min_size=1, max_size=30), st.integers(0, 99))
-def test_the_blocked_rule_keeps_its_promises_whatever_is_dropped(bad: list[list[int]], seed: int) -> None:
+def test_durable_keeps_its_promises_whatever_is_dropped(bad: list[list[int]], seed: int) -> None:
     world = World(shape_of(layers=1, heads=2, size=8), seed)
-    config = DurableConfig(budget=24, rule="blocked", center_bits=32)
+    config = DurableConfig(budget=24)
     memory = build_memory(config, world.shape, world.rotary)
     memory.start(*world.sink())
     stream(memory, world, len(bad), dict(enumerate(bad)))

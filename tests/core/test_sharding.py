@@ -36,10 +36,9 @@ def configs() -> list[object]:
     variants = {
         "paper, short warm-up": small_config(60, warmup_residuals=5),
         "paper, far only": small_config(BUDGET, split=(0, 1), anchor="first"),
-        "durable, one by one": small_durable(BUDGET),
-        "durable, blocked": DurableConfig(budget=BUDGET, rule="blocked", center_bits=32),
+        "durable, 32 bits": small_durable(BUDGET),
         "durable, words apart": DurableConfig(budget=BUDGET, words=True),
-        "durable, plans in turns": DurableConfig(budget=40, split=(0, 1), rule="blocked", center_bits=32),
+        "durable, prototypes in turns": DurableConfig(budget=140, split=(0, 1)),
     }
     others = {name: MemoryConfig.of(name, budget=BUDGET) for name in CONFIGS if name not in REFUSED}
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]

@@ -19,6 +19,8 @@ def round_center(key: Tensor, value: Tensor, mass: int) -> tuple[Tensor, Tensor]
         while most > 127 * unit:
             unit *= 2
         for feature in group:
-            up = (mass * 3242174889 + feature * 2447445414) % 2**32 / 2**32 if mass > 1 else 0.5
+            period = mass % 1024
+            level = (period * 3242174889 + feature * 2447445414) % 2**32 * 4096 // 2**32
+            up = level / 4096 if period != 1 else 0.5
             numbers[feature] = math.floor(numbers[feature] / unit + up) * unit
     return torch.tensor(numbers[:D]), torch.tensor(numbers[D:])

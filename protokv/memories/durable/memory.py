@@ -1,7 +1,7 @@
-"""`Durable`: the default memory. A near window, and a bank under a merging rule.
+"""`Durable`: the default memory. A near window, and a bank under a merging rule (`durable.rule`).
 
-Chooses the rule by the size of the bank, and shows a bank of 8-bit centres decoded where it is read. In a stream with
-words these have a window and a bank of their own (`durable.words`).
+A bank of 8-bit centres is decoded where it is read. In a stream with words these have a window and a bank of their own
+(`durable.words`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
-from protokv.memories.durable.agglomerative import Agglomerative
-from protokv.memories.durable.blocked import BlockedRule
-from protokv.memories.durable.quantized import DecodedContext, QuantizedBank
+from protokv.memories.durable.bank import DurableBank, QuantizedBank
+from protokv.memories.durable.quantized import DecodedContext
 from protokv.memories.durable.repeats import Repeats, find_repeats
+from protokv.memories.durable.rule import DurableRule
 from protokv.memories.durable.settings import DurableConfig
 from protokv.memories.durable.words import Words
 
-# Numbers of quantized keys, or values, of all layers that are decoded together: 16 MB of each in bfloat16.
+# Numbers of quantized keys, or values, that are decoded together: 16 MB of each in bfloat16. If those of all layers are
+# no more, then in all of them; else a device decodes several layers together, and a CPU one, to keep it in cache.
 _DECODED_AT_ONCE = 2**23
 
 
@@ -107,55 +108,60 @@ class Durable(PrototypeMemory):
     @staticmethod
     def bank_type(config: Any) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""
-        return QuantizedBank if config.is_quantized else PrototypeBank
+        return QuantizedBank if config.center_bits == 8 else DurableBank
+
+    @property
+    def _is_quantized(self) -> bool:
+        return isinstance(self._bank, QuantizedBank)
 
     @staticmethod
     def rule_type(config: Any) -> type[Rule]:
         """Return the rule by which tokens enter the bank."""
-        return BlockedRule if config.is_blocked else Agglomerative
+        return DurableRule
 
     @staticmethod
     def far_slots(config: Any) -> int:
         """Return how many slots hold pseudo-tokens; quantized prototypes are decoded where they are read."""
-        return 0 if config.is_quantized else PrototypeMemory.far_slots(config)
+        return 0 if config.center_bits == 8 else PrototypeMemory.far_slots(config)
 
     def context(self) -> Context:
         """Return all slots; quantized prototypes are decoded at once where they are few, else when a layer is read.
 
-        Far are, in this order, quantized prototypes, other prototypes, and exact words.
+        Far are, in this order, prototypes of pictures, those of words, and exact words.
         """
         slots, begin = self._slots, self._slots.far.start
         memories = [self] if self._words is None else [self, self._words.memory]
-        banks = [one._bank for one in memories if isinstance(one._bank, QuantizedBank)]
-        written = [one for one in memories if not isinstance(one._bank, QuantizedBank)]
-        for one in written:
-            one._write_far()
+        banks = [one._bank for one in memories]
+        if not self._is_quantized:
+            for one in memories:
+                one._write_far()
 
         def anchors() -> Tensor:
             L, H = slots.bias.shape[:2]
             words = [one._near.positions.expand(L, H, -1, -1) for one in memories[1:]]
-            return torch.cat(
-                [bank.position.round().long() for bank in banks] + [one._anchors() for one in written] + words, 2
-            )
+            return torch.cat([bank.position.round().long() for bank in banks] + words, 2)
 
         exact = slots.context(self._near.positions, anchors)
-        K = sum(bank.mass.shape[2] for bank in banks)
+        K = sum(bank.mass.shape[2] for bank in banks) if self._is_quantized else 0
         far = slice(begin, slots.near.start + K)
-        if not banks:
+        if not self._is_quantized:
             return replace(exact, far=far)
-        bias = torch.cat([self._bias_of(bank.mass) for bank in banks], 2)
+        bias = _insert(slots.bias, begin, torch.cat([self._bias_of(bank.mass) for bank in banks], 2))
 
-        def decode(layer: int | slice) -> tuple[Tensor, Tensor]:
-            shown = [bank.show(layer, self._rotary, slots.keys.dtype) for bank in banks]
-            keys, values = (torch.cat(some, -2) for some in zip(*shown, strict=True))
+        def decode(layers: slice) -> tuple[Tensor, Tensor]:
+            shown = [bank.show(layers, self._rotary, slots.keys.dtype) for bank in banks]  # type: ignore[attr-defined]
+            keys, values = shown[0] if len(banks) == 1 else (torch.cat(some, -2) for some in zip(*shown, strict=True))
             return keys, values
 
-        bias = _insert(slots.bias, begin, bias)
-        if bias[:, :, :K].numel() * self._shape.head_size <= _DECODED_AT_ONCE:
+        numbers = slots.keys.shape[1] * K * self._shape.head_size
+        if len(slots.keys) * numbers <= _DECODED_AT_ONCE:
             pairs = zip((slots.keys, slots.values), decode(slice(None)), strict=True)
             keys, values = (_insert(held, begin, shown) for held, shown in pairs)
             return SlotContext(keys, values, bias, far, exact.positions)
-        return DecodedContext(slots.keys, slots.values, bias, far, exact.positions, decoded=K, decode=decode)
+        together = 1 if slots.keys.device.type == "cpu" else max(1, _DECODED_AT_ONCE // numbers)
+        return DecodedContext(
+            slots.keys, slots.values, bias, far, exact.positions, decoded=K, decode=decode, together=together
+        )
 
 
 def _insert(held: Tensor, at: int, more: Tensor) -> Tensor:

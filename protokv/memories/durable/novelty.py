@@ -1,4 +1,4 @@
-"""`Novelty`: which heads see new tokens almost only, and how many of the newest and the first these keep from merging.
+"""`Novelty`: which heads see new tokens almost only, and which of the newest and the first these keep from merging.
 
 Ward's rule keeps what is distinct while distinct tokens fit. Where nothing repeats they never fit: the rule would
 average tokens that have nothing in common, and lose the present without winning the past. So each head counts how many
@@ -6,12 +6,12 @@ tokens of a step come again in the next one: where the squared distance to the n
 `NEAR` of the mean square of those values. A camera gives the last view again; a text does not. The counts know nothing
 of the bank: a small bank forgets what a stream repeats.
 
-Where more than `SOME_NEW` of the tokens are new, the newest ones merge with their repeats alone: an eighth of the
-stream so far, at least half of the budget, and less of it below `ALL_NEW`. The tokens of the first steps merge with
-their repeats alone, too. They get the room that is left, and at most half of the bank. A token that stays exact is
-worth more than a mean of tokens that have nothing in common. All others merge by Ward's rule. There a merged prototype
-stands at the mean position of its tokens, which have no other place in common. Where the stream repeats itself, as
-video does, none of this happens. `samples/studies/language/` measures what it brings.
+Where more than `SOME_NEW` of the tokens are new, the newest ones do not merge while others are left: an eighth of the
+stream so far, at least half of the budget, and less of it below `ALL_NEW`. Nor do the tokens of the first steps. They
+get the room that is left, and at most half of the bank. A token that stays exact is worth more than a mean of tokens
+that have nothing in common. There a merged prototype stands at the mean position of its tokens, which have no other
+place in common. Where the stream repeats itself, as video does, none of this happens. `samples/studies/language/`
+measures what it brings.
 
 For words (`keeps` is "spread") the rule keeps whole cues from all of the stream, not the newest tokens. It takes as
 many as there is room for: first cue 0, then the cues whose numbers a high power of two divides. When there is less
@@ -22,22 +22,19 @@ A budget of one step or less has no room for a past next to the present: there t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from protokv.core.bank import FarTokens, PrototypeBank, Rule
 from protokv.core.near import Tokens
 from protokv.core.step import MOST_COUNT, StepKV
-from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories.durable.repeats import Repeats
 from protokv.memories.durable.settings import DurableConfig
 
-# Merging with a repeat costs less than so much of what merging two tokens of a step usually costs.
-REPEATS: Final = 0.25
 NEAR: Final = 0.8
 SOME_NEW, ALL_NEW = 0.2, 0.3
 _PRESENT: Final = 8
@@ -47,130 +44,123 @@ _FIRST: Final = 50
 AT_FIRST: Final = 128
 
 
-class Novelty:
-    """Counts of B = L * H heads. In deep models it also holds the weights of the near window (`Repeats`)."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is kept from merging in a step, of B heads.
+
+    Attributes:
+        step: `[]` float64, the step.
+        share: `[B, 1]` float64, which part of the present is kept: 0 where the stream repeats itself.
+        first: `[B, 1]`, the last of the first steps that are kept.
+        newest: `[B, 1]`, the turn above which prototypes are kept.
+        spread: whether turns are those of words.
+    """
+
+    step: Tensor
+    share: Tensor
+    first: Tensor
+    newest: Tensor
+    spread: bool
+
+    def at(self, heads: slice) -> Limits:
+        """Return those of some heads."""
+        newest = self.newest if len(self.newest) == 1 else self.newest[heads]
+        return Limits(self.step, self.share[heads], self.first[heads], newest, self.spread)
+
+    def keep(self, last_step: Tensor, mass: Tensor) -> Tensor:
+        """Return which points, with `last_step` and `mass` `[B, n]`, do not merge while others are left."""
+        turn = _turn(last_step, mass) if self.spread else last_step
+        return ((last_step >= 0) & (last_step <= self.first)) | (turn > self.newest)
+
+
+class Novelty(StatePart):
+    """Counts of B = L * H heads: the tokens compared with the next step, and of these, those that came again."""
 
     def __init__(self, config: DurableConfig, shape: MemoryShape) -> None:
-        self._config = config
-        seen, repeated, *_ = self.declare(config, shape)
-        self._seen, self._repeated = seen.allocate(shape.device), repeated.allocate(shape.device)
-        self._repeats = Repeats(config.near_tokens, shape) if Repeats.acts(config, shape) else None
+        self._config, self._heads = config, (shape.layers, shape.kv_heads)
+        self._seen = 0
+        self._repeated = torch.zeros(shape.layers * shape.kv_heads, dtype=torch.float64, device=shape.device)
+        # All that the host tells the device in a step.
+        self._told = torch.zeros(7, dtype=torch.float64, device=shape.device)
 
     @staticmethod
-    def declare(config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the counts, and the weights of the tokens in the near window."""
+    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare the counts."""
         dims, size = (LAYER, "kv_head"), (shape.layers, shape.kv_heads)
-        held = {"seen": "tokens compared with the next step", "repeated": "of these, tokens that came again"}
+        compared, again = "tokens compared with the next step", "of these, tokens that came again"
         return (
-            *(TensorSpec(f"novelty.{name}", dims, size, torch.int64, text, "tokens") for name, text in held.items()),
-            *(Repeats.declare(config.near_tokens) if Repeats.acts(config, shape) else ()),
+            TensorSpec("novelty.seen", ("field",), (1,), torch.int64, compared, "tokens"),
+            TensorSpec("novelty.repeated", dims, size, torch.int64, again, "tokens"),
         )
 
-    def count_(self, before: Tokens, step: StepKV) -> None:
-        """Count the tokens `before`, of the step before this one. Steps of which a token was dropped do not count."""
-        again = come_again(before.values.flatten(0, 1), step.values.flatten(0, 1)).sum(1)
-        whole = before.usable.all() if step.usable is None else before.usable.all() & step.usable.all()
-        self._seen += whole * len(before)
-        self._repeated += (again * whole).view_as(self._repeated)
-        if self._repeats is not None:
-            self._repeats.see_(before, step)
+    def see_(self, before: Tokens, step: StepKV) -> None:
+        """Count the tokens `before`, of the step before this one."""
+        again = come_again(before.values.flatten(0, 1), step.values.flatten(0, 1))
+        self._repeated += again.sum(1)
+        self._seen += len(before)
 
-    def weigh_(self, tokens: FarTokens, bank: PrototypeBank) -> FarTokens:
-        """Return tokens that left the near window with the masses that they have in the bank."""
-        return tokens if self._repeats is None else self._repeats.weigh_(tokens, bank)
+    def limits(self, step: int, tokens: int, came: Tensor) -> Limits:
+        """Return what is kept while a step of `tokens` enters the bank; `came` `[B]` counts those before."""
+        told = torch.tensor(self._numbers(step, tokens), dtype=torch.float64)
+        if self._told.device.type == "cuda":
+            told = told.pin_memory()
+        scale, most, now, newest, present, first, room = self._told.copy_(told, non_blocking=True).unbind()
+        share = torch.addcmul(most, self._repeated, scale, value=-1).clamp_(0, 1)[:, None]
+        # Of the tokens that came so far the share that one step may keep.
+        pace = share / (came[:, None] + tokens)
+        spread = self._config.keeps == "spread"
+        if spread:
+            since = (came[:, None] / (share * present)).log2().ceil().clamp(min=0).add(0.5).mul(MOST_COUNT)
+        else:
+            since = torch.addcmul(newest, pace, present, value=-1)
+        return Limits(now, share, torch.addcmul(first, pace, room), since, spread)
 
-    def share(self) -> Tensor:
-        """Return which part of the present is kept from merging, `[B]` float32: 0 where the stream repeats itself."""
-        seen, repeated = self._seen.view(-1), self._repeated.view(-1)
-        return ((seen - repeated) / (seen + AT_FIRST)).sub_(SOME_NEW).div_(ALL_NEW - SOME_NEW).clamp_(0, 1)
-
-    def present(self, step: int, tokens: int, most: int) -> float:
-        """Return how many of the newest tokens in the bank are the present, up to `most`; a step has `tokens`."""
-        config = self._config
+    def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
+        """Return scale and offset of the share, the step, and of the newest and the first steps that are kept the
+        bound and by how much a pace moves it."""
+        config, K = self._config, self._config.prototypes
+        scale = 1 / ((self._seen + AT_FIRST) * (ALL_NEW - SOME_NEW))
+        share = scale, self._seen * scale - SOME_NEW / (ALL_NEW - SOME_NEW), step
+        most = max(0, K - tokens)
         if config.keeps == "spread":
-            return most
+            return *share, 0, most, -1, 0
+        if tokens >= config.merged_budget:
+            return *share, step - max(1, K // tokens), 0, -1, 0
         present = max(config.merged_budget / 2, (step + 1) * tokens / _PRESENT) - config.near_tokens
-        return max(0.0, min(present, most))
-
-    def kept(self, step: int, tokens: int, most: int) -> Tensor:
-        """Return how many of the newest tokens merge with repeats alone, `[B]` int64; `most` in a budget of a step."""
-        if tokens >= self._config.merged_budget:
-            return torch.full_like(self._seen.view(-1), max(0, most))
-        return (self.share() * self.present(step, tokens, most)).long()
-
-    def first(self, share: Tensor, step: int, tokens: int, most: int, last_step: Tensor) -> Tensor:
-        """Return which prototypes belong to the first steps, which merge with repeats alone, `[n, K]` bool.
-
-        These are whole steps, as many as fit with the present in `most`, times the `share` `[n]`. The prototypes have
-        `last_step` `[n, K]`, -1 where a slot is free.
-        """
-        config = self._config
-        if config.keeps == "spread" or tokens >= config.merged_budget:
-            return torch.zeros_like(last_step, dtype=torch.bool)
-        room = min(config.prototypes / 2, max(0, most - self.present(step, tokens, most)))
-        came = last_step.masked_fill(last_step < 0, MOST_COUNT)
-        return came < came.sort(1).values.gather(1, (share * room).long()[:, None])
-
-    def turn(self, last_step: Tensor, mass: Tensor) -> Tensor:
-        """Return int64 numbers, the higher the longer a prototype is kept, the lowest for one that is no token."""
-        if self._config.keeps == "newest":
-            return last_step
-        power = torch.frexp((last_step & -last_step).double()).exponent.long().masked_fill_(last_step == 0, _FIRST)
-        return torch.where(mass == 1, power * MOST_COUNT + last_step, -1)
-
-    def since(self, share: Tensor, step: int, tokens: int, most: int, came: Tensor) -> Tensor:
-        """Return the `turn` above which the `share` `[B]` of the present is kept, `[B]` float32; `came` `[L, H]` counts
-        the tokens so far."""
-        present = self.present(step, tokens, most)
-        if self._config.keeps == "newest":
-            return step - share * (present / tokens)
-        return (came.view(-1) / (share * present)).log2().ceil().clamp(min=0).add(0.5).mul(MOST_COUNT)
+        present = max(0.0, min(present, most))
+        # The first step left the near window when it was full; its time is that.
+        begin = config.near_tokens // tokens
+        steps = step - begin + 2
+        return *share, step, present * steps, begin - 1, min(K / 2, most - present) * steps
 
     def live_tensors(self) -> dict[str, Tensor]:
-        """Return the counts and the weights."""
-        weights = {} if self._repeats is None else self._repeats.live_tensors()
-        return {"novelty.seen": self._seen, "novelty.repeated": self._repeated} | weights
-
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take those of a checked state."""
-        self._seen.copy_(tensors["novelty.seen"])
-        self._repeated.copy_(tensors["novelty.repeated"])
-        if self._repeats is not None:
-            self._repeats.take(tensors)
-
-
-class NoveltyRule(Rule):
-    """What both rules of `durable` share: they count what comes again, and hold what `Novelty` holds."""
-
-    @classmethod
-    def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare what `Novelty` holds."""
-        return Novelty.declare(config, shape)
-
-    def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
-        self._bank, self._config, self._novelty = bank, config, Novelty(config, shape)
-
-    def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
-        """Count the tokens that come again."""
-        self._novelty.count_(before(), step)
-
-    def live_tensors(self) -> dict[str, Tensor]:
-        """Return what `Novelty` holds."""
-        return self._novelty.live_tensors()
+        """Return the counts."""
+        return {
+            "novelty.seen": torch.tensor([self._seen]),
+            "novelty.repeated": self._repeated.long().view(self._heads),
+        }
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse counts that would choose prototypes beyond the bank."""
-        if (tensors["novelty.repeated"] < 0).any() or (tensors["novelty.repeated"] > tensors["novelty.seen"]).any():
+        """Refuse more repeats than there were tokens."""
+        repeated = tensors["novelty.repeated"]
+        if repeated.numel() and not 0 <= repeated.min() <= repeated.max() <= tensors["novelty.seen"].max():
             raise StateCorrupt("state: tensor novelty.repeated must hold 0 to novelty.seen")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take what `Novelty` holds."""
-        self._novelty.take(tensors)
+        """Take those of a checked state."""
+        self._seen = int(tensors["novelty.seen"])
+        self._repeated.copy_(tensors["novelty.repeated"].flatten())
 
 
 def come_again(values: Tensor, step: Tensor) -> Tensor:
     """Return which of the tokens with values `[B, n, D]` come again in a step `[B, T, D]`, `[B, n]` bool."""
-    old, new = values.double(), step.double()
+    old, new = values.float(), step.float()
     own, norms = (some.square().sum(2) for some in (old, new))
     nearest = torch.baddbmm(norms[:, None], old, new.mT, alpha=-2).amin(2)
-    return nearest + own <= NEAR * norms.mean(1, keepdim=True)
+    return nearest.add_(own) <= norms.mean(1, keepdim=True).mul_(NEAR)
+
+
+def _turn(last_step: Tensor, mass: Tensor) -> Tensor:
+    """Return int64 numbers, the higher the longer a prototype of words is kept, -1 for one that is no token."""
+    power = torch.frexp((last_step & -last_step).double()).exponent.long().masked_fill_(last_step == 0, _FIRST)
+    return torch.where(mass == 1, power * MOST_COUNT + last_step, -1)

@@ -1,6 +1,6 @@
 """Centres of 8 bits stay close to their tokens however often they move, and take fewer bytes.
 
-`test_agglomerative` and `test_blocked` compare them with the rules written out.
+`test_rule` compares them with rounding written out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,21 @@ from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
 from protokv.memories.durable import memory as memory_module
 from protokv.memories.durable.memory import Durable
-from protokv.memories.durable.quantized import DecodedContext, dequantize_centers, quantize_centers
+from protokv.memories.durable.quantized import (
+    PERIOD,
+    DecodedContext,
+    dequantize_vectors,
+    quantize_vectors,
+    rounding_table,
+    shared_features,
+)
 from tests.core.streams import World, anchored, feed, shape_of
+
+
+def quantize(vectors: Tensor, mass: int) -> tuple[Tensor, Tensor]:
+    """Codes and powers of two of centres `[n, D]` of prototypes of this mass."""
+    size = vectors.shape[1]
+    return quantize_vectors(vectors, shared_features(size), rounding_table(size, vectors.device)[mass % PERIOD])
 
 
 def drawn(rows: int, size: int, seed: int, scale: float = 1.0) -> Tensor:
@@ -37,20 +50,20 @@ def test_a_number_is_off_by_half_a_unit_where_it_is_alone_and_by_less_than_one_o
     size: int, mass: int, scale: float, seed: int
 ) -> None:
     vectors = drawn(3, size, seed, scale)
-    codes, exponents = quantize_centers(vectors, torch.full((3,), mass))
-    unit = torch.exp2(exponents.double()).repeat_interleave(size // exponents.shape[1], 1)
-    found = dequantize_centers(codes, exponents)
+    codes, exponents = quantize(vectors, mass)
+    unit = torch.exp2(exponents.double() - 127).repeat_interleave(size // exponents.shape[1], 1)
+    found = dequantize_vectors(codes, exponents)
     off = (found.double() - vectors.double()).abs() / unit
-    assert off.max() <= 0.5 if mass == 1 else off.max() < 1
-    most = vectors.double().abs().view(3, exponents.shape[1], -1).amax(2) / torch.exp2(exponents.double())
+    assert off.max() <= 0.5 if mass % PERIOD == 1 else off.max() < 1
+    most = vectors.double().abs().view(3, exponents.shape[1], -1).amax(2) / torch.exp2(exponents.double() - 127)
     assert ((most > 63.5) & (most <= 127)).all()
     # What is rounded stays as it is, whatever its mass becomes.
-    assert torch.equal(dequantize_centers(*quantize_centers(found, torch.full((3,), mass + 1))), found)
+    assert torch.equal(dequantize_vectors(*quantize(found, mass + 1)), found)
 
 
 def test_zeros_and_what_is_too_small_for_a_unit_are_zeros() -> None:
     for vectors in (torch.zeros(1, 32), torch.full((1, 32), 1e-40)):
-        assert not dequantize_centers(*quantize_centers(vectors, torch.ones(1, dtype=torch.int64))).any()
+        assert not dequantize_vectors(*quantize(vectors, 1)).any()
 
 
 @pytest.mark.parametrize("drift", [0.0, 1.0])
@@ -59,9 +72,9 @@ def test_a_centre_that_moves_thousands_of_times_stays_where_all_of_its_tokens_ar
     center, units = tokens[:1], []
     for n in range(1, 2000):
         mean = (center.double() * n + tokens[n].double()) / (n + 1)
-        codes, exponents = quantize_centers(mean.float(), torch.tensor([n + 1]))
-        center = dequantize_centers(codes, exponents)
-        units.append(2.0 ** int(exponents))
+        codes, exponents = quantize(mean.float(), n + 1)
+        center = dequantize_vectors(codes, exponents)
+        units.append(2.0 ** (int(exponents) - 127))
     off = (center[0] - tokens.mean(0)).square().mean().sqrt() / max(units[1000:])
     # Rounded to nearest it would have stopped, some thirty of them away.
     assert off < 8

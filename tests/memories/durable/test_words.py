@@ -40,24 +40,23 @@ def rows_of(memory: Durable, layer: int) -> Tensor:
 
 @given(
     seed=st.integers(0, 99),
-    rule=st.sampled_from(["auto", "exact", "blocked"]),
-    bits=st.sampled_from(["auto", 8, 32]),
+    bits=st.sampled_from([8, 32]),
     share=st.sampled_from([0.1, 0.25, 0.6]),
     spoken=st.lists(st.integers(0, 14) | st.just(2), min_size=1, max_size=14),
 )
 def test_words_are_held_as_a_memory_of_words_alone_would_and_pictures_as_without_words(
-    seed: int, rule: Any, bits: Any, share: float, spoken: list[int]
+    seed: int, bits: Any, share: float, spoken: list[int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # What stays in view enters the bank once, and words do not stay.
         patch.setattr(repeats, "DEEP", 1)
-        check_words_apart(seed, rule, bits, share, spoken)
+        check_words_apart(seed, bits, share, spoken)
 
 
-def check_words_apart(seed: int, rule: Any, bits: Any, share: float, spoken: list[int]) -> None:
+def check_words_apart(seed: int, bits: Any, share: float, spoken: list[int]) -> None:
     shape = shape_of(heads=2)
     world = World(shape, seed, still=0.7)
-    config = DurableConfig(budget=40, words=True, rule=rule, center_bits=bits, words_share=share)
+    config = DurableConfig(budget=40, words=True, center_bits=bits, words_share=share)
     of_words = config.of_words()
     assert of_words is not None
     without = replace(config, words=False, budget=40 - of_words.budget)
@@ -88,11 +87,10 @@ def check_words_apart(seed: int, rule: Any, bits: Any, share: float, spoken: lis
             assert all(map(torch.equal, found, wanted))
 
 
-@pytest.mark.parametrize("rule", ["exact", "blocked"])
-def test_where_all_that_is_said_is_new_whole_cues_from_all_of_the_stream_stay(rule: Any) -> None:
+def test_where_all_that_is_said_is_new_whole_cues_from_all_of_the_stream_stay() -> None:
     shape = shape_of(layers=1, size=16)
     world = World(shape, 3, things=100_000, noise=0.0)
-    config = DurableConfig(budget=200, words=True, rule=rule).of_words()
+    config = DurableConfig(budget=200, words=True).of_words()
     assert config is not None
     memory = Durable(config, shape, world.rotary)
     memory.start(*world.sink())

@@ -1,0 +1,128 @@
+"""`DurableBank`: the prototypes of `durable`, in one row each, so that a step reads and writes few tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from protokv.core.arrays import chunks
+from protokv.core.bank import PrototypeBank
+from protokv.core.rotary import Rotary, rotate
+from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.memories.durable.quantized import (
+    PERIOD,
+    dequantize_vectors,
+    quantize_vectors,
+    rounding_table,
+    shared_features,
+)
+
+# Prototypes of each head that are shown at once.
+_ROWS = 512
+
+
+class DurableBank(PrototypeBank):
+    """A bank of float32 centres. `mass`, `last_step`, `mean` and `position` are views of `rows`, and so are centres.
+
+    Attributes:
+        rows: `[L * H * K, 3 + P]` int64, mass, step, the bits of two coordinates and of P positions of a prototype.
+    """
+
+    def __init__(self, shape: MemoryShape, prototypes: int, *, spread: bool = False) -> None:
+        super().__init__(shape, prototypes, spread=spread)
+        size, P, D = self.mass.shape, shape.position_components, shape.head_size
+        rows = torch.zeros(*size, 3 + P, dtype=torch.int64, device=shape.device)
+        rows[..., 1] = -1
+        self.mass, self.last_step = rows[..., 0], rows[..., 1]
+        self.mean, self.position = rows[..., 2:3].view(torch.float32), rows[..., 3:].view(torch.float64)
+        self.rows = rows.flatten(0, 2)
+        self._make_centers((*size, 2 * D), shape)
+
+    def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:
+        centers = torch.zeros(size, device=shape.device)
+        self.key_center, self.value_center = centers.chunk(2, -1)
+        self._centers = centers.flatten(0, 2)
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Return the centres [key; value] of prototypes `rows` `[m]`, `[m, 2 D]` float32."""
+        return self._centers.index_select(0, rows)
+
+    def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
+        """Replace the centres of prototypes `rows` `[m]`, given the masses `[m]`; return them as they are held."""
+        self._centers.index_copy_(0, rows, centers)
+        return centers
+
+
+class QuantizedBank(DurableBank):
+    """A bank whose centres are quantized.
+
+    Attributes:
+        key_codes, value_codes: `[L, H, K, D]` int8.
+        key_exponents, value_exponents: `[L, H, K, D / g]` uint8, the powers of two that they are whole numbers of: the
+            bits of the exponent of a float32.
+    """
+
+    center_names: ClassVar[tuple[str, ...]] = ("key_codes", "key_exponents", "value_codes", "value_exponents")
+
+    key_codes: Tensor
+    key_exponents: Tensor
+    value_codes: Tensor
+    value_exponents: Tensor
+
+    @classmethod
+    def declare_centers(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+        """Declare codes and exponents of K prototypes."""
+        slot, D = (LAYER, "kv_head", "prototype"), shape.head_size
+        size, parts = (shape.layers, shape.kv_heads, prototypes), D // shared_features(D)
+        meanings = {"key": "centre of its keys, rotation removed", "value": "centre of its values"}
+        found = []
+        for kind, meaning in meanings.items():
+            codes = TensorSpec(
+                f"bank.{kind}_codes", (*slot, "feature"), (*size, D), torch.int8, f"{meaning}, in 8 bits"
+            )
+            unit = f"powers of two that bank.{kind}_codes counts, plus 127"
+            dims = (*slot, "feature_group")
+            found += [codes, replace(codes, name=f"bank.{kind}_exponents", dims=dims, shape=(*size, parts),
+                                     dtype=torch.uint8, meaning=unit)]  # fmt: skip
+        return tuple(found)
+
+    def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:
+        *slots, features = size
+        self._together = shared_features(shape.head_size)
+        codes = torch.zeros(size, dtype=torch.int8, device=shape.device)
+        exponents = torch.zeros(*slots, features // self._together, dtype=torch.uint8, device=shape.device)
+        self.key_codes, self.value_codes = codes.chunk(2, -1)
+        self.key_exponents, self.value_exponents = exponents.chunk(2, -1)
+        self._held = codes, exponents
+        self._codes, self._exponents = codes.flatten(0, 2), exponents.flatten(0, 2)
+        self._offsets = rounding_table(features, shape.device)
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Return the centres of some prototypes, decoded."""
+        return dequantize_vectors(self._codes.index_select(0, rows), self._exponents.index_select(0, rows))
+
+    def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
+        """Round centres and write them; return them as they were rounded."""
+        codes, exponents = quantize_vectors(centers, self._together, self._offsets.index_select(0, mass & (PERIOD - 1)))
+        self._codes.index_copy_(0, rows, codes)
+        self._exponents.index_copy_(0, rows, exponents)
+        return dequantize_vectors(codes, exponents)
+
+    def show(self, layers: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return what attention reads of some layers: keys rotated to their anchors, and values, `[l, H, K, D]`."""
+        codes, exponents, anchors = self._held[0][layers], self._held[1][layers], self.position[layers]
+        shown = torch.empty(2, *self.key_codes[layers].shape, dtype=dtype, device=codes.device)
+        for some in chunks(codes.shape[-2], _ROWS, codes.device):
+            part = (..., some, slice(None))
+            keys, values = dequantize_vectors(codes[part], exponents[part]).chunk(2, -1)
+            shown[0][part] = rotate(keys, *rotary(anchors[part].round().long()))
+            shown[1][part] = values
+        return shown[0], shown[1]
+
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """Return the table of the rounding."""
+        return {"bank": (self._offsets,)}

@@ -1,0 +1,300 @@
+"""`DurableRule`: as many points go as tokens came. One rule for every size of bank.
+
+Ours, not the paper's, where every token goes into an existing prototype and a brief, distinct token is averaged away.
+Here distinct tokens stay and redundant ones merge, with no threshold and no rate. Age plays no part.
+
+The T tokens that leave the near window, and C prototypes that may have cheap merges, are the points of a step. T of
+them go, each into the nearest heavier one that stays; the C that stay take the slots of the C prototypes. A cluster is
+the mean of its members, and stands where its newest one does. `samples/studies/delay/` measures what that keeps.
+
+Who goes is found in `ROUNDS` rounds, half of what is left to go in each, since the last ones cost most. In a round
+every point proposes to go into its nearest heavier one, at Ward's cost w v / (w + v) |f - g|^2 (1963; f = [key; value],
+the key without rotation). It waits where its goal goes itself at a lower cost, or where something comes into it at a
+lower cost. The cheapest go. Costs are those of the points as they came: what came into a point in this step is not
+charged. Free slots, and tokens of no mass, go before all others; what `Novelty` keeps goes last.
+
+In a bank of at most `WHOLE` or 2 T prototypes the C are all. Else they are those with the least known costs: every
+token is compared with all prototypes, and so are T / 8 prototypes a step, in turn. Comparisons read
+a sketch: [key; value] folded to at most 64 numbers under fixed random signs (Achlioptas, 2003;
+https://doi.org/10.1016/S0022-0000(03)00025-4).
+
+All shapes are fixed, nothing waits for the device, and no number of a tensor steers Python: once the bank is full,
+every step is the same operations. `tests/oracles/durable.py` has the rule written out for one head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from protokv.core.bank import FarTokens, PrototypeBank, Rule
+from protokv.core.near import Tokens
+from protokv.core.step import StepKV
+from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
+from protokv.errors import StateCorrupt
+from protokv.memories.durable.bank import DurableBank
+from protokv.memories.durable.novelty import Limits, Novelty
+from protokv.memories.durable.repeats import Repeats
+from protokv.memories.durable.settings import DurableConfig
+
+ROUNDS: Final = 4
+WHOLE: Final = 128
+"""The most prototypes that all are points of a step of few tokens."""
+IN_TURN: Final = 8
+"""A step of T tokens measures T / 8 prototypes anew."""
+_WIDTH: Final = 64
+# Costs that are worked out at once: what stays in a CPU's cache, and a gigabyte elsewhere.
+_AT_ONCE: Final = {"cpu": 2**18}
+_MOST_AT_ONCE: Final = 2**28
+# Above the cost of any merge; that of what is kept, so that what waits goes before it; and that of what may not be.
+_FAR, _KEPT, _NEVER = 1e37, 3e37, 1e38
+# A mass above a place among the points, a step above one: there are fewer points than this.
+_PLACES: Final = 1 << 20
+_SEED: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Points of B heads, in an order in which prototypes come before tokens.
+
+    Attributes:
+        centers: `[B, n, 2 D]` float32.
+        sketch: `[B, n, F + 2]` float32: F numbers, their square sum (below all others where there is no mass), and
+            1 / mass.
+        rows: `[B, n, 3 + P]` int64, as `DurableBank.rows`.
+    """
+
+    centers: Tensor
+    sketch: Tensor
+    rows: Tensor
+
+    def at(self, heads: slice) -> Points:
+        """Return the points of some heads."""
+        return Points(self.centers[heads], self.sketch[heads], self.rows[heads])
+
+
+class DurableRule(Rule):
+    """Absorbs steps into one bank of `[L, H, K]` prototypes. B = L * H; n = C + T points."""
+
+    needs_spread = False
+
+    @classmethod
+    def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
+        """Declare the counts of novelty, the weights of the near window, the known costs and whose turn it is."""
+        dims, size = (LAYER, "kv_head", "prototype"), (shape.layers, shape.kv_heads, config.prototypes)
+        return (
+            *Novelty.declare(shape),
+            *(Repeats.declare(config.near_tokens) if Repeats.acts(config, shape) else ()),
+            TensorSpec("rule.cost", dims, size, torch.float32, "least cost of a merge, as far as known"),
+            TensorSpec("rule.turn", ("field",), (2,), torch.int64, "prototypes compared in turn, tokens that came"),
+        )
+
+    def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
+        assert isinstance(bank, DurableBank)
+        self._bank, self._novelty = bank, Novelty(config, shape)
+        self._repeats = Repeats(config.near_tokens, shape) if Repeats.acts(config, shape) else None
+        L, H, K = bank.mass.shape
+        B, D, F, device = L * H, shape.head_size, 2 * shape.head_size, shape.device
+        while F > _WIDTH and F % 2 == 0:
+            F //= 2
+        self._size = B, K, F
+        self._fold = torch.zeros(2 * D, F + 2)
+        line = torch.arange(2 * D)
+        self._fold[line, line % F] = signs_of(2 * D)
+        self._fold = self._fold.to(device)
+        self._sketches = torch.zeros(B, K, F + 2, device=device)
+        self._sketches[..., F], self._sketches[..., F + 1] = -_FAR, 1
+        self._cost = torch.zeros(B, K, device=device)
+        self._turn, self._came = torch.zeros(1, dtype=torch.int64, device=device), 0
+        self._head = torch.arange(B, device=device)[:, None] * K
+        self._line = torch.arange(max(B * K, _PLACES), device=device)
+
+    def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
+        """Count the tokens that come again."""
+        tokens = before()
+        self._novelty.see_(tokens, step)
+        if self._repeats is not None:
+            self._repeats.see_(tokens, step)
+
+    def absorb_(self, tokens: FarTokens, step: int) -> None:
+        """Put evicted tokens into the bank at time `step`."""
+        if self._repeats is not None:
+            tokens = self._repeats.weigh_(tokens, self._bank)
+        bank, (B, K, _) = self._bank, self._size
+        T = tokens.keys.shape[1]
+        C = min(K, max(2 * T, WHOLE))
+        limits = self._novelty.limits(step, T, bank.opened.view(B))
+        new = self._points_of(tokens, limits.step)
+        chosen = self._candidates(new.sketch, limits, C) if C < K else self._line[: B * K]
+        old = (
+            bank.read(chosen),
+            *(held.index_select(0, chosen) for held in (self._sketches.view(B * K, -1), bank.rows)),
+        )
+        pairs = zip(old, (new.centers, new.sketch, new.rows), strict=True)
+        points = Points(*(torch.cat((held.view(B, C, -1), came), 1) for held, came in pairs))
+        parts = [self._merge(points.at(heads), limits.at(heads), C) for heads in self._parts(B, (C + T) ** 2)]
+        centers, rows, cost = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        mass = rows[..., 0]
+        bank.rows.index_copy_(0, chosen, rows.flatten(0, 1))
+        centers = bank.write_(chosen, centers.flatten(0, 1), mass.flatten())
+        self._sketches.view(B * K, -1).index_copy_(0, chosen, self._sketch(centers, mass.flatten()))
+        if C < K:
+            self._cost.view(-1).index_copy_(0, chosen, cost.flatten())
+        bank.touch_(chosen)
+        bank.opened += (tokens.mass > 0).sum()
+        torch.sub(bank.opened, (bank.mass > 0).sum(2), out=bank.merged)
+        self._came += T
+
+    def _parts(self, rows: int, costs: int) -> Iterator[slice]:
+        """Yield parts of some rows, of `costs` costs each; results do not depend on the size."""
+        at_once = max(1, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
+        for start in range(0, rows, at_once):
+            yield slice(start, min(start + at_once, rows))
+
+    def _points_of(self, tokens: FarTokens, step: Tensor) -> Points:
+        """Return T tokens as points; what has no mass has no step and no position."""
+        B, T, _ = tokens.keys.shape
+        places, mass = tokens.token_positions, tokens.mass[:, None]
+        bits = (places.coordinates.view(torch.int64), places.positions.view(torch.int64))
+        rows = torch.cat((mass, (step + 1).long().expand(T, 1), *bits), 1).mul_(mass > 0)
+        rows[:, 1] -= 1
+        centers = torch.cat((tokens.keys, tokens.values), 2)
+        return Points(centers, self._sketch(centers, tokens.mass), rows.expand(B, *rows.shape))
+
+    def _sketch(self, centers: Tensor, mass: Tensor) -> Tensor:
+        """Return the sketches of centres `[..., 2 D]` of `mass` `[...]`."""
+        F = self._size[2]
+        z = centers @ self._fold
+        torch.sum(z[..., :F].square(), -1, out=z[..., F])
+        # Merging what has no mass costs less than anything.
+        z[..., F].masked_fill_(mass == 0, -_FAR)
+        z[..., F + 1] = mass.clamp(min=1).reciprocal()
+        return z
+
+    def _costs(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return Ward's costs between sketches `[B, m, ...]` and `[B, n, ...]`."""
+        F = self._size[2]
+        squares = torch.baddbmm(one[:, :, None, F] + other[:, None, :, F], one[..., :F], other[..., :F].mT, alpha=-2)
+        return squares.div_(one[:, :, None, F + 1] + other[:, None, :, F + 1])
+
+    def _candidates(self, tokens: Tensor, limits: Limits, C: int) -> Tensor:
+        """Return the rows of the C prototypes of each head with the least known costs, to each other or to tokens with
+        these sketches, of those that may merge; measure some prototypes anew, once the bank is full."""
+        B, K, _ = self._size
+        T = tokens.shape[1]
+        turns = -(-T // IN_TURN) if self._came >= K else 0
+        if turns:
+            some = torch.add(self._line[:turns], self._turn).remainder_(K)
+            self._turn += turns
+            tokens = torch.cat((tokens, self._sketches.index_select(1, some)), 1)
+        # Of each prototype the least cost to any of these, and of those in turn to any prototype.
+        least, own = torch.empty_like(self._cost), []
+        for heads in self._parts(B, tokens.shape[1] * K):
+            of_turns = []
+            for part in self._parts(K, tokens.shape[1] * (heads.stop - heads.start)):
+                costs = self._costs(tokens[heads], self._sketches[heads, part])
+                if turns:
+                    itself = some[:, None] == self._line[part]
+                    of_turns.append(costs[:, T:].masked_fill_(itself, _NEVER).amin(2))
+                torch.amin(costs, 1, out=least[heads, part])
+            if turns:
+                own.append(of_turns[0] if len(of_turns) == 1 else torch.stack(of_turns).amin(0))
+        if turns:
+            self._cost.index_copy_(1, some, own[0] if len(own) == 1 else torch.cat(own))
+        torch.minimum(self._cost, least, out=least)
+        kept = limits.keep(self._bank.last_step.view(B, K), self._bank.mass.view(B, K))
+        found = least.masked_fill_(kept, _KEPT).topk(C, largest=False).indices
+        return (found + self._head).view(-1)
+
+    def _merge(self, points: Points, limits: Limits, C: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the C points that stay: their centres and rows, with what came into them, and least known costs."""
+        rows = points.rows
+        mass, last, n = rows[..., 0], rows[..., 1], rows.shape[1]
+        into, stay, cost = self._choose(points.sketch, mass, limits.keep(last, mass), n - C)
+        total = torch.zeros_like(mass).scatter_add_(1, into, mass)
+        share = mass / total.clamp(min=1).gather(1, into)
+        weights = (into[:, None] == stay[:, :, None]) * share[:, None]
+        means, places = rows[..., 2:3].view(torch.float32), rows[..., 3:].view(torch.float64)
+        means = torch.bmm(weights, torch.cat((points.centers, means, places.float()), 2))
+        centers, means = means.tensor_split((points.centers.shape[2],), 2)
+        # A cluster stands where its newest member does, of equal ones the last.
+        newest = torch.add(self._line[:n], last, alpha=_PLACES)
+        newest = newest.scatter_reduce(1, into, newest, "amax").gather(1, stay)
+        place = places.gather(1, (newest & (_PLACES - 1))[:, :, None].expand(-1, -1, places.shape[2]))
+        # Where tokens are new, and have no other place in common, at the mean of their places.
+        place = torch.where(limits.share[:, :, None] > 0, means[..., 2:], place)
+        parts = (total.gather(1, stay)[:, :, None], (newest >> 20)[:, :, None])
+        bits = (means[..., :2].contiguous().view(torch.int64), place.view(torch.int64))
+        return centers, torch.cat((*parts, *bits), 2), cost
+
+    def _choose(self, sketch: Tensor, mass: Tensor, kept: Tensor, T: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what each point goes into `[B, n]`, itself if it stays; which points stay `[B, C]`; and the least
+        costs of these to each other, `[B, C]`."""
+        n = mass.shape[1]
+        line, costs = self._line[:n], self._costs(sketch, sketch)
+        costs.masked_fill_(kept[:, :, None], _KEPT)
+        # What is kept is lightest, so that only another one that is kept goes into it.
+        rank = torch.where(kept, line - _PLACES // 2, torch.sub(line, mass, alpha=_PLACES))
+        costs.masked_fill_(rank[:, None] >= rank[:, :, None], _NEVER)
+        gone = torch.zeros_like(mass, dtype=torch.bool)
+        for due in rounds_of(T):
+            least, goal = costs.min(2)
+            least.masked_fill_(gone, torch.inf)
+            cheaper = least.gather(1, goal).scatter_reduce_(1, goal, least, "amin")
+            order = least.add(least > cheaper, alpha=_FAR).argsort(dim=1, stable=True)
+            gone.scatter_(1, order[:, :due], True)
+            costs.masked_fill_(gone[:, None], _NEVER)
+        stay = order[:, due : due + n - T]
+        least, goal = costs.min(2)
+        into = torch.where(gone, goal, line)
+        least.masked_fill_(gone, _NEVER)
+        return into, stay, least.scatter_reduce(1, goal, least, "amin").gather(1, stay)
+
+    def live_tensors(self) -> dict[str, Tensor]:
+        """Return the least known costs, whose turn it is, and what novelty and repeats hold."""
+        return {
+            "rule.cost": self._cost.view_as(self._bank.mass),
+            "rule.turn": torch.cat((self._turn, self._turn.new_tensor([self._came]))),
+            **self._novelty.live_tensors(),
+            **({} if self._repeats is None else self._repeats.live_tensors()),
+        }
+
+    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
+        """Return the sketches."""
+        return {"rule": (self._sketches,)}
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse counts that no stream leaves."""
+        self._novelty.check(tensors)
+        if (tensors["rule.turn"] < 0).any():
+            raise StateCorrupt("state: tensor rule.turn must hold counts")
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a checked state; the bank has taken its own before."""
+        self._novelty.take(tensors)
+        if self._repeats is not None:
+            self._repeats.take(tensors)
+        self._cost.view_as(self._bank.mass).copy_(tensors["rule.cost"])
+        self._came = int(tensors["rule.turn"][1])
+        self._turn.copy_(tensors["rule.turn"][:1])
+        every = self._line[: self._cost.numel()]
+        sketches = self._sketch(self._bank.read(every), self._bank.rows[:, 0])
+        self._sketches.copy_(sketches.view_as(self._sketches))
+
+
+def rounds_of(tokens: int) -> list[int]:
+    """Return how many of the T points go in each round: half of those that are left, and the rest in the last."""
+    found = []
+    for number in range(ROUNDS):
+        found.append(tokens if number == ROUNDS - 1 else -(-tokens // 2))
+        tokens -= found[-1]
+    return found
+
+
+def signs_of(numbers: int) -> Tensor:
+    """Return fixed random signs, the same on every machine, `[numbers]` float32."""
+    return torch.randint(0, 2, (numbers,), generator=torch.Generator().manual_seed(_SEED)).mul_(2).sub_(1).float()

@@ -1,0 +1,282 @@
+"""The rule equals the rule written out, a step at a time, and keeps its promises where rounding has a say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from protokv.core.bank import FarTokens, TokenPositions
+from protokv.core.step import StepKV
+from protokv.memories.durable import repeats, rule
+from protokv.memories.durable.bank import DurableBank, QuantizedBank
+from protokv.memories.durable.memory import Durable
+from protokv.memories.durable.rule import DurableRule
+from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
+from tests.counting import Counting
+from tests.oracles.durable import Point, Protection, Step, cluster, fold
+from tests.oracles.invariants import check_bank
+from tests.oracles.quantized import round_center
+
+
+class Watched(DurableRule):
+    """Compares every step with the rule written out, from the state before it."""
+
+    compared = 0
+
+    def absorb_(self, tokens: FarTokens, step: int) -> None:
+        bank, before = self._bank, self._points()
+        keeps, shares, weighed = [], [], tokens.mass
+        for head, repeated in enumerate(self._novelty._repeated.tolist()):
+            opened = int(bank.opened.flatten()[head])
+            config = self._novelty._config
+            held = Protection(
+                config.prototypes, config.near_tokens, config.merged_budget, self._novelty._seen, int(repeated), opened
+            )
+            keeps.append(held)
+            shares.append(held.share())
+        if self._repeats is not None:
+            weighed = self._repeats._weights[: len(weighed)]
+        chosen: list[Tensor] = []
+        # Rows that are no candidates stay as they are.
+        candidates = self._candidates
+        self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[0]  # type: ignore[assignment]
+        super().absorb_(tokens, step)
+        del self._candidates
+        after, (B, K, _), signs = self._points(), self._size, rule.signs_of(2 * tokens.keys.shape[2]).tolist()
+        rows = chosen[0].view(B, -1) % K if chosen else torch.arange(K).expand(B, K)
+        for head in range(B):
+            mine = rows[head].tolist()
+            places = tokens.token_positions
+            points = [before[head][row] for row in mine]
+            for t, mass in enumerate(weighed.tolist()):
+                center = torch.cat((tokens.keys[head, t], tokens.values[head, t])).tolist()
+                where = (places.coordinates[t].tolist(), places.positions[t].tolist())
+                where = where if mass else ([0.0] * 2, [0.0] * len(where[1]))
+                points.append(Point(center, mass, step if mass else -1, *where))
+            for point in points:
+                point.sketch = fold(point.center, signs)
+                point.kept = point.mass > 0 and keeps[head].keeps(point.last, step, len(weighed))
+            found = Step(points, len(weighed))
+            if found.ambiguous:
+                continue
+            expected = [cluster(points, members, shares[head] > 0) for members in found.groups.values()]
+            for row in set(range(K)) - set(mine):
+                expected.append(before[head][row])
+            self._compare(expected, after[head])
+            type(self).compared += 1
+
+    def _points(self) -> list[list[Point]]:
+        bank, (B, K, _) = self._bank, self._size
+        centers = bank.read(torch.arange(B * K)).view(B, K, -1).tolist()
+        rest = [getattr(bank, name).flatten(0, 1).tolist() for name in ("mass", "last_step", "mean", "position")]
+        return [[Point(*numbers) for numbers in zip(*head, strict=True)] for head in zip(centers, *rest, strict=True)]
+
+    def _compare(self, expected: list[Point], found: list[Point]) -> None:
+        def key(point: Point) -> Any:
+            return point.mass, point.last, [round(x, 3) for x in point.position], [round(x, 2) for x in point.mean]
+
+        loose = isinstance(self._bank, QuantizedBank)
+        for one, other in zip(sorted(expected, key=key), sorted(found, key=key), strict=True):
+            assert (one.mass, one.last) == (other.mass, other.last)
+            for name in ("position", "mean"):
+                assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-3)
+            most = max(map(abs, one.center), default=0.0)
+            assert one.center == pytest.approx(other.center, abs=most / 60 if loose else 1e-4 * max(most, 1))
+
+
+@settings(max_examples=25)
+@given(
+    budget=st.integers(5, 33) | st.integers(5, 7),
+    split=st.sampled_from([(1, 3), (1, 1), (0, 1)]),
+    bits=st.sampled_from([8, 32]),
+    heads=st.integers(1, 2),
+    size=st.sampled_from([5, 8, 34, 64]),
+    components=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**16),
+    lengths=st.lists(st.integers(1, 9) | st.just(40), min_size=4, max_size=7),
+    things=st.sampled_from([2, 12, 400]),
+    still=st.sampled_from([0.0, 0.5]),
+    whole=st.sampled_from([128, 6]),
+    bad=st.integers(0, 5),
+)
+def test_a_step_equals_the_step_written_out(
+    budget: int,
+    split: tuple[int, int],
+    bits: int,
+    heads: int,
+    size: int,
+    components: int,
+    seed: int,
+    lengths: list[int],
+    things: int,
+    still: float,
+    whole: int,
+    bad: int,
+) -> None:
+    shape = shape_of(layers=1, heads=heads, size=size, components=components)
+    world = World(shape, seed, noise=0.5, things=things, still=still)
+    with pytest.MonkeyPatch.context() as patch:
+        # Small banks stand for large ones.
+        patch.setattr(rule, "WHOLE", whole)
+        patch.setattr(repeats, "DEEP", 1)
+        patch.setattr(Durable, "rule_type", staticmethod(lambda config: Watched))
+        memory = Durable(small_durable(budget, split=split, center_bits=bits), shape, world.rotary)
+        memory.start(*world.sink())
+        compared = Watched.compared
+        for index, T in enumerate(lengths):
+            step = world.step(index, T)
+            if index % 3 == 2:
+                step.keys[0, 0, min(bad, T - 1), 0] = torch.nan
+            memory.append(step)
+    event("compared" if Watched.compared > compared else "ties alone")
+
+
+def test_most_steps_are_compared_and_not_left_out_for_their_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Durable, "rule_type", staticmethod(lambda config: Watched))
+    world = World(shape_of(heads=1), 3, things=400)
+    memory, compared = Durable(small_durable(29), world.shape, world.rotary), Watched.compared
+    feed(memory, world, [5] * 20)
+    assert Watched.compared - compared >= 30
+
+
+class Doubles(World):
+    """A stream of few exact values, where most costs tie and many are 0."""
+
+    def step(self, index: int, tokens: int) -> StepKV:
+        step = super().step(index, tokens)
+        keys = torch.randint(-1, 2, step.keys.shape, generator=self.generator).float()
+        return replace(step, keys=keys, values=keys.flip(-1), positions=torch.zeros_like(step.positions))
+
+
+WORLDS = st.sampled_from([World, Doubles, partial(World, things=1000, noise=3.0)])
+
+
+@given(
+    world_type=WORLDS,
+    lengths=st.lists(st.integers(1, 9) | st.integers(1, 150), min_size=3, max_size=9),
+    budget=st.integers(5, 40) | st.integers(140, 300),
+    bits=st.sampled_from([8, 32]),
+    deep=st.sampled_from([1, 12]),
+    seed=st.integers(0, 2**16),
+)
+def test_no_token_is_lost_and_a_state_that_is_reloaded_at_every_step_keeps_its_bytes(
+    world_type: Any, lengths: list[int], budget: int, bits: int, deep: int, seed: int
+) -> None:
+    config = small_durable(budget, center_bits=bits)
+    world = world_type(shape_of(heads=3, size=16), seed, still=0.4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repeats, "DEEP", deep)
+        kept, reloaded = (Durable(config, world.shape, world.rotary) for _ in range(2))
+        sink, came = world.sink(), 0
+        for memory in (kept, reloaded):
+            memory.start(*sink)
+        for index, tokens in enumerate(lengths):
+            step = world.step(index, tokens)
+            reloaded.load(copy_of(reloaded))
+            kept.append(step)
+            reloaded.append(step)
+            assert same(copy_of(kept), copy_of(reloaded))
+            came += tokens
+            state = kept.tensors()
+            mass = state["bank.mass"]
+            gone = came - kept.report()["near_tokens_in_use"]
+            # Repeats do not enter, and what they repeat weighs more.
+            assert (state["bank.opened"] + state["bank.absorbed"] == gone).all()
+            assert (state["bank.opened"] - state["bank.merged"] == (mass > 0).sum(2)).all()
+            if deep > 1:
+                assert (mass.sum(2) == gone).all()
+                assert ((mass > 0).sum(2) == min(gone, config.prototypes)).all()
+            check_bank(state, most=4)
+
+
+@pytest.mark.parametrize("at_once", [1, 3000])
+def test_how_much_is_done_at_once_changes_no_byte(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def state() -> dict[str, Tensor]:
+        world = World(shape_of(heads=3, size=16), 5)
+        memory = Durable(small_durable(240, center_bits=8), world.shape, world.rotary)
+        feed(memory, world, [17, 40, 9, *[23] * 14])
+        return copy_of(memory)
+
+    whole = state()
+    monkeypatch.setattr(rule, "_AT_ONCE", {"cpu": at_once})
+    assert same(whole, state())
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 2**16), st.permutations(range(4)))
+def test_heads_know_nothing_of_each_other(seed: int, order: list[int]) -> None:
+    shape = shape_of(layers=1, heads=4, size=8)
+    world = World(shape, seed)
+    steps, sink, states = [world.step(index, 5) for index in range(9)], world.sink(), []
+    for heads in (list(range(4)), order):
+        memory = Durable(small_durable(30), shape, world.rotary)
+        memory.start(*sink)
+        for step in steps:
+            memory.append(replace(step, keys=step.keys[:, heads], values=step.values[:, heads]))
+        states.append(copy_of(memory))
+    for name in (name for name in states[0] if name.startswith("bank.")):
+        assert torch.equal(states[0][name][:, order], states[1][name])
+
+
+@pytest.mark.parametrize("budget", [24, 170])
+def test_what_is_distinct_stays_exact_however_much_is_redundant(budget: int) -> None:
+    world = World(shape_of(layers=1, heads=2), seed=3, things=4, noise=0.1)
+    memory = Durable(small_durable(budget, split=(0, 1)), world.shape, world.rotary)
+    memory.start(*world.sink())
+    cue = world.step(0, 1)
+    cue = replace(cue, keys=cue.keys * 20, values=cue.values * 20)
+    memory.append(cue)
+    for index in range(1, 90):
+        memory.append(world.step(index, 9))
+    state = memory.tensors()
+    for head in range(2):
+        slot = int((state["bank.value_center"][0, head] == cue.values[0, head, 0]).all(1).nonzero())
+        assert int(state["bank.mass"][0, head, slot]) == 1
+        assert int(state["bank.last_step"][0, head, slot]) == 0
+        assert torch.equal(state["bank.position"][0, head, slot], cue.positions[0].double())
+
+
+def test_centres_are_rounded_as_written_out() -> None:
+    shape = shape_of(layers=1, heads=1, size=12)
+    bank, generator = QuantizedBank(shape, 60), torch.Generator().manual_seed(2)
+    centers, mass = torch.randn(60, 24, generator=generator), torch.arange(60) * 37 % 1500
+    found = bank.write_(torch.arange(60), centers, mass)
+    assert torch.equal(found, bank.read(torch.arange(60)))
+    for row in range(1, 60):
+        key, value = centers[row].split(12)
+        assert torch.equal(found[row], torch.cat(round_center(key, value, int(mass[row])))), row
+
+
+@pytest.mark.parametrize(("bits", "most"), [(32, 152), (8, 173)])
+@pytest.mark.parametrize(("K", "layers"), [(750, 3), pytest.param(18_000, 28, marks=pytest.mark.slow)])
+def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
+    bits: int, most: int, K: int, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only a CPU works through a bank in parts.
+    monkeypatch.setattr(rule, "_AT_ONCE", {})
+    monkeypatch.setattr(rule, "_MOST_AT_ONCE", 2**60)
+    # With no data behind the tensors, a wait would raise.
+    with FakeTensorMode(), torch.no_grad():
+        shape = shape_of(layers=layers, heads=4, size=128, components=3)
+        config = small_durable(K, split=(0, 1), center_bits=bits)
+        merging = DurableRule((QuantizedBank if bits == 8 else DurableBank)(shape, K), config, shape)
+        keys = torch.zeros(4 * layers, 196, 128)
+        where = TokenPositions(torch.zeros(196, 2), torch.zeros(196, 3, dtype=torch.float64))
+        step = FarTokens(keys, keys, where, torch.ones(196, dtype=torch.int64))
+        counts = []
+        with Counting() as counting:
+            for index in range(K // 196 + 4):
+                counting.operations.clear()
+                merging.absorb_(step, index)
+                counts.append(counting.operations.total())
+    assert not counting.waits
+    assert len(set(counts[-3:])) == 1
+    assert counts[-1] <= most, counting.operations

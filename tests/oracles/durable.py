@@ -1,0 +1,159 @@
+"""The rule of `durable` written out for one head: loops over points; numpy only rounds costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+# As in the rule: of what has no mass, of what waits, of what is kept, of what may not be.
+FAR, KEPT, NEVER = 1e37, 3e37, 1e38
+CLOSE = 1e-4
+"""Costs that differ by less, as a share, may be in another order in float32."""
+
+
+@dataclass
+class Point:
+    """A prototype or a token. `center` is [key; value]."""
+
+    center: list[float]
+    mass: int
+    last: int
+    mean: list[float]
+    position: list[float]
+    kept: bool = False
+    sketch: list[float] = field(default_factory=list)
+
+
+def fold(center: Sequence[float], signs: Sequence[float], most: int = 64) -> list[float]:
+    """Return a sketch: numbers with signs, halved in number and added up until there are at most 64."""
+    size = len(center)
+    while size > most and size % 2 == 0:
+        size //= 2
+    found = [0.0] * size
+    for index, number in enumerate(center):
+        found[index % size] += signs[index] * number
+    return found
+
+
+def cost(one: Point, other: Point) -> float:
+    """Return Ward's cost of a merge; below all others where one has no mass."""
+    squares = [sum(z * z for z in point.sketch) if point.mass else -FAR for point in (one, other)]
+    product = sum(a * b for a, b in zip(one.sketch, other.sketch, strict=True))
+    return (squares[0] + squares[1] - 2 * product) / (1 / max(one.mass, 1) + 1 / max(other.mass, 1))
+
+
+class Step:
+    """Merges points so that `goers` of them go.
+
+    Attributes:
+        groups: the members of each point that stays, itself among them, in the order of the points.
+        ambiguous: whether a choice depends on the rounding of a cost.
+    """
+
+    def __init__(self, points: list[Point], goers: int) -> None:
+        self.points, self.ambiguous = points, False
+        n = len(points)
+        self.costs = [[cost(one, other) if other is not one else NEVER for other in points] for one in points]
+        self.gone: set[int] = set()
+        left = goers
+        for number in range(4):
+            due = left if number == 3 else -(-left // 2)
+            left -= due
+            self._round(due)
+        self.groups: dict[int, list[int]] = {index: [index] for index in range(n) if index not in self.gone}
+        for index in sorted(self.gone):
+            self.groups[self._goal(index)[1]].append(index)
+
+    def _heavier(self, index: int, other: int) -> bool:
+        """Tell whether a point may go into another one; of equal ones into the earlier. What is kept is lightest."""
+        weights = [0.5 if self.points[one].kept else self.points[one].mass for one in (index, other)]
+        return weights[1] > weights[0] or (weights[1] == weights[0] and other < index)
+
+    def _goal(self, index: int) -> tuple[float, int]:
+        """Return the least cost of a point and the nearest heavier one that has not gone."""
+        found = []
+        for other in range(len(self.points)):
+            if other in self.gone or not self._heavier(index, other):
+                found.append((NEVER, other))
+            elif self.points[index].kept:
+                found.append((KEPT, other))
+            else:
+                found.append((self.costs[index][other], other))
+        least, *rest = sorted(found)
+        if rest and not self.points[index].kept and least[0] < NEVER:
+            self._compare(least[0], rest[0][0])
+        return least
+
+    def _compare(self, one: float, other: float) -> None:
+        # Exactly equal ones tie in any precision, if they are of points without mass.
+        if min(one, other) > -FAR / 4 and abs(one - other) <= CLOSE * max(abs(one), abs(other), 1.0):
+            self.ambiguous = True
+
+    def _round(self, due: int) -> None:
+        stay = [index for index in range(len(self.points)) if index not in self.gone]
+        proposals = {index: self._goal(index) for index in stay}
+        ranked = []
+        for index, (own, goal) in proposals.items():
+            coming = [least for least, into in proposals.values() if into == index]
+            # What nothing is left for has no goal.
+            cheaper = min([*coming, proposals.get(goal, (own, goal))[0]])
+            for other, (least, into) in proposals.items():
+                if other != index and (into == goal or other == goal) and max(own, least) < KEPT:
+                    self._compare(own, least)
+            ranked.append((np.float32(own) + np.float32(FAR) * np.float32(own > cheaper), index))
+        ranked.sort()
+        if 0 < due < len(ranked) and ranked[due][0] < FAR / 2:
+            self._compare(float(ranked[due - 1][0]), float(ranked[due][0]))
+        self.gone |= {index for _, index in ranked[:due]}
+
+
+def cluster(points: Sequence[Point], members: Sequence[int], at_mean: bool) -> Point:
+    """Return what members become: their mean, at the place of the newest one or at the mean place."""
+    some = [points[index] for index in sorted(members)]
+    mass = sum(point.mass for point in some)
+
+    def mean(name: str) -> list[float]:
+        columns = zip(*(getattr(point, name) for point in some), strict=True)
+        masses = [point.mass for point in some]
+        return [sum(m * x for m, x in zip(masses, column, strict=True)) / max(mass, 1) for column in columns]
+
+    last = max(point.last for point in some)
+    newest = [point.position for point in some if point.last == last][-1]
+    return Point(mean("center"), mass, last, mean("mean"), mean("position") if at_mean else newest)
+
+
+@dataclass
+class Protection:
+    """Which points a head keeps from merging while others are left.
+
+    Attributes:
+        prototypes, near, budget: K, W, and the budget of pictures.
+        seen, repeated: tokens compared with the next step, and of these, those that came again.
+        opened: tokens with a mass that came before.
+    """
+
+    prototypes: int
+    near: int
+    budget: int
+    seen: int
+    repeated: int
+    opened: int
+
+    def share(self) -> float:
+        """Return which part of the present is kept."""
+        new = (self.seen - self.repeated) / (self.seen + 128)
+        return min(1.0, max(0.0, (new - 0.2) / 0.1))
+
+    def keeps(self, last: int, step: int, tokens: int) -> bool:
+        """Tell whether a point of step `last` is kept while a step of `tokens` enters the bank."""
+        if tokens >= self.budget:
+            return last > step - max(1, self.prototypes // tokens)
+        most = max(0, self.prototypes - tokens)
+        present = min(max(0.0, max(self.budget / 2, (step + 1) * tokens / 8) - self.near), most)
+        first = min(self.prototypes / 2, most - present)
+        begin = self.near // tokens
+        # Steps are counted in tokens that have a mass; in this order, as a bound may be a whole number.
+        pace, steps = self.share() / (self.opened + tokens), step - begin + 2
+        return 0 <= last <= begin - 1 + pace * (first * steps) or last > step - pace * (present * steps)
