@@ -20,7 +20,7 @@ from protokv.core.sharding import LayerShards, ShardedContext, find_runs
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
-from protokv.memories.durable import repeats
+from protokv.memories.durable import repeats, rule
 from tests.core.streams import World, anchored, copy_of, same, shape_of, shown_to, small_config, small_durable
 
 BUDGET, LAYERS = 29, 4
@@ -38,7 +38,6 @@ def configs() -> list[object]:
         "paper, far only": small_config(BUDGET, split=(0, 1), anchor="first"),
         "durable, 32 bits": small_durable(BUDGET),
         "durable, words apart": DurableConfig(budget=BUDGET, words=True),
-        "durable, prototypes in turns": DurableConfig(budget=140, split=(0, 1)),
     }
     others = {name: MemoryConfig.of(name, budget=BUDGET) for name in CONFIGS if name not in REFUSED}
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
@@ -46,8 +45,9 @@ def configs() -> list[object]:
 
 @pytest.fixture(autouse=True)
 def _deep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stays in view enters the bank of `durable` once."""
+    """What stays in view enters the bank of `durable` once, and not all prototypes are points of a short step."""
     monkeypatch.setattr(repeats, "DEEP", 1)
+    monkeypatch.setattr(rule, "WHOLE", 6)
 
 
 @pytest.fixture(params=configs())
