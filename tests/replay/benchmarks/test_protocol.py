@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from protokv.replay.rows import AnswerRow, RowFile
 from protokv.replay.runner import Setup, StreamProgress
 from protokv.replay.streams import Stream
 from tests.replay.benchmarks.miniature import NAMES, WRITERS
-from tests.replay.rows import ROW
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +74,8 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
     ]  # fmt: skip
     assert {point["n"] for point in points.values()} == {report["questions"]}
     assert all(point["thin"] for point in points.values())
+    means = {mean["name"] for mean in report["means"]}
+    assert means >= {"backward", "backward without HLD"} if name == "ovo-bench" else len(means) <= 1
     assert "2 a second, 12.0 tokens a step" in facts["frames"] or name == "rvs-movie"
 
 
@@ -147,17 +148,3 @@ def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
     assert isinstance(events[0], UnreadableVideo)
     assert (events[0].video, events[0].error.message) == (opened.streams[0].name, "damaged")
     assert {event.video for event in events if isinstance(event, AnswerRow)} == {opened.streams[1].name}
-
-
-def test_means_and_floors_of_hld_stand_beside_backward_without_it() -> None:
-    rows = [
-        replace(ROW, dataset="ovo-bench", video=str(i), question_id=str(i), type=kind, expected=gold, correct=right)
-        for i, (kind, gold, right) in enumerate(
-            [("EPM", "A", True), ("EPM", "B", False), ("ASI", "A", True), ("HLD", "A", False), ("HLD", "B", False)]
-        )
-    ]
-    report = summarise(rows)
-    assert {mean["name"]: mean["official"] for mean in report["means"]} == {
-        "backward": 0.5,
-        "backward without HLD": 0.75,
-    }

