@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
 from protokv.core.step import StreamClock
-from protokv.errors import StateCorrupt
+from protokv.errors import StateCorrupt, shown
 from protokv.state.header import Header
 from protokv.video import Damage
 
@@ -32,7 +34,7 @@ class Segment:
 
     first_step: int = 0
     start_s: float = 0.0
-    earlier: tuple[Mapping[str, Any], ...] = ()
+    earlier: tuple[dict[str, Any], ...] = ()
     done: bool = False
 
     def record(self, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,17 +46,14 @@ class Segment:
 
 
 def read_segment(header: Header) -> Segment:
-    """Return the segment of the last source of a state. StateCorrupt, naming the field, if its record has no sense."""
-    record = header.source or {}
-    earlier = record.get("earlier", [])
-    first_step, start_s = record.get("first_step", 0), record.get("start_s", 0.0)
-    if not isinstance(earlier, list) or not all(isinstance(one, dict) for one in earlier):
-        raise StateCorrupt("source.earlier: expected a list of objects")
-    if type(first_step) is not int or not 0 <= first_step <= header.clock.steps:
-        raise StateCorrupt(f"source.first_step: expected a step of the stream, got {first_step!r}")
-    if type(start_s) is not float or not 0 <= start_s <= header.clock.stream_time_s:
-        raise StateCorrupt(f"source.start_s: expected a time of the stream, got {start_s!r}")
-    return Segment(first_step, start_s, tuple(earlier), done=header.complete)
+    """Return the segment of the last source of a state. StateCorrupt if its record makes no sense."""
+    known = {
+        name: value for name, value in (header.source or {}).items() if name in ("first_step", "start_s", "earlier")
+    }
+    try:
+        return msgspec.convert({**known, "done": header.complete}, Segment)
+    except msgspec.ValidationError as error:
+        raise StateCorrupt(f"source: {shown(error)}") from None
 
 
 def next_segment(header: Header) -> Segment:

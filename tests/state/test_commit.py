@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 
@@ -59,16 +58,3 @@ def test_an_empty_folder_is_no_state_yet_and_becomes_one(exchanges, make_state, 
         load_state(path)
     save_state(make_state(), path)
     assert same(load_state(path), make_state())
-
-
-def test_a_file_system_that_cannot_sync_folders_is_accepted(make_state, tmp_path, monkeypatch):
-    real = os.fsync
-
-    def fsync(number: int) -> None:
-        if stat.S_ISDIR(os.fstat(number).st_mode):
-            raise OSError(errno.EINVAL, "Invalid argument")
-        real(number)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    save_state(make_state(), tmp_path / "a.safetensors")
-    load_state(tmp_path / "a.safetensors")

@@ -67,7 +67,6 @@ def test_every_dtype_comes_back_bit_for_bit_with_its_header(path, make_state):
     found = load_state(path)
     assert same(found, state)
     assert same(load_state(path, verify=False), state)
-    assert Reader.open(path).header.to_json() == state.to_json()
     assert Reader.open(path).file_bytes > sum(tensor.nbytes for tensor in made.values())
     found.tensors["c"].zero_()
     assert found.tensors["d"].equal(whole)

@@ -182,7 +182,6 @@ class TestSources:
     def test_a_record_that_makes_no_sense_is_named(self, make_state):
         good = {**TWO, "earlier": [ONE], "first_step": 1, "start_s": 2.0}
         read_segment(at(make_state, 3, source=good))
-        for field, values in {"earlier": (5, ["a"]), "first_step": (99, -1, 1.0), "start_s": (99.0, "0", -1.0)}.items():
-            for value in values:
-                with pytest.raises(StateError, match=f"source.{field}"):
-                    read_segment(at(make_state, 3, source={**good, field: value}))
+        for field, value in (("earlier", 5), ("earlier", ["a"]), ("first_step", 1.5), ("start_s", "0")):
+            with pytest.raises(StateError, match=rf"source: .*\$\.{field}"):
+                read_segment(at(make_state, 3, source={**good, field: value}))

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import shutil
+import struct
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,14 +26,14 @@ from hypothesis import strategies as st
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.state.compare import compare
 from protokv.state.describe import convert, describe
-from protokv.state.digest import canonical_json, digest_tensors
+from protokv.state.digest import canonical_json, digest_document
 from protokv.state.forms import load_forms
-from protokv.state.header import FORMAT_VERSION, Header
+from protokv.state.header import FORMAT_VERSION
 from protokv.state.reader import Reader, load_state, read_thumbnails
 from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, make, same
-from tests.state.crafted import change_document, change_head, joined, resealed
 
+Json = dict[str, Any]
 RAN = "ran"
 
 
@@ -41,6 +42,41 @@ class Evil:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (RAN,)
+
+
+def split(data: bytes) -> tuple[Json, bytes]:
+    """Return the head of a .safetensors file and the bytes behind it."""
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def joined(head: Json | bytes, body: bytes = b"") -> bytes:
+    text = head if isinstance(head, bytes) else json.dumps(head).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def resealed(document: Json) -> Json:
+    """Return a document with the digest that fits it."""
+    rest = {name: value for name, value in document.items() if name != "digest"}
+    return {**rest, "digest": digest_document(rest)}
+
+
+def change_head(path: Path, change: Callable[[Json], object]) -> None:
+    """Change the head of a .safetensors file; `change` gets it."""
+    head, body = split(path.read_bytes())
+    change(head)
+    path.write_bytes(joined(head, body))
+
+
+def change_document(path: Path, change: Callable[[Json], object]) -> None:
+    """Change the document of a .safetensors file and seal it again."""
+
+    def inside(head: Json) -> None:
+        document = json.loads(head["__metadata__"]["protokv"])
+        change(document)
+        head["__metadata__"]["protokv"] = canonical_json(resealed(document))
+
+    change_head(path, inside)
 
 
 def in_header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -102,17 +138,6 @@ def pipe(path: Path, file: str) -> None:
     os.mkfifo(path / file)
 
 
-def truth_of_two(path: Path) -> None:
-    data = path.read_bytes()
-    tensor = torch.tensor([True, False, True])
-    changed = tensor.view(torch.uint8).clone()
-    changed[0] = 2
-    digest = digest_tensors({"": changed.view(torch.bool)})[""]
-    at = data.rindex(bytes([1, 0, 1]))
-    path.write_bytes(data[:at] + bytes([2, 0, 1]) + data[at + 3 :])
-    in_digests(lambda digests: digests.update({"bank.alive": digest}))(path)
-
-
 def set_entry(head: dict[str, Any], name: str, **entry: Any) -> None:
     head[name] = {**head.get(name, {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}), **entry}
 
@@ -128,21 +153,16 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "longer": in_file(lambda data: data + b"x"),
         "length beyond the file": in_file(lambda data: (2**40).to_bytes(8, "little") + data[8:]),
         "no JSON": in_file(lambda data: joined(b"{" * 100, data)),
-        "deep JSON": in_file(lambda data: joined(b"[" * 100_000)),
         "no document": partial(change_head, change=lambda head: head.pop("__metadata__")),
         "offsets that overlap": partial(change_head, change=lambda h: set_entry(h, "offset", data_offsets=[0, 8])),
-        "a shape that overflows": partial(change_head, change=lambda h: set_entry(h, "offset", shape=[2**62, 4])),
         "a huge shape": partial(change_head, change=lambda h: set_entry(h, "offset", shape=[2**40])),
         "a tensor without a digest": in_digests(lambda digests: digests.pop("offset")),
         "a digest without a tensor": in_digests(lambda digests: digests.update({"x": "0"})),
-        "a digest that is no text": in_digests(lambda digests: digests.update({"offset": None})),
         "another digest": in_digests(lambda digests: digests.update({"offset": "0" * 32})),
         "a document not sealed": partial(
             change_head, change=lambda head: head["__metadata__"].update(protokv=canonical_json({"header": {}}))
         ),
-        "a truth of two": truth_of_two,
         "a newer version": in_header(lambda header: header.update(format_version=FORMAT_VERSION + 1)),
-        "no version": in_header(lambda header: header.update(format_version=0)),
         "a steps of text": in_header(lambda header: header["clock"].update(steps="9")),
         "a revision with a path": in_header(lambda header: header["backbone"].update(revision="../" * 14)),
     },
@@ -151,7 +171,6 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "code": in_pickle({"protokv": Evil(), "tensors": {}}),
         "a plain pickle": lambda path: path.write_bytes(pickle.dumps(Evil())),
         "no state": in_pickle({"weights": torch.zeros(3)}),
-        "a bytearray": in_pickle({"protokv": "", "tensors": {"a": bytearray(9)}}),
         "tensors that are none": in_pickle({"protokv": "", "tensors": {"a": 1}}),
         "a strided tensor": in_pickle({"protokv": "", "tensors": {"a": torch.zeros(1).expand(1 << 40)}}),
         "compressed": repack(lambda name, data: data, zipfile.ZIP_DEFLATED),
@@ -234,29 +253,6 @@ def test_damaged_bytes_never_load_as_another_state(suffix: str, data: st.DataObj
         with suppress(StateCorrupt, StateMismatch):
             found = load_state(path, verify=verify)
             assert same(found, make()) or not verify
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=8), inside, max_size=3),
-    max_leaves=8,
-)
-PLACES = [(), *((name,) for name in make().to_json())]
-PLACES += [(part, name) for part in ("clock", "backbone") for name in make().to_json()[part]]
-
-
-@settings(max_examples=300, deadline=None)
-@given(place=st.sampled_from(PLACES), value=JSON)
-def test_any_value_in_any_field_of_a_header_is_the_same_header_or_one_error(place: tuple[str, ...], value: Any) -> None:
-    header: Any = {"": json.loads(canonical_json(make().to_json()))}
-    *outer, last = ("", *place)
-    inside = header
-    for name in outer:
-        inside = inside[name]
-    inside[last] = value
-    with suppress(StateCorrupt, StateMismatch):
-        found = Header.from_json(header[""])
-        assert Header.from_json(found.to_json()) == found
 
 
 def test_every_form_has_its_hostile_states() -> None:

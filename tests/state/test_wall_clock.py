@@ -24,7 +24,6 @@ def test_a_steady_clock_needs_one_anchor_however_often_the_source_is_lost():
     assert len(log.anchors) == 1
     assert (log.gaps_in_all, round(log.lost_s)) == (1000, 10_000)
     assert len(log.gaps) == MOST
-    assert log.gaps[-1].to_s == 60_000.0 - 60.0 + 60.0
     assert len(json.dumps(asdict(log))) < 8_000
 
 
