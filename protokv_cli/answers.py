@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.texts import cut
-from protokv_cli.options import MOST_USED, option
+from protokv_cli.options import MOST_USED, ModelFlags, note_embedded, option
 from protokv_cli.output import Format, Output, format_time
 from protokv_cli.progress import round_timings
 from protokv_cli.questions import AskedQuestion, Refusals
@@ -29,47 +29,29 @@ class AnswerFlags:
     """How an answer is written."""
 
     PANEL: ClassVar[str] = "Answers"
-    max_new_tokens: int | None = option(
-        "--max-new-tokens COUNT", "The most tokens of an answer. Default: the model's, or 64.", MOST_USED
-    )
-    evidence: bool = option(
-        "--evidence", "Show the times of the stream that each answer stood on.", MOST_USED, default=False
-    )
+    max_new_tokens: int | None = option("--max-new-tokens COUNT", "Default: the model's, or 64.", MOST_USED)
+    evidence: bool = option("--evidence", "Show the times that each answer stood on.", MOST_USED, default=False)
     frames: Path | None = option("--frames DIR", "Write the frames at these times as PNG, named by time.")
-    video: Path | None = option(
-        "--video PATH", "The video of --frames, or its folder. Default: beside the state, or in this folder."
-    )
+    video: Path | None = option("--video PATH", "Their video or its folder. Default: beside the state, or here.")
     system: str | None = option("--system TEXT", "A system prompt, in front of each question.")
-    temperature: float | None = option(
-        "--temperature NUMBER", "0 is greedy; above 0 draws. Default: as the model was published."
-    )
-    top_p: float | None = option(
-        "--top-p SHARE", "Draw from this share of the probability. Default: as the model was published."
-    )
+    temperature: float | None = option("--temperature NUMBER", "0 is greedy; above 0 draws. Default: as published.")
+    top_p: float | None = option("--top-p SHARE", "Draw from this share of the probability. Default: as published.")
     seed: int = option("--seed NUMBER", "Seed of the draws.", default=0)
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """The fields of `Decoding` that are given."""
-        names = ("max_new_tokens", "temperature", "top_p", "seed")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def with_evidence(self) -> bool:
         """Whether evidence is wanted."""
         return self.evidence or self.frames is not None
 
-    def check(self) -> None:
-        """Refuse numbers that cannot be, before a model is loaded. ConfigError."""
+    def decoding(self, backbone: Backbone | None = None) -> Decoding:
+        """Return how a model draws; without one, only refuse numbers that cannot be. ConfigError."""
         from protokv.core.decoding import Decoding
 
-        Decoding(**self.sampling)
-
-    def decoding(self, backbone: Backbone) -> Decoding:
-        """Return how a model draws. ConfigError, also for a system prompt that the model does not take."""
-        if self.system is not None and not backbone.converses:
+        if backbone and self.system is not None and not backbone.converses:
             raise ConfigError(f"{backbone.identity.name} takes no system prompt", hint="leave out --system")
-        return replace(backbone.decoding, **self.sampling)
+        names = ("max_new_tokens", "temperature", "top_p", "seed")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(backbone.decoding if backbone else Decoding(), **given)
 
 
 @dataclass
@@ -100,13 +82,15 @@ class Answers:
         self._turns, self._noted = list[tuple[str, str]](), set[str]()
         self._frames: FrameWriter | None = None
 
-    def prepare(self, reader: Reader) -> None:
-        """Refuse what cannot be answered, before a model is loaded. ConfigError, SourceError, StateMismatch."""
-        self.how.check()
+    def start(self, reader: Reader, model: ModelFlags) -> Session:
+        """Load the model; refuse before what cannot be answered. ConfigError, SourceError, StateError, ModelError."""
+        self.how.decoding()
         if self.how.frames is not None:
             from protokv_cli.frames import FrameWriter
 
             self._frames = FrameWriter(reader, self.how.frames, self.how.video)
+        note_embedded(self.out, reader.model)
+        return reader.session(model.model, timings=self.clock, **model.placement)
 
     def ask_all(
         self, session: Session, decoding: Decoding, questions: Iterable[AskedQuestion], age_s: float | None
@@ -175,20 +159,19 @@ class Answers:
         pieces = session.stream(
             question, decoding, evidence=self.how.with_evidence, turns=self._turns, system=self.how.system
         )
-        streams = self.out.format is not Format.JSON
+        shows = self.out.format is not Format.JSON
         while True:
             try:
                 piece = next(pieces)
             except StopIteration as end:
                 answer: Answer = end.value
-                break
-            if streams:
+                if shows:
+                    self.out.plain("")
+                    if answer.finish_reason == "repetition":
+                        self.out.note("Note: the answer is cut, because it repeats itself")
+                return answer
+            if shows:
                 self.out.plain(piece, end="")
-        if streams:
-            self.out.plain("")
-            if answer.finish_reason == "repetition":
-                self.out.note("Note: the answer is cut, because it repeats itself")
-        return answer
 
     def _note_once(self, text: str) -> None:
         if text not in self._noted:

@@ -52,7 +52,7 @@ def doctor(*, output: OutputFlags) -> None:
 def describe_setup() -> dict[str, Any]:
     """Return a document of this machine. `problems` are sentences, none if a video can be watched here."""
     problems: list[str] = []
-    av = _imported("av", problems)
+    av = _import(problems, "av")
     return {
         "protokv": __version__,
         "python": f"{platform.python_version()} in {_hide_home(sys.prefix)}",
@@ -69,7 +69,7 @@ def describe_setup() -> dict[str, Any]:
 def list_devices(problems: list[str]) -> list[dict[str, Any]]:
     """Return a row per device: its name, its memory and what is free of it; tell of problems."""
     found = [{"name": "cpu", "memory_bytes": memory_bytes(), "free_bytes": free_memory_bytes()}]
-    torch = _imported("torch", problems)
+    torch = _import(problems, "torch")
     for number in range(torch.cuda.device_count() if torch is not None else 0):
         try:
             free, size = torch.cuda.mem_get_info(number)
@@ -87,7 +87,7 @@ def find_version(package: str) -> str:
         return "not installed"
 
 
-def _imported(name: str, problems: list[str]) -> Any:
+def _import(problems: list[str], name: str) -> Any:
     try:
         return import_module(name)
     except Exception as error:  # a library that lacks another one raises what it likes

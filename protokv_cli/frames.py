@@ -7,7 +7,6 @@ fingerprint in the state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -15,24 +14,12 @@ from typing import TYPE_CHECKING, Any
 from protokv.errors import SourceNotFound, SourceUnreadable, StateMismatch, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from protokv.core.parts import EvidenceSpan
     from protokv.core.session import Answer, Session
     from protokv.state.reader import Reader
 
 # Of one moment; a longer one is shown at evenly spaced steps.
 MOST_FRAMES = 8
 _HINT = "name the file, or the folder it is in, with --video"
-
-
-@dataclass(frozen=True, slots=True)
-class _Video:
-    """A video file, the stream time at which it ends, and the time in the file of stream time 0."""
-
-    path: Path
-    end_s: float
-    offset_s: float
 
 
 class FrameWriter:
@@ -49,8 +36,9 @@ class FrameWriter:
         places = [video] if video is not None else [Path(), Path(str(reader.path)).parent]
         records = source_records(reader.header)
         starts_s = [float(one.get("start_s") or 0.0) for one in records]
-        spans = pairwise([*starts_s, reader.header.clock.stream_time_s])
-        self._videos = [_find(one, *span, places) for one, span in zip(records, spans, strict=True)]
+        ends = pairwise([*starts_s, reader.header.clock.stream_time_s])
+        # Stream time of a video's begin and end, its file, and where in the file it begins.
+        self._videos = [(*span, *_find(one, places)) for one, span in zip(records, ends, strict=True)]
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -60,22 +48,28 @@ class FrameWriter:
 
         from protokv.video import open_source
 
-        moments = answer.evidence.moments if answer.evidence else ()
-        paths = []
-        for time_s in sorted(time_s for one in moments for time_s in _times(one, session.clock.step_seconds)):
-            video = next((one for one in self._videos if time_s < one.end_s), self._videos[-1])
-            path = self._folder / f"{_name(time_s)}.png"
-            with open_source(str(video.path)) as source:
-                frame = next(iter(source.frames(time_s + video.offset_s)), None)
+        step_s, times, paths = session.clock.step_seconds, list[float](), []
+        for one in answer.evidence.moments if answer.evidence else ():
+            count = max(1, round((one.end_s - one.start_s) / step_s))
+            most = min(count, MOST_FRAMES)
+            times += [one.start_s + (i * count // most) * step_s for i in range(most)]
+        for time_s in sorted(times):
+            start_s, _, file, offset_s = next((one for one in self._videos if time_s < one[1]), self._videos[-1])
+            in_file_s = time_s - start_s + offset_s
+            with open_source(str(file)) as source:
+                frame = next(iter(source.frames(in_file_s)), None)
             if frame is None:
-                raise SourceUnreadable(f"{video.path} has no frame at {time_s + video.offset_s:g} s")
-            Image.fromarray(frame.image).save(path)
-            paths.append(str(path))
+                raise SourceUnreadable(f"{file} has no frame at {in_file_s:g} s")
+            # Names sort by time, such as `00-07-02.500`.
+            minutes, rest = divmod(round(time_s * 1000), 60_000)
+            name = f"{minutes // 60:02d}-{minutes % 60:02d}-{rest // 1000:02d}.{rest % 1000:03d}.png"
+            paths.append(str(self._folder / name))
+            Image.fromarray(frame.image).save(paths[-1])
         return paths
 
 
-def _find(record: Mapping[str, Any], start_s: float, end_s: float, places: list[Path]) -> _Video:
-    """Return the file of the record of a source that fills these stream times."""
+def _find(record: Mapping[str, Any], places: list[Path]) -> tuple[Path, float]:
+    """Return the file of the record of a source, and the time in it at which the source begins."""
     from protokv.video.file import fingerprint
 
     # The fingerprint of a part of a file is that of the file, then @ and where the part begins.
@@ -90,17 +84,4 @@ def _find(record: Mapping[str, Any], start_s: float, end_s: float, places: list[
         raise SourceNotFound(f"the video {shown(name)} of this state is not at hand: it is not in {where}", hint=_HINT)
     if path.stat().st_size != size or fingerprint(path, size) != digest:
         raise StateMismatch(f"{path} is not the video that this state watched, or has changed since", hint=_HINT)
-    return _Video(path, end_s, float(part.partition("+")[0] or 0.0) - start_s)
-
-
-def _times(moment: EvidenceSpan, step_s: float) -> Iterator[float]:
-    """Yield the times of the steps of a moment, at most `MOST_FRAMES`, evenly spaced."""
-    count = max(1, round((moment.end_s - moment.start_s) / step_s))
-    most = min(count, MOST_FRAMES)
-    return (moment.start_s + (i * count // most) * step_s for i in range(most))
-
-
-def _name(time_s: float) -> str:
-    """Return a file name that sorts by time, such as `00-07-02.500`."""
-    minutes, rest = divmod(round(time_s * 1000), 60_000)
-    return f"{minutes // 60:02d}-{minutes % 60:02d}-{rest // 1000:02d}.{rest % 1000:03d}"
+    return path, float(part.partition("+")[0] or 0.0)

@@ -8,7 +8,7 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -21,18 +21,18 @@ from protokv_cli.options import (
     MemoryFlags,
     TimedOutputFlags,
     WatchFlags,
-    complete_states,
     given,
     note_embedded,
     option,
+    parsed,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration, parse_every, parse_optional, parse_pair
+from protokv_cli.parsing import parse_duration, parse_every, parse_pair
 from protokv_cli.process import handle_signals
 from protokv_cli.progress import draw_downloads
 
 if TYPE_CHECKING:
-    from protokv.ingestion import IngestOptions, LiveOptions
+    from protokv.ingestion import IngestOptions
 
 # A page that shows a video, which yt-dlp reads.
 _PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twitch\.tv)/", re.IGNORECASE)
@@ -56,28 +56,20 @@ class StateFlags:
 
     PANEL: ClassVar[str] = "State"
     state: str | None = option(
-        "--output -o STATE",
-        "State to write, or a folder for states. Default: SOURCE's name .safetensors, here.",
-        MOST_USED,
-        autocompletion=complete_states,
+        "--output -o STATE", "State to write, or a folder. Default: SOURCE's name .safetensors, here.", MOST_USED
     )
     every: str | None = option(
         "--every TIME",
-        "Commit on the way: every 30s or 2m of stream time, 500steps, or never. Default: every minute of the clock, "
-        "every 5 seconds for a live source.",
+        "Commit on the way: 30s or 2m of stream time, 500steps, or never. Default: each minute; each 5 s if live.",
         MOST_USED,
+        parse=parse_every,
     )
     keep: int | None = option("--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", MOST_USED)
-    force: bool = option("--force", "Start over and replace STATE.", MOST_USED, default=False)
+    overwrite: bool = option("--force", "Start over and replace STATE.", MOST_USED, default=False)
     dry_run: bool = option(
-        "--dry-run",
-        "Say what is to be done and, as an estimate, the time and disk that it takes; write nothing.",
-        MOST_USED,
-        default=False,
+        "--dry-run", "Say what would be done, and estimate its time and disk; write nothing.", MOST_USED, default=False
     )
-    append: bool = option(
-        "--append", "Watch SOURCE after what STATE has watched; start STATE if there is none.", default=False
-    )
+    append: bool = option("--append", "Watch SOURCE after what STATE has watched, if there is one.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,25 +77,19 @@ class SourceFlags:
     """What of a source enters the stream."""
 
     PANEL: ClassVar[str] = "What to watch"
-    start: str = option("--start TIME", "Begin a file here, such as 7:30.", default="0")
-    duration: str | None = option("--duration TIME", "Watch no more of a file than this, such as 2m.")
+    start_s: str = option("--start TIME", "Begin a file here, such as 7:30.", default="0", parse=parse_duration)
+    duration_s: str | None = option("--duration TIME", "Watch no more of a file than this.", parse=parse_duration)
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="auto", known=("auto", "off"))
     transcribe: str | None = option(
-        "--transcribe MODEL",
-        "Write NAME.srt beside a file without such subtitles, with Whisper or Moonshine, by name or folder.",
+        "--transcribe MODEL", "Write NAME.srt beside a file without one, with Whisper or Moonshine: a name or folder."
     )
     system: str | None = option("--system TEXT", "A system prompt, which the model reads before the video.")
-    max_frame_pixels: int | None = option(
-        "--max-frame-pixels COUNT", "Refuse frames with more pixels. Default: 8K.", min=1
-    )
+    max_frame_pixels: int | None = option("--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1)
     decoder: str = option(
         "--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto", known=("auto", "pyav", "decord")
     )
     chunk: int = option(
-        "--chunk COUNT",
-        "Steps that go through the model together; they read the memory as it stood before them.",
-        default=1,
-        min=1,
+        "--chunk COUNT", "Steps that go through the model at once, with the memory before them.", default=1, min=1
     )
 
 
@@ -112,31 +98,19 @@ class LiveFlags:
     """What to do about a source that waits, is lost or has no end."""
 
     PANEL: ClassVar[str] = "Live sources"
-    for_: str | None = option("--for TIME", "End after this much stream time, such as 1h.")
-    stall: str | None = option("--stall TIME", "A source without a frame for this time is lost. Default: 20s.")
-    give_up: str | None = option("--give-up TIME", "Stop trying a lost source after this time. Default: never.")
+    for_s: str | None = option("--for TIME", "End after this much stream time, such as 1h.", parse=parse_duration)
+    stall_s: str | None = option("--stall TIME", "Lost if no frame comes so long. Default: 20s.", parse=parse_duration)
+    give_up_s: str | None = option("--give-up TIME", "Try a lost source so long. Default: ever.", parse=parse_duration)
     on_pressure: str | None = option(
         "--on-pressure WORD",
-        "If the model is slower than the stream: drop the oldest frames (default for live sources), or let the source "
-        "wait (default for pipes).",
+        "If the model is too slow: drop the oldest frames (default if live), or let the source wait (for pipes).",
         known=("drop", "wait"),
     )
-    inputs: list[str] | None = option(
-        "--input NAME=VALUE", "An option for FFmpeg, such as rtsp_transport=udp; repeatable."
+    input: list[str] | None = option(
+        "--input NAME=VALUE",
+        "An option for FFmpeg, such as rtsp_transport=udp; repeatable.",
+        parse=lambda texts: dict(parse_pair(text, "input", "--input rtsp_transport=udp") for text in texts),
     )
-
-    def build(self) -> LiveOptions:
-        """Return the options of the library. ConfigError."""
-        from protokv.ingestion import LiveOptions
-
-        pressure: Any = self.on_pressure
-        return LiveOptions(
-            stall_s=parse_optional(parse_duration, self.stall),
-            give_up_s=parse_optional(parse_duration, self.give_up),
-            on_pressure=pressure,
-            for_s=parse_optional(parse_duration, self.for_),
-            input=dict(parse_pair(one, "input", "--input rtsp_transport=udp") for one in self.inputs or ()),
-        )
 
 
 def ingest(
@@ -192,7 +166,7 @@ def ingest(
         chosen = _build(state, model, memory, watch, live)
         _advise(out, sources, state, memory)
         if fleet.listing is not None or len(sources) != 1 or is_several(sources[0]):
-            alone = [*given(state, "append"), *given(watch, "start", "duration", "chunk"), *given(live)]
+            alone = [*given(state, "append"), *given(watch, "start_s", "duration_s", "chunk"), *given(live)]
             alone += [*given(output, "timings"), *(["--subtitles FILE"] if names_file(watch.subtitles) else [])]
             hint = "several videos are continued without an option, and watched to their ends"
             _refuse(alone, "for one video only", hint)
@@ -223,28 +197,17 @@ def _build(
     state: StateFlags, model: WatchFlags, memory: MemoryFlags, watch: SourceFlags, live: LiveFlags
 ) -> IngestOptions:
     """Return the options of the library. ConfigError."""
-    from protokv.ingestion import IngestOptions
+    from protokv.ingestion import IngestOptions, LiveOptions
 
-    decoder: Any = watch.decoder
     return IngestOptions(
         config=memory.config(),
         backbone=model.model,
-        **model.loading,
         fps=model.fps,
-        system=watch.system,
-        every=parse_optional(parse_every, state.every),
-        keep=state.keep,
-        append=state.append,
-        overwrite=state.force,
-        start_s=parse_duration(watch.start),
-        duration_s=parse_optional(parse_duration, watch.duration),
-        decoder=decoder,
-        max_frame_pixels=watch.max_frame_pixels,
-        chunk=watch.chunk,
         thumbnails=memory.thumbnails,
-        subtitles=watch.subtitles,
-        transcribe=watch.transcribe,
-        live=live.build(),
+        live=LiveOptions(**{name: value for name, value in parsed(live).items() if value is not None}),
+        **parsed(state, "state", "dry_run"),
+        **parsed(watch),
+        **model.loading,
     )
 
 

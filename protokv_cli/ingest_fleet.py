@@ -44,10 +44,7 @@ class FleetFlags:
     listing: str | None = option("--from LIST", "Videos, folders and globs from a file, one a line; - is stdin.")
     workers: int | None = option("--workers COUNT", "Processes, each with the model. Default: one a device.", min=1)
     devices: str | None = option("--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu.")
-    ray: str | None = option(
-        "--ray ADDRESS",
-        "Workers in a Ray cluster: HOST:PORT, or auto for RAY_ADDRESS, one that runs here, or a new one.",
-    )
+    ray: str | None = option("--ray ADDRESS", "Workers in a Ray cluster: HOST:PORT, or auto: RAY_ADDRESS, or a new.")
     max_failures: int | None = option("--max-failures COUNT", "Begin no other video after COUNT failures.", min=1)
 
 

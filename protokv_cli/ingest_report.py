@@ -60,39 +60,34 @@ class IngestReport:
 
     def show(self, event: Event) -> None:
         """Show an event: notes on stderr, and a JSON line, or tables at the end."""
+        out = self._out
         if isinstance(event, Started):
             self._begun = event
             if event.notice:
-                note_embedded(self._out, event.model if self._chosen.backbone else None)
-            _note_start(self._out, event, self._source)
-        _note_news(self._out, event)
+                note_embedded(out, event.model if self._chosen.backbone else None)
+            _note_start(out, event, self._source)
+        _note_news(out, event)
         if isinstance(event, Progress) and not self._show_progress(event):
             return
-        if self._out.format is Format.JSON:
-            timed = self._timings is not None and isinstance(event, Summary)
-            spent = {"timings": round_timings(self._timings.seconds)} if timed and self._timings else {}
-            self._out.json({"type": name_event(event), **asdict(event), **spent})
+        ends, spent = isinstance(event, Summary), None if self._timings is None else self._timings.seconds
+        if out.format is Format.JSON:
+            timings = {"timings": round_timings(spent)} if ends and spent is not None else {}
+            out.json({"type": name_event(event), **asdict(event), **timings})
         elif isinstance(event, Summary):
             self._bar.stop()
-            if self._timings is not None:
-                show_timings(self._out, self._timings.seconds)
-            if self._out.format is Format.PLAIN:
-                self._out.plain(event.state)
+            if spent is not None:
+                show_timings(out, spent)
+            if out.format is Format.PLAIN:
+                out.plain(event.state)
             else:
-                self._out.table(pairs(_summary_rows(event)))
+                out.table(pairs(_summary_rows(event)))
 
     def _show_progress(self, event: Progress) -> bool:
         """Draw the bar; return True if a JSON line is due."""
         now_s, done_s, length_s = time.monotonic(), event.stream_time_s, event.duration_s
         if self._first is None:
             self._first = (now_s, done_s)
-            if self._begun is not None and self._begun.how == "started":
-                # The size of a step is known only now.
-                on_disk = describe_disk(event.end_bytes, self._begun.most_bytes)
-                self._out.note(f"state: {format_bytes(event.state_bytes)} in memory; on disk {on_disk}")
-                if length_s and self._begun.most_bytes is not None:
-                    kept = describe_share(event.tokens_seen * length_s / done_s, self._chosen.config.budget)
-                    self._out.note(f"the budget {kept}")
+            self._note_size(event)
         if self._bar.due():
             where, rest = format_time(done_s), [f"{event.frames_per_second:.0f} frames/s"]
             if length_s:
@@ -105,6 +100,17 @@ class IngestReport:
         due = now_s - self._row_s >= JSON_EVERY_S
         self._row_s = now_s if due else self._row_s
         return due and self._out.format is Format.JSON
+
+    def _note_size(self, event: Progress) -> None:
+        """Say how large a new state will be, and what part of the video it keeps: a step's size is known only now."""
+        begun, length_s = self._begun, event.duration_s
+        if begun is None or begun.how != "started":
+            return
+        on_disk = describe_disk(event.end_bytes, begun.most_bytes)
+        self._out.note(f"state: {format_bytes(event.state_bytes)} in memory; on disk {on_disk}")
+        if length_s and begun.most_bytes is not None:
+            tokens = event.tokens_seen * length_s / event.stream_time_s
+            self._out.note(f"the budget {describe_share(tokens, self._chosen.config.budget)}")
 
     def end(self, summary: Summary, stopped: Exit | None) -> None:
         """Say what to do next, and end with the exit code of a run that was stopped or is not whole.
@@ -167,10 +173,8 @@ def _note_news(out: Output, event: Event) -> None:
     elif isinstance(event, SourceRecovered):
         out.error(f"{event.source} is back at {format_time(event.stream_time_s)}, after {format_time(event.gap_s)}")
     elif isinstance(event, FramesDropped):
-        out.note(
-            f"frames are dropped: {event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}; "
-            "sample fewer with --fps, or let the camera send smaller ones"
-        )
+        rates = f"{event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}"
+        out.note(f"frames are dropped: {rates}; sample fewer with --fps, or let the camera send smaller ones")
 
 
 def name_event(event: Event) -> str:

@@ -11,22 +11,16 @@ import typer
 from protokv.errors import ConfigError
 from protokv_cli.commits import find_stream_time, note_commit
 from protokv_cli.exits import Exit
-from protokv_cli.options import OutputFlags, complete_states, option
+from protokv_cli.options import OutputFlags, option
 from protokv_cli.output import Output
 
 State = Annotated[
     str,
-    typer.Argument(
-        metavar="STATE", help="State that ingest wrote; or a folder of them.", autocompletion=complete_states
-    ),
+    typer.Argument(metavar="STATE", help="State that ingest wrote; or a folder of them."),
 ]
 Other = Annotated[
     str | None,
-    typer.Argument(
-        metavar="STATE2",
-        help="A second state: show how they differ. Exit 0 if equal, 1 if not.",
-        autocompletion=complete_states,
-    ),
+    typer.Argument(metavar="STATE2", help="A second state: show how they differ. Exit 0 if equal, 1 if not."),
 ]
 
 
@@ -41,31 +35,23 @@ class InspectFlags:
     target: str | None = option("--output -o PATH", "Write the state again, in the form that the suffix names.")
     force: bool = option("--force", "Let --output replace any file.", default=False)
     verify: bool | None = option(
-        "--verify/--no-verify",
-        "Check all that must hold in a state and list the checks; or do not even check its bytes. Default: check its "
-        "bytes.",
+        "--verify/--no-verify", "Check all that must hold, and list it; or not even its bytes. Default: its bytes."
     )
-    layers: bool = option(
-        "--layers", "Add the inner tables: constants, bytes, bank and codebooks of every layer.", default=False
-    )
+    layers: bool = option("--layers", "Add constants, bytes, bank and codebooks of every layer.", default=False)
     words: bool = option("--words", "Show what was said, as the state knows it, with times.", default=False)
     at: str | None = option("--at TIME", "Show the newest kept commit not after this stream time.")
 
     def refuse_contradictions(self, state: str, other: str | None, many: bool) -> None:
         """Refuse options that do not go together. ConfigError."""
-        writes = other is not None or self.target is not None
+        writes, verifies = other is not None or self.target is not None, self.verify is True
         if self.at is not None and writes:
             raise ConfigError("--at shows one state", hint="leave out the second state and --output")
-        if sum((other is not None, self.target is not None, self.verify is True, self.words)) > 1:
-            raise ConfigError(
-                "a second state, --output, --verify and --words do not go together", hint="one after the other"
-            )
-        if self.words and self.layers:
-            raise ConfigError("--words shows the words alone", hint="leave --layers out")
-        if many and (writes or self.at is not None or self.words or self.verify):
-            raise ConfigError(
-                f"{state} holds many states, and these options are for one", hint="name one of the states"
-            )
+        if sum((other is not None, self.target is not None, verifies, self.words)) > 1 or (self.words and self.layers):
+            why = "a second state, --output, --verify, --layers and --words do not go together"
+            raise ConfigError(why, hint="one after the other")
+        if many and (writes or verifies or self.words or self.at is not None):
+            why = f"{state} holds many states, and these options are for one"
+            raise ConfigError(why, hint="name one of the states")
 
 
 def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: OutputFlags) -> None:

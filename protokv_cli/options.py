@@ -11,8 +11,6 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
-from glob import escape as glob_escape
-from glob import glob
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
@@ -21,9 +19,6 @@ from protokv.core.settings import parse_budget
 from protokv.memories import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_setting
-
-# Those of `protokv.state.form.FORMS`, which imports torch.
-STATE_SUFFIXES = (".safetensors", ".zarr", ".pt")
 
 MOST_USED = "Most used"
 """The first panel of the help."""
@@ -34,7 +29,14 @@ SUBTITLES = (
 
 
 def option(
-    declared: str, text: str, panel: str | None = None, *, default: Any = None, known: Iterable[str] = (), **more: Any
+    declared: str,
+    text: str,
+    panel: str | None = None,
+    *,
+    default: Any = None,
+    known: Iterable[str] = (),
+    parse: Callable[[str], Any] | None = None,
+    **more: Any,
 ) -> Any:
     """Return a field of a dataclass that is an option.
 
@@ -44,6 +46,7 @@ def option(
         panel: the section of the help that shows it; None: that of its dataclass.
         default: its value if it is not given; the help shows numbers and texts.
         known: values that a shell completes, also after a comma.
+        parse: reads the text of the command line (`parsed`).
         more: arguments of `typer.Option`.
     """
     words = declared.split()
@@ -68,7 +71,7 @@ def option(
         show_default=default not in (None, False, True),
         **more,
     )
-    return field(default=default, metadata={"option": info, "name": long})
+    return field(default=default, metadata={"option": info, "name": long, "parse": parse})
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -103,18 +106,19 @@ def _parameters_of(group: Any) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=kind)
 
 
+def parsed(flags: Any, *without: str) -> dict[str, Any]:
+    """Return the fields of a dataclass of options as keywords of the library, read from their texts. ConfigError."""
+    found = {one: getattr(flags, one.name) for one in fields(flags) if one.name not in without}
+    return {
+        one.name: value if value is None or one.metadata["parse"] is None else one.metadata["parse"](value)
+        for one, value in found.items()
+    }
+
+
 def given(flags: Any, *names: str) -> list[str]:
     """Return the options of a dataclass that differ from their defaults: of all fields, or of some."""
     found = (one for one in fields(flags) if (not names or one.name in names))
     return [one.metadata["name"] for one in found if getattr(flags, one.name) != one.default]
-
-
-def complete_states(incomplete: str) -> list[str]:
-    """Return the completion of a state: the states in a folder and in the folders below it, and these folders."""
-    found = [path for pattern in ("*", "*/*") for path in glob(glob_escape(incomplete) + pattern)]  # noqa: PTH207
-    named = {path for path in found if path.endswith(STATE_SUFFIXES)}
-    folders = {path.rpartition("/")[0] + "/" for path in named if path.count("/") > incomplete.count("/")}
-    return sorted(named | folders)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +133,7 @@ class DebugFlags:
 class OutputFlags(DebugFlags):
     """What a command writes."""
 
-    fmt: Format = option(
-        "--format -f FORMAT",
-        "table, json (one object a line), plain, or auto: table on a terminal, json in a pipe.",
-        default=Format.AUTO,
-    )
+    fmt: Format = option("--format -f FORMAT", "table, json or plain; auto: json in a pipe.", default=Format.AUTO)
     as_json: bool = option("--json", "The same as --format json.", default=False)
     quiet: bool = option("--quiet -q", "Nothing on stderr but errors.", default=False)
 
@@ -160,26 +160,10 @@ class ModelFlags:
     """Which model, and where it runs."""
 
     PANEL: ClassVar[str] = "Model"
-    model: str | None = option(
-        "--model -m MODEL",
-        "A hub name, a local folder, or protokv/mini (embedded; protokv/mini-order and -words read more).",
-        MOST_USED,
-    )
-    device: str = option(
-        "--device NAME",
-        "auto, cpu, cuda, cuda:N or mps.",
-        MOST_USED,
-        default="auto",
-        known=("auto", "cpu", "cuda", "mps"),
-    )
-    revision: str | None = option(
-        "--revision REVISION", "Branch, tag or commit of a hub model. Default: that of the state, or the main branch."
-    )
-    device_map: str | None = option(
-        "--device-map NAME",
-        "auto or balanced: spread a model over several devices, and its state with its layers.",
-        known=("auto", "balanced"),
-    )
+    model: str | None = option("--model -m MODEL", "A hub name, a folder, or protokv/mini (embedded).", MOST_USED)
+    device: str = option("--device NAME", "auto, cpu, cuda, cuda:N or mps.", MOST_USED, default="auto")
+    revision: str | None = option("--revision REVISION", "Branch, tag or commit. Default: of the state, or main.")
+    device_map: str | None = option("--device-map NAME", "auto or balanced: spread model and state over devices.")
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -191,16 +175,11 @@ class ModelFlags:
 class WatchFlags(ModelFlags):
     """A model that watches: its weights, and what a frame may cost."""
 
-    fps: float | None = option(
-        "--fps NUMBER", "Frames a second to sample, at most 240. Default: the rate of the model's training.", MOST_USED
-    )
-    dtype: str | None = option(
-        "--dtype NAME", "auto, float32, bfloat16 or float16.", known=("auto", "float32", "bfloat16", "float16")
-    )
-    quantization: str | None = option("--quantization BITS", "Weights in 4bit or 8bit.", known=("4bit", "8bit"))
+    fps: float | None = option("--fps NUMBER", "Frames a second, at most 240. Default: the model's own.", MOST_USED)
+    dtype: str | None = option("--dtype NAME", "auto, float32, bfloat16 or float16.")
+    quantization: str | None = option("--quantization BITS", "Weights in 4bit or 8bit.")
     frame_tokens: int | None = option(
-        "--frame-tokens COUNT",
-        "The most visual tokens of a frame; of the two frames of a step for Qwen. Default: the model's own.",
+        "--frame-tokens COUNT", "The most visual tokens of a frame; of a step's two for Qwen. Default: the model's own."
     )
 
     @property
@@ -225,20 +204,12 @@ class MemoryFlags:
     """What a state keeps."""
 
     PANEL: ClassVar[str] = "Memory"
-    memory: str = option(
-        "--memory NAME", f"How to remember: {', '.join(CONFIGS)}.", MOST_USED, default=DEFAULT_MEMORY, known=CONFIGS
-    )
+    memory: str = option("--memory NAME", ", ".join(CONFIGS), MOST_USED, default=DEFAULT_MEMORY, known=CONFIGS)
     budget: str = option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", MOST_USED, default="6k")
-    positions: str | None = option(
-        "--positions NAME",
-        "stream, or compact: consecutive positions for what is in memory, however long the stream is.",
-        known=("stream", "compact"),
-    )
+    positions: str | None = option("--positions NAME", "stream, or compact: consecutive for what is in memory.")
     settings: list[str] | None = option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.")
     seed: int = option("--seed NUMBER", "Seed of all random draws.", default=0)
-    thumbnails: int = option(
-        "--thumbnails COUNT", "Small pictures to keep in the state for people, 3 KiB each at most.", default=16, min=0
-    )
+    thumbnails: int = option("--thumbnails COUNT", "Pictures for people, 3 KiB each at most.", default=16, min=0)
 
     def config(self) -> MemoryConfig:
         """Return the memory; `--set` wins over the others. ConfigError."""

@@ -168,10 +168,12 @@ class Output:
     def errors(self) -> Iterator[None]:
         """Turn an error into `Error:`, `Hint:` and its exit code, and a warning of the library into one line."""
         try:
-            with self._warnings():
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", PositionWarning)
+                warnings.showwarning = lambda message, *_, **__: self.note(f"Warning: {message}")
                 require_address_space()
                 yield
-                self._check_stdout()
+            self._check_stdout()
         except typer.Exit:
             raise
         except Exception as error:
@@ -184,21 +186,6 @@ class Output:
             for note in getattr(error, "__notes__", ()):
                 self.error(f"Note: {note}")
             raise typer.Exit(code) from error
-
-    @contextmanager
-    def _warnings(self) -> Iterator[None]:
-        with warnings.catch_warnings():
-            show_others = warnings.showwarning
-
-            def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
-                if issubclass(category, PositionWarning):
-                    self.note(f"Warning: {message}")
-                elif not self.quiet:
-                    show_others(message, category, *where)
-
-            warnings.simplefilter("always", PositionWarning)
-            warnings.showwarning = show  # type: ignore[assignment]
-            yield
 
     def _check_stdout(self) -> None:
         """Fail if stdout could not be written; a reader who left is no failure."""

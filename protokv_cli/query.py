@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -18,15 +18,11 @@ from protokv.timings import Timings
 from protokv_cli.answers import AnswerFlags, Answers, make_answer_row
 from protokv_cli.commits import commit_age_s, find_stream_time, note_commit, open_commits
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, ModelFlags, TimedOutputFlags, complete_states, note_embedded, option
+from protokv_cli.options import MOST_USED, ModelFlags, TimedOutputFlags, note_embedded, option
 from protokv_cli.output import Format, Output, format_time
 from protokv_cli.parsing import parse_duration, parse_optional
 from protokv_cli.progress import loading, show_timings
 from protokv_cli.questions import AskedQuestion, Refusals, read_questions, read_typed_questions
-
-if TYPE_CHECKING:
-    from protokv.core.session import Session
-    from protokv.state.reader import Reader
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 
@@ -36,7 +32,6 @@ Arguments = Annotated[
         metavar="STATE QUESTION",
         help="State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without questions: a prompt "
         "on a terminal, stdin otherwise.",
-        autocompletion=complete_states,
     ),
 ]
 
@@ -46,25 +41,16 @@ class AskFlags:
     """What is asked of which state."""
 
     PANEL: ClassVar[str] = "What to ask"
-    named: str | None = option(
-        "--state -s STATE", "The state; then all arguments are questions.", MOST_USED, autocompletion=complete_states
-    )
+    named: str | None = option("--state -s STATE", "The state; then all arguments are questions.", MOST_USED)
     file: Path | None = option("--questions FILE", "Questions, one a line or a JSON object a line.", MOST_USED)
     at: str | None = option(
         "--at TIME",
-        "Ask the newest kept commit not after this time: 12m or 7:30 of the stream, -10m before its end; of a live "
-        "stream also 14:05 or 2026-11-21T14:05.",
+        "Ask the last kept commit until then: 12m, 7:30, -10m before the end; if live also 14:05, 2026-11-21T14:05.",
         MOST_USED,
     )
-    watch: str | None = option(
-        "--watch TIME", "Ask again at this interval, such as 30s; a JSON line each time.", MOST_USED
-    )
-    top: int | None = option(
-        "--top COUNT", "Of many states, show the COUNT answers that the model is surest of.", MOST_USED, min=1
-    )
-    verify: bool = option(
-        "--verify/--no-verify", "Check that every byte of the state is as it was saved.", default=True
-    )
+    watch: str | None = option("--watch TIME", "Ask again and again, such as 30s, in JSON lines.", MOST_USED)
+    top: int | None = option("--top COUNT", "Of many states, the COUNT surest answers.", MOST_USED, min=1)
+    verify: bool = option("--verify/--no-verify", "Check that every byte is as it was saved.", default=True)
 
 
 def query(
@@ -105,7 +91,9 @@ def query(
     out, clock = output.open(), Timings()
     with out.errors():
         clock.add("start", time.process_time())
-        state, texts = _split(arguments or [], ask.named)
+        state, *texts = [*([ask.named] if ask.named else []), *(arguments or [])] or [""]
+        if not state:
+            raise ConfigError("there is no state to ask", hint=_EXAMPLE)
         with clock.stage("imports"):
             from protokv.fleet.plan import is_place
 
@@ -131,28 +119,21 @@ def query(
             refusals.check()
 
 
-def _split(arguments: list[str], named: str | None) -> tuple[str, list[str]]:
-    """Return the state and the questions: the first argument is the state unless `--state` names it."""
-    if named is not None:
-        return named, arguments
-    if not arguments:
-        raise ConfigError("there is no state to ask", hint=_EXAMPLE)
-    return arguments[0], arguments[1:]
-
-
 def _refuse_contradictions(ask: AskFlags, answer: AnswerFlags, output: TimedOutputFlags, many: bool) -> None:
     """Refuse options that do not go together. ConfigError."""
-    if ask.watch is not None and (ask.at is not None or ask.top is not None or many):
-        raise ConfigError("--watch asks the last commit of one state", hint="leave out --at, --top and folders")
-    if ask.watch is not None and answer.frames is not None:
-        raise ConfigError("--watch looks at what is still coming", hint="leave out --frames")
-    if answer.video is not None and answer.frames is None:
-        raise ConfigError("--video is where --frames looks", hint="add --frames DIR")
-    if ask.top is not None and not many:
-        raise ConfigError("--top ranks the answers of many states", hint="name their folder: --state DIR/")
-    for name, given in {"--evidence is": answer.with_evidence, "--timings are": output.timings}.items():
-        if given and many:
-            raise ConfigError(f"{name} told of one state", hint="name the state itself")
+    watch = ask.watch is not None
+    rules = {
+        ("--watch asks the last commit of one state", "leave out --at, --top and folders"): watch
+        and (ask.at is not None or ask.top is not None or many),
+        ("--watch looks at what is still coming", "leave out --frames"): watch and answer.frames is not None,
+        ("--video is where --frames looks", "add --frames DIR"): answer.video is not None and answer.frames is None,
+        ("--top ranks the answers of many states", "name their folder: --state DIR/"): ask.top is not None and not many,
+        ("--evidence is told of one state", "name the state itself"): answer.with_evidence and many,
+        ("--timings are told of one state", "name the state itself"): output.timings and many,
+    }
+    for (why, hint), broken in rules.items():
+        if broken:
+            raise ConfigError(why, hint=hint)
 
 
 def _read_first(texts: list[str], file: Path | None, refusals: Refusals) -> Iterator[AskedQuestion]:
@@ -175,7 +156,7 @@ def _query_one(answers: Answers, questions: Iterator[AskedQuestion], ask: AskFla
         with clock.stage("state"):
             reader = Reader.open(answers.state, verify=ask.verify)
         at_s = None if ask.at is None else find_stream_time(ask.at, reader, time.time())
-        session = _start(answers, reader.at(at_s), model)
+        session = answers.start(reader.at(at_s), model)
     decoding = answers.how.decoding(session.backbone)
     # The header is that of the last commit, so it has no age for an earlier one.
     age_s = None if ask.at else commit_age_s(reader, time.time())
@@ -189,17 +170,11 @@ def _query_one(answers: Answers, questions: Iterator[AskedQuestion], ask: AskFla
         out.error("decoding: " + ", ".join(f"{name} {value}" for name, value in asdict(decoding).items()))
 
 
-def _start(answers: Answers, reader: Reader, model: ModelFlags) -> Session:
-    answers.prepare(reader)
-    note_embedded(answers.out, reader.model)
-    return reader.session(model.model, timings=answers.clock, **model.placement)
-
-
 def _watch(answers: Answers, questions: Iterator[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:
     """Ask the last commit again and again, until Ctrl-C."""
     kept, backbone = list(questions), None
     for reader in open_commits(answers.out, answers.state, parse_duration(ask.watch or ""), verify=ask.verify):
-        session = reader.session(backbone) if backbone else _start(answers, reader, model)
+        session = reader.session(backbone) if backbone else answers.start(reader, model)
         backbone = session.backbone
         answers.ask_all(session, answers.how.decoding(backbone), kept, commit_age_s(reader, time.time()))
 
@@ -220,7 +195,7 @@ def _query_many(
 
     at_s = parse_optional(parse_duration, ask.at)
     states = find_states(place)
-    answer.check()
+    answer.decoding()
     backbone = load_backbone_for(states, model.model, **model.placement)
     note_embedded(out, backbone.identity.name)
     questions: list[str] = []

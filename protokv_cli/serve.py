@@ -23,15 +23,9 @@ class ServerFlags(DebugFlags):
     """Where the server listens, and what it allows."""
 
     PANEL: ClassVar[str] = "Server"
-    host: str = option(
-        "--host ADDRESS",
-        "Address to listen on; an address other machines can reach needs a token.",
-        default="127.0.0.1",
-    )
+    host: str = option("--host ADDRESS", "One that other machines can reach needs a token.", default="127.0.0.1")
     port: int = option("--port NUMBER", "Port to listen on; 0: any free port.", default=8000, min=0, max=65535)
-    token: str | None = option(
-        "--token TOKEN", "Token that clients must send; PROTOKV_TOKEN hides it from other users."
-    )
+    token: str | None = option("--token TOKEN", "Clients must send it; PROTOKV_TOKEN hides it from other users.")
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
     answer_time: str = option("--answer-time TIME", "The longest time for an answer, waiting included.", default="2m")
 
@@ -69,13 +63,16 @@ def serve(
         except ImportError as error:
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'protokv[serve]'") from None
         from protokv.backbones import load_backbone
+        from protokv.fleet.plan import find_states
         from protokv.fleet.states import load_backbone_for
         from protokv.ingestion.options import DEFAULT_MODEL
 
-        if found := _find_states(states):
-            backbone = load_backbone_for(found, model.model, **model.placement)
-        else:
+        try:
+            found = find_states(str(states))
+        except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
+        else:
+            backbone = load_backbone_for(found, model.model, **model.placement)
         limits = server.Limits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
         app = server.build_app(server.States(states, backbone), token=flags.token, limits=limits)
         address = f"http://{flags.host}:{flags.port}/"
@@ -92,26 +89,17 @@ def serve(
 
 
 class _Log(logging.Handler):
-    """Writes a line for a warning or an error of the server."""
+    """Writes a line for a warning or an error of the server; the traceback with `--debug`."""
 
     def __init__(self, out: Output) -> None:
         super().__init__(logging.WARNING)
         self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the first line of a record, and its exception; the traceback with `--debug`."""
-        kind = "Error" if record.levelno >= logging.ERROR else "Warning"
+        """Write the first line of a record, and its exception."""
         error = record.exc_info[1] if record.exc_info else None
         cause = "" if error is None else f": {type(error).__name__}: {' '.join(str(error).split())}"
-        self._out.note(cut(f"{kind}: {record.getMessage().strip().partition(chr(10))[0]}{cause}", 300))
+        first = record.getMessage().strip().partition("\n")[0]
+        self._out.note(cut(f"{record.levelname.capitalize()}: {first}{cause}", 300))
         if error is not None and self._out.debug:
             self._out.note("".join(traceback.format_exception(error)))
-
-
-def _find_states(folder: Path) -> list[str]:
-    from protokv.fleet.plan import find_states
-
-    try:
-        return find_states(str(folder))
-    except StateNotFound:
-        return []

@@ -21,7 +21,7 @@ from protokv.ingestion import NEVER, Every
 from protokv.memories import CONFIGS
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.memories import Variation
-from protokv_cli import main, options
+from protokv_cli import main
 from protokv_cli.exits import Exit
 from protokv_cli.output import format_time
 from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_setting, parse_variation
@@ -138,23 +138,13 @@ def test_the_process_ends_with_its_output_and_its_code_and_without_a_teardown() 
         ("protokv replay --memory paper,dur", ["paper,durable"]),
         ("protokv query --dtype", []),
         ("protokv inspect --format ", ["auto", "table", "json", "plain"]),
-        ("protokv query a", ["a.safetensors"]),
     ],
 )
-def test_values_and_states_are_completed(protokv: Program, words: str, values: list[str]) -> None:
-    (protokv.folder / "a.safetensors").touch()
+def test_values_are_completed(protokv: Program, words: str, values: list[str]) -> None:
     protokv.environment |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
     protokv.environment["_PROTOKV_COMPLETE"] = "complete_bash"
     assert protokv(prog_name="protokv").out.split() == values
     assert tuple(BENCHMARKS) == DATASETS
-
-
-def test_states_are_completed_in_a_folder_and_below_it(protokv: Program) -> None:
-    for name in ("a.safetensors", "b.zarr", "video.mp4", "days/c.pt", "days/deep/d.pt", "other/x.txt"):
-        (protokv.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (protokv.folder / name).touch()
-    assert options.complete_states("") == ["a.safetensors", "b.zarr", "days/", "days/c.pt"]
-    assert options.complete_states("days/") == ["days/c.pt", "days/deep/", "days/deep/d.pt"]
 
 
 SECONDS = {
