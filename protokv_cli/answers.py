@@ -133,9 +133,9 @@ class Answers:
             self._turns.append((question.text, answer.text))
         row = make_answer_row(answer, self.state)
         if answer.evidence is not None:
-            moments = [asdict(moment) | {"share": round(moment.share, 4)} for moment in answer.evidence.moments]
+            spans = [asdict(span) | {"share": round(span.share, 4)} for span in answer.evidence.spans]
             # `faint` is null if a low share says nothing about the model.
-            row |= {"evidence": moments, "faint": answer.evidence.faint}
+            row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.out.format is not Format.JSON:
                 self.out.plain("\n".join(f"  {line}" for line in describe_evidence(answer.evidence)))
             if self._frames is not None:
@@ -196,13 +196,13 @@ def make_answer_row(answer: Answer, state: str) -> dict[str, Any]:
 
 def describe_evidence(evidence: Evidence) -> list[str]:
     """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said then, in lines."""
-    moments = ", ".join(
-        f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence.moments
+    spans = ", ".join(
+        f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence.spans
     )
-    if evidence.faint or not moments:
-        most = f"; most {moments}: this may no longer be in memory" if moments else ""
-        stood = f"no moment stands out{most}"
+    if evidence.faint or not spans:
+        most = f"; most {spans}: this may no longer be in memory" if spans else ""
+        stood = f"no span stands out{most}"
     else:
-        stood = f"stood on {moments}"
-    said = sorted({one.start_s: one for moment in evidence.moments for one in moment.words}.items())
+        stood = f"stood on {spans}"
+    said = sorted({one.start_s: one for span in evidence.spans for one in span.words}.items())
     return [stood, *(f"  {format_time(start_s)} {cut(one.text)}" for start_s, one in said)]

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from protokv.core.session import Answer, Session
     from protokv.state.reader import Reader
 
-# Of one moment; a longer one is shown at evenly spaced steps.
+# Of one span; a longer one is shown at evenly spaced steps.
 MOST_FRAMES = 8
 _HINT = "name the file, or the folder it is in, with --video"
 
 
 class FrameWriter:
-    """Writes the frames of a state's videos at the moments of an answer."""
+    """Writes the frames of a state's videos at the spans of an answer."""
 
     def __init__(self, reader: Reader, folder: Path, video: Path | None) -> None:
         """Find the videos in `video`, beside the state or in this folder, before a model is loaded.
@@ -49,7 +49,7 @@ class FrameWriter:
         from protokv.video import open_source
 
         step_s, times, paths = session.clock.step_seconds, list[float](), []
-        for one in answer.evidence.moments if answer.evidence else ():
+        for one in answer.evidence.spans if answer.evidence else ():
             count = max(1, round((one.end_s - one.start_s) / step_s))
             most = min(count, MOST_FRAMES)
             times += [one.start_s + (i * count // most) * step_s for i in range(most)]

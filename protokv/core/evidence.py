@@ -24,9 +24,9 @@ from protokv.errors import ConfigError
 
 NOTICED: Final = 0.02
 """Share of attention from which a step is named."""
-MOST_MOMENTS: Final = 3
+MOST_SPANS: Final = 3
 MOST_SAID: Final = 8
-"""Steps of a moment whose words are told."""
+"""Steps of a span whose words are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RecordedContext(Context):
 
 @torch.inference_mode()
 def find_evidence(session: SessionView, reading: Reading) -> Evidence:
-    """Return the moments that the last token of a question read; its context is a `RecordedContext`.
+    """Return the spans that the last token of a question read; its context is a `RecordedContext`.
 
     Raises:
         ConfigError: the context does not know where its slots stand in the stream.
@@ -90,23 +90,23 @@ def find_evidence(session: SessionView, reading: Reading) -> Evidence:
     by_step: dict[int, float] = {}
     for step, share in zip(torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True):
         by_step[step] = by_step.get(step, 0.0) + share
-    moments = find_spans(by_step, clock.step_seconds)
+    spans = find_spans(by_step, clock.step_seconds)
     if transcript is not None:
-        moments = tuple(replace(one, words=_words(transcript, one, by_step, clock.step_seconds)) for one in moments)
-    return Evidence(moments, backbone.reading_layers is not None)
+        spans = tuple(replace(one, words=_words(transcript, one, by_step, clock.step_seconds)) for one in spans)
+    return Evidence(spans, backbone.reading_layers is not None)
 
 
 def _words(
-    transcript: SpokenWords, moment: EvidenceSpan, by_step: Mapping[int, float], step_seconds: float
+    transcript: SpokenWords, span: EvidenceSpan, by_step: Mapping[int, float], step_seconds: float
 ) -> tuple[Utterance, ...]:
-    # A step next to the moment touches it, give or take a rounding.
-    lines = transcript.between(moment.start_s + 1e-6, moment.end_s - 1e-6)
+    # A step next to the span touches it, give or take a rounding.
+    lines = transcript.between(span.start_s + 1e-6, span.end_s - 1e-6)
     most = sorted(lines, key=lambda line: -by_step.get(int(line.start_s / step_seconds + 1e-6), 0.0))[:MOST_SAID]
     return tuple(sorted(most, key=lambda line: line.start_s))
 
 
 def find_spans(by_step: Mapping[int, float], step_seconds: float) -> tuple[EvidenceSpan, ...]:
-    """Join the steps whose share is `NOTICED` or more to moments; return the strongest, the earlier first if equal.
+    """Join the steps whose share is `NOTICED` or more to spans; return the strongest, the earlier first if equal.
 
     A single step between two of them is included.
     """
@@ -124,7 +124,7 @@ def find_spans(by_step: Mapping[int, float], step_seconds: float) -> tuple[Evide
         )
         for run in runs
     ]
-    return tuple(sorted(found, key=lambda moment: -moment.share)[:MOST_MOMENTS])
+    return tuple(sorted(found, key=lambda span: -span.share)[:MOST_SPANS])
 
 
 def shares(query: Tensor, segments: Sequence[Segment], local_keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from protokv.core.step import StepTokens, StreamClock
 from protokv.core.tensors import StatePart, TensorSpec
 
 FAINT: Final = 0.05
-"""Share of the strongest moment below which the evidence may no longer be in memory. Fitted on development worlds,
+"""Share of the strongest span below which the evidence may no longer be in memory. Fitted on development worlds,
 where 71 % of the wrong answers and 15 % of the right ones lay below (n = 101 and 184)."""
 
 
@@ -179,14 +179,14 @@ class EvidenceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The moments that an answer stands on.
+    """The spans that an answer stands on.
 
     Attributes:
-        moments: the strongest first, at most three; none where no step stands out.
+        spans: the strongest first, at most three; none where no step stands out.
         measured: True if a low share says anything about this model.
     """
 
-    moments: tuple[EvidenceSpan, ...]
+    spans: tuple[EvidenceSpan, ...]
     measured: bool
 
     @property
@@ -194,7 +194,7 @@ class Evidence:
         """True if the evidence may no longer be in memory; None: not measured for this model."""
         if not self.measured:
             return None
-        return not self.moments or self.moments[0].share < FAINT
+        return not self.spans or self.spans[0].share < FAINT
 
 
 class SpokenWords(Attachment):

@@ -37,18 +37,18 @@ def save_figure(report: Report, path: str | Path) -> None:
     check_figure(path)
     from matplotlib.figure import Figure
 
-    shown = [point for point in report["points"] if point["part"] != "type"]
-    budgets = sorted({point["budget"] for point in shown}, reverse=True)
-    memories = list(dict.fromkeys(point["memory"] for point in shown))
+    drawn = [point for point in report["points"] if point["part"] != "type"]
+    budgets = sorted({point["budget"] for point in drawn}, reverse=True)
+    memories = list(dict.fromkeys(point["memory"] for point in drawn))
     # A memory that ran at one budget only, such as the full cache, stands in every row.
-    once = {name for name in memories if len({point["budget"] for point in shown if point["memory"] == name}) == 1}
+    once = {name for name in memories if len({point["budget"] for point in drawn if point["memory"] == name}) == 1}
     parts = ["all", *report["groups"]]
     figure = Figure(figsize=(4.6 * len(parts), 3.4 * len(budgets) + 0.8), layout="constrained")
     axes = figure.subplots(len(budgets), len(parts), squeeze=False)
     for row, budget in zip(axes, budgets, strict=True):
         for axis, part in zip(row, parts, strict=True):
             curves: dict[str, list[Mapping[str, Any]]] = {}
-            for point in sorted(shown, key=lambda point: float(point["delay_s"])):
+            for point in sorted(drawn, key=lambda point: float(point["delay_s"])):
                 if point["name"] == part and (point["budget"] == budget or point["memory"] in once):
                     curves.setdefault(point["memory"], []).append(point)
             _draw_curves(axis, curves, memories, report["delays_s"])
@@ -68,13 +68,13 @@ def _draw_curves(
 ) -> None:
     apart = min(0.09, 0.6 / max(1, len(curves)))
     for order, (memory, points) in enumerate(curves.items()):
-        place = memories.index(memory)
+        number = memories.index(memory)
         axis.errorbar(
             [delays_s.index(one["delay_s"]) + apart * (order - (len(curves) - 1) / 2) for one in points],
             [100 * one["accuracy"] for one in points],
             yerr=[[100 * abs(one[end] - one["accuracy"]) for one in points] for end in ("low", "high")],
-            marker=_MARKERS[place % len(_MARKERS)],
-            color=_COLOURS[place % len(_COLOURS)],
+            marker=_MARKERS[number % len(_MARKERS)],
+            color=_COLOURS[number % len(_COLOURS)],
             # Hollow: few questions or videos.
             mfc="none" if any(one["thin"] for one in points) else None,
             elinewidth=0.7,

@@ -20,7 +20,7 @@ class Variant:
     Attributes:
         label: its name in tables.
         config: the memory.
-        blind: it is shown no step; the model answers from the text alone.
+        blind: it sees no step; the model answers from the text alone.
     """
 
     label: str

@@ -42,7 +42,7 @@ same questions: the default memory, or the first one, at the same budget; for th
 """
 
 _STARTS: Final = {
-    "evidence": "the moment when the answer was last visible",
+    "evidence": "the time when the answer was last visible",
     "query": "the time that the question names",
     "end": "the end of the video",
 }

@@ -159,7 +159,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How much of the stream was shown; the clock of a blind memory's session does not move."""
+    """How much of the stream was watched; the clock of a blind memory's session does not move."""
 
     stream_time_s: float = 0.0
     steps: int = 0

@@ -210,7 +210,7 @@ def _extras(answer: Answer) -> dict[str, Any]:
         "turns": answer.turns,
     }
     if answer.evidence is not None:
-        found["evidence"] = [asdict(moment) for moment in answer.evidence.moments]
+        found["evidence"] = [asdict(span) for span in answer.evidence.spans]
         found["faint"] = answer.evidence.faint
     return found
 

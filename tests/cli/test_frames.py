@@ -39,7 +39,7 @@ def drawn(second: int, seed: int = 0) -> np.ndarray:
 def test_the_frames_are_those_of_the_steps_that_the_answer_stood_on(program: Program) -> None:
     (row,) = program("query", "clip.safetensors", QUESTION, "--frames", "seen", "--json").rows()
     assert row["frames"] == [f"seen/00-00-0{second}.000.png" for second in (1, 6, 7)]
-    assert [moment["start_s"] for moment in row["evidence"]] == [6.0, 1.0]
+    assert [span["start_s"] for span in row["evidence"]] == [6.0, 1.0]
     for second in (1, 6, 7):
         found = colours(program.folder / f"seen/00-00-0{second}.000.png")
         assert abs(found - drawn(second)).mean() < 12

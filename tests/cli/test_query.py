@@ -201,9 +201,9 @@ def test_evidence_is_shown_on_request(protokv: Program, state: Path) -> None:
     # The small model of the tests is one that nobody has measured.
     assert row["faint"] is None
     assert 0 < len(row["evidence"]) <= 3
-    for moment in row["evidence"]:
-        assert 0 <= moment["start_s"] < moment["end_s"] <= row["stream_time_s"]
-        assert 0 < moment["share"] <= 1
+    for span in row["evidence"]:
+        assert 0 <= span["start_s"] < span["end_s"] <= row["stream_time_s"]
+        assert 0 < span["share"] <= 1
     text = protokv("query", state, "what is first ?", "--evidence", "--format", "plain").out
     assert re.search(r"^  stood on 0:\d\d to 0:\d\d \(\d+ %\)", text, re.MULTILINE)
     (plain,) = protokv("query", state, "what is first ?", "--json").rows()

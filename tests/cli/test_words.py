@@ -1,4 +1,4 @@
-"""Asking for what was said: the words beside an answer's moments, and the transcript of a state."""
+"""Asking for what was said: the words beside an answer's spans, and the transcript of a state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_one_session_tells_what_was_said_about_a_thing_and_what_was_shown_when_i
 ) -> None:
     about, whose = protokv("query", talk, "Where was the bar?", "Where was the cross?", "--evidence").rows()
     assert (about["answer"], whose["answer"]) == ("bottom right", "right")
-    assert "Mara: the bar is [31mmine" in [one["text"] for moment in about["evidence"] for one in moment["words"]]
+    assert "Mara: the bar is [31mmine" in [one["text"] for span in about["evidence"] for one in span["words"]]
     shown = protokv("query", talk, "Where was the bar?", "--evidence", "-f", "plain").out
     assert "\n    0:04 Mara: the bar is [31mmine\n" in shown
 

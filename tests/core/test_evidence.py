@@ -73,7 +73,7 @@ def test_moments_are_those_of_attention_written_out(tiny: Backbone, kind: str) -
     assert answer.evidence is not None
     expected = find_spans(literal(session), 1.0)
     assert expected
-    found = answer.evidence.moments
+    found = answer.evidence.spans
     assert [(m.start_s, m.end_s) for m in found] == [(m.start_s, m.end_s) for m in expected]
     assert [m.share for m in found] == pytest.approx([m.share for m in expected], rel=1e-3)
 
@@ -91,7 +91,7 @@ def test_every_memory_gives_evidence_or_refuses(tiny: Backbone, kind: str) -> No
     )  # fmt: skip
     assert plainly.evidence is None
     assert told.evidence is not None
-    assert all(0 <= m.start_s < m.end_s <= 12 and 0 < m.share <= 1 for m in told.evidence.moments)
+    assert all(0 <= m.start_s < m.end_s <= 12 and 0 < m.share <= 1 for m in told.evidence.spans)
 
 
 def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afresh(tiny: Backbone) -> None:
@@ -99,10 +99,10 @@ def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afres
         session = watched(tiny, DurableConfig(budget=36).with_fields(changes))
         evidence = session.ask(QUESTION, evidence=True).evidence
         assert evidence is not None
-        assert all(m.end_s <= 12 for m in evidence.moments)
+        assert all(m.end_s <= 12 for m in evidence.spans)
         if "recent_frames" in changes:
             # The last two steps are read again.
-            assert max(m.end_s for m in evidence.moments) > 10
+            assert max(m.end_s for m in evidence.spans) > 10
 
 
 def test_steps_that_follow_each_other_are_one_moment_and_few_are_named() -> None:
@@ -155,6 +155,6 @@ def test_the_embedded_model_finds_a_colour_where_it_was_shown() -> None:
         answer = session.ask(question.text, evidence=True)
         assert answer.evidence is not None
         assert answer.text == question.answer
-        best = answer.evidence.moments[0]
+        best = answer.evidence.spans[0]
         assert best.start_s < question.reference_s <= best.end_s + 1
         assert not answer.evidence.faint

@@ -67,8 +67,8 @@ def test_evidence_stands_in_steps_of_a_stream_with_words(tiny: Backbone) -> None
     session = watch(start(tiny, DurableConfig(budget=30, words=True)), 0, 9)
     evidence = session.ask("what is the first star ?", evidence=True).evidence
     assert evidence is not None
-    assert evidence.moments
-    assert all(0 <= moment.start_s < moment.end_s <= 9 for moment in evidence.moments)
+    assert evidence.spans
+    assert all(0 <= span.start_s < span.end_s <= 9 for span in evidence.spans)
 
 
 def test_lines_have_the_times_of_their_steps_and_plain_text(state: Path, tiny: Backbone) -> None:

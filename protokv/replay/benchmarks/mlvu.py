@@ -79,8 +79,8 @@ class Mlvu(Benchmark):
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Compare the character before ")", or the whole answer."""
-        place = prediction.find(")")
-        letter = prediction if place < 0 else prediction[max(0, place - 1) : place]
+        end = prediction.find(")")
+        letter = prediction if end < 0 else prediction[max(0, end - 1) : end]
         return letter == expected
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""OVO-Bench: twelve tasks that look back, at the present, or forward from a moment of the video.
+"""OVO-Bench: twelve tasks that look back, at the present, or forward from a time of the video.
 
 Source: github.com/JoeLeelyf/OVO-Bench at c34093f, `data/ovo_bench_new.json` (1,640 entries, 3,035 queries, CC BY-NC-SA
 4.0), prompts of `constant.py`, rules of `utils/OVOBenchScore.py`. Backward and real-time tasks are multiple choice; the

@@ -1,4 +1,4 @@
-"""StreamingBench, real-time visual understanding: four options, asked at a moment of the video.
+"""StreamingBench, real-time visual understanding: four options, asked at a time of the video.
 
 Source: github.com/THUNLP-MT/StreamingBench at 8929923, `src/data/questions_real.json` or `questions_real_stream.json`
 (the same questions one entry per video), prompt of `src/benchmark/StreamingBench.py`, rule of `src/data/count.py`: the

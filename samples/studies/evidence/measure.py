@@ -66,7 +66,7 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
                         "correct": expected is not None and is_expected(answer.text, expected),
                         "mean_logprob": round(answer.mean_logprob, 4),
                         "true": spans,
-                        "moments": [[m.start_s, m.end_s, round(m.share, 4)] for m in answer.evidence.moments],
+                        "moments": [[m.start_s, m.end_s, round(m.share, 4)] for m in answer.evidence.spans],
                     }
                 )
         with path.open("a", encoding="utf-8") as file:

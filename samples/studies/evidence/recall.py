@@ -69,7 +69,7 @@ def ask(stream: WorldStream, session: Session) -> Iterator[dict[str, Any]]:
             "correct": is_expected(answer.text, question.answer),
             "true": spans,
             "held": held_by(session, spans),
-            "moments": [[m.start_s, m.end_s, round(m.share, 4)] for m in answer.evidence.moments],
+            "moments": [[m.start_s, m.end_s, round(m.share, 4)] for m in answer.evidence.spans],
         }
 
 
