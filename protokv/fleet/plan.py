@@ -75,7 +75,7 @@ def _expand(source: str) -> Iterator[Job]:
     if not videos:
         raise SourceNotFound(f"there is no video in {source}", hint="check its spelling; names end in .mp4, .mkv, ...")
     for name, path in sorted(videos):
-        yield Job(path, _without_suffix(name))
+        yield Job(path, _cut_suffix(name))
 
 
 def make_key(source: str) -> str:
@@ -83,7 +83,7 @@ def make_key(source: str) -> str:
     if source_kind(source) != "file" and not is_object(source):
         return default_stem(source)
     # The name of an object is the last part of its address.
-    return _without_suffix(PurePosixPath(Path(source).as_posix()).name) or "video"
+    return _cut_suffix(PurePosixPath(Path(source).as_posix()).name) or "video"
 
 
 def _list_files(source: str) -> Iterator[tuple[str, str]]:
@@ -102,7 +102,7 @@ def _is_video(name: str) -> bool:
     return path.suffix.lower() in VIDEO_SUFFIXES and not any(part.startswith(".") for part in path.parts)
 
 
-def _without_suffix(name: str) -> str:
+def _cut_suffix(name: str) -> str:
     path = PurePosixPath(name)
     return str(path.with_suffix("")) if path.suffix.lower() in VIDEO_SUFFIXES else str(path)
 

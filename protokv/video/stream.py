@@ -26,7 +26,7 @@ from protokv.video.decoding import MOST_DEMUX_FAILURES, Decoding, read_packets
 from protokv.video.probe import look_at
 from protokv.video.report import DecodeReport
 from protokv.video.source import Damage, Frame, FrameRequest, Line, ShouldStop, Source, SourceInfo, drop_before, never
-from protokv.video.text_tracks import find_text_tracks, line_from
+from protokv.video.text_tracks import find_text_tracks, read_packet
 
 # Time without a packet, in seconds, after which a connection is lost.
 TIMEOUT_S = 20.0
@@ -178,7 +178,7 @@ class StreamSource(Source):
                 return
             if packet.stream.index == stream.index:
                 yield packet
-            elif (line := line_from(packet, packet.stream)) is not None:
+            elif (line := read_packet(packet, packet.stream)) is not None:
                 self._waiting.append((packet.stream.index, line))
                 del self._waiting[:-MOST_WAITING]
 

@@ -63,7 +63,7 @@ def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
         try:
             for packet in container.demux(stream):
                 packets += packet.size > 2  # shorter ones only end a line
-                if (line := line_from(packet, stream, origin_s)) is None:
+                if (line := read_packet(packet, stream, origin_s)) is None:
                     continue
                 size += len(line.text)
                 if len(found) == MOST_LINES or size > MOST_CHARACTERS:
@@ -74,7 +74,7 @@ def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
     return Lines(tuple(found), f"none of its {packets:,} packets holds text" if packets and not found else "")
 
 
-def line_from(packet: Any, stream: Any, origin_s: float = 0.0) -> Line | None:
+def read_packet(packet: Any, stream: Any, origin_s: float = 0.0) -> Line | None:
     """Return the line in a packet, at its time minus `origin_s`; None if there is none in it."""
     if packet.pts is None or not packet.size:
         return None
@@ -88,24 +88,24 @@ def line_from(packet: Any, stream: Any, origin_s: float = 0.0) -> Line | None:
         text = data.decode("utf-16" if marked else "utf-8", "replace")
     elif codec in ("ass", "ssa"):
         # ReadOrder, Layer, Style, Name, three margins, Effect, Text
-        text = without_ass_markup(data.decode(errors="replace").split(",", 8)[-1])
+        text = remove_ass_markup(data.decode(errors="replace").split(",", 8)[-1])
     else:
-        text = without_overrides(data.decode(errors="replace"))
-    return line_at(start_s, long_s, text)
+        text = remove_overrides(data.decode(errors="replace"))
+    return make_line(start_s, long_s, text)
 
 
-def line_at(start_s: float, long_s: float, text: str) -> Line | None:
+def make_line(start_s: float, long_s: float, text: str) -> Line | None:
     """Return a line of at most `MOST_OF_LINE` characters; None without text."""
     text = text.strip()[:MOST_OF_LINE]
     return Line(start_s, start_s + (long_s if long_s > 0 else STAYS_S), text) if text else None
 
 
-def without_overrides(text: str) -> str:
+def remove_overrides(text: str) -> str:
     r"""Leave out the overrides of ASS that SubRip files have, such as `{\an8}`."""
     return re.sub(r"\{\\[^}]*\}", "", text)
 
 
-def without_ass_markup(text: str) -> str:
+def remove_ass_markup(text: str) -> str:
     r"""Leave out the overrides and the drawings of ASS; `\N` becomes a new line."""
     kept, drawing = "", False
     for part in re.split(r"(\{[^{}]*\})", text):

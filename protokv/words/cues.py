@@ -90,8 +90,12 @@ class Subtitles:
             self._add(self._take_new())
         # What comes before the first step of a run that goes on was in steps of an earlier one.
         late = self.live and self._begun
-        first = 0 if late or start_s <= 0 else bisect_left(self._pieces, _exact(start_s), key=_time)
-        end = bisect_left(self._pieces, _exact(end_s), key=_time)
+        first = (
+            0
+            if late or start_s <= 0
+            else bisect_left(self._pieces, _round_time(start_s), key=lambda piece: piece.time_s)
+        )
+        end = bisect_left(self._pieces, _round_time(end_s), key=lambda piece: piece.time_s)
         of_step = self._pieces[first:end]
         self._begun = True
         if self.live:
@@ -110,8 +114,8 @@ class Subtitles:
             return []
         if len(cue.text) > MOST_OF_CUE:
             self._lose(f"a line has more than {MOST_OF_CUE:,} characters at {cue.start_s:.0f} s")
-            return [_Piece(_exact(middle_s), number, shorten(cue.text, MOST_OF_CUE))]
-        return [_Piece(_exact(time_s), number, word) for time_s, word in cue.words or ((middle_s, cue.text),)]
+            return [_Piece(_round_time(middle_s), number, shorten(cue.text, MOST_OF_CUE))]
+        return [_Piece(_round_time(time_s), number, word) for time_s, word in cue.words or ((middle_s, cue.text),)]
 
     def _join(self, pieces: Iterable[_Piece], start_s: float) -> list[str]:
         """Return the texts of the pieces of one step: one of each cue, in the order of the cues."""
@@ -130,11 +134,7 @@ class Subtitles:
         self.lost = self.lost or f"{what}; the rest is left out"
 
 
-def _time(piece: _Piece) -> float:
-    return piece.time_s
-
-
-def _exact(time_s: float) -> float:
+def _round_time(time_s: float) -> float:
     """Return a time to the microsecond: two ways to count to it give one number."""
     return round(time_s, 6)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from protokv.errors import SourceUnreadable
 from protokv.texts import count_text
 from protokv.video.source import Line, Lines
-from protokv.video.text_tracks import MOST_CHARACTERS, MOST_LINES, line_at, without_ass_markup, without_overrides
+from protokv.video.text_tracks import MOST_CHARACTERS, MOST_LINES, make_line, remove_ass_markup, remove_overrides
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3})\d*)?"
 _SPAN = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(?!\S)")
@@ -55,7 +55,7 @@ def read_subtitles(path: Path) -> Lines:
             return Lines(tuple(found), f"only the first {MOST_LINES:,} lines are read; the rest is left out", note)
         else:
             found.append(line)
-    if (not found and any("-->" in row for row in rows)) or not (events or found or rows[0].startswith("WEBVTT")):
+    if (not found and any("-->" in row for row in rows)) or not (events or found or _is_webvtt(rows)):
         raise SourceUnreadable(f"{path.name} holds no subtitles", hint="SubRip, WebVTT and ASS are read")
     if unread:
         lost = lost or f"the times of {count_text(unread, 'line')} cannot be read"
@@ -98,12 +98,16 @@ def _guess_encoding(data: bytes) -> str:
     return "cp1252" if best is None else best.encoding
 
 
+def _is_webvtt(rows: Sequence[str]) -> bool:
+    return next((row.strip() for row in rows if row.strip()), "").startswith("WEBVTT")
+
+
 def _read_rows(rows: Sequence[str]) -> Iterator[Line | None]:
     """Give the lines of SubRip and WebVTT: a row with times, then text up to the next one, in WebVTT to a blank row.
 
     None stands for a line whose times cannot be read.
     """
-    is_web = rows[0].startswith("WEBVTT")
+    is_web = _is_webvtt(rows)
     arrows = [(n, _SPAN.match(row)) for n, row in enumerate(rows) if _ARROW.search(row)]
     ends = [*(n for n, _ in arrows[1:]), len(rows)]
     for (n, found), end in zip(arrows, ends, strict=False):
@@ -114,7 +118,7 @@ def _read_rows(rows: Sequence[str]) -> Iterator[Line | None]:
         if end < len(rows) and n + 1 + len(text) == end and text and text[-1].strip().isdecimal():
             text.pop()  # the number of the next line
         start_ms, end_ms = _milliseconds(found.groups()[:4]), _milliseconds(found.groups()[4:])
-        line = line_at(start_ms / 1000, (end_ms - start_ms) / 1000, without_overrides("\n".join(text)))
+        line = make_line(start_ms / 1000, (end_ms - start_ms) / 1000, remove_overrides("\n".join(text)))
         if line is not None:
             yield line
 
@@ -130,7 +134,7 @@ def _read_ass(rows: Sequence[str]) -> Iterator[Line | None]:
             fields = dict(zip(names, rest.split(",", len(names) - 1), strict=False))
             times = [re.fullmatch(_TIME, fields.get(name, "").strip()) for name in ("start", "end")]
             start_ms, end_ms = (_milliseconds(time.groups()) if time else 0 for time in times)
-            line = line_at(start_ms / 1000, (end_ms - start_ms) / 1000, without_ass_markup(fields.get("text", "")))
+            line = make_line(start_ms / 1000, (end_ms - start_ms) / 1000, remove_ass_markup(fields.get("text", "")))
             if not all(times):
                 yield None
             elif line is not None:

@@ -50,7 +50,7 @@ _FORCED = {"forced", "foreign", "signs"}
 _MARKS = {*_FORCED, "default", "full", "sdh", "cc", "hi"}
 
 
-class _File(NamedTuple):
+class _SubtitleFile(NamedTuple):
     """A file of subtitles beside a video; the least one is meant. Full ones come first, then the plain name, English.
 
     Hearing-impaired ones, and those with other parts in their names, come after those without.
@@ -88,7 +88,7 @@ def find_subtitles(
         return _read(_describe_track(track), lambda: source.lines(track.number))
     if choice in (AUTO, OFF):
         return Subtitles()
-    languages = {shorten_language(one.language) for one in source.texts} | {one.language for one in _beside(video)}
+    languages = {shorten_language(one.language) for one in source.texts} | {one.language for one in _list_files(video)}
     known = ", ".join(sorted(languages - {""}))
     raise SourceNotFound(
         f"{source.info.name} has no subtitles in {choice}",
@@ -129,7 +129,7 @@ def find_subtitle_file(video: str | os.PathLike[str] | None, choice: str, *, for
         if not is_object(choice) and not Path(choice).is_file():
             raise SourceNotFound(f"no subtitles at {choice}", hint="name a file, a language such as en, auto, or off")
         return choice
-    found = [one for one in _beside(video) if _suits(one.language, choice) and (forced or not one.forced)]
+    found = [one for one in _list_files(video) if _suits(one.language, choice) and (forced or not one.forced)]
     return min(found).path if found else None
 
 
@@ -210,7 +210,7 @@ def _read(record: dict[str, Any], read: Callable[[], Lines]) -> Subtitles:
     return Subtitles(cues, record | ({"encoding": note} if note else {}), lost or None)
 
 
-def _beside(video: str | os.PathLike[str] | None) -> Iterator[_File]:
+def _list_files(video: str | os.PathLike[str] | None) -> Iterator[_SubtitleFile]:
     """Give the files of subtitles beside a video: `NAME.srt`, `NAME.LANGUAGE.srt`, `NAME.LANGUAGE.forced.srt`, ..."""
     if video is None:
         return
@@ -228,7 +228,9 @@ def _beside(video: str | os.PathLike[str] | None) -> Iterator[_File]:
             others = set(parts[1:] if language else parts)
             if language or others <= _MARKS:
                 forced = not _FORCED.isdisjoint(others)
-                yield _File(forced, language != "", language != "en", len(others - {"default", "full"}), file, language)
+                yield _SubtitleFile(
+                    forced, language != "", language != "en", len(others - {"default", "full"}), file, language
+                )
 
 
 def _read_file(file: str) -> Lines:

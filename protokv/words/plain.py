@@ -41,8 +41,8 @@ class CueMaker:
 
     def __call__(self, line: Line) -> Cue | None:
         """Return what a line says that the line before it did not; None if that is nothing."""
-        rows = [row for text in _without_notes(line.text).split("\n") if (row := _row(text))]
-        texts = [_text(row) for row in rows]
+        rows = [row for text in _remove_notes(line.text).split("\n") if (row := _split_row(text))]
+        texts = [_join_row(row) for row in rows]
         before = self._last if line.start_s - self._until_s <= AT_ONCE_S else []
         repeated = next(n for n in range(min(len(before), len(rows)), -1, -1) if before[len(before) - n :] == texts[:n])
         self._last, self._until_s = texts, max(self._until_s, line.end_s)
@@ -63,11 +63,11 @@ def make_cues(lines: Iterable[Line]) -> Iterator[Cue]:
             yield cue
 
 
-def _without_notes(text: str) -> str:
+def _remove_notes(text: str) -> str:
     return _NOTE_ON_ROWS.sub("", text.replace("\r", ""))
 
 
-def _row(text: str) -> Row:
+def _split_row(text: str) -> Row:
     """Return the words of a row; one piece without a time if its words have none."""
     pieces: list[tuple[float | None, str]] = []
     time_s: float | None = None
@@ -76,7 +76,7 @@ def _row(text: str) -> Row:
         if n % 2:
             time_s = sum(float(number) * 60**place for place, number in enumerate(reversed(part.split(":"))))
             continue
-        text = _unmarked(part)
+        text = _remove_markup(part)
         word = " ".join(_NOTE.sub("", text).split())
         if word and within and not text[0].isspace():
             # A time within a word, as in karaoke.
@@ -88,10 +88,10 @@ def _row(text: str) -> Row:
     return tuple(pieces)
 
 
-def _unmarked(text: str) -> str:
+def _remove_markup(text: str) -> str:
     text = html.unescape(_TAG.sub("", _VOICE.sub(lambda found: f"{found[1].strip()}: ", text)))
     return text.translate(_SIGNS)
 
 
-def _text(row: Row) -> str:
+def _join_row(row: Row) -> str:
     return " ".join(word for _, word in row)

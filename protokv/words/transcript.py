@@ -94,7 +94,10 @@ class Transcript(SpokenWords):
         """Keep what was said in a step."""
         if not step.tokens.words:
             return
-        clock, text = step.clock, _plain(step.tokens.words_text).encode()[:MOST_OF_LINE].decode(errors="ignore")
+        clock, text = (
+            step.clock,
+            _make_printable(step.tokens.words_text).encode()[:MOST_OF_LINE].decode(errors="ignore"),
+        )
         start_s = clock.stream_time_s - clock.step_seconds
         self.lines.append(
             TranscriptLine(clock.steps - 1, max(0.0, start_s), clock.stream_time_s, clock.next_position - 1, text)
@@ -146,7 +149,9 @@ class Transcript(SpokenWords):
         starts = [0, *ends[:-1]]
         if not ends or ends[-1] != len(text) or any(end <= start for start, end in zip(starts, ends, strict=True)):
             raise StateCorrupt(f"state: tensor {_ENDS} does not divide {_TEXT} into lines")
-        texts = [_plain(text[start:end].decode(errors="replace")) for start, end in zip(starts, ends, strict=True)]
+        texts = [
+            _make_printable(text[start:end].decode(errors="replace")) for start, end in zip(starts, ends, strict=True)
+        ]
         steps, positions, times_s = (tensors[name].tolist() for name in (_STEP, _POSITION, _TIME))
         self.lines = [
             TranscriptLine(step, start_s, end_s, position, text)
@@ -173,6 +178,6 @@ def check_words(backbone: Any, config: Any) -> None:
         )
 
 
-def _plain(text: str) -> str:
+def _make_printable(text: str) -> str:
     """Return text without control characters: it is printed, and may come from anywhere."""
     return "".join(one if one.isprintable() else " " for one in text)

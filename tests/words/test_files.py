@@ -62,7 +62,7 @@ MINIMAL_ROWS = ["0:00:01.00,0:00:02.00,0,one", "0:00:03.00,0:00:04.00,0,two", "0
         "1\r\r\n00:00:01,000 --> 00:00:02,000\r\r\none\r\r\n\r\r\n2\r\r\n0:00:03,000 --> 0:00:04,000\r\r\ntwo",
         "\0\0001\n\00000:00:01,000 --> 00:00:02,000\0\none\0\n\n00:00:03,000 --> 00:00:04,000\ntwo\n\0\0\0\0",
         "0:00:01 --> 0:00:02\n{\\an8}one\n\n00:00:03.0 --> 00:00:04.00000\ntwo",
-        "WEBVTT\n00:01.000 --> 00:02.000\none\n\nNOTE one\ntwo\n\n7\n00:03,000 --> 00:04,000 line:0\ntwo\n\nSTYLE",
+        "\n WEBVTT\n00:01.000 --> 00:02.000\none\n\nNOTE one\ntwo\n\n7\n00:03,000 --> 00:04,000 line:0\ntwo\n\nSTYLE",
         "WEBVTT - x\nKind: captions\n\nid\n00:00:01.000 --> 00:00:02.000\none\n\n00:00:03.000 --> 00:00:04.000\ntwo",
         DIALOGUE.format("Start, End, Layer, Text", *MINIMAL_ROWS),
         DIALOGUE.format(files._ASS_FIELDS, *ASS_ROWS),
