@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from protokv.state.compare import compare
 from tests.state.conftest import make as make_state
@@ -17,20 +15,15 @@ def with_tensor(state, name, tensor):
     return replace(state, tensors={**state.tensors, name: tensor})
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_a_flipped_bit_anywhere_is_one_differing_element(data):
+def test_a_flipped_bit_anywhere_is_one_differing_element():
     state = make_state()
     assert compare(state, make_state()) == {"equal": True, "tensors_compared": 8, "header": [], "tensors": []}
-    name = data.draw(
-        st.sampled_from([n for n, t in sorted(state.tensors.items()) if t.numel() and t.dtype != torch.bool])
-    )
-    changed = state.tensors[name].clone()
-    bits = changed.reshape(-1).view(torch.uint8)
-    at = data.draw(st.integers(0, len(bits) - 1))
-    bits[at] ^= 1 << data.draw(st.integers(0, 7))
-    (found,) = compare(state, with_tensor(state, name, changed))["tensors"]
-    assert (found["name"], found["differing"], found["elements"]) == (name, 1, changed.numel())
+    for name, tensor in state.tensors.items():
+        if tensor.numel() and tensor.dtype != torch.bool:
+            changed = tensor.clone()
+            changed.reshape(-1).view(torch.uint8)[-1] ^= 1
+            (found,) = compare(state, with_tensor(state, name, changed))["tensors"]
+            assert (found["name"], found["differing"], found["elements"]) == (name, 1, changed.numel())
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateError, StateLocked, StateNotFound, UnknownForm
@@ -24,29 +22,6 @@ from protokv.state.writer import Writer, check_target, save_state
 from tests.state.conftest import EVERY_FORM, moment, same
 
 DTYPES = list(NAMES)
-words = st.from_regex(r"[a-zA-Z0-9_-]{1,8}", fullmatch=True)
-names = st.lists(words, min_size=1, max_size=3).map(".".join)
-
-
-@st.composite
-def tensors(draw):
-    """Draw any bits, so NaNs, infinities and subnormals too."""
-    dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.lists(st.integers(0, 5), max_size=4))
-    count = torch.Size(shape).numel()
-    if dtype == torch.bool:
-        return torch.tensor(draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=dtype).reshape(shape)
-    data = draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
-    return torch.tensor(list(data), dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def apart(made: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Drop tensors whose name is that of another, in any case, or of a group that holds another."""
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in made.items():
-        one = name.lower() + "."
-        if not any(one.startswith(other.lower() + ".") or (other.lower() + ".").startswith(one) for other in found):
-            found[name] = tensor
-    return found
 
 
 @pytest.fixture
@@ -70,14 +45,6 @@ def test_every_dtype_comes_back_bit_for_bit_with_its_header(path, make_state):
     assert Reader.open(path).file_bytes > sum(tensor.nbytes for tensor in made.values())
     found.tensors["c"].zero_()
     assert found.tensors["d"].equal(whole)
-    assert same(load_state(path), state)
-
-
-@EVERY_FORM
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-@given(made=st.dictionaries(names, tensors(), max_size=4).map(apart))
-def test_any_tensors_under_any_names_come_back_bit_for_bit(made, path, make_state):
-    save_state(state := make_state(tensors=made), path)
     assert same(load_state(path), state)
 
 

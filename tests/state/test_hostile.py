@@ -5,13 +5,11 @@ Nothing in it runs, and nothing is allocated because it claims a size.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
 import shutil
 import struct
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,6 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.state.compare import compare
@@ -44,39 +43,22 @@ class Evil:
         return os.mkdir, (RAN,)
 
 
-def split(data: bytes) -> tuple[Json, bytes]:
-    """Return the head of a .safetensors file and the bytes behind it."""
-    (length,) = struct.unpack("<Q", data[:8])
-    return json.loads(data[8 : 8 + length]), data[8 + length :]
-
-
-def joined(head: Json | bytes, body: bytes = b"") -> bytes:
-    text = head if isinstance(head, bytes) else json.dumps(head).encode()
-    return struct.pack("<Q", len(text)) + text + body
-
-
 def resealed(document: Json) -> Json:
     """Return a document with the digest that fits it."""
     rest = {name: value for name, value in document.items() if name != "digest"}
     return {**rest, "digest": digest_document(rest)}
 
 
-def change_head(path: Path, change: Callable[[Json], object]) -> None:
-    """Change the head of a .safetensors file; `change` gets it."""
-    head, body = split(path.read_bytes())
-    change(head)
-    path.write_bytes(joined(head, body))
-
-
 def change_document(path: Path, change: Callable[[Json], object]) -> None:
     """Change the document of a .safetensors file and seal it again."""
-
-    def inside(head: Json) -> None:
-        document = json.loads(head["__metadata__"]["protokv"])
-        change(document)
-        head["__metadata__"]["protokv"] = canonical_json(resealed(document))
-
-    change_head(path, inside)
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    head = json.loads(data[8 : 8 + length])
+    document = json.loads(head["__metadata__"]["protokv"])
+    change(document)
+    head["__metadata__"]["protokv"] = canonical_json(resealed(document))
+    text = json.dumps(head).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
 
 
 def in_header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -95,17 +77,6 @@ def in_pickle(content: object) -> Callable[[Path], None]:
     return lambda path: torch.save(content, path)
 
 
-def repack(change: Callable[[str, bytes], bytes], compression: int = 0) -> Callable[[Path], None]:
-    """Write the archive of a .pt file again; `change` gets each member's name and bytes."""
-
-    def act(path: Path) -> None:
-        with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as old, zipfile.ZipFile(path, "w", compression) as new:
-            for one in old.infolist():
-                new.writestr(one.filename, change(one.filename, old.read(one)))
-
-    return act
-
-
 def in_array(change: Callable[[dict[str, Any]], object], name: str = "bank/mass") -> Callable[[Path], None]:
     def act(path: Path) -> None:
         file = path / name / "zarr.json"
@@ -116,14 +87,12 @@ def in_array(change: Callable[[dict[str, Any]], object], name: str = "bank/mass"
     return act
 
 
-def in_root(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    def act(path: Path) -> None:
-        root = json.loads((path / "zarr.json").read_text())
-        change(root["attributes"]["protokv"])
-        root["attributes"]["protokv"] = resealed(root["attributes"]["protokv"])
-        (path / "zarr.json").write_text(json.dumps(root))
-
-    return act
+def leads_out(path: Path) -> None:
+    root = json.loads((path / "zarr.json").read_text())
+    document = root["attributes"]["protokv"]
+    document["digests"]["../../etc"] = "0"
+    root["attributes"]["protokv"] = resealed(document)
+    (path / "zarr.json").write_text(json.dumps(root))
 
 
 def outside(path: Path, file: str) -> None:
@@ -138,10 +107,6 @@ def pipe(path: Path, file: str) -> None:
     os.mkfifo(path / file)
 
 
-def set_entry(head: dict[str, Any], name: str, **entry: Any) -> None:
-    head[name] = {**head.get(name, {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}), **entry}
-
-
 ANY_FILE = {
     "empty": in_file(lambda data: b""),
     "cut": in_file(lambda data: data[: len(data) // 2]),
@@ -152,16 +117,10 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
     | {
         "longer": in_file(lambda data: data + b"x"),
         "length beyond the file": in_file(lambda data: (2**40).to_bytes(8, "little") + data[8:]),
-        "no JSON": in_file(lambda data: joined(b"{" * 100, data)),
-        "no document": partial(change_head, change=lambda head: head.pop("__metadata__")),
-        "offsets that overlap": partial(change_head, change=lambda h: set_entry(h, "offset", data_offsets=[0, 8])),
-        "a huge shape": partial(change_head, change=lambda h: set_entry(h, "offset", shape=[2**40])),
+        "no document": lambda path: save_file({"a": torch.zeros(3)}, path),
         "a tensor without a digest": in_digests(lambda digests: digests.pop("offset")),
         "a digest without a tensor": in_digests(lambda digests: digests.update({"x": "0"})),
         "another digest": in_digests(lambda digests: digests.update({"offset": "0" * 32})),
-        "a document not sealed": partial(
-            change_head, change=lambda head: head["__metadata__"].update(protokv=canonical_json({"header": {}}))
-        ),
         "a newer version": in_header(lambda header: header.update(format_version=FORMAT_VERSION + 1)),
         "a steps of text": in_header(lambda header: header["clock"].update(steps="9")),
         "a revision with a path": in_header(lambda header: header["backbone"].update(revision="../" * 14)),
@@ -173,29 +132,21 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "no state": in_pickle({"weights": torch.zeros(3)}),
         "tensors that are none": in_pickle({"protokv": "", "tensors": {"a": 1}}),
         "a strided tensor": in_pickle({"protokv": "", "tensors": {"a": torch.zeros(1).expand(1 << 40)}}),
-        "compressed": repack(lambda name, data: data, zipfile.ZIP_DEFLATED),
-        "bytes of a tensor": repack(lambda name, data: data[::-1] if "/data/" in name else data),
     },
     ".zarr": {
         "no root": lambda path: (path / "zarr.json").unlink(),
         "no chunk": lambda path: (path / "bank/mass/c.0.0.0").unlink(),
-        "a longer chunk": lambda path: (path / "bank/mass/c.0.0.0").write_bytes(b"\0" * 999),
         "another chunk": lambda path: (path / "bank/mass/c.0.0.0").write_bytes(b"\1" * 264),
         "no metadata": lambda path: (path / "bank/mass/zarr.json").unlink(),
-        "long metadata": lambda path: (path / "bank/mass/zarr.json").write_bytes(b" " * 99_999),
         "compressed": in_array(lambda m: m["codecs"].append({"name": "gzip", "configuration": {"level": 1}})),
         "transposed": in_array(
             lambda m: m["codecs"].insert(0, {"name": "transpose", "configuration": {"order": [2, 1, 0]}})
         ),
         "big-endian": in_array(lambda m: m["codecs"][0]["configuration"].update(endian="big")),
         "a huge shape": in_array(lambda m: m.update(shape=[2, 3, 2**39])),
-        "a shape that overflows": in_array(lambda m: m.update(shape=[2**39] * 16)),
-        "a negative shape": in_array(lambda m: m.update(shape=[-2, 3, 11])),
         "an unknown type": in_array(lambda m: m.update(data_type="complex64")),
         "smaller chunks": in_array(lambda m: m["chunk_grid"]["configuration"].update(chunk_shape=[1, 1, 1])),
-        "attributes that are none": in_array(lambda m: m.update(attributes=[1])),
-        "a name that leads out": in_root(lambda document: document["digests"].update({"../../etc": "0"})),
-        "digests that are none": in_root(lambda document: document.update(digests=3)),
+        "a name that leads out": leads_out,
         "a link to a folder": partial(outside, file="bank"),
         "a link to a chunk": partial(outside, file="bank/mass/c.0.0.0"),
         "a pipe": partial(pipe, file="bank/mass/c.0.0.0"),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torch import Tensor
 
 import protokv
 from protokv.errors import StateCorrupt
@@ -76,21 +73,6 @@ def test_a_picture_is_small_whatever_is_in_it(size: tuple[int, int]) -> None:
         assert image.format == "JPEG"
 
 
-def corrupt(name: str, change: Callable[[Tensor], Tensor]) -> Any:
-    def apply(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {**tensors, f"thumbnails.{name}": change(tensors[f"thumbnails.{name}"].clone())}
-
-    return apply
-
-
-HOSTILE = {
-    "another dtype": corrupt("jpeg", lambda t: t.to(torch.int16)),
-    "too many": corrupt("jpeg", lambda t: t.repeat(2000, 1)),
-    "fewer steps": corrupt("step", lambda t: t[1:]),
-    "a part missing": lambda tensors: {name: t for name, t in tensors.items() if name != "thumbnails.step"},
-}
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("states") / "a.safetensors"
@@ -98,17 +80,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_pictures_are_refused_in_one_line(name: str, saved: Path, tmp_path: Path) -> None:
-    state = load_state(saved)
-    own = {name: tensor for name, tensor in state.tensors.items() if name.startswith("thumbnails.")}
-    others = {name: tensor for name, tensor in state.tensors.items() if name not in own}
-    path = tmp_path / "hostile.safetensors"
-    save_state(replace(state, tensors=others | HOSTILE[name](own)), path)
-    for read in (lambda: describe(path), lambda: protokv.load(path, MockBackbone())):
-        with pytest.raises(StateCorrupt, match=r"thumbnails\.") as caught:
-            read()
-        assert "\n" not in caught.value.message
+def test_pictures_of_another_shape_are_refused_in_one_line(saved: Path, tmp_path: Path) -> None:
+    tensors, path = load_state(saved).tensors, tmp_path / "hostile.safetensors"
+    jpeg, step = tensors["thumbnails.jpeg"], tensors["thumbnails.step"]
+    for wrong in ({"thumbnails.jpeg": jpeg.to(torch.int16)}, {"thumbnails.step": step[1:]}):
+        save_state(replace(load_state(saved), tensors={**tensors, **wrong}), path)
+        for read in (lambda: describe(path), lambda: protokv.load(path, MockBackbone())):
+            with pytest.raises(StateCorrupt, match=r"^[^\n]*thumbnails\.[^\n]*$"):
+                read()
 
 
 def test_a_state_tells_its_pictures_and_passes_them_on(saved: Path, tmp_path: Path) -> None:
