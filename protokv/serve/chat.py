@@ -92,11 +92,10 @@ def _read_object(body: bytes) -> dict[str, Any]:
 def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
     """Return how to choose tokens. ConfigError."""
     lengths = "max_completion_tokens", "max_tokens"
+    most = _number(data, lengths, published.max_new_tokens, 1, 2**53)
     return replace(
         published,
-        max_new_tokens=int(
-            _number(data, lengths, min(published.max_new_tokens, MOST_ANSWER_TOKENS), 1, MOST_ANSWER_TOKENS)
-        ),
+        max_new_tokens=min(int(most), MOST_ANSWER_TOKENS),
         temperature=_number(data, ("temperature",), published.temperature, 0.0, 2.0),
         top_p=_number(data, ("top_p",), published.top_p, 1e-6, 1.0),
         seed=int(_number(data, ("seed",), 0, 0, 2**53)),

@@ -79,18 +79,3 @@ def test_a_video_is_found_where_it_is_named_and_refused_once_it_is_gone_or_chang
     changed = program(*ask)
     assert changed.code == Exit.MISMATCH
     assert "clip.mp4 is not the video that this state watched, or has changed since" in changed.err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--video", "."), "--video is where --frames looks"),
-        (("--frames", "seen", "--watch", "1s"), "leave out --frames"),
-    ],
-)
-def test_a_contradiction_is_refused_before_the_model_is_loaded(
-    program: Program, options: tuple[str, ...], message: str
-) -> None:
-    result = program("query", "clip.safetensors", QUESTION, *options)
-    assert result.code == Exit.USAGE
-    assert message in result.err

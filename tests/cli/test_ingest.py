@@ -42,23 +42,8 @@ def test_a_video_becomes_a_state_here_and_every_format_says_so(protokv: Program,
     table = protokv("ingest", video, "--budget", "24", "--format", "table").out
     assert "clip.safetensors" in table
     assert "0:12, 12 steps" in table
-    assert protokv("ingest", video, *SMALL, "--quiet").err == ""
+    assert protokv("ingest", video, *SMALL, "--quiet", "--force").err == ""
     assert state.read_bytes() == before
-
-
-@pytest.mark.usefixtures("mocked")
-def test_a_folder_takes_the_state_of_one_video_under_its_name(protokv: Program, video: Path) -> None:
-    for folder in ("states/", "states"):
-        summary = protokv("ingest", video, *SMALL, "-o", folder).rows()[-1]
-        assert (summary["type"], summary["state"]) == ("summary", "states/clip.safetensors")
-
-
-def test_commits_come_as_often_as_asked(protokv: Program, mocked: None, video: Path) -> None:
-    rows = protokv("ingest", video, *SMALL, "--every", "5steps").rows()
-    assert [row["steps"] for row in rows if row["type"] == "commit"] == [5, 10, 12]
-    rows = protokv("ingest", video, *SMALL, "--every", "4s", "-o", "by-time.safetensors").rows()
-    # The end of the source is not known beforehand: the last commit says that it was reached.
-    assert [row["stream_time_s"] for row in rows if row["type"] == "commit"] == [4.0, 8.0, 12.0, 12.0]
 
 
 @pytest.mark.usefixtures("mocked")
@@ -168,7 +153,7 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(protokv: Program
     assert sorted(protokv.folder.iterdir()) == before
     assert (row["type"], row["steps"], row["tokens"], row["tried_steps"]) == ("estimate", 12, 72, 12)
     assert row["seconds"] > 0
-    for said in ("12 steps", "72 in all", "about 0:0", "nothing was written"):
+    for said in ("12 steps", "72 in all", "about 0:0", "nothing was written", "keeps all of the video"):
         assert said in text
     assert unbounded["most_bytes"] is None
     started, *_, summary = protokv("ingest", video, "--json").rows()
@@ -190,13 +175,6 @@ def test_the_size_that_is_told_before_is_about_that_of_the_state_after(embedded:
         assert 0.8 < progress["end_bytes"] / summary["file_bytes"] < 1.25
 
 
-def test_quiet_leaves_nothing_on_stderr_but_errors(embedded: Program, video: Path) -> None:
-    loud = embedded("ingest", video, "--keep", "3", "--json")
-    assert "Warning: " in loud.err
-    assert embedded("ingest", video, "--keep", "3", "--json", "--quiet", "--force").err == ""
-    assert embedded("ingest", video, "--budget", "9", "--quiet").err.startswith("Error: ")
-
-
 def test_what_is_piped_in_and_is_no_video_is_told(
     protokv: Program, mocked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,17 +186,6 @@ def test_what_is_piped_in_and_is_no_video_is_told(
     os.close(reader)
     assert refused.code == Exit.FAILURE
     assert "Error: stdin is not a video" in refused.err
-
-
-def test_a_part_of_a_video_is_watched_and_continued(protokv: Program, mocked: None, video: Path) -> None:
-    part = ("ingest", video, "--budget", "24", "--json", "--start", "0:04", "--duration", "5s", "-o", "p.pt")
-    summary = protokv(*part).rows()[-1]
-    assert (summary["steps"], summary["watched_s"], summary["complete"]) == (5, 5.0, True)
-    assert "nothing to do" in protokv(*part).err
-    stream = protokv("inspect", "p.pt", "--json").rows()[0]["stream"]
-    assert stream["source"] == "clip.mp4 from 4 s for 5 s"
-    assert protokv("ingest", video, "--budget", "24", "-o", "p.pt").code == Exit.MISMATCH
-    assert protokv("ingest", video, video.parent, "-o", "d/", "--start", "2").code == Exit.USAGE
 
 
 def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_option(
@@ -244,3 +211,22 @@ def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_optio
     result = protokv(*question, "--timings", "--format", "plain")
     assert ("first token" in result.err, "first token" in result.out) == (True, False)
     assert "timings" not in protokv("ingest", video, *SMALL, "--force").out + protokv(*question, "--json").out
+
+
+@pytest.mark.usefixtures("mocked")
+def test_the_part_that_a_budget_keeps_is_told_and_whether_it_was_measured(
+    protokv: Program, video: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "\nthe budget keeps 1/3 of the video\n" in protokv("ingest", video, *SMALL).err
+    monkeypatch.setattr("protokv_cli.ingest_report.MEASURED", 2)
+    table = protokv("ingest", video, "--budget", "24", "--dry-run", "--format", "table").out
+    assert "keeps 1/3 of the video, beyond what was measured (1/2)" in " ".join(table.split())
+    assert "the budget" not in protokv("ingest", video, *SMALL, "--force", "--memory", "full").err
+
+
+def test_who_names_no_model_is_told_in_the_first_line_how_to_name_one(embedded: Program, video: Path) -> None:
+    named = "the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO --model llava-hf/"
+    embedded.environment.pop("PROTOKV_MODEL")
+    assert embedded("ingest", video, *SMALL).err.startswith(f"Note: no --model is named, and {named}")
+    assert embedded("query", "clip.safetensors", "what ?").err.startswith(f"Note: {named}")
+    assert embedded("query", "clip.safetensors", "what ?", "--quiet").err == ""

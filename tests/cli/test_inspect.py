@@ -81,16 +81,6 @@ def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, vi
         assert said in text
 
 
-def test_a_clip_that_ends_within_a_step_is_as_long_as_it_says(protokv: Program, mocked: None, tmp_path: Path) -> None:
-    # 33 frames at 8 a second: the sample at 4.0 s begins a fifth step.
-    clip = write_video(tmp_path / "four.mp4", 4, frames=33)
-    result = protokv("ingest", clip, "--budget", "24", "--format", "table")
-    assert "0:04.1, 5 steps" in result.out
-    stream = protokv("inspect", "four.safetensors", "--json").rows()[0]["stream"]
-    assert (stream["duration_s"], stream["watched_s"]) == (5.0, 4.125)
-    assert "four.mp4 (pyav), 0:04.1, to its end" in protokv("inspect", "four.safetensors", "--format", "table").out
-
-
 @pytest.mark.parametrize("suffix", [".pt", ".zarr", ".safetensors"])
 def test_a_state_is_written_in_another_form_and_equals_itself(protokv: Program, state: Path, suffix: str) -> None:
     other = protokv.folder / f"other{suffix}"

@@ -173,18 +173,6 @@ def test_a_model_that_cannot_be_loaded_is_two_lines(
     assert hub.requests.count(f"/api/models/{name}") <= 1
 
 
-def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
-    call: Call, video: Path, hub: Hub, tmp_path: Path
-) -> None:
-    hub.folders[SHA] = folder = tmp_path / "other"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "bert"}')
-    (folder / "model.safetensors").write_bytes(b"0" * 100)
-    result = call(hub.address, *ingesting(video))
-    assert "it is a bert model, which is not supported" in result.err
-    assert not [path for path in hub.requests if path.endswith("safetensors")]
-
-
 @pytest.fixture
 def tagged(hub: Hub, tmp_path: Path) -> Hub:
     """A hub whose model has a tag with other weights than its main branch."""

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import typer
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protokv import __version__
 from protokv.core.settings import parse_budget
@@ -23,7 +21,6 @@ from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.memories import Variation
 from protokv_cli import main
 from protokv_cli.exits import Exit
-from protokv_cli.output import format_time
 from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_setting, parse_variation
 from protokv_cli.replay import DATASETS
 from tests.cli.conftest import Program
@@ -175,11 +172,6 @@ SECONDS = {
 )
 def test_a_value_is_read_from_its_text(parse: Callable[[str], object], text: str, value: object) -> None:
     assert parse(text) == value
-
-
-@given(st.integers(0, 10**7))
-def test_every_time_that_a_table_prints_is_read_back(tenths: int) -> None:
-    assert parse_duration(format_time(tenths / 10)) == pytest.approx(tenths / 10)
 
 
 @pytest.mark.parametrize(

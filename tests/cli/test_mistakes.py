@@ -16,6 +16,7 @@ SMALL = "VIDEO --questions asked.jsonl --budget 24"
 
 MISTAKES = [
     ("ingest", Exit.USAGE, "there is no video to ingest"),
+    ("ingest https://youtu.be/x", Exit.FAILURE, "yt-dlp -o - https://youtu.be/x | protokv ingest -"),
     ("ingest absent.mp4", Exit.NOT_FOUND, "absent.mp4"),
     ("ingest notes.mp4", Exit.FAILURE, "notes.mp4"),
     ("ingest VIDEO --budget lots", Exit.USAGE, "budget"),
@@ -27,7 +28,6 @@ MISTAKES = [
     ("ingest VIDEO --memory elephant", Exit.USAGE, "there is no memory 'elephant'"),
     ("ingest VIDEO --memory durabel", Exit.USAGE, "did you mean durable?"),
     ("ingest VIDEO --set split_=1:5", Exit.USAGE, "did you mean split?"),
-    ("ingest VIDEO --positions cmpact", Exit.USAGE, "did you mean compact?"),
     ("ingest VIDEO --decoder pyaf", Exit.USAGE, "did you mean pyav?"),
     ("ingest VIDEO --dtype flot32", Exit.USAGE, "did you mean float32?"),
     ("ingest VIDEO -o x.safetensor", Exit.USAGE, "did you mean .safetensors?"),
@@ -69,6 +69,8 @@ MISTAKES = [
     ("query s.safetensors --questions bad.jsonl", Exit.USAGE, "line 1 of"),
     ("query s.safetensors --questions absent.jsonl", Exit.USAGE, "cannot be read"),
     ("query s.safetensors 'what ?' --top 3", Exit.USAGE, "--top ranks the answers of many states"),
+    ("query s.safetensors 'what ?' --video .", Exit.USAGE, "--video is where --frames looks"),
+    ("query s.safetensors 'what ?' --frames seen --watch 1s", Exit.USAGE, "leave out --frames"),
     ("query s.safetensors 'what ?' --top-p 2", Exit.USAGE, "top_p is 2"),
     ("query s.safetensors 'what ?' --watch 30s --at 3s", Exit.USAGE, "--watch asks the last commit"),
     ("query s.safetensors 'what ?' --at 2026-01-01", Exit.USAGE, "is of a video, which has no date"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +17,11 @@ from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from protokv_cli import progress
 from protokv_cli.output import format_json, make_printable
-from tests.cli.conftest import Program, write_video
+from tests.cli.conftest import RUN, Program, write_video
 from tests.cli.terminal import run_on_terminal
 
 DRAWING = "\x1b["
+SHORT = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown", "xterm-256color"])
@@ -53,6 +56,25 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     assert share == "the budget keeps 1/3 of the video"
     last = " ".join(last)
     assert last.startswith("ask it: protokv query --model ")
+
+
+def test_errors_and_hints_are_coloured_on_a_terminal_unless_colours_are_unwanted(embedded: Program) -> None:
+    for wanted, seen in (("1", "Error: "), ("", "\x1b[1;31mError:\x1b[0m ")):
+        embedded.environment["NO_COLOR"] = wanted
+        screen = run_on_terminal(embedded.environment, "inspect", "absent.safetensors").screen
+        assert screen.startswith(seen)
+        assert ("\x1b[36mHint:\x1b[0m" in screen) is not bool(wanted)
+    assert DRAWING not in run_on_terminal(embedded.environment, "inspect", "absent.safetensors", term="dumb").screen
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_streams_and_a_terminal_without_columns_change_no_exit_code(embedded: Program, streams: str) -> None:
+    line = f'{sys.executable} -c "{RUN}" ingest {SHORT} -o s.safetensors --budget 24 {streams}'
+    environment = {**embedded.environment, "COLUMNS": "0"}
+    done = subprocess.run(["sh", "-c", line], cwd=embedded.folder, env=environment, timeout=120, check=False)
+    assert done.returncode == 0
+    assert load_state(embedded.folder / "s.safetensors").complete
+    assert embedded("inspect", "s.safetensors", "-f", "table", env=environment).out.strip()
 
 
 # A window title, a cleared line, a C1 introducer, a turned direction, markup of rich, an emoji code of rich.
