@@ -46,7 +46,7 @@ class RecentSteps(StatePart):
     """The last N steps."""
 
     def __init__(self, steps: int, shape: MemoryShape) -> None:
-        self._shape, self._most = shape, steps
+        self._shape = shape
         self.steps: deque[RecentStep] = deque(maxlen=steps)
 
     @staticmethod
@@ -90,14 +90,8 @@ class RecentSteps(StatePart):
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Check that the rows divide the tokens into steps."""
         rows = tensors["recent.steps"].tolist()
-        total, size = tensors["recent.embeddings"].shape
-        sound = len(rows) <= self._most and sum(row[0] for row in rows) == total
-        sound &= not total or self._shape.embedding_size in (None, size)
-        for tokens, height, width, first, last, _ in rows:
-            sound &= 0 <= first < last <= tokens and last - first <= height * width
-        if "recent.deepstack" in tensors:
-            sound &= tensors["recent.deepstack"].shape[1] == sum(row[4] - row[3] for row in rows)
-        if not sound:
+        sound = sum(row[0] for row in rows) == len(tensors["recent.embeddings"])
+        if not sound or not all(0 <= first < last <= tokens for tokens, _, _, first, last, _ in rows):
             raise StateCorrupt("state: tensor recent.steps does not agree with the recent tokens")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:

@@ -243,8 +243,5 @@ def check_fps(fps: float) -> None:
 
 def shorten_value(value: object) -> str:
     """Return a value as Python writes it, on one line of at most 80 characters."""
-    try:
-        text = ascii(value)
-    except ValueError:
-        text = "a number of thousands of digits"
+    text = ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

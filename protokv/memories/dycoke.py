@@ -43,7 +43,6 @@ from protokv.core.context import Context, Segment
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.settings import MemoryConfig
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
-from protokv.errors import StateCorrupt
 from protokv.memories.exact import TokensConfig
 from protokv.memories.full import FullCache
 from protokv.memories.window import SlidingWindow
@@ -101,7 +100,7 @@ class FrameGroup(StatePart):
     """
 
     def __init__(self, shape: MemoryShape) -> None:
-        self._device, self._embedding_size = shape.device, shape.embedding_size
+        self._device = shape.device
         self._reference = torch.zeros((0, 0), dtype=shape.dtype, device=shape.device)
         self._grid = (0, 0)
         self._index = 0
@@ -130,13 +129,6 @@ class FrameGroup(StatePart):
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the features, and (index in the group, rows, columns)."""
         return {"merge.reference": self._reference, "merge.group": torch.tensor([self._index, *self._grid])}
-
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that the features fit the model and the grid."""
-        features, size = tensors["merge.reference"].shape
-        index, rows, columns = tensors["merge.group"].tolist()
-        if (features and self._embedding_size not in (None, size)) or rows * columns != features:
-            raise StateCorrupt(f"state: tensor merge.group holds {index}, {rows}, {columns} for {features} features")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state."""
@@ -177,13 +169,6 @@ class DyCokeDecode(FullCache):
             kept=self._kept(),
             first_layer=self._config.first_pruned_layer,
         )
-
-    def report(self) -> dict[str, Any]:
-        """Return the tokens held, and how many a decode step reads in whole and in pruned layers."""
-        held, layers = len(self._near), self._shape.layers
-        pruned = max(0, layers - self._config.first_pruned_layer)
-        decoding = {"whole_layers": layers - pruned, "pruned_layers": pruned, "tokens_whole": held}
-        return super().report() | {"decode_step": decoding | {"tokens_pruned": self._kept()}}
 
     def _kept(self) -> int:
         return int(len(self._near) * (1 - self._config.prune_share))

@@ -9,7 +9,7 @@ script turns off, is left out. What differs:
 
 - The released code counts in frames of one size and compares token i of a frame with token i of the recent frames.
   After its first compression it cuts the surviving tokens into runs of a frame's length, so places no longer match.
-  Here places are matched by their coordinates (`InfiniPotSlots`), also after tokens were dropped.
+  Here places are matched by their coordinates, also after tokens were dropped.
 - It compresses a block once the block is full. Here a compression happens when the next step would exceed the budget,
   so a question finds the memory as full as possible. Steps may differ in length, and the budget may be any number.
 - Ties keep the newer token. A token without a recent counterpart has similarity 0.
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from protokv.core.arrays import add_rows_
 from protokv.memories.compressed import CompressedConfig, CompressedMemory
 from protokv.memories.exact import unpack_vectors
 
@@ -69,19 +70,18 @@ class InfiniPotV(CompressedMemory):
         older = held - recent
         by_norm = round((1 - self._config.redundancy_share) * keep)
         by_redundancy = max(0, keep - by_norm - recent)
-        slots = InfiniPotSlots.of(kept.coordinates[0, 0, older:held])
         H, device = self._shape.kv_heads, kept.step.device
         newest, heads = torch.arange(older, held, device=device).expand(H, -1), torch.arange(H, device=device)[:, None]
         parts = (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step)
         # Layer by layer: float32 scores of all layers would take several times the bytes of the memory.
         for keys, values, positions, coordinates, step in zip(*parts, strict=True):
             cached = unpack_vectors(keys[:, :held], self._shape.head_size)
-            similarity = slots.similarity(cached[:, :older], coordinates[:, :older], cached[:, older:])
-            chosen = _best(-similarity, by_redundancy)
-            norm = (
-                unpack_vectors(values[:, :older], self._shape.head_size).norm(dim=-1).masked_fill_(chosen, -torch.inf)
+            similarity = measure_redundancy(
+                cached[:, :older], coordinates[:, :older], cached[:, older:], coordinates[0, older:held]
             )
-            chosen |= _best(norm, keep - recent - by_redundancy)
+            chosen = _best(-similarity, by_redundancy)
+            norm = unpack_vectors(values[:, :older], self._shape.head_size).norm(dim=-1)
+            chosen |= _best(norm.masked_fill_(chosen, -torch.inf), keep - recent - by_redundancy)
             # `nonzero` gives stream order.
             index = torch.cat((chosen.nonzero()[:, 1].view(H, keep - recent), newest), 1)
             for part in (keys, values, positions, coordinates, step):
@@ -105,66 +105,37 @@ def _best(score: Tensor, n: int) -> Tensor:
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.shape[1] - 1 - order, True)
 
 
-@dataclass(frozen=True, slots=True)
-class InfiniPotSlots:
-    """The spatial slots of R recent tokens, the same for all layers and heads.
+def measure_redundancy(keys: Tensor, coordinates: Tensor, recent: Tensor, recent_coordinates: Tensor) -> Tensor:
+    """Return the mean cosine similarity of each key to the recent keys at equal coordinates; 0 without any.
 
-    A spatial slot is a pair of equal coordinates: steps of another grid have other slots, and missing tokens leave no
-    gap. Text around a step stands at (0.5, 0.5) and shares that slot with the middle cell of a grid that has one.
+    Steps of another grid have other coordinates, and missing tokens leave no gap. Text around a step stands at
+    (0.5, 0.5), as does the middle cell of a grid that has one. The mean of cosines equals the product with the mean
+    unit vector, so the cost does not grow with the number of recent steps.
 
-    Attributes:
-        codes: `[S]` int64, one number for each pair of coordinates, ascending.
-        counts: `[S]` int64, recent tokens in the slot.
-        rounds: pairs (slots, tokens): the first recent token of every slot, then the second of those that have one, and
-            so on. No slot occurs twice in a round, so adding a round is deterministic on every device.
+    Args:
+        keys: `[H, N, D]` float32.
+        coordinates: `[H, N, 2]` float32.
+        recent: `[H, R, D]` float32, keys of the recent tokens.
+        recent_coordinates: `[R, 2]` float32, the same for all heads.
+
+    Returns:
+        `[H, N]` float32 in [-1, 1].
     """
-
-    codes: Tensor
-    counts: Tensor
-    rounds: list[tuple[Tensor, Tensor]]
-
-    @staticmethod
-    def of(coordinates: Tensor) -> InfiniPotSlots:
-        """Find the slots of recent tokens at `coordinates` `[R, 2]` float32."""
-        codes, slot, counts = torch.unique(_codes(coordinates), return_inverse=True, return_counts=True)
-        order = slot.argsort(stable=True)
-        begin = counts.cumsum(0) - counts
-        occurrence = torch.arange(len(order), device=order.device) - begin[slot[order]]
-        rounds = []
-        for n in range(int(counts.max()) if len(counts) else 0):
-            tokens = order[occurrence == n]
-            rounds.append((slot[tokens], tokens))
-        return InfiniPotSlots(codes, counts, rounds)
-
-    def similarity(self, keys: Tensor, coordinates: Tensor, recent: Tensor) -> Tensor:
-        """Return the mean cosine similarity of each key to the recent keys in its slot; 0 without any.
-
-        The mean of cosines equals the product with the mean unit vector, so the cost does not grow with the number of
-        recent steps.
-
-        Args:
-            keys: `[H, N, D]` float32.
-            coordinates: `[H, N, 2]` float32.
-            recent: `[H, R, D]` float32, keys of the recent tokens.
-
-        Returns:
-            `[H, N]` float32 in [-1, 1].
-        """
-        H, N, D = keys.shape
-        S = len(self.codes)
-        if not S:
-            return keys.new_zeros(H, N)
-        units, mean = normalize(recent, dim=-1), keys.new_zeros(H, S, D)
-        for slots, tokens in self.rounds:
-            mean[:, slots] += units[:, tokens]
-        mean /= self.counts[:, None]
-        codes = _codes(coordinates)
-        slot = torch.searchsorted(self.codes, codes).clamp_(max=S - 1)
-        head = torch.arange(H, device=keys.device)[:, None]
-        # `index_select` copies whole rows; `gather` would look up every component.
-        there = mean.view(H * S, D).index_select(0, (slot + head * S).view(-1)).view(H, N, D)
-        cosine: Tensor = there.mul_(keys).sum(-1) / keys.norm(dim=-1).clamp_min(1e-12)
-        return cosine.masked_fill_(self.codes[slot] != codes, 0.0)
+    H, N, D = keys.shape
+    known, slot, counts = torch.unique(_codes(recent_coordinates), return_inverse=True, return_counts=True)
+    S = len(known)
+    if not S:
+        return keys.new_zeros(H, N)
+    head = torch.arange(H, device=keys.device)[:, None]
+    mean = keys.new_zeros(H * S, D)
+    add_rows_(mean, (slot + head * S).view(-1), normalize(recent, dim=-1).flatten(0, 1))
+    mean /= counts.repeat(H)[:, None]
+    codes = _codes(coordinates)
+    slot = torch.searchsorted(known, codes).clamp_(max=S - 1)
+    # `index_select` copies whole rows; `gather` would look up every component.
+    there = mean.index_select(0, (slot + head * S).view(-1)).view(H, N, D)
+    cosine: Tensor = there.mul_(keys).sum(-1) / keys.norm(dim=-1).clamp_min(1e-12)
+    return cosine.masked_fill_(known[slot] != codes, 0.0)
 
 
 def _codes(coordinates: Tensor) -> Tensor:

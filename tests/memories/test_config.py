@@ -25,7 +25,6 @@ from protokv.memories import (
     ReKVConfig,
     SlidingWindowConfig,
 )
-from protokv.memories.paper import residuals as quantizer
 
 PAPER_TABLE = {
     "split": (1, 3),
@@ -47,7 +46,6 @@ PAPER_TABLE = {
 def test_the_paper_preset_is_the_paper_s_table_to_the_letter() -> None:
     config = PaperConfig(budget=24_000)
     assert {name: getattr(config, name) for name in PAPER_TABLE} == PAPER_TABLE
-    assert quantizer.BEAM_PER_MODE * config.pseudo_tokens == 32
     assert (config.decay, config.merge, config.recycle, config.residual) == ("floor", True, True, True)
     assert (config.mass_bias, config.anchor) == ("log_n", "recent")
 
@@ -110,7 +108,7 @@ def test_a_setting_with_few_values_takes_no_other_one(wrong: object) -> None:
     ("field", "value"),
     [
         ("budget", 0), ("budget", 8), ("budget", "6k"), ("budget", True), ("budget", 6000.0), ("budget", 2**24 + 1),
-        pytest.param("budget", 10**5000, id="budget of 5001 digits"), ("seed", 2**63), ("pseudo_tokens", 0),
+        ("seed", 2**63), ("pseudo_tokens", 0),
         ("split", (1, 2, 3)), ("split", "1:3"), ("split", (1, 10**30)), ("spatial_weight", -0.1), ("merge", 1),
         ("spatial_weight", float("nan")), ("spatial_weight", 10**400), ("idle_weight", float("inf")),
         ("idle_steps", -1), ("key_rate", 1.01), ("decay", "sometimes"), ("anchor", None), ("codewords", 1),

@@ -344,7 +344,7 @@ class NaiveProtoKV:
             score = [round(math.log((int(n) + epsilon) / (total + C * epsilon)) * 2**32) for n in counts[g]]
             longer = [(a + score[c], (*codes, c)) for a, codes in beam for c in range(C)]
             # Python's sort is stable: ties keep the order of the beam, then of the codes.
-            beam = sorted(longer, key=lambda item: -item[0])[: quantizer.BEAM_PER_MODE * S]
+            beam = sorted(longer, key=lambda item: -item[0])[: 4 * S]
         best = [codes for _, codes in beam[:S]]
         return [best[s % len(best)] for s in range(S)]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -34,8 +33,6 @@ ITERATIONS = 10
 """Lloyd iterations of a fit."""
 SMOOTHING = 1e-5
 """epsilon of the histogram probabilities. The paper leaves it open; this is its first author's value."""
-BEAM_PER_MODE = 4
-"""The paper's beam is B = 4 S. The literal form keeps so many; `top_modes` needs only S."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,24 +238,18 @@ class Residuals(StatePart):
             if name not in _WARMUP:
                 tensor.copy_(tensors[name])
 
-    def nbytes(self) -> dict[str, int]:
-        """Return bytes by group; a reservoir that is gone counts as 0."""
-        return {"warmup": 0} | super().nbytes()
-
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse a reservoir that is missing while a head waits, or that leads beyond its places or the prototypes."""
-        fitted = tensors["codebook.fitted"]
-        missing = [name for name in _WARMUP if name not in tensors]
-        if missing and not (len(missing) == len(_WARMUP) and fitted.all()):
-            raise StateCorrupt(f"state: tensor {min(missing)} is missing while heads wait for their codebooks")
-        if missing:
+        """Refuse a reservoir that is missing in part, or that leads beyond its places or the prototypes."""
+        found = [tensors[name] for name in _WARMUP if name in tensors]
+        if not found and tensors["codebook.fitted"].all():
             return
         R, K = self._config.warmup_residuals, self._size[2]
-        owner, count = tensors["warmup.owner"], tensors["warmup.count"]
-        if (count < 0).any() or (count > R).any() or ((count == R) != fitted).any():
-            raise StateCorrupt(f"state: tensor warmup.count must be from 0 to {R}, and {R} where a head is fitted")
-        if (owner < -1).any() or (owner >= K).any():
-            raise StateCorrupt(f"state: tensor warmup.owner must name one of {K} prototypes")
+        for name in _WARMUP:
+            if name not in tensors:
+                raise StateCorrupt(f"state: tensor {name} is missing while heads wait for their codebooks")
+        *_, owner, count = found
+        if ((owner < -1) | (owner >= K)).any() or ((count < 0) | (count > R)).any():
+            raise StateCorrupt(f"state: tensors warmup.owner and warmup.count lead beyond {K} prototypes or {R} places")
 
 
 def _entropy(used: Tensor) -> float:
@@ -329,10 +320,9 @@ def decode_residuals(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
 def top_modes(counts: Tensor, modes: int) -> Tensor:
     """Return the S likeliest tuples of codes of histograms `[n, G, C]`, best first: `[n, S, G]` int64.
 
-    This is Algorithm 3 with a beam of S instead of B >= S, which is as good: the score of a tuple is a sum over
-    subspaces, so a prefix that S other prefixes beat loses to those, whatever comes after. For the same reason only
-    pairs (i-th best prefix, j-th best code) with i * j <= S can be among the S best. Ties go to the better prefix, then
-    to the lower code. Where there are fewer than S tuples in all, they are repeated in order.
+    This is Algorithm 3 with a beam of S instead of B = 4 S, which is as good: the score of a tuple is a sum over
+    subspaces, so a prefix that S other prefixes beat loses to those, whatever comes after. Ties go to the better
+    prefix, then to the lower code. Where there are fewer than S tuples in all, they are repeated in order.
     """
     G, C = counts.shape[1:]
     total = counts.sum(2, keepdim=True).double() + C * SMOOTHING
@@ -340,18 +330,9 @@ def top_modes(counts: Tensor, modes: int) -> Tensor:
     scores, codes = (part[:, :, :modes] for part in scores.sort(dim=2, descending=True, stable=True))
     beam, chosen = scores[:, 0], codes[:, 0, :, None]
     for g in range(1, G):
-        prefix, code = _pairs(beam.shape[1], codes.shape[2], modes, counts.device)
-        sums = beam[:, prefix] + scores[:, g, code]
+        sums = (beam[:, :, None] + scores[:, g, None]).flatten(1)
         best = sums.sort(dim=1, descending=True, stable=True).indices[:, :modes]
-        beam = sums.gather(1, best)
-        last = codes[:, g].gather(1, code[best])[..., None]
-        chosen = torch.cat((chosen.gather(1, prefix[best][..., None].expand(-1, -1, g)), last), 2)
+        beam, prefix, code = sums.gather(1, best), best // codes.shape[2], best % codes.shape[2]
+        last = codes[:, g].gather(1, code)[..., None]
+        chosen = torch.cat((chosen.gather(1, prefix[..., None].expand(-1, -1, g)), last), 2)
     return chosen[:, torch.arange(modes, device=counts.device) % chosen.shape[1]]
-
-
-@lru_cache(maxsize=32)
-def _pairs(prefixes: int, codes: int, modes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the pairs of the i-th of some prefixes and the j-th of some codes with i * j <= S, counted from 0."""
-    pairs = [(i, j) for i in range(prefixes) for j in range(min(codes, modes // (i + 1)))]
-    prefix, code = torch.tensor(pairs, device=device).t().contiguous()
-    return prefix, code

@@ -120,10 +120,7 @@ class PaperConfig(PrototypeConfig):
         """Refuse a reservoir of fewer residuals than codewords."""
         super(PaperConfig, self).check()
         if self.warmup_residuals < self.codewords:
-            raise ConfigError(
-                f"warmup_residuals: expected at least as many as codewords, {self.codewords}, "
-                f"got {self.warmup_residuals}"
-            )
+            raise ConfigError(f"warmup_residuals: expected {self.codewords} or more, got {self.warmup_residuals}")
 
     @property
     def slots_per_prototype(self) -> int:
@@ -402,12 +399,7 @@ def _find_close(bank: PrototypeBank, head: int, moved: Tensor, config: PaperConf
     asking = (moved & alive).nonzero().squeeze(1)
     near = alive.expand(len(asking), -1) & (asking[:, None] != torch.arange(len(alive), device=alive.device))
     keys, values = bank.key_center.flatten(0, 1)[head], bank.value_center.flatten(0, 1)[head]
-    # Few are close, and none is closer than in some of its components, so these are compared first.
-    for centers, most in (
-        (keys[:, ::4], config.merge_key_distance),
-        (keys, config.merge_key_distance),
-        (values, config.merge_value_distance),
-    ):
+    for centers, most in ((keys, config.merge_key_distance), (values, config.merge_value_distance)):
         norms = centers.square().sum(1) * (1 - 1e-5)
         squares = torch.addmm(norms, centers[asking], centers.T, alpha=-2).add_(norms[asking, None])
         near &= squares < 1.001 * most**2 * keys.shape[1]

@@ -21,7 +21,7 @@ PEERS: Final = ("infinipot-v", "hermes", "rekv", "dycoke")
 CONTENT: Final = frozenset({"colour", "shape", "where", "at", "whether"})
 ORDER: Final = frozenset({"middle_first", "middle_last", "middle_before", "middle_after"})
 TIME: Final = frozenset({"times", "where_first", "where_last"})
-IGNORED: Final = frozenset({"kind", "budget", "positions", "recent_frames", "seed"})
+IGNORED: Final = frozenset({"kind", "budget", "positions", "recent_frames", "non_finite", "seed"})
 """Settings that no search varies, except ReKV's positions."""
 
 
