@@ -67,6 +67,7 @@ class Clock:
         origin: int,
         interval_s: float,
         end_s: float | None,
+        confirmed_s: float,
         *,
         from_origin: bool,
         on_join: Callable[[float], None],
@@ -79,13 +80,16 @@ class Clock:
             origin: the tick at which the stream begins.
             interval_s: the usual distance of two frames.
             end_s: the end that the source declares, apart from the times of its frames.
+            confirmed_s: until when something else than the packets' stamps says that the source lasts.
             from_origin: the first packet is due at the origin; else after a seek.
             on_join: called with the stream time of a join.
             on_damage: called with the stream time of a packet whose stamp is damaged, and why.
         """
         self._base, self._origin, self._interval_s, self._end_s = time_base, origin, interval_s, end_s
+        self._confirmed_s = confirmed_s
         self._on_join, self._on_damage = on_join, on_damage
         self._last = origin if from_origin else None
+        self._longest = 0  # pause so far that was believed
         self._shift = self._join = 0  # ticks added to stamps now, and to those that are not damaged
         far_s = None if end_s is None else end_s * (1 + BEYOND_END_PART) + BEYOND_END_S
         self._limit = None if far_s is None else origin + self._ticks(far_s)
@@ -139,10 +143,13 @@ class Clock:
         at, step = mark + self._join, packet.duration or self._ticks(self._interval_s)
         stays = _stays(at, last, step, [one + self._join for one in later if one is not None])
         if at > last and not self._beyond(mark):
-            declared = self._end_s is not None and at <= self._origin + self._ticks(self._end_s + HOLE_S)
-            credible = stays if self._end_s is not None else stays and at - last <= self._pause
-            if credible or (stays is None and declared):
-                self._shift = self._join
+            # Slides are shown for about as long as those before them.
+            usual = at - last <= 2 * self._longest
+            confirmed = usual or at <= self._origin + self._ticks(self._confirmed_s + HOLE_S)
+            ends = len(later) < LEAST_REORDERED and not packet.is_keyframe
+            credible = stays and (self._end_s is not None or at - last <= self._pause)
+            if credible or ((stays is None or ends) and confirmed):
+                self._shift, self._longest = self._join, max(self._longest, at - last)
                 return False
         # The first of them by time follows; packets are reordered.
         run = [one for one in later[:LEAST_REORDERED] if one is not None and abs(one - mark) <= self._reorder]

@@ -127,6 +127,7 @@ class Decoding:
             probe.origin,
             probe.interval_s,
             probe.declared_s,
+            probe.confirmed_s,
             from_origin=not sought,
             on_join=lambda time_s: on_note(f"at {time_s:.2f} s another recording is joined on: times go on"),
             on_damage=report.note_damage,
@@ -191,6 +192,9 @@ class Decoding:
             report.stop_matching()
         time_s = probe.time_s(ticks)
         if self._drop_leading and self._key_s is not None and time_s < self._key_s:
+            return None
+        if time_s < 0:
+            report.note_damage(0.0, "a picture is before the beginning")
             return None
         corrupt = (decoded.is_corrupt or time_s in self._corrupt_s) and ticks not in self._clock.excused
         if not report.take(time_s, corrupt=corrupt):

@@ -28,6 +28,10 @@ COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
 FEWEST_BITS = 10_000
 
 
+# AVFMT_NOTIMESTAMPS, of raw streams
+_NOTIMESTAMPS = 1 << 7
+
+
 @dataclass(frozen=True)
 class Probe:
     """How a stream counts its times; `time_s = (ticks - origin) * time_base`."""
@@ -39,8 +43,15 @@ class Probe:
     interval_s: float  # the usual distance of two frames
     duration_s: float | None  # stream time of the end that the source states
     declared_s: float | None  # the same, if it does not come from the times of the packets
+    confirmed_s: float  # until when anything else than the packets of the pictures says that the source lasts
     indexed: bool  # the container has an index of all packets, to compare with the packets that were read
+    stamped: bool = True  # packets have times
     delay: int = 0  # how much later the decoding time of a frame is than that of its packet, without presentation times
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of its times."""
+        return [] if self.stamped else [f"it has no times: {1 / self.interval_s:.6g} frames a second are assumed"]
 
     @property
     def has_pts(self) -> bool:
@@ -98,7 +109,7 @@ def look_at(container: Any, stream: Any, first: Any) -> Probe:
     declares = indexed or name in DECLARING
     ends_s = [one for one in (own_s, whole_s) if one is not None]
     # A copied tag of a stream of Matroska may say less than the whole.
-    limit_s = max(ends_s) if declares and ends_s and (name == "matroska" or own_s is not None) else None
+    limit_s = max(ends_s) if declares and ends_s else None
 
     origin = _origin(container, stream, first_ticks or 0, limit_s)
     late_s = max(0.0, float(origin * base))
@@ -119,8 +130,14 @@ def look_at(container: Any, stream: Any, first: Any) -> Probe:
     declared_s = stated_s if declares else None
     if declared_s is not None and whole_s is not None and name == "matroska":
         declared_s = max(declared_s, whole_s)
-    stamped = first_ticks is not None or first is None
+    others = [one for one in container.streams if one is not stream and one.start_time is not None and one.duration]
+    ends_s = [float((one.start_time + one.duration) * one.time_base - origin * base) for one in others]
+    if whole_s is not None and (declares or name == "flv"):
+        ends_s.append(whole_s)
+    stamped = not container.format.flags & _NOTIMESTAMPS
     rate = (stream.average_rate if stamped else None) or stream.guessed_rate
+    if not stamped and first and first.duration:
+        rate = 1 / (first.duration * base)
     return Probe(
         container=name,
         codec=stream.codec_context.codec.canonical_name,
@@ -129,7 +146,9 @@ def look_at(container: Any, stream: Any, first: Any) -> Probe:
         interval_s=float(1 / rate) if rate else 0.04,
         duration_s=stated_s,
         declared_s=declared_s,
+        confirmed_s=max([declared_s or 0.0, *ends_s]),
         indexed=indexed,
+        stamped=stamped,
     )
 
 

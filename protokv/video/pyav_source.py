@@ -81,7 +81,7 @@ class PyAVSource(Source):
         if not probe.has_pts:
             probe = replace(probe, delay=(probe.stamp(first) or 0) - probe.origin)
         info, odd = describe_stream(self.path.name, "file", container, stream, first)
-        self.probe, self.texts, self.notes = probe, find_text_tracks(container), [*notes, *odd]
+        self.probe, self.texts, self.notes = probe, find_text_tracks(container), [*notes, *odd, *probe.notes]
         self.info = replace(
             info,
             decoder=self.decoder,

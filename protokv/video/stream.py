@@ -188,7 +188,7 @@ class StreamSource(Source):
         if not probe.has_pts:
             self._decoding.probe = replace(probe, delay=(probe.stamp(first) or 0) - probe.origin)
         info, odd = describe_stream(self._name, self._kind, container, stream, first)
-        self.notes += [one for one in (*notes, *odd) if one not in self.notes]
+        self.notes += [one for one in (*notes, *odd, *probe.notes) if one not in self.notes]
         width, height = self._size or (info.width, info.height)
         rate = 1 / probe.interval_s if stream.average_rate or stream.guessed_rate else None
         self.info: SourceInfo = replace(info, width=width, height=height, rate_fps=rate, seekable=ends)

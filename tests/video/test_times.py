@@ -1,0 +1,138 @@
+"""Times of files and pipes alike: raw streams, joins, long pauses, and one origin for pictures and words."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from protokv.video import Source, open_source
+from tests.video.conftest import STEADY, Clip, number_in, write
+from tests.video.test_stream import piped
+from tests.words.subtitled import write_subtitled
+
+
+def read_both(path: Path) -> list[tuple[list[float], list[int], Source]]:
+    """Read a file, and the same bytes from a pipe: times and numbers of the frames, and the closed source."""
+    found = []
+    with piped(path.read_bytes()) as address, open_source(path) as file, open_source(address) as pipe:
+        for source in (file, pipe):
+            frames = list(source.frames())
+            found.append(([one.time_s for one in frames], [number_in(one.image) for one in frames], source))
+    return found
+
+
+@pytest.mark.parametrize(("codec", "rate"), [("libx264", 8), ("libx264", 50), ("libx265", 25), ("mjpeg", 25)])
+def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(codec, rate, tmp_path):
+    form = {"libx264": "h264", "libx265": "hevc"}.get(codec, codec)
+    options = {"x265-params": "log-level=none"} if codec == "libx265" else {}
+    pixels = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    clip = Clip(range(40), Fraction(1, rate), form, codec, pixels, options=options)
+    for times, numbers, source in read_both(write(clip, tmp_path / f"x.{form}")):
+        assert numbers == list(range(40))
+        assert times == pytest.approx([i / rate for i in range(40)])
+        assert source.info.rate_fps == pytest.approx(rate)
+        assert source.damage.ok
+        assert codec == "mjpeg" or source.notes == [f"it has no times: {rate} frames a second are assumed"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "parts", "audio_s"), [("ts", 2, 0.0), ("ts", 3, 0.0), ("ts", 3, 2.44), ("mkv", 2, 0.0)]
+)
+def test_recordings_with_the_same_clock_that_were_joined_go_on_and_say_so(suffix, parts, audio_s, tmp_path):
+    path = write(Clip(STEADY, suffix=suffix, audio_s=audio_s), tmp_path / f"a.{suffix}")
+    joined = tmp_path / f"b.{suffix}"
+    joined.write_bytes(path.read_bytes() * parts)
+    for times, numbers, source in read_both(joined):
+        assert numbers == list(range(61)) * parts
+        assert [b - a for a, b in pairwise(times)] == pytest.approx([0.04] * (61 * parts - 1), abs=2e-3)
+        assert source.damage.ok
+        assert [f"at {times[61 * part]:.2f} s another" in source.notes[part - 1] for part in range(1, parts)]
+    # A later reading gives the same frames.
+    with open_source(joined) as source:
+        found = [(frame.time_s, number_in(frame.image)) for frame in source.frames(times[61 + 30])]
+    assert found == list(zip(times, numbers, strict=True))[61 + 30 :]
+
+
+PAUSES = {
+    "a pause of a quarter of an hour": [*STEADY, *(900_000 + t for t in STEADY)],
+    "a pause of 90 minutes": [*STEADY, *(5_400_000 + t for t in STEADY)],
+    "slides": [0, 1_200_000, 2_400_000, 3_700_000, 5_000_000],
+}
+
+
+@pytest.mark.parametrize("suffix", ["ts", "mkv", "mp4", "parts.mp4"])
+@pytest.mark.parametrize("name", PAUSES)
+def test_a_long_pause_stays_as_it_is(name, suffix, tmp_path):
+    mux = {"movflags": "frag_keyframe+empty_moov"} if suffix == "parts.mp4" else {}
+    clip = Clip(PAUSES[name], suffix=suffix, options={"bf": "0"}, mux=mux)
+    path = write(clip, tmp_path / f"x.{suffix}")
+    with open_source(path) as source:
+        assert [frame.time_s for frame in source.frames()] == pytest.approx(clip.times_s, abs=0.05)
+        assert source.damage.ok
+        assert source.notes == []
+    if suffix != "mp4":
+        times, _, source = read_both(path)[1]
+        assert times == pytest.approx(clip.times_s, abs=0.05)
+        assert source.damage.ok
+
+
+def test_hidden_frames_of_vp9_are_not_awaited(tmp_path):
+    """Encoders on chips put them into packets of their own, with times of their own."""
+    path = write(Clip(STEADY, suffix="webm", codec="libvpx-vp9", options={"cpu-used": "8"}), tmp_path / "a.webm")
+    target = tmp_path / "b.webm"
+    with av.open(str(path)) as original, av.open(str(target), "w", options={"fflags": "-autobsf"}) as copy:
+        stream = original.streams.video[0]
+        out: Any = copy.add_stream_from_template(stream)
+        for number, packet in enumerate(one for one in original.demux(stream) if one.size):
+            sent = [packet]
+            if number == 0:
+                # The key frame again, without its bit show_frame.
+                data = bytes(packet)
+                sent.append(av.Packet(bytes([data[0] & ~2]) + data[1:]))
+                sent[1].pts = sent[1].dts = packet.pts + 20
+                sent[1].time_base = packet.time_base
+            for one in sent:
+                one.stream = out
+                copy.mux(one)
+    for times, numbers, source in read_both(target):
+        assert (len(times), numbers[-1]) == (61, 60)
+        assert source.damage.ok
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts"])
+def test_pictures_that_begin_late_begin_late_and_words_keep_their_distance(suffix, tmp_path):
+    """As in players, stream time begins with the sound; a file of words beside the video counts from there."""
+    path = tmp_path / f"x.{suffix}"
+    with av.open(str(path), "w") as output:
+        pictures: Any = output.add_stream("libx264", rate=25)
+        pictures.width, pictures.height, pictures.pix_fmt = 128, 96, "yuv420p"
+        sound: Any = output.add_stream("aac", rate=8000, layout="mono")
+        for begin in range(0, 8000 * 7, 1024):
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+            silence.pts, silence.sample_rate, silence.time_base = begin, 8000, Fraction(1, 8000)
+            output.mux(sound.encode(silence))
+        for number in range(50):
+            frame = av.VideoFrame(128, 96, "yuv420p")
+            frame.pts, frame.time_base = 125 + number, Fraction(1, 25)
+            output.mux(pictures.encode(frame))
+        output.mux([*pictures.encode(None), *sound.encode(None)])
+    with open_source(path) as source:
+        # Encoders of sound begin up to 0.13 s early.
+        first, *_, last = (frame.time_s for frame in source.frames())
+        assert (first, last - first) == (pytest.approx(5.0, abs=0.15), pytest.approx(49 / 25))
+        assert source.info.duration_s == pytest.approx(first + 2.0, abs=0.2)
+        assert source.damage.ok
+        assert next(source.frames(5.5)).time_s == pytest.approx(5.5, abs=0.05)
+
+
+def test_words_inside_a_file_are_at_the_times_of_its_pictures(tmp_path):
+    path = write_subtitled(tmp_path / "x.mkv", {"eng": [(1.0, 2.0, "one")]}, "ass", late_ms=3000)
+    with open_source(path) as source:
+        first_s = next(source.frames()).time_s
+        assert source.lines(source.texts[0].number).lines[0].start_s == pytest.approx(first_s + 1.0)
