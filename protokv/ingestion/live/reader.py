@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound
 from protokv.ingestion.options import LiveOptions
@@ -34,9 +34,6 @@ ROOM, ROOM_OF_LINES = 16, 100
 LISTENED_S = 1.0
 
 _LOST = "look at the source; --give-up says how long one that is lost is tried again"
-
-
-T = TypeVar("T")
 
 
 class SampledFrame(NamedTuple):
@@ -104,7 +101,7 @@ class Feed:
             now: seconds since 1970.
         """
         kind = source_kind(text)
-        self.mailbox: Mailbox[FeedEvent] = Mailbox(ROOM, wait=options.waits(kind))
+        self.mailbox = Mailbox(ROOM, wait=options.waits(kind))
         self.lines: deque[tuple[int, Line]] = deque(maxlen=ROOM_OF_LINES)
         self._connect, self._fps = connect, fps
         self._next_slot = math.ceil(from_s * fps - 1e-6)
@@ -165,9 +162,9 @@ class Feed:
             if hopeless or self._once or now_s + pause_s - lost_s >= self._give_up_s:
                 if not (self._once and frames > 0):
                     error = error or SourceError(f"the source is lost: {why}", hint=_LOST)
-                self.mailbox.put_always(ConnectionEnd(end_s, why, ended=True, error=error))
+                self.mailbox.put(ConnectionEnd(end_s, why, ended=True, error=error))
                 return
-            self.mailbox.put_always(ConnectionEnd(end_s, why))
+            self.mailbox.put(ConnectionEnd(end_s, why))
             self._stop.wait(pause_s)
 
     def _read(self) -> tuple[int, str, ProtoKVError | None]:
@@ -192,7 +189,7 @@ class Feed:
                         elapsed_s = alive_s - frame.time_s - self._began_s
                         slot = max(self._next_slot, math.ceil(elapsed_s * self._fps - 1e-6))
                         offset_s = slot / self._fps
-                        self.mailbox.put_always(Connection(source.info, offset_s, self._now(), source.texts))
+                        self.mailbox.put(Connection(source.info, offset_s, self._now(), source.texts))
                     self._keep_lines(source, offset_s)
                     slot = math.floor((offset_s + frame.time_s) * self._fps + 1e-6)
                     if slot < self._next_slot:
@@ -229,7 +226,7 @@ def backoff(first_s: float, longest_s: float, draw: Callable[[], float] = random
         pause_s = min(2 * pause_s, longest_s)
 
 
-class Mailbox(Generic[T]):
+class Mailbox:
     """A bounded queue between the thread that reads a live source and the session that watches it.
 
     While it holds `room` frames, it makes the reader `wait` or drops the oldest one, so a camera is never blocked and
@@ -240,42 +237,31 @@ class Mailbox(Generic[T]):
     """
 
     def __init__(self, room: int, *, wait: bool) -> None:
-        self._room, self._wait = room, wait
-        self._items: deque[tuple[T, bool]] = deque()
+        self._room, self._wait, self._closed = room, wait, False
+        self._items: deque[FeedEvent] = deque()
         self._changed = threading.Condition()
-        self._held = 0
-        self._closed = False
         self.dropped = 0
 
-    def put(self, item: T) -> None:
-        """Add an item that may be dropped; a closed mailbox drops it."""
+    def put(self, item: FeedEvent) -> None:
+        """Add a frame or news; a closed mailbox takes no frame."""
         with self._changed:
-            if self._wait:
-                self._changed.wait_for(lambda: self._held < self._room or self._closed)
-            if self._closed:
-                return
-            if self._held == self._room:
-                oldest = next(i for i, (_, losable) in enumerate(self._items) if losable)
-                del self._items[oldest]
-                self._held -= 1
-                self.dropped += 1
-            self._items.append((item, True))
-            self._held += 1
+            if isinstance(item, SampledFrame):
+                if self._wait:
+                    self._changed.wait_for(lambda: len(self._find_frames()) < self._room or self._closed)
+                if self._closed:
+                    return
+                if len(frames := self._find_frames()) == self._room:
+                    del self._items[frames[0]]
+                    self.dropped += 1
+            self._items.append(item)
             self._changed.notify_all()
 
-    def put_always(self, item: T) -> None:
-        """Add an item that must arrive."""
-        with self._changed:
-            self._items.append((item, False))
-            self._changed.notify_all()
-
-    def get(self, timeout_s: float) -> T | None:
+    def get(self, timeout_s: float) -> FeedEvent | None:
         """Return the oldest item; None if none came in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._items, timeout_s):
                 return None
-            item, losable = self._items.popleft()
-            self._held -= losable
+            item = self._items.popleft()
             self._changed.notify_all()
             return item
 
@@ -284,7 +270,10 @@ class Mailbox(Generic[T]):
         return len(self._items)
 
     def close(self) -> None:
-        """Take no more items; a waiting `put` returns."""
+        """Take no more frames; a waiting `put` returns."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _find_frames(self) -> list[int]:
+        return [n for n, one in enumerate(self._items) if isinstance(one, SampledFrame)]

@@ -179,13 +179,18 @@ class LiveSource(Source):
 
 
 class StepMaker:
-    """Makes steps and events of what the feed of a live source gives, and keeps the source's log."""
+    """Makes steps and events of what the feed of a live source gives, and keeps the source's log.
+
+    A step that a loss or a gap cuts short is filled with its last frame.
+    """
 
     def __init__(
         self, source: LiveSource, fps: float, frames_per_step: int, start_s: float, clock: Callable[[], float]
     ) -> None:
-        self._source, self._fps, self._start_s, self._clock = source, fps, start_s, clock
-        self._grouping = StepGrouper(fps, frames_per_step)
+        self._source, self._fps, self._n, self._start_s, self._clock = source, fps, frames_per_step, start_s, clock
+        # The step that has begun, how many were made, and the first slot that none of them reaches.
+        self._group: list[Sample] = []
+        self._made = self._next_slot = 0
         self._away_s: float | None = None
         # Of the connection: when it began, the frames watched, and how many were dropped before it.
         self._since_s, self._watched, self._dropped = clock(), 0, 0
@@ -194,16 +199,28 @@ class StepMaker:
     def take(self, news: SampledFrame, dropped: int) -> Iterator[Step | FramesDropped]:
         """Add a frame, when so many were dropped in all."""
         if news.silent_s > GAP_S:
-            yield from self._grouping.cut()
+            yield from self._end_step()
             since_s = self._start_s + news.slot / self._fps
             self._source.log.begin_gap(since_s - news.silent_s, "no frames came")
             self._source.log.end_gap(since_s)
-        yield from self._grouping.take(news)
+        if self._group or news.slot >= self._next_slot:
+            if not self._group:
+                self._next_slot = news.slot + self._n
+            self._group.append(Sample(news.slot / self._fps, news.image, news.decoder))
+        if len(self._group) == self._n:
+            yield from self._end_step()
         self._watched += 1
         lost, passed_s = dropped - self._dropped, self._clock() - self._since_s
         if lost >= MANY and passed_s > 0 and not self._drops_reported:
             self._drops_reported = True
             yield FramesDropped((self._watched + lost) / passed_s, self._watched / passed_s)
+
+    def _end_step(self) -> Iterator[Step]:
+        """Give the step that has begun, if one has: the next frames do not follow on its last one."""
+        if self._group:
+            group, self._group = self._group, []
+            yield make_step(self._made, group, self._n)
+            self._made += 1
 
     def connect(self, news: Connection, dropped: int) -> Iterator[SourceRecovered]:
         """Begin a connection, when so many frames were dropped in all."""
@@ -223,7 +240,7 @@ class StepMaker:
 
     def lose(self, news: ConnectionEnd) -> Iterator[Step | SourceLost]:
         """End a connection."""
-        yield from self._grouping.cut()
+        yield from self._end_step()
         lost_s = self._start_s + news.stream_s
         if news.ended:
             return
@@ -232,32 +249,6 @@ class StepMaker:
         if self._away_s is None:
             self._away_s = self._clock()
             yield SourceLost(self._source.info.name, lost_s, news.why)
-
-
-class StepGrouper:
-    """Groups sampled frames into steps. A step that a loss cuts short is filled with its last frame."""
-
-    def __init__(self, fps: float, frames_per_step: int) -> None:
-        self._fps, self._n = fps, frames_per_step
-        self._group: list[Sample] = []
-        self._index = self._next_slot = 0
-
-    def take(self, news: SampledFrame) -> Iterator[Step]:
-        """Add a frame; give the step that it completes."""
-        if not self._group:
-            if news.slot < self._next_slot:
-                return  # the step before was filled, and reaches beyond this frame
-            self._next_slot = news.slot + self._n
-        self._group.append(Sample(news.slot / self._fps, news.image, news.decoder))
-        if len(self._group) == self._n:
-            yield from self.cut()
-
-    def cut(self) -> Iterator[Step]:
-        """End the step that has begun: the next frames do not follow on the last ones."""
-        if self._group:
-            group, self._group = self._group, []
-            yield make_step(self._index, group, self._n)
-            self._index += 1
 
 
 def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None) -> Source | None:
