@@ -11,7 +11,8 @@ import pytest
 from protokv.errors import ModelError
 from protokv.fleet import Job, Recipe, locate_state, preview
 from protokv.fleet.run import ATTEMPTS, WorkerDied
-from protokv.state.commit import lock
+from protokv.ingestion import ingest
+from protokv.state.commit import Lock
 from tests.fleet.conftest import InlinePool, ends, outcomes, written
 from tests.fleet.recipes import MissingRecipe, remade
 
@@ -52,32 +53,28 @@ def test_only_what_is_missing_is_done_and_then_nothing_is_loaded(
     assert not (tmp_path / "loads").exists()
 
 
-def test_one_bad_video_stops_nothing(films: Path, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]) -> None:
-    bad = [Job(str(films / "broken.mp4"), "broken"), Job(str(films / "gone.mp4"), "gone")]
-    found = outcomes([*bad, *jobs], InlinePool(recipe), recipe)
-    assert [found[key].status for key in ("broken", "gone")] == ["failed", "failed"]
-    assert [found[key].failure.kind for key in ("broken", "gone")] == ["SourceUnreadable", "SourceNotFound"]  # type: ignore[union-attr]
-    assert written(recipe) == singly
-
-
-def test_an_error_of_the_program_is_a_failure_of_the_video(
-    jobs: list[Job], recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+def test_what_fails_is_an_outcome_with_its_reason_and_stops_nothing(
+    films: Path, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a slip")
+    def slip(source: str, *arguments: Any, **options: Any) -> Any:
+        if source.endswith("b.mkv"):
+            raise ZeroDivisionError("a slip")
+        return ingest(source, *arguments, **options)
 
-    monkeypatch.setattr("protokv.fleet.worker.ingest", fail)
-    found = outcomes(jobs[:1], InlinePool(recipe), recipe)["a"]
-    assert (found.status, found.failure and found.failure.message) == ("failed", "ZeroDivisionError: a slip")
-
-
-def test_a_video_that_another_run_watches_is_a_failure_and_the_others_are_done(jobs: list[Job], recipe: Recipe) -> None:
+    monkeypatch.setattr("protokv.fleet.worker.ingest", slip)
+    bad = [Job(str(films / "broken.mp4"), "broken"), Job(str(films / "gone.mp4"), "gone")]
     Path(recipe.place).mkdir()
-    with lock(locate_state(recipe.place, "a")):
-        found = outcomes(jobs, InlinePool(recipe), recipe)
-    assert [found[key].status for key in ("a", "b", "sub/c")] == ["failed", "watched", "watched"]
-    assert found["a"].failure is not None
-    assert found["a"].failure.kind == "StateLocked"
+    with Lock(locate_state(recipe.place, "a")):  # as while another run watches it
+        found = outcomes([*bad, *jobs], InlinePool(recipe), recipe)
+    assert {key: one.failure and one.failure.kind for key, one in found.items()} == {
+        "broken": "SourceUnreadable",
+        "gone": "SourceNotFound",
+        "a": "StateLocked",
+        "b": "ZeroDivisionError",
+        "sub/c": None,
+    }
+    assert str(found["b"].failure and found["b"].failure.message) == "ZeroDivisionError: a slip"
+    assert written(recipe) == {"sub/c": singly["sub/c"]}
 
 
 def dying(times: int, verb: str) -> Any:

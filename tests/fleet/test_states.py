@@ -24,24 +24,21 @@ from tests.mock_backbone import MockBackbone
 QUESTIONS = ["what is first ?", "red ring"]
 
 
-def test_every_state_answers_as_it_does_alone(jobs: list[Job], recipe: Recipe) -> None:
+def test_every_state_answers_as_it_does_alone_and_a_broken_one_is_one_failed_reply(
+    jobs: list[Job], recipe: Recipe
+) -> None:
     outcomes(jobs, InlinePool(recipe), recipe)
+    bad = Path(recipe.place, "0.safetensors")
+    bad.write_bytes(b"no state")
     states = find_states(recipe.place)
-    assert [Path(state).stem for state in states] == ["a", "b", "c"]
-    replies = list(ask_all(states, MockBackbone(), QUESTIONS, Decoding(8)))
-    assert [(reply.state, reply.number) for reply in replies] == [(state, n) for state in states for n in (0, 1)]
+    assert [Path(state).stem for state in states] == ["0", "a", "b", "c"]
+    failed, *replies = ask_all(states, MockBackbone(), QUESTIONS, Decoding(8))
+    assert (failed.state, failed.failure and failed.failure.kind) == (str(bad), "StateCorrupt")
+    assert [(reply.state, reply.number) for reply in replies] == [(state, n) for state in states[1:] for n in (0, 1)]
     for reply in replies:
         alone = load(reply.state, MockBackbone()).ask(QUESTIONS[reply.number], Decoding(8))
         assert reply.answer is not None
         assert (reply.answer.text, reply.answer.mean_logprob) == (alone.text, alone.mean_logprob)
-
-
-def test_a_broken_state_is_one_failed_reply_and_stops_nothing(jobs: list[Job], recipe: Recipe) -> None:
-    outcomes(jobs[:1], InlinePool(recipe), recipe)
-    bad = Path(recipe.place, "0.safetensors")
-    bad.write_bytes(b"no state")
-    replies = list(ask_all(find_states(recipe.place), MockBackbone(), QUESTIONS, Decoding(8)))
-    assert [reply.failure and reply.failure.kind for reply in replies] == ["StateCorrupt", None, None]
     with pytest.raises(StateCorrupt):
         load_backbone_for([str(bad)], None, device="cpu", device_map=None)
 
@@ -55,9 +52,13 @@ def test_the_surest_come_first_and_of_equals_the_earlier() -> None:
     assert [(rank, one.state) for rank, one in rank_replies(replies, 2)] == [(1, "b"), (2, "d"), (1, "c")]
 
 
-def test_a_row_describes_a_state(jobs: list[Job], recipe: Recipe) -> None:
+def test_a_row_describes_a_state_or_says_why_it_cannot_be_read(jobs: list[Job], recipe: Recipe) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
-    (row,) = survey(recipe.place)
+    Path(recipe.place, "bad.safetensors").write_bytes(b"no state")
+    row, bad = survey(recipe.place)
+    assert bad.keys() == row.keys()
+    assert (bad["complete"], bad["steps"]) == (False, None)
+    assert "bad.safetensors" in bad["failure"]
     state = locate_state(recipe.place, "a")
     assert row == {
         "state": state,
@@ -72,15 +73,6 @@ def test_a_row_describes_a_state(jobs: list[Job], recipe: Recipe) -> None:
         "damage": None,
         "failure": None,
     }
-
-
-def test_an_unreadable_state_is_a_row_with_the_reason(jobs: list[Job], recipe: Recipe) -> None:
-    outcomes(jobs[:1], InlinePool(recipe), recipe)
-    Path(recipe.place, "bad.safetensors").write_bytes(b"no state")
-    a, bad = survey(recipe.place)
-    assert (a["complete"], a["failure"]) == (True, None)
-    assert (bad["complete"], bad["steps"]) == (False, None)
-    assert "bad.safetensors" in bad["failure"]
 
 
 def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:
