@@ -81,7 +81,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in groups:
-            parameters += _parameters_of(groups[parameter.name])
+            parameters += _list_parameters(groups[parameter.name])
         else:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
 
@@ -97,7 +97,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _parameters_of(group: Any) -> Iterator[inspect.Parameter]:
+def _list_parameters(group: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group)
     for one in fields(group):
         info = one.metadata["option"]

@@ -73,7 +73,7 @@ def serve(
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         else:
             backbone = load_backbone_for(found, model.model, **model.placement)
-        limits = server.Limits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
+        limits = server.ServerLimits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
         app = server.build_app(server.States(states, backbone), token=flags.token, limits=limits)
         address = f"http://{flags.host}:{flags.port}/"
         out.note(f"states of {states} on {address} and, for clients of OpenAI, {address}v1")

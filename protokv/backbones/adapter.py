@@ -80,7 +80,7 @@ class Adapter(Backbone):
                 hint="use a checkpoint with layers of full attention",
             )
         self.layers = len(own)
-        self.kv_heads, self.head_size = self._heads_of(own[0])
+        self.kv_heads, self.head_size = self._read_heads(own[0])
         self.layer_devices = [others[i] for i in own] if others else None
         if len(own) < len(self._places):
             self.hybrid = self._carried_shape(others or None)
@@ -93,7 +93,7 @@ class Adapter(Backbone):
         """Return which layers read keys and values of an earlier one of their kind; None: none of them."""
         return None
 
-    def _heads_of(self, layer: int) -> tuple[int, int]:
+    def _read_heads(self, layer: int) -> tuple[int, int]:
         """Return the KV heads of a layer with attention, and their size."""
         each = getattr(self._text.config, "per_layer_config", None)
         config = self._text.config if each is None else each[layer]
@@ -106,7 +106,7 @@ class Adapter(Backbone):
         kinds = [place.kind for place in self._places if not place.shared]
         sliding = recurrent = convolution = None
         if count := kinds.count(LayerKind.SLIDING):
-            heads, size = self._heads_of([place.kind for place in self._places].index(LayerKind.SLIDING))
+            heads, size = self._read_heads([place.kind for place in self._places].index(LayerKind.SLIDING))
             sliding = (count, heads, config.sliding_window - 1, size)
         if count := kinds.count(LayerKind.LINEAR):
             keys = config.linear_num_key_heads * config.linear_key_head_dim

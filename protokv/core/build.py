@@ -25,7 +25,7 @@ from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
 from protokv.machine import memory_bytes
 
 
-def read_shape(backbone: Backbone) -> MemoryShape:
+def make_shape(backbone: Backbone) -> MemoryShape:
     """Return what a memory must know of a backbone."""
     return MemoryShape(
         layers=backbone.layers,

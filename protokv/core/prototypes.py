@@ -169,7 +169,7 @@ class PrototypeMemory(LocalMemory):
                 new = new.to(held.dtype).expand(*where.shape, -1)
                 write_rows_(held.flatten(0, 2), where.view(-1), new.flatten(0, 1))
         far = slots.bias[:, :, slots.far]
-        far.copy_(self._spread(self._bias_of(self._bank.mass)))
+        far.copy_(self._spread(self._compute_bias(self._bank.mass)))
 
     def _changed_rows(self) -> Tensor:
         """Return the prototypes to write again, `[n]`, some perhaps twice."""
@@ -180,7 +180,7 @@ class PrototypeMemory(LocalMemory):
         keys, values = self._bank.centers(rows)
         return keys[:, None], values[:, None]
 
-    def _bias_of(self, mass: Tensor) -> Tensor:
+    def _compute_bias(self, mass: Tensor) -> Tensor:
         """Return the logit bias of prototypes of `mass`; log 0 = -inf hides free slots."""
         return mass.log()
 

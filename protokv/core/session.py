@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protokv.core.attention import LocalKV
 from protokv.core.backbone import Backbone, PreparedStep, Turn
-from protokv.core.build import build_memory, choose_rotary, read_shape, restore_memory
+from protokv.core.build import build_memory, choose_rotary, make_shape, restore_memory
 from protokv.core.compact import CompactPlacement, PositionLimit
 from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, is_repeating, log_probability, read_token
@@ -143,7 +143,7 @@ class Session:
         """
         rate = backbone.default_fps if fps is None else fps
         check_fps(rate)
-        memory = build_memory(config, read_shape(backbone), choose_rotary(backbone, config))
+        memory = build_memory(config, make_shape(backbone), choose_rotary(backbone, config))
         prefix = len(backbone.prefix_ids)
         local_kv = backbone.new_local_kv(prefix, memory.fork())
         with torch.inference_mode():
@@ -175,7 +175,7 @@ class Session:
         clock.check()
         attached = {spec.name for one in attachments for spec in one.declare()}
         own = {name: tensor for name, tensor in state.tensors.items() if name not in attached}
-        memory = restore_memory(config, read_shape(backbone), choose_rotary(backbone, config), own)
+        memory = restore_memory(config, make_shape(backbone), choose_rotary(backbone, config), own)
         return cls(backbone, config, memory, clock, attachments)
 
     @property
@@ -299,7 +299,7 @@ class Session:
             next_position=max(clock.next_position, max(placed.highest) + 1),
             tokens_seen=clock.tokens_seen + len(placed.positions),
         )
-        positions, coordinates = placed.positions, self._coordinates_of(tokens)
+        positions, coordinates = placed.positions, self._make_coordinates(tokens)
         selected = self.memory.select(tokens.embeddings[tokens.visual or slice(None)], tokens.grid)
         if selected is not None:
             # A memory that selects has noted the step already.
@@ -310,7 +310,7 @@ class Session:
             tokens, positions, coordinates, placed.highest, clock, clock if tokens.words else words_end
         )
 
-    def _coordinates_of(self, tokens: StepTokens) -> Tensor:
+    def _make_coordinates(self, tokens: StepTokens) -> Tensor:
         """Return the coordinates of a step, made anew only if its grid or its text differs from the last step's."""
         form = (tokens.grid, tokens.visual, len(tokens))
         if self._form != form:

@@ -119,7 +119,7 @@ class LayerShards(Memory):
         # Into new parts, so that nothing has changed if the last of them refuses.
         parts = self._empty_parts()
         for run, part in zip(self._runs, parts, strict=True):
-            part.load({spec.name: _layers_of(spec, tensors[spec.name], run) for spec in specs if spec.name in tensors})
+            part.load({spec.name: _cut_layers(spec, tensors[spec.name], run) for spec in specs if spec.name in tensors})
         self._parts = parts
 
     def nbytes(self) -> dict[str, int]:
@@ -177,15 +177,15 @@ class ShardedContext(Context):
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """Return the segments of the layer's part."""
-        run, part = self._part_of(layer)
+        run, part = self._find_part(layer)
         return part.at(layer - run.start, query)
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return the positions that the layer's part knows."""
-        run, part = self._part_of(layer)
+        run, part = self._find_part(layer)
         return part.positions_at(layer - run.start)
 
-    def _part_of(self, layer: int) -> tuple[DeviceLayers, Context]:
+    def _find_part(self, layer: int) -> tuple[DeviceLayers, Context]:
         return next(pair for pair in zip(self.runs, self.parts, strict=True) if layer < pair[0].stop)
 
     def before(self, time: int) -> ShardedContext:
@@ -222,7 +222,7 @@ def _narrow(spec: TensorSpec, run: DeviceLayers) -> TensorSpec:
     return replace(spec, shape=shape)
 
 
-def _layers_of(spec: TensorSpec, tensor: Tensor, run: DeviceLayers) -> Tensor:
+def _cut_layers(spec: TensorSpec, tensor: Tensor, run: DeviceLayers) -> Tensor:
     """Return some layers of a tensor; all of it if it has no layers."""
     axis = spec.layer_axis
     return tensor if axis is None else tensor.narrow(axis, run.start, len(run)).contiguous()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protokv.serve.app import Limits, build_app, configure
+from protokv.serve.app import ServerLimits, build_app, configure
 from protokv.serve.states import States
 
-__all__ = ["Limits", "States", "build_app", "configure"]
+__all__ = ["ServerLimits", "States", "build_app", "configure"]

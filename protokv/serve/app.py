@@ -34,7 +34,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """The limits of a server.
 
     Attributes:
@@ -52,7 +52,7 @@ class TooMuch(ProtoKVError):
     """A question goes beyond the limits."""
 
 
-def build_app(states: States, *, token: str | None = None, limits: Limits | None = None) -> Starlette:
+def build_app(states: States, *, token: str | None = None, limits: ServerLimits | None = None) -> Starlette:
     """Build the application.
 
     Args:
@@ -63,7 +63,7 @@ def build_app(states: States, *, token: str | None = None, limits: Limits | None
     Raises:
         ConfigError: no client could send the token.
     """
-    server, page = _Server(states, Access(token), limits or Limits()), Page(states)
+    server, page = _Server(states, Access(token), limits or ServerLimits()), Page(states)
     return Starlette(
         routes=[
             Route("/", page.index),
@@ -97,7 +97,7 @@ def configure(app: Starlette, host: str, port: int) -> uvicorn.Config:
 
 
 class _Server:
-    def __init__(self, states: States, access: Access, limits: Limits) -> None:
+    def __init__(self, states: States, access: Access, limits: ServerLimits) -> None:
         self._states, self._access, self._limits = states, access, limits
         self._pool = ThreadPoolExecutor(1, "protokv-serve")
         self._waiting = 0

@@ -103,7 +103,7 @@ def list_beginning(address: str) -> Iterator[str]:
                 raise
 
 
-def fingerprint(address: str) -> str:
+def fingerprint_object(address: str) -> str:
     """Return what identifies the content of an object: the sha256 of its size and its tag. SourceError as `fetch`."""
     store, key = open_store(address)
     with explain_errors(address):
@@ -111,7 +111,7 @@ def fingerprint(address: str) -> str:
 
 
 def fetch(address: str, path: Path) -> str:
-    """Copy an object into a file and return its `fingerprint`.
+    """Copy an object into a file and return its `fingerprint_object`.
 
     Raises:
         SourceError: the object is missing, or the store does not answer.

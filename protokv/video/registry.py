@@ -79,7 +79,7 @@ def fingerprint_source(source: str) -> str | None:
         SourceError: it is not there, or cannot be read.
     """
     if bucket.is_object(source):
-        return bucket.fingerprint(source)
+        return bucket.fingerprint_object(source)
     if source_kind(source) != "file":
         return None
     check_is_file(Path(source))

@@ -20,7 +20,7 @@ from protokv.core.parts import Evidence, EvidenceSpan, Utterance
 from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
-from protokv.serve import Limits, States, build_app, configure
+from protokv.serve import ServerLimits, States, build_app, configure
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
@@ -177,7 +177,7 @@ def raw(address: str, method: str, path: str, body: bytes = b"", **headers: str)
 
 
 def test_malformed_and_oversized_requests_are_refused(made: Path) -> None:
-    with server(made, limits=Limits(body_bytes=1000)) as address:
+    with server(made, limits=ServerLimits(body_bytes=1000)) as address:
         assert raw(address, "GET", "/health") == (200, {"status": "ok"})
         for body in (b"", b"{", b"[]", b"[" * 900, b"\xff\xfe", b'{"model": 3, "messages": []}'):
             status, said = raw(address, "POST", "/v1/chat/completions", body)
@@ -212,7 +212,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Ev
 
 def test_more_questions_than_may_wait_are_sent_away(made: Path, held: tuple[threading.Event, threading.Event]) -> None:
     (begun, go), answers = held, list[Any]()
-    with server(made, limits=Limits(waiting=1)) as address, client(address) as one, client(address) as other:
+    with server(made, limits=ServerLimits(waiting=1)) as address, client(address) as one, client(address) as other:
         thread = threading.Thread(target=lambda: answers.append(ask(one)), daemon=True)
         thread.start()
         assert begun.wait(30)
@@ -225,7 +225,7 @@ def test_more_questions_than_may_wait_are_sent_away(made: Path, held: tuple[thre
 
 
 def test_an_answer_that_takes_too_long_is_given_up(made: Path, held: tuple[threading.Event, threading.Event]) -> None:
-    with server(made, limits=Limits(answer_s=0.05)) as address, client(address) as one:
+    with server(made, limits=ServerLimits(answer_s=0.05)) as address, client(address) as one:
         with pytest.raises(openai.InternalServerError, match=r"no answer in 0\.05 s"):
             ask(one)
         held[1].set()

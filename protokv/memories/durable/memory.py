@@ -44,7 +44,7 @@ class Durable(PrototypeMemory):
         self._words: Words | None = None
         words = config.of_words()
         if words is not None:
-            slots = Words.slots_of(self._slots, self.far_slots(words))
+            slots = Words.cut_slots(self._slots, self.far_slots(words))
             self._words = Words(Durable(words, shape, rotary, within=slots))
 
     def new_slots(self, config: Any, shape: MemoryShape) -> Slots:
@@ -146,7 +146,7 @@ class Durable(PrototypeMemory):
         far = slice(begin, slots.near.start + K)
         if not self._is_quantized:
             return replace(exact, far=far)
-        bias = _insert(slots.bias, begin, torch.cat([self._bias_of(bank.mass) for bank in banks], 2))
+        bias = _insert(slots.bias, begin, torch.cat([self._compute_bias(bank.mass) for bank in banks], 2))
 
         def decode(layers: slice) -> tuple[Tensor, Tensor]:
             shown = [bank.show(layers, self._rotary, slots.keys.dtype) for bank in banks]  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ class Words(StatePart):
         self.memory, self.seen = memory, torch.zeros(1, dtype=torch.int64)
 
     @staticmethod
-    def slots_of(slots: Slots, far: int) -> Slots:
+    def cut_slots(slots: Slots, far: int) -> Slots:
         """Return what lies between far and near slots as slots of their own, `far` of them for pseudo-tokens."""
         own, begin = copy(slots), slots.far.stop
         own.far, own.near = slice(begin, begin + far), slice(begin + far, slots.near.start)

@@ -59,7 +59,7 @@ class Paper(PrototypeMemory):
         key_modes, value_modes = self._residuals.modes(rows, self._config.pseudo_tokens)
         return keys + key_modes, values + value_modes
 
-    def _bias_of(self, mass: Tensor) -> Tensor:
+    def _compute_bias(self, mass: Tensor) -> Tensor:
         """Return the logit bias of prototypes of `mass`; log 0 = -inf hides free slots."""
         if self._config.mass_bias == "off":
             return (mass > 0).log()

@@ -469,17 +469,17 @@ def _write_merged(bank: PrototypeBank, rows: Tensor, owner: Tensor, config: Pape
     mass = bank.mass.view(-1)[rows]
     total = torch.zeros_like(targets).index_add_(0, group, mass)
 
-    def mean_of(held: Tensor) -> Tensor:
+    def average(held: Tensor) -> Tensor:
         sums = torch.zeros(len(targets), held.shape[1], dtype=torch.float64, device=held.device)
         add_rows_(sums, group, held.double() * mass[:, None])
         return sums / total[:, None]
 
     coordinates, position = bank.mean.flatten(0, 2)[rows], bank.position.flatten(0, 2)[rows]
-    mean = mean_of(coordinates)
+    mean = average(coordinates)
     offset = coordinates - mean[group]
     spread = bank.covariance.flatten(0, 2)[rows] + offset[:, :, None] * offset[:, None]
     if config.anchor == "average":
-        anchor = mean_of(position)
+        anchor = average(position)
     else:
         # The first component is time under M-RoPE and the index of the token under RoPE.
         newest_first = position[:, 0].argsort(descending=config.anchor == "recent", stable=True)
@@ -487,10 +487,10 @@ def _write_merged(bank: PrototypeBank, rows: Tensor, owner: Tensor, config: Pape
         best = torch.full_like(targets, len(rows)).scatter_reduce_(0, group[newest_first], place, "amin")
         anchor = position[newest_first[best]]
     merged = {
-        "key_center": mean_of(bank.key_center.flatten(0, 2)[rows]),
-        "value_center": mean_of(bank.value_center.flatten(0, 2)[rows]),
+        "key_center": average(bank.key_center.flatten(0, 2)[rows]),
+        "value_center": average(bank.value_center.flatten(0, 2)[rows]),
         "mean": mean,
-        "covariance": mean_of(spread.flatten(1)).view(-1, 2, 2),
+        "covariance": average(spread.flatten(1)).view(-1, 2, 2),
         "position": anchor,
     }
     for name, new in merged.items():
