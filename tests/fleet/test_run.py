@@ -12,7 +12,7 @@ from protokv.errors import ModelError
 from protokv.fleet import Job, Recipe, locate_state, preview
 from protokv.fleet.run import ATTEMPTS, WorkerDied
 from protokv.ingestion import ingest
-from protokv.state.commit import Lock
+from protokv.state.commit import lock
 from tests.fleet.conftest import InlinePool, ends, outcomes, written
 from tests.fleet.recipes import MissingRecipe, remade
 
@@ -64,7 +64,7 @@ def test_what_fails_is_an_outcome_with_its_reason_and_stops_nothing(
     monkeypatch.setattr("protokv.fleet.worker.ingest", slip)
     bad = [Job(str(films / "broken.mp4"), "broken"), Job(str(films / "gone.mp4"), "gone")]
     Path(recipe.place).mkdir()
-    with Lock(locate_state(recipe.place, "a")):  # as while another run watches it
+    with lock(locate_state(recipe.place, "a")):  # as while another run watches it
         found = outcomes([*bad, *jobs], InlinePool(recipe), recipe)
     assert {key: one.failure and one.failure.kind for key, one in found.items()} == {
         "broken": "SourceUnreadable",
