@@ -16,7 +16,7 @@ from protokv.core.backbone import Backbone
 from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.live.source import LiveSource
 from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import admit, read_config
+from protokv.state.checkpoint import read_config
 from protokv.state.form import StatePath
 from protokv.state.header import Header, State
 from protokv.state.reader import load_state
@@ -29,7 +29,7 @@ from protokv.words.find import identify_subtitles, name_subtitles, recorded_subt
 def load_existing(path: StatePath) -> State | None:
     """Load the state at a path; None if there is none. StateError if it cannot be read."""
     try:
-        return load_state(path, admit=admit)
+        return load_state(path)
     except StateNotFound:
         return None
 

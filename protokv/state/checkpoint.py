@@ -17,15 +17,14 @@ from torch import Tensor
 from protokv.backbones import load_backbone
 from protokv.backbones.files import find_cached, find_packaged_models
 from protokv.core.backbone import Backbone, BackboneIdentity
-from protokv.core.build import declare_memory
 from protokv.core.layers import HybridShape
-from protokv.core.packing import check_shapes, pack
+from protokv.core.packing import pack
 from protokv.core.parts import Attachment
 from protokv.core.session import Session
-from protokv.core.tensors import MemoryShape, TensorSpec
+from protokv.core.tensors import MemoryShape, TensorSpec, tensor_shapes
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
 from protokv.memories import MemoryConfig
-from protokv.state.header import Header, Shapes, State
+from protokv.state.header import Header, State
 from protokv.state.thumbnails import Thumbnails
 from protokv.words.transcript import Transcript
 
@@ -103,12 +102,13 @@ def read_config(header: Header) -> MemoryConfig:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
 
-def read_shape(header: Header, shapes: Shapes) -> MemoryShape:
-    """Return the shape of the memory that left these tensors. They do not tell its device; the CPU is named.
+def read_shape(state: State) -> MemoryShape:
+    """Return the shape of the memory that left these tensors, on the CPU.
 
     Raises:
         StateCorrupt: `sink.keys` or positions are missing or have the wrong number of axes.
     """
+    shapes = tensor_shapes(state.tensors)
     try:
         (L, H, P0, D), dtype = shapes["sink.keys"]
         # Every memory holds positions of something, and their components are the last axis.
@@ -124,27 +124,9 @@ def read_shape(header: Header, shapes: Shapes) -> MemoryShape:
         sink_tokens=P0,
         dtype=dtype,
         device=torch.device("cpu"),
-        frames_per_step=header.clock.frames_per_step,
+        frames_per_step=state.clock.frames_per_step,
         hybrid=hybrid,
     )
-
-
-def declare_tensors(header: Header, shapes: Shapes) -> tuple[TensorSpec, ...]:
-    """Return the declared tensors of a state under its settings. StateCorrupt if the settings make no sense."""
-    config = read_config(header)
-    try:
-        return (*declare_memory(config, read_shape(header, shapes)), *ATTACHED)
-    except ConfigError as error:
-        raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
-
-
-def admit(header: Header, shapes: Shapes) -> None:
-    """Check the claimed shapes of a state against its settings before memory is allocated for its tensors.
-
-    Raises:
-        StateCorrupt: no stream under these settings leaves such tensors; the tensor or setting is named.
-    """
-    check_shapes(shapes, declare_tensors(header, shapes))
 
 
 def check_fits(header: Header, identity: BackboneIdentity) -> None:

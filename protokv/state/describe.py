@@ -14,12 +14,10 @@ from torch import Tensor
 
 from protokv.core.build import restore_memory
 from protokv.core.memory import Memory
-from protokv.core.tensors import tensor_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import (
     ATTACHED,
-    declare_tensors,
     name_specs,
     read_config,
     read_shape,
@@ -51,7 +49,8 @@ def describe(
     reader = Reader.open(path, at_s=at_s, verify=digests)
     state = reader.state
     config, memory = restore(state)
-    thumbnails, wall_clock = Thumbnails.read(state.tensors), WallClockLog.read(state.source)
+    found, wall_clock = Thumbnails.read(state.tensors), WallClockLog.read(state.source)
+    pictures = [] if found is None else found.all()
     clock, sources, parts = state.clock, describe_sources(state), memory.nbytes()
     source, damage = sources[-1], [one["damage"]["message"] for one in sources if one["damage"]]
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
@@ -97,7 +96,9 @@ def describe(
             "compression": clock.tokens_seen / kept if kept else 1.0,
         },
         "bytes": {"total": sum(parts.values()), **parts, "file": reader.file_bytes},
-        "thumbnails": None if thumbnails is None else thumbnails.report(),
+        "thumbnails": {"times_s": [one.time_s for one in pictures], "bytes": sum(len(one.jpeg) for one in pictures)}
+        if pictures
+        else None,
         **memory.report(),
         **({"verified": _list_checks(state, config, memory)} if values else {}),
     }
@@ -140,7 +141,7 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
         StateCorrupt: no stream leaves such a state; the tensor or field is named.
     """
     state.clock.check()
-    config, shape = read_config(state), read_shape(state, tensor_shapes(state.tensors))
+    config, shape = read_config(state), read_shape(state)
 
     def no_rotation(positions: Tensor) -> tuple[Tensor, Tensor]:
         # The report does not depend on the rotation of keys, and the model's is not at hand.
@@ -166,11 +167,10 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
     check_not_read(target, path)
     with Writer(target) as writer:
         state = Reader.open(path, verify=digests).state
-        if digests:
-            restore_attachments(state.tensors)
-            restore(state)
+        restore_attachments(state.tensors)
+        _, memory = restore(state)
         if not overwrite:
             check_replaceable(target, state)
-        info = name_specs(declare_tensors(state, tensor_shapes(state.tensors)))
+        info = name_specs((*memory.specs(), *ATTACHED))
         (written,) = writer.commit(replace(state, tensor_info=info), wait=True)
     return {"state": str(path), "output": str(target), "bytes": written.file_bytes}

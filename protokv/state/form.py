@@ -22,7 +22,7 @@ from torch import Tensor
 from protokv.errors import StateCorrupt, StateError, StateMismatch, StateNotFound
 from protokv.state.commit import explain_read_errors, explain_write_errors, lock, recover, replace, retire
 from protokv.state.digest import NAMES, digest_tensors
-from protokv.state.header import Admit, Header, Shapes, State, seal, unseal
+from protokv.state.header import Header, State, seal, unseal
 
 T = TypeVar("T")
 
@@ -37,7 +37,6 @@ class Stored:
 
     Attributes:
         header: of the state.
-        shapes: shape and dtype of each tensor.
         nbytes: the stored bytes.
     """
 
@@ -58,7 +57,6 @@ class Stored:
         # Tensors that share bytes could take far more memory than the file.
         if (needed := sum(one.nbytes for one in tensors.values())) > nbytes:
             raise StateCorrupt(f"tensors of {needed} bytes do not fit the file")
-        self.shapes: Shapes = {name: (tuple(one.shape), one.dtype) for name, one in tensors.items()}
 
     def read(self, verify: bool = True, names: Collection[str] | None = None) -> dict[str, Tensor]:
         """Return copies of the tensors, or of those named; check their digests if `verify`. StateCorrupt."""
@@ -189,15 +187,9 @@ class Form(ABC):
                 if identify() == seen:
                     return found
 
-    def read(self, at: str | None = None, *, verify: bool = True, admit: Admit | None = None) -> State:
+    def read(self, at: str | None = None, *, verify: bool = True) -> State:
         """Read the kept commit `at`, or the current state; see `protokv.state.reader.load_state`."""
-
-        def read(stored: Stored) -> State:
-            if admit is not None:
-                admit(stored.header, stored.shapes)
-            return State.join(stored.header, stored.read(verify))
-
-        return self.look(at, read)
+        return self.look(at, lambda stored: State.join(stored.header, stored.read(verify)))
 
     def read_header(self, at: str | None = None) -> Header:
         """Read and verify the header alone."""

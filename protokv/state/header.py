@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 import msgspec
-import torch
 from torch import Tensor
 
 from protokv import __version__
@@ -90,13 +89,6 @@ class State(Header):
     def join(cls, header: Header, tensors: Mapping[str, Tensor]) -> State:
         """Return a state of this header and these tensors."""
         return cls(**{f.name: getattr(header, f.name) for f in fields(Header)}, tensors=tensors)
-
-
-Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-"""Shape and dtype of each tensor in a state, by name, as the state declares them."""
-
-Admit = Callable[[Header, Shapes], None]
-"""Called before memory is allocated for tensors; raises StateCorrupt if no stream leaves such a state."""
 
 
 def check_tensor_names(names: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from protokv.errors import SourceError, SourceNotFound, StateError, StateLocked
 from protokv.state.commit import explain_read_errors, not_found
@@ -123,12 +123,7 @@ class ObjectForm(Form):
 
 def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
     """Return the condition that this object is still there. Google asks for a version, the others for a tag."""
-    wanted: UpdateVersion = {}
-    if tag := found.get("e_tag"):
-        wanted["e_tag"] = tag
-    if version := found.get("version"):
-        wanted["version"] = version
-    return wanted
+    return cast("UpdateVersion", {name: found[name] for name in ("e_tag", "version") if found.get(name)})
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateError, StateNotFound
 from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import admit, from_state, load_recorded_backbone, read_config
+from protokv.state.checkpoint import from_state, load_recorded_backbone, read_config
 from protokv.state.form import Form, StatePath, Stored
 from protokv.state.forms import open_form
-from protokv.state.header import Admit, Header, State
+from protokv.state.header import Header, State
 from protokv.state.sources import describe_sources, is_before, source_records
 from protokv.state.thumbnails import Thumbnail, Thumbnails
 from protokv.state.wall_clock import WallClockLog
@@ -96,8 +96,8 @@ class Reader:
 
     @cached_property
     def state(self) -> State:
-        """The header and the tensors of the commit at `at_s`, on the CPU; shapes are checked before memory is taken."""
-        return load_state(self.path, verify=self.verify, at_s=self.at_s, admit=admit)
+        """The header and the tensors of the commit at `at_s`, on the CPU."""
+        return load_state(self.path, verify=self.verify, at_s=self.at_s)
 
     @cached_property
     def transcript(self) -> Transcript:
@@ -164,14 +164,13 @@ def load(
     return reader.session(backbone, revision=revision, timings=timings, device=device, device_map=device_map)
 
 
-def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = None, admit: Admit | None = None) -> State:
+def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = None) -> State:
     """Read a state; its tensors are on the CPU.
 
     Args:
         path: where it is.
         verify: check the digests of the tensors.
         at_s: read the newest kept commit that is not after this stream time, in seconds.
-        admit: called with header and shapes before memory is allocated; raises StateCorrupt to refuse the state.
 
     Raises:
         StateNotFound: nothing is there, or nothing at or before `at_s`; the message lists the commits.
@@ -181,7 +180,7 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     """
     form = open_form(path, to_read=True)
     if at_s is None:
-        return form.read(verify=verify, admit=admit)
+        return form.read(verify=verify)
     commits, latest = _list_commits(form), at_s + ROUNDING_S
     fit = [at for time_s, at in commits if time_s <= latest]
     if not fit:
@@ -190,7 +189,7 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
             f"{path} has no commit at or before {at_s:g} s; it has those at {listed}",
             hint="`protokv ingest --every 30s --keep 20` keeps earlier commits",
         )
-    state = form.read(fit[-1], verify=verify, admit=admit)
+    state = form.read(fit[-1], verify=verify)
     if state.clock.stream_time_s > latest:
         raise StateError(f"{path} was replaced meanwhile", hint="try again")
     return state

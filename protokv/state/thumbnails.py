@@ -10,7 +10,8 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from torch import Tensor
 from protokv.core.packing import check_shapes
 from protokv.core.parts import Attachment
 from protokv.core.tensors import TensorSpec, tensor_shapes
-from protokv.errors import StateCorrupt
 
 Picture = NDArray[np.uint8]
 
@@ -56,16 +56,10 @@ class Thumbnails(Attachment):
     @staticmethod
     def declare() -> tuple[TensorSpec, ...]:
         """Declare the files and what they are of; a state may have none."""
-        axis, most = ("thumbnail",), (MOST + 1,)
+        axis, most, what = ("thumbnail",), (MOST + 1,), "JPEG files of some steps, each with zeros at its end"
+        files = (*axis, "thumbnail_byte"), (*most, MOST_BYTES)
         return (
-            TensorSpec(
-                _JPEG,
-                (*axis, "thumbnail_byte"),
-                (*most, MOST_BYTES),
-                torch.uint8,
-                "JPEG files of some steps, each with zeros at its end",
-                optional=True,
-            ),
+            TensorSpec(_JPEG, *files, torch.uint8, what, optional=True),
             TensorSpec(_STEP, axis, most, torch.int64, "their steps", "step", optional=True),
             TensorSpec(_TIME, axis, most, torch.float64, "their stream times", "seconds", optional=True),
         )
@@ -73,13 +67,11 @@ class Thumbnails(Attachment):
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor]) -> Thumbnails | None:
         """Return those of a state; None if it has none. StateCorrupt if a tensor is missing or of another shape."""
-        specs, found = cls.declare(), cls(MOST)
-        own = {spec.name: tensors[spec.name] for spec in specs if spec.name in tensors}
+        own = {spec.name: tensors[spec.name] for spec in cls.declare() if spec.name in tensors}
         if not own:
             return None
-        check_shapes(tensor_shapes(own), specs)
-        if missing := {spec.name for spec in specs} - own.keys():
-            raise StateCorrupt(f"state: tensor {min(missing)} is missing")
+        check_shapes(tensor_shapes(own), [replace(spec, optional=False) for spec in cls.declare()])
+        found = cls(MOST)
         found.take(own)
         return found
 
@@ -104,11 +96,6 @@ class Thumbnails(Attachment):
             return list(self._kept)
         step, time_s, picture = self._last
         return [*self._kept, Thumbnail(step, time_s, encode_jpeg(picture))]
-
-    def report(self) -> dict[str, Any]:
-        """Return how many there are, their stream times, and their bytes."""
-        found = self.all()
-        return {"times_s": [one.time_s for one in found], "bytes": sum(len(one.jpeg) for one in found)}
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return all of them."""
