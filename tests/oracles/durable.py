@@ -68,7 +68,7 @@ class Step:
 
     def _heavier(self, index: int, other: int) -> bool:
         """Tell whether a point may go into another one; of equal ones into the earlier. What is kept is lightest."""
-        weights = [0.5 if self.points[one].kept else self.points[one].mass for one in (index, other)]
+        weights = [0 if self.points[one].kept else self.points[one].mass for one in (index, other)]
         return weights[1] > weights[0] or (weights[1] == weights[0] and other < index)
 
     def _goal(self, index: int) -> tuple[float, int]:

@@ -19,8 +19,7 @@ def round_center(key: Tensor, value: Tensor, mass: int) -> tuple[Tensor, Tensor]
         while most > 127 * unit:
             unit *= 2
         for feature in group:
-            period = mass % 1024
-            level = (period * 3242174889 + feature * 2447445414) % 2**32 * 4096 // 2**32
-            up = level / 4096 if period != 1 else 0.5
+            sequence = (mass * 3242174889 + feature * 2447445414) % 2**32
+            up = sequence // 2**15 / 2**17 if mass > 1 else 0.5
             numbers[feature] = math.floor(numbers[feature] / unit + up) * unit
     return torch.tensor(numbers[:D]), torch.tensor(numbers[D:])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,10 +13,10 @@ from protokv.core.bank import PrototypeBank
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.memories.durable.quantized import (
-    PERIOD,
     dequantize_vectors,
     quantize_vectors,
-    rounding_table,
+    rounding_of,
+    rounding_offsets,
     shared_features,
 )
 
@@ -46,6 +45,20 @@ class DurableBank(PrototypeBank):
         centers = torch.zeros(size, device=shape.device)
         self.key_center, self.value_center = centers.chunk(2, -1)
         self._centers = centers.flatten(0, 2)
+
+    def live_tensors(self) -> dict[str, Tensor]:
+        """Return its part of the state."""
+        self._count_merged()
+        return super().live_tensors()
+
+    def report(self, step: int) -> list[dict[str, Any]]:
+        """Return the report of every bank."""
+        self._count_merged()
+        return super().report(step)
+
+    def _count_merged(self) -> None:
+        # Every token opens a slot, and what is no longer in use was merged away.
+        torch.sub(self.opened, (self.mass > 0).sum(2), out=self.merged)
 
     def read(self, rows: Tensor) -> Tensor:
         """Return the centres [key; value] of prototypes `rows` `[m]`, `[m, 2 D]` float32."""
@@ -99,7 +112,7 @@ class QuantizedBank(DurableBank):
         self.key_exponents, self.value_exponents = exponents.chunk(2, -1)
         self._held = codes, exponents
         self._codes, self._exponents = codes.flatten(0, 2), exponents.flatten(0, 2)
-        self._offsets = rounding_table(features, shape.device)
+        self._features = rounding_of(features, shape.device)
 
     def read(self, rows: Tensor) -> Tensor:
         """Return the centres of some prototypes, decoded."""
@@ -107,7 +120,8 @@ class QuantizedBank(DurableBank):
 
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
         """Round centres and write them; return them as they were rounded."""
-        codes, exponents = quantize_vectors(centers, self._together, self._offsets.index_select(0, mass & (PERIOD - 1)))
+        offsets = rounding_offsets(mass, self._features)
+        codes, exponents = quantize_vectors(centers, self._together, offsets)
         self._codes.index_copy_(0, rows, codes)
         self._exponents.index_copy_(0, rows, exponents)
         return dequantize_vectors(codes, exponents)
@@ -122,7 +136,3 @@ class QuantizedBank(DurableBank):
             shown[0][part] = rotate(keys, *rotary(anchors[part].round().long()))
             shown[1][part] = values
         return shown[0], shown[1]
-
-    def buffers(self) -> Mapping[str, Sequence[Tensor]]:
-        """Return the table of the rounding."""
-        return {"bank": (self._offsets,)}

@@ -49,14 +49,14 @@ class Limits:
     """What is kept from merging in a step, of B heads.
 
     Attributes:
-        step: `[]` float64, the step.
+        after: `[]` float64, the number of the next step.
         share: `[B, 1]` float64, which part of the present is kept: 0 where the stream repeats itself.
         first: `[B, 1]`, the last of the first steps that are kept.
         newest: `[B, 1]`, the turn above which prototypes are kept.
         spread: whether turns are those of words.
     """
 
-    step: Tensor
+    after: Tensor
     share: Tensor
     first: Tensor
     newest: Tensor
@@ -65,7 +65,7 @@ class Limits:
     def at(self, heads: slice) -> Limits:
         """Return those of some heads."""
         newest = self.newest if len(self.newest) == 1 else self.newest[heads]
-        return Limits(self.step, self.share[heads], self.first[heads], newest, self.spread)
+        return Limits(self.after, self.share[heads], self.first[heads], newest, self.spread)
 
     def keep(self, last_step: Tensor, mass: Tensor) -> Tensor:
         """Return which points, with `last_step` and `mass` `[B, n]`, do not merge while others are left."""
@@ -104,7 +104,7 @@ class Novelty(StatePart):
         told = torch.tensor(self._numbers(step, tokens), dtype=torch.float64)
         if self._told.device.type == "cuda":
             told = told.pin_memory()
-        scale, most, now, newest, present, first, room = self._told.copy_(told, non_blocking=True).unbind()
+        scale, most, after, newest, present, first, room = self._told.copy_(told, non_blocking=True).unbind()
         share = torch.addcmul(most, self._repeated, scale, value=-1).clamp_(0, 1)[:, None]
         # Of the tokens that came so far the share that one step may keep.
         pace = share / (came[:, None] + tokens)
@@ -113,14 +113,14 @@ class Novelty(StatePart):
             since = (came[:, None] / (share * present)).log2().ceil().clamp(min=0).add(0.5).mul(MOST_COUNT)
         else:
             since = torch.addcmul(newest, pace, present, value=-1)
-        return Limits(now, share, torch.addcmul(first, pace, room), since, spread)
+        return Limits(after, share, torch.addcmul(first, pace, room), since, spread)
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
-        """Return scale and offset of the share, the step, and of the newest and the first steps that are kept the
+        """Return scale and offset of the share, the next step, and of the newest and the first steps that are kept the
         bound and by how much a pace moves it."""
         config, K = self._config, self._config.prototypes
         scale = 1 / ((self._seen + AT_FIRST) * (ALL_NEW - SOME_NEW))
-        share = scale, self._seen * scale - SOME_NEW / (ALL_NEW - SOME_NEW), step
+        share = scale, self._seen * scale - SOME_NEW / (ALL_NEW - SOME_NEW), step + 1
         most = max(0, K - tokens)
         if config.keeps == "spread":
             return *share, 0, most, -1, 0

@@ -5,10 +5,9 @@ Formats 1.0, 2023), which needs no fitted codebook.
 
 A centre that has moved is rounded again. A heavy one moves by less than half a unit at a time, so rounding to nearest
 would stop it. From mass 2 on the rounding is therefore stochastic in effect: a number is rounded up as often as its
-fraction says, by a sequence over mass and feature that fills the unit interval evenly (R2: Roberts, 2018), of which
-`rounding_table` holds a period. The unit is a power of two because any other would change with the centre, and all of
-its numbers would be rounded again. `samples/studies/harder/` measures what that keeps. Everything is a function of the
-centre and its mass.
+fraction says, by a sequence over mass and feature that fills the unit interval evenly (R2: Roberts, 2018). The unit is
+a power of two because any other would change with the centre, and all of its numbers would be rounded again.
+`samples/studies/harder/` measures what that keeps. Everything is a function of the centre and its mass.
 """
 
 from __future__ import annotations
@@ -26,15 +25,14 @@ from protokv.core.context import SlotContext
 
 SHARED_FEATURES: Final = 32
 """Numbers that share a power of two, or fewer where a head is no multiple of it."""
-PERIOD: Final = 1024
-"""Masses after which the rounding repeats itself."""
-_LEVELS: Final = 4096
 # A float32 has 23 bits below its exponent. The unit is the least power of two of which the greatest number is at most
 # 127 times: 6 below its exponent, or 5 where its first bits are above 127 / 64, which the addition carries over.
 _SHIFT: Final = 23
 _TO_UNIT: Final = (1 << _SHIFT) - (63 << (_SHIFT - 6)) - 1 - (6 << _SHIFT)
 # In units of 2**-32: 1 / g and 1 / g**2, where g**3 = g + 1.
 _BY_MASS, _BY_FEATURE = 3242174889, 2447445414
+# 17 bits of these, as many as a float32 below 127 has after the point: with more, a sum would be rounded up.
+_LEVELS: Final = (2**17 - 1) << 15
 
 
 def shared_features(size: int) -> int:
@@ -48,8 +46,7 @@ def quantize_vectors(vectors: Tensor, together: int, offsets: Tensor | float = 0
     Args:
         vectors: finite. Numbers below 2**-121 become 0.
         together: how many numbers share a power of two.
-        offsets: added to a number before it is rounded down, from 0 to below 1 and a multiple of 2**-12; a half rounds
-            to nearest.
+        offsets: added to a number before it is rounded down, from 0 to below 1; a half rounds to nearest.
     """
     parts = vectors.reshape(*vectors.shape[:-1], -1, together)
     largest = torch.linalg.vector_norm(parts, torch.inf, -1)
@@ -66,14 +63,15 @@ def dequantize_vectors(codes: Tensor, exponents: Tensor) -> Tensor:
     return (codes.view(*exponents.shape, -1) * power[..., None]).flatten(-2)
 
 
-def rounding_table(features: int, device: torch.device) -> Tensor:
-    """Return the offsets of centres of mass m in row m modulo `PERIOD`, `[PERIOD, features]` float32: a half for a
-    token alone, and for 1 of `PERIOD` others."""
-    mass, feature = torch.arange(PERIOD), torch.arange(features)
-    sequence = (mass[:, None] * _BY_MASS + feature * _BY_FEATURE) & (2**32 - 1)
-    table = (sequence * _LEVELS >> 32).float() / _LEVELS
-    table[1] = 0.5
-    return table.to(device)
+def rounding_of(features: int, device: torch.device) -> Tensor:
+    """Return the part of `rounding_offsets` that is of the features, `[features]` int64."""
+    return torch.arange(features, device=device) * _BY_FEATURE
+
+
+def rounding_offsets(mass: Tensor, features: Tensor) -> Tensor:
+    """Return the offsets of centres of `mass` `[n]`, `[n, F]` float32: a half for a token alone."""
+    sequence = torch.add(features, mass[:, None], alpha=_BY_MASS) & _LEVELS
+    return (sequence * 2.0**-32).masked_fill_(mass[:, None] == 1, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

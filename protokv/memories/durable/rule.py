@@ -106,12 +106,13 @@ class DurableRule(Rule):
         line = torch.arange(2 * D)
         self._fold[line, line % F] = signs_of(2 * D)
         self._fold = self._fold.to(device)
-        self._sketches = torch.zeros(B, K, F + 2, device=device)
+        # Of all prototypes; where all are points of every step, nothing else reads them.
+        self._sketches = torch.zeros(B, K if K > WHOLE else 0, F + 2, device=device)
         self._sketches[..., F], self._sketches[..., F + 1] = -_FAR, 1
         self._cost = torch.zeros(B, K, device=device)
         self._turn, self._came = torch.zeros(1, dtype=torch.int64, device=device), 0
         self._head = torch.arange(B, device=device)[:, None] * K
-        self._line = torch.arange(max(B * K, _PLACES), device=device)
+        self._line = torch.arange(B * K + 4 * WHOLE, device=device)
 
     def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
         """Count the tokens that come again."""
@@ -127,26 +128,32 @@ class DurableRule(Rule):
         bank, (B, K, _) = self._bank, self._size
         T = tokens.keys.shape[1]
         C = min(K, max(2 * T, WHOLE))
+        usable = tokens.mass > 0
         limits = self._novelty.limits(step, T, bank.opened.view(B))
-        new = self._points_of(tokens, limits.step)
-        chosen = self._candidates(new.sketch, limits, C) if C < K else self._line[: B * K]
-        old = (
-            bank.read(chosen),
-            *(held.index_select(0, chosen) for held in (self._sketches.view(B * K, -1), bank.rows)),
-        )
-        pairs = zip(old, (new.centers, new.sketch, new.rows), strict=True)
-        points = Points(*(torch.cat((held.view(B, C, -1), came), 1) for held, came in pairs))
+        if len(self._line) < C + T:
+            self._line = torch.arange(C + T, device=self._line.device)
+        new = torch.cat((tokens.keys, tokens.values), 2), self._rows_of(tokens, usable, limits.after)
+        every, whole = self._line[: B * K], not self._sketches.numel()
+        own = None if whole else self._sketch(new[0], tokens.mass)
+        chosen = every if C == K or own is None else self._candidates(own, limits, C)
+        old = bank.read(chosen), bank.rows.index_select(0, chosen)
+        centers, rows = (torch.cat((held.view(B, C, -1), came), 1) for held, came in zip(old, new, strict=True))
+        if own is None:
+            sketch = self._sketch(centers, rows[..., 0])
+        else:
+            sketch = torch.cat((self._sketches.view(B * K, -1).index_select(0, chosen).view(B, C, -1), own), 1)
+        points = Points(centers, sketch, rows)
         parts = [self._merge(points.at(heads), limits.at(heads), C) for heads in self._parts(B, (C + T) ** 2)]
         centers, rows, cost = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
         mass = rows[..., 0]
         bank.rows.index_copy_(0, chosen, rows.flatten(0, 1))
         centers = bank.write_(chosen, centers.flatten(0, 1), mass.flatten())
-        self._sketches.view(B * K, -1).index_copy_(0, chosen, self._sketch(centers, mass.flatten()))
+        if not whole:
+            self._sketches.view(B * K, -1).index_copy_(0, chosen, self._sketch(centers, mass.flatten()))
         if C < K:
             self._cost.view(-1).index_copy_(0, chosen, cost.flatten())
         bank.touch_(chosen)
-        bank.opened += (tokens.mass > 0).sum()
-        torch.sub(bank.opened, (bank.mass > 0).sum(2), out=bank.merged)
+        bank.opened += usable.sum()
         self._came += T
 
     def _parts(self, rows: int, costs: int) -> Iterator[slice]:
@@ -155,15 +162,16 @@ class DurableRule(Rule):
         for start in range(0, rows, at_once):
             yield slice(start, min(start + at_once, rows))
 
-    def _points_of(self, tokens: FarTokens, step: Tensor) -> Points:
-        """Return T tokens as points; what has no mass has no step and no position."""
+    @staticmethod
+    def _rows_of(tokens: FarTokens, usable: Tensor, after: Tensor) -> Tensor:
+        """Return T tokens of the step before `after` as rows of a bank, `[B, T, 3 + P]`; what has no mass has no step
+        and no position."""
         B, T, _ = tokens.keys.shape
         places, mass = tokens.token_positions, tokens.mass[:, None]
         bits = (places.coordinates.view(torch.int64), places.positions.view(torch.int64))
-        rows = torch.cat((mass, (step + 1).long().expand(T, 1), *bits), 1).mul_(mass > 0)
+        rows = torch.cat((mass, after.long().expand(T, 1), *bits), 1).mul_(usable[:, None])
         rows[:, 1] -= 1
-        centers = torch.cat((tokens.keys, tokens.values), 2)
-        return Points(centers, self._sketch(centers, tokens.mass), rows.expand(B, *rows.shape))
+        return rows.expand(B, *rows.shape)
 
     def _sketch(self, centers: Tensor, mass: Tensor) -> Tensor:
         """Return the sketches of centres `[..., 2 D]` of `mass` `[...]`."""
@@ -237,8 +245,8 @@ class DurableRule(Rule):
         n = mass.shape[1]
         line, costs = self._line[:n], self._costs(sketch, sketch)
         costs.masked_fill_(kept[:, :, None], _KEPT)
-        # What is kept is lightest, so that only another one that is kept goes into it.
-        rank = torch.where(kept, line - _PLACES // 2, torch.sub(line, mass, alpha=_PLACES))
+        # What is kept is lightest, so that only another one that is kept goes into it, or what has no mass.
+        rank = torch.sub(line, mass.masked_fill(kept, 0), alpha=_PLACES)
         costs.masked_fill_(rank[:, None] >= rank[:, :, None], _NEVER)
         gone = torch.zeros_like(mass, dtype=torch.bool)
         for due in rounds_of(T):
@@ -281,9 +289,10 @@ class DurableRule(Rule):
         self._cost.view_as(self._bank.mass).copy_(tensors["rule.cost"])
         self._came = int(tensors["rule.turn"][1])
         self._turn.copy_(tensors["rule.turn"][:1])
-        every = self._line[: self._cost.numel()]
-        sketches = self._sketch(self._bank.read(every), self._bank.rows[:, 0])
-        self._sketches.copy_(sketches.view_as(self._sketches))
+        if self._sketches.numel():
+            every = self._line[: self._cost.numel()]
+            sketches = self._sketch(self._bank.read(every), self._bank.rows[:, 0])
+            self._sketches.copy_(sketches.view_as(self._sketches))
 
 
 def rounds_of(tokens: int) -> list[int]:
