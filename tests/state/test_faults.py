@@ -153,7 +153,10 @@ def test_a_load_of_which_a_call_fails_says_so_and_never_that_the_state_is_damage
 
 @INSTANTS
 @EVERY_FORM
-def test_a_commit_that_is_killed_at_any_call_leaves_a_whole_state(instants, path) -> None:
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_commit_that_is_killed_at_any_call_leaves_a_whole_state(exchanges, instants, path, monkeypatch) -> None:
+    if not exchanges:
+        monkeypatch.setattr(commit, "exchange", lambda *_: False)
     for fatal in fatal_calls(lambda: save(path, THIRD), instants):
 
         def kill(number: int, half: Callable[[], object], fatal: int = fatal) -> None:

@@ -51,16 +51,6 @@ def test_stream_time_and_real_time_are_inverse(steps):
     assert log.stream_time(1e9 - 1.0) == float("-inf")
 
 
-def test_a_source_that_is_lost_twice_has_one_gap():
-    log = WallClockLog()
-    log.begin_gap(5.0, "gone")
-    log.begin_gap(6.0, "gone again")
-    gap = log.end_gap(9.0)
-    assert gap is not None
-    assert (gap.from_s, gap.to_s, gap.why) == (5.0, 9.0, "gone")
-    assert log.end_gap(10.0) is None
-
-
 def test_the_log_survives_a_state_and_nonsense_is_refused():
     log = WallClockLog(anchors=[(0.0, 1e9)], frames_dropped=3, committed_at=1e9)
     log.begin_gap(1.0, "x\ny")
