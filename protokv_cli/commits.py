@@ -1,4 +1,4 @@
-"""The commit that a user means: `--at TIME` names a kept one, `--watch` follows the last one.
+"""The commit that a user means with `--at TIME`.
 
 `12m` is stream time, `-10m` counts back from the last commit. For a live stream `14:05` is the time of day and a date
 is a date; for a file, which has neither, `14:05` is fourteen minutes and five seconds.
@@ -7,8 +7,6 @@ is a date; for a file, which has neither, `14:05` is fourteen minutes and five s
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from protokv.state.reader import Reader
 
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*", re.ASCII)
-
-pause = time.sleep
 
 
 def find_stream_time(text: str, reader: Reader, now: float) -> float:
@@ -62,22 +58,3 @@ def note_commit(out: Output, stream_time_s: float, at_s: float | None, age_s: fl
         out.note(f"as of {format_time(stream_time_s)}, the last commit that is kept before {format_time(at_s)}")
     elif age_s is not None:
         out.note(f"as of {format_time(stream_time_s)}, committed {format_time(round(age_s, 1))} ago")
-
-
-def open_commits(out: Output, state: str, every_s: float, *, verify: bool = True) -> Iterator[Reader]:
-    """Yield the state now, and then whenever `every_s` seconds have passed; wait for the first commit, with a note."""
-    from protokv.state.reader import Reader
-
-    told = False
-    while True:
-        began_s = time.monotonic()
-        try:
-            reader = Reader.open(state, verify=verify)
-        except StateNotFound as error:
-            if not told:
-                out.note(f"{error.message} yet; waiting for its first commit")
-            told = True
-            pause(2.0)
-            continue
-        yield reader
-        pause(max(0.0, began_s + every_s - time.monotonic()))

@@ -21,11 +21,7 @@ from protokv.machine import free_memory_bytes, memory_bytes
 from protokv_cli.exits import Exit
 from protokv_cli.options import OutputFlags
 
-# fmt: off
-_PACKAGES: Final = (
-    "torch", "transformers", "tokenizers", "safetensors", "av", "decord", "numpy", "typer", "rich",
-)
-# fmt: on
+_PACKAGES: Final = ["torch", "transformers", "tokenizers", "safetensors", "av", "decord", "numpy", "typer", "rich"]
 _CODECS: Final = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
 _VARIABLES: Final = re.compile(r"PROTOKV_|HF_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|.*_PROXY$", re.IGNORECASE)
 

@@ -79,15 +79,13 @@ class SourceFlags:
     PANEL: ClassVar[str] = "What to watch"
     start_s: str = option("--start TIME", "Begin a file here, such as 7:30.", default="0", parse=parse_duration)
     duration_s: str | None = option("--duration TIME", "Watch no more of a file than this.", parse=parse_duration)
-    subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="auto", known=("auto", "off"))
+    subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="auto")
     transcribe: str | None = option(
         "--transcribe MODEL", "Write NAME.srt beside a file without one, with Whisper or Moonshine: a name or folder."
     )
     system: str | None = option("--system TEXT", "A system prompt, which the model reads before the video.")
     max_frame_pixels: int | None = option("--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1)
-    decoder: str = option(
-        "--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto", known=("auto", "pyav", "decord")
-    )
+    decoder: str = option("--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto")
     chunk: int = option(
         "--chunk COUNT", "Steps that go through the model at once, with the memory before them.", default=1, min=1
     )
@@ -104,7 +102,6 @@ class LiveFlags:
     on_pressure: str | None = option(
         "--on-pressure WORD",
         "If the model is too slow: drop the oldest frames (default if live), or let the source wait (for pipes).",
-        known=("drop", "wait"),
     )
     input: list[str] | None = option(
         "--input NAME=VALUE",
@@ -160,12 +157,15 @@ def ingest(
         clock = Timings() if output.timings else None
         with stage(clock, "imports"):
             from protokv.fleet.plan import is_several
+            from protokv.video.address import source_kind
             from protokv.words.find import names_file
 
         sources = sources or []
+        many = fleet.listing is not None or len(sources) != 1 or is_several(sources[0])
         chosen = _build(state, model, memory, watch, live)
-        _advise(out, sources, state, memory)
-        if fleet.listing is not None or len(sources) != 1 or is_several(sources[0]):
+        if (state.keep or 0) > 1 and state.every is None and (many or source_kind(sources[0]) == "file"):
+            out.note("Warning: --keep without --every: a commit comes once a minute of the clock. Try --every 30s")
+        if many:
             alone = [*given(state, "append"), *given(watch, "start_s", "duration_s", "chunk"), *given(live)]
             alone += [*given(output, "timings"), *(["--subtitles FILE"] if names_file(watch.subtitles) else [])]
             hint = "several videos are continued without an option, and watched to their ends"
@@ -209,20 +209,6 @@ def _build(
         **parsed(watch),
         **model.loading,
     )
-
-
-def _advise(out: Output, sources: list[str], state: StateFlags, memory: MemoryFlags) -> None:
-    """Tell of what may surprise."""
-    from protokv.video.address import source_kind
-
-    is_stream = len(sources) == 1 and source_kind(sources[0]) != "file"
-    if (state.keep or 0) > 1 and state.every is None and not is_stream:
-        out.note(
-            "Warning: --keep keeps commits, and without --every they come once a minute of the clock: "
-            "a short run keeps none. Say how often, such as --every 30s"
-        )
-    if memory.memory == "paper":
-        out.note("paper is a reference: the paper's table to the letter. The default, durable, keeps more")
 
 
 def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None) -> None:

@@ -81,16 +81,13 @@ def ingest_fleet(
 
 def _place(output: str | None) -> str:
     """Return the folder or prefix of the states. ConfigError if `-o` names a single state."""
-    from protokv.state.forms import find_suffix, is_url
+    from protokv.state.forms import find_suffix
 
     place = output or "."
-    if find_suffix(place) is not None and not Path(place).is_dir():
-        raise ConfigError(
-            f"several videos become as many states, and {place} is the name of one", hint="name a folder: -o DIR/"
-        )
-    if is_url(place) or Path(place).is_dir() or not Path(place).exists():
-        return place
-    raise ConfigError(f"{place} is no folder", hint="name a folder for the states: -o DIR/")
+    if not Path(place).is_dir() and (find_suffix(place) is not None or Path(place).exists()):
+        why = f"several videos become as many states, and {place} is the name of one"
+        raise ConfigError(why, hint="name a folder: -o DIR/")
+    return place
 
 
 def _plan_jobs(sources: list[str], listing: str | None) -> list[Job]:
@@ -102,9 +99,8 @@ def _plan_jobs(sources: list[str], listing: str | None) -> list[Job]:
             with nullcontext(sys.stdin) if listing == "-" else open_lines(Path(listing)) as lines:
                 listed = [line.removeprefix("\ufeff").strip() for line in lines]
     except OSError as error:
-        raise SourceNotFound(
-            f"cannot read {listing}: {error.strerror}", hint="name a file with a video a line"
-        ) from None
+        why = f"cannot read {listing}: {error.strerror}"
+        raise SourceNotFound(why, hint="name a file with a video a line") from error
     jobs = plan([*sources, *filter(None, listed)])
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
@@ -120,9 +116,8 @@ def _open_pool(fleet: FleetFlags, recipe: Recipe) -> Any:
         try:
             from protokv.fleet.cluster import RayPool
         except ImportError as error:
-            raise ConfigError(
-                f"--ray needs {error.name}, which is not installed", hint="pip install 'protokv[ray]'"
-            ) from error
+            why = f"--ray needs {error.name}, which is not installed"
+            raise ConfigError(why, hint="pip install 'protokv[ray]'") from error
         return RayPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
     named = parse_list(fleet.devices or recipe.options.device)
     devices = [f"cuda:{one}" if one.isdecimal() else one for one in named]

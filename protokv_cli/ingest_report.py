@@ -14,18 +14,7 @@ from typing import Self
 
 import typer
 
-from protokv.ingestion import (
-    Event,
-    FramesDropped,
-    IngestOptions,
-    Progress,
-    SourceLost,
-    SourceNoted,
-    SourceRecovered,
-    Started,
-    Summary,
-    WordsLost,
-)
+from protokv.ingestion import Event, IngestOptions, events
 from protokv.ingestion.estimate import Estimate
 from protokv.texts import count_text
 from protokv.timings import Timings
@@ -50,7 +39,7 @@ class IngestReport:
         self._bar = Bar(out, "loading model", source, logs=out.format is not Format.JSON)
         self._row_s = -JSON_EVERY_S
         self._first: tuple[float, float] | None = None
-        self._begun: Started | None = None
+        self._begun: events.Started | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -61,19 +50,19 @@ class IngestReport:
     def show(self, event: Event) -> None:
         """Show an event: notes on stderr, and a JSON line, or tables at the end."""
         out = self._out
-        if isinstance(event, Started):
+        if isinstance(event, events.Started):
             self._begun = event
             if event.notice:
                 note_embedded(out, event.model if self._chosen.backbone else None)
             _note_start(out, event, self._source)
         _note_news(out, event)
-        if isinstance(event, Progress) and not self._show_progress(event):
+        if isinstance(event, events.Progress) and not self._show_progress(event):
             return
-        ends, spent = isinstance(event, Summary), None if self._timings is None else self._timings.seconds
+        ends, spent = isinstance(event, events.Summary), None if self._timings is None else self._timings.seconds
         if out.format is Format.JSON:
             timings = {"timings": round_timings(spent)} if ends and spent is not None else {}
             out.json({"type": name_event(event), **asdict(event), **timings})
-        elif isinstance(event, Summary):
+        elif isinstance(event, events.Summary):
             self._bar.stop()
             if spent is not None:
                 show_timings(out, spent)
@@ -82,7 +71,7 @@ class IngestReport:
             else:
                 out.table(pairs(_summary_rows(event)))
 
-    def _show_progress(self, event: Progress) -> bool:
+    def _show_progress(self, event: events.Progress) -> bool:
         """Draw the bar; return True if a JSON line is due."""
         now_s, done_s, length_s = time.monotonic(), event.stream_time_s, event.duration_s
         if self._first is None:
@@ -101,7 +90,7 @@ class IngestReport:
         self._row_s = now_s if due else self._row_s
         return due and self._out.format is Format.JSON
 
-    def _note_size(self, event: Progress) -> None:
+    def _note_size(self, event: events.Progress) -> None:
         """Say how large a new state will be, and what part of the video it keeps: a step's size is known only now."""
         begun, length_s = self._begun, event.duration_s
         if begun is None or begun.how != "started":
@@ -112,7 +101,7 @@ class IngestReport:
             tokens = event.tokens_seen * length_s / event.stream_time_s
             self._out.note(f"the budget {describe_share(tokens, self._chosen.config.budget)}")
 
-    def end(self, summary: Summary, stopped: Exit | None) -> None:
+    def end(self, summary: events.Summary, stopped: Exit | None) -> None:
         """Say what to do next, and end with the exit code of a run that was stopped or is not whole.
 
         `stopped` is the exit code of the signal that stopped the run.
@@ -142,7 +131,7 @@ class IngestReport:
         return f'{shlex.join(["protokv", "query", *named, state])} "{question}"'
 
 
-def _note_start(out: Output, started: Started, source: str) -> None:
+def _note_start(out: Output, started: events.Started, source: str) -> None:
     """Note where the run begins, and warn of what may surprise the user."""
     if not started.locked:
         out.note(f"{started.state} cannot be locked there: nothing keeps others from writing it at the same time")
@@ -164,15 +153,15 @@ def _note_start(out: Output, started: Started, source: str) -> None:
 
 def _note_news(out: Output, event: Event) -> None:
     """Write a line if the words of a source are lost, or a live one is lost or too fast."""
-    if isinstance(event, WordsLost):
+    if isinstance(event, events.WordsLost):
         out.note(f"Warning: {event.words}: {event.why}; the video is watched all the same")
-    elif isinstance(event, SourceNoted):
+    elif isinstance(event, events.SourceNoted):
         out.note(f"Note: {event.source}: {event.note}")
-    elif isinstance(event, SourceLost):
+    elif isinstance(event, events.SourceLost):
         out.error(f"{event.source} is lost at {format_time(event.stream_time_s)}: {event.why}; trying again")
-    elif isinstance(event, SourceRecovered):
+    elif isinstance(event, events.SourceRecovered):
         out.error(f"{event.source} is back at {format_time(event.stream_time_s)}, after {format_time(event.gap_s)}")
-    elif isinstance(event, FramesDropped):
+    elif isinstance(event, events.FramesDropped):
         rates = f"{event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}"
         out.note(f"frames are dropped: {rates}; sample fewer with --fps, or let the camera send smaller ones")
 
@@ -182,7 +171,7 @@ def name_event(event: Event) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 
 
-def _summary_rows(summary: Summary) -> dict[str, str]:
+def _summary_rows(summary: events.Summary) -> dict[str, str]:
     seen = f"{count_text(summary.tokens_seen, 'token')} seen"
     rows = {
         "state": summary.state,

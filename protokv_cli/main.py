@@ -6,7 +6,6 @@ Settings come from flags, then PROTOKV_* variables, then the defaults.
 from __future__ import annotations
 
 import os
-import platform
 from copy import copy
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from protokv import __version__
-from protokv_cli.doctor import doctor, find_version
+from protokv_cli.doctor import doctor
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.models import models
@@ -23,9 +22,6 @@ from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
 from protokv_cli.replay import replay
 from protokv_cli.serve import serve
-
-# Results depend on these packages.
-DEPENDS_ON = {"torch": "torch", "transformers": "transformers", "PyAV": "av", "decord": "decord"}
 
 # Options of a command that has a short help beside the long one.
 MANY = 12
@@ -79,23 +75,23 @@ for name, one in COMMANDS.items():
     app.command(name, cls=HelpfulCommand)(one)
 
 
-def describe_versions() -> str:
-    """Return lines of a name and a version, this program first. Read from metadata; nothing is imported."""
-    rows = [("protokv", __version__), ("Python", platform.python_version())]
-    rows += [(name, find_version(package)) for name, package in DEPENDS_ON.items()]
-    return "\n".join(f"{name} {version}" for name, version in rows)
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(describe_versions())
+        typer.echo(f"protokv {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def protokv(
     version: Annotated[
-        bool, typer.Option("--version", "-V", help="Print versions and exit.", is_eager=True, callback=_show_version)
+        bool,
+        typer.Option(
+            "--version",
+            "-V",
+            help="Print it and exit.",
+            is_eager=True,
+            callback=_show_version,
+        ),
     ] = False,
 ) -> None:
     """Watch a video of any length in constant memory; save the state; ask about it later.

@@ -8,7 +8,7 @@ dataclasses. The help shows an option in the panel of its dataclass, or in the o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -34,7 +34,6 @@ def option(
     panel: str | None = None,
     *,
     default: Any = None,
-    known: Iterable[str] = (),
     parse: Callable[[str], Any] | None = None,
     **more: Any,
 ) -> Any:
@@ -45,7 +44,6 @@ def option(
         text: what the help says about it.
         panel: the section of the help that shows it; None: that of its dataclass.
         default: its value if it is not given; the help shows numbers and texts.
-        known: values that a shell completes, also after a comma.
         parse: reads the text of the command line (`parsed`).
         more: arguments of `typer.Option`.
     """
@@ -53,12 +51,6 @@ def option(
     names = [word for word in words if word.startswith("-")]
     long = next(name for name in names if name.startswith("--")).partition("/")[0]
 
-    def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{value}" for value in known if value.startswith(last)]
-
-    if known:
-        more["autocompletion"] = complete
     declare: Any = typer.Option
     info = declare(
         *names,
@@ -204,7 +196,7 @@ class MemoryFlags:
     """What a state keeps."""
 
     PANEL: ClassVar[str] = "Memory"
-    memory: str = option("--memory NAME", ", ".join(CONFIGS), MOST_USED, default=DEFAULT_MEMORY, known=CONFIGS)
+    memory: str = option("--memory NAME", ", ".join(CONFIGS), MOST_USED, default=DEFAULT_MEMORY)
     budget: str = option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", MOST_USED, default="6k")
     positions: str | None = option("--positions NAME", "stream, or compact: consecutive for what is in memory.")
     settings: list[str] | None = option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.")

@@ -16,7 +16,7 @@ import typer
 from protokv.errors import ConfigError
 from protokv.timings import Timings
 from protokv_cli.answers import AnswerFlags, Answers, make_answer_row
-from protokv_cli.commits import commit_age_s, find_stream_time, note_commit, open_commits
+from protokv_cli.commits import commit_age_s, find_stream_time, note_commit
 from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, ModelFlags, TimedOutputFlags, note_embedded, option
 from protokv_cli.output import Format, Output, format_time
@@ -48,7 +48,6 @@ class AskFlags:
         "Ask the last kept commit until then: 12m, 7:30, -10m before the end; if live also 14:05, 2026-11-21T14:05.",
         MOST_USED,
     )
-    watch: str | None = option("--watch TIME", "Ask again and again, such as 30s, in JSON lines.", MOST_USED)
     top: int | None = option("--top COUNT", "Of many states, the COUNT surest answers.", MOST_USED, min=1)
     verify: bool = option("--verify/--no-verify", "Check that every byte is as it was saved.", default=True)
 
@@ -82,7 +81,6 @@ def query(
     protokv query video.safetensors - --json < questions.jsonl | jq -r .answer
     protokv query video.safetensors --at 12m "What is visible now?"
     protokv query camera.safetensors --at 14:05 "What is visible now?"
-    protokv query camera.safetensors --watch 30s "What is visible now?"
     protokv query video.safetensors --evidence "where was the star?"
     protokv query video.safetensors --video videos/ --frames seen/ "where was the star?"
     protokv query --state states/ --top 5 "what shape appeared first?"
@@ -103,29 +101,23 @@ def query(
             together = shlex.quote(" ".join(texts))
             out.note(f"Hint: these are {len(texts)} questions of one word; for one question use quotes: {together}")
         refusals = Refusals(out)
-        typed = not texts and ask.file is None and ask.watch is None and sys.stdin.isatty()
+        typed = not texts and ask.file is None and sys.stdin.isatty()
         questions = read_typed_questions(refusals) if typed else _read_first(texts, ask.file, refusals)
-        one = len(texts) == 1 and texts != ["-"] and ask.file is None and ask.watch is None
-        if output.is_auto and ask.watch is not None:
-            out.format = Format.JSON
-        elif output.is_auto and one and not many and out.format is Format.JSON:
+        one = len(texts) == 1 and texts != ["-"] and ask.file is None
+        if output.is_auto and one and not many and out.format is Format.JSON:
             out.format = Format.PLAIN
         if many:
             _query_many(out, state, questions, ask, answer, model, refusals)
         else:
             answers = Answers(out, state, answer, refusals, clock, output.timings, at_prompt=typed, alone=typed or one)
-            (_query_one if ask.watch is None else _watch)(answers, questions, ask, model)
+            _query_one(answers, questions, ask, model)
         if not typed:
             refusals.check()
 
 
 def _refuse_contradictions(ask: AskFlags, answer: AnswerFlags, output: TimedOutputFlags, many: bool) -> None:
     """Refuse options that do not go together. ConfigError."""
-    watch = ask.watch is not None
     rules = {
-        ("--watch asks the last commit of one state", "leave out --at, --top and folders"): watch
-        and (ask.at is not None or ask.top is not None or many),
-        ("--watch looks at what is still coming", "leave out --frames"): watch and answer.frames is not None,
         ("--video is where --frames looks", "add --frames DIR"): answer.video is not None and answer.frames is None,
         ("--top ranks the answers of many states", "name their folder: --state DIR/"): ask.top is not None and not many,
         ("--evidence is told of one state", "name the state itself"): answer.with_evidence and many,
@@ -168,15 +160,6 @@ def _query_one(answers: Answers, questions: Iterator[AskedQuestion], ask: AskFla
     if answers.timed and out.format is not Format.JSON:
         show_timings(out, clock.seconds)
         out.error("decoding: " + ", ".join(f"{name} {value}" for name, value in asdict(decoding).items()))
-
-
-def _watch(answers: Answers, questions: Iterator[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:
-    """Ask the last commit again and again, until Ctrl-C."""
-    kept, backbone = list(questions), None
-    for reader in open_commits(answers.out, answers.state, parse_duration(ask.watch or ""), verify=ask.verify):
-        session = reader.session(backbone) if backbone else answers.start(reader, model)
-        backbone = session.backbone
-        answers.ask_all(session, answers.how.decoding(backbone), kept, commit_age_s(reader, time.time()))
 
 
 def _query_many(

@@ -13,7 +13,6 @@ import typer
 
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
-from protokv.memories import CONFIGS
 from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, SUBTITLES, OutputFlags, WatchFlags, note_embedded, option
 from protokv_cli.output import Output
@@ -43,9 +42,7 @@ class StudyFlags:
     delays: str | None = option(
         "--delays TIMES", "Delays after the reference time: 0,30s,2m,10m; default: those that fit.", MOST_USED
     )
-    memories: str | None = option(
-        "--memory NAMES", "Memories to compare: durable,paper,infinipot-v.", MOST_USED, known=CONFIGS
-    )
+    memories: str | None = option("--memory NAMES", "Memories to compare: durable,paper,infinipot-v.", MOST_USED)
     budgets: str | None = option("--budget -b COUNTS", "Visual tokens kept; several with commas: 512,6k.", MOST_USED)
     settings: list[str] | None = option(
         "--set [MEMORY.]NAME=VALUE,...", "Change a setting of all memories, or of one; several values are compared."
@@ -54,7 +51,7 @@ class StudyFlags:
         "--intersection/--no-intersection", "Ask only questions that fit every delay.", default=True
     )
     types: str | None = option("--types NAMES", "Question types to ask, or all; default: those whose answers last.")
-    subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="off", known=("auto", "off"))
+    subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="off")
 
     def list_variants(self, on_dataset: bool) -> list[Variant]:
         """Return the memories under test; of a data set, the default alone if none is named. ConfigError."""
@@ -79,9 +76,7 @@ class BenchmarkFlags:
     """A published benchmark."""
 
     PANEL: ClassVar[str] = "Published benchmarks"
-    dataset: str | None = option(
-        "--dataset NAME", "A published benchmark instead of sources.", MOST_USED, known=DATASETS
-    )
+    dataset: str | None = option("--dataset NAME", "A published benchmark instead of sources.", MOST_USED)
     data_root: Path | None = option("--data-root DIR", "Folder of the data set, or of several.")
     videos: int | None = option("--videos COUNT", "Take only the first COUNT videos.", min=1)
     judge: str | None = option("--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL.")

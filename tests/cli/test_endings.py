@@ -143,49 +143,13 @@ def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
         assert protokv("ingest", video, *ARGUMENTS, "-o", "other.safetensors").code == 0
 
 
-def test_an_error_keeps_what_was_watched_and_says_so(
-    protokv: Program, mocked: None, video: Path, at_fifth_step: Any
-) -> None:
-    def fail() -> None:
-        raise RuntimeError("the projector is on fire")
-
-    at_fifth_step(fail)
-    result = protokv("ingest", video, *ARGUMENTS)
-    assert result.code == Exit.FAILURE
-    assert "Error: RuntimeError: the projector is on fire" in result.err
-    assert "Note: clip.safetensors holds what was watched until 5 s" in result.err
-    assert load_state("clip.safetensors").clock.steps == 5
-
-
-def test_damage_is_shown_and_the_same_command_keeps_its_exit_code(
-    protokv: Program, mocked: None, tmp_path: Path
-) -> None:
-    path = write_video(tmp_path / "cut.mkv", 12)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
-    runs = [protokv("ingest", path, *ARGUMENTS) for _ in range(2)]
-    assert [run.code for run in runs] == [Exit.PARTIAL] * 2
-    assert f"\nError: {path}: " in runs[0].err
-    assert 0 < runs[0].rows()[-1]["steps"] < 12
-    assert len({run.rows()[-1]["damage"] for run in runs}) == 1
-    assert protokv("query", "cut.safetensors", "what is first ?").code == 0
-
-
-def test_bad_subtitles_are_one_warning_and_a_partial_end_and_missing_ones_are_refused(
-    protokv: Program, mocked: None, video: Path
-) -> None:
+def test_bad_subtitles_are_one_warning_and_a_partial_end(protokv: Program, mocked: None, video: Path) -> None:
     (protokv.folder / "bad.srt").write_bytes(b"junk\0" * 99)
-    for _ in range(2):
-        result = protokv("ingest", video, *ARGUMENTS, "--subtitles", "bad.srt")
-        assert result.code == Exit.PARTIAL
-        assert result.err.count("\nWarning: bad.srt: ") + result.err.startswith("Warning: bad.srt: ") == 1
-        assert "\nHint: mend that, or choose other words with --subtitles" in result.err
-        assert result.rows()[-1]["complete"]
-    for choice in ("no.srt", "fr"):
-        result = protokv("ingest", video, *ARGUMENTS, "--subtitles", choice)
-        assert result.code == Exit.NOT_FOUND
-        assert result.err.startswith("Error: ")
-    result = protokv("ingest", video, *ARGUMENTS)
-    assert (result.code, "bad.srt" in result.err) == (Exit.MISMATCH, True)
+    result = protokv("ingest", video, *ARGUMENTS, "--subtitles", "bad.srt")
+    assert (result.code, result.err.count("Warning: bad.srt: ")) == (Exit.PARTIAL, 1)
+    assert "\nHint: mend that, or choose other words with --subtitles" in result.err
+    assert result.rows()[-1]["complete"]
+    assert protokv("ingest", video, *ARGUMENTS, "--subtitles", "no.srt").code == Exit.NOT_FOUND
 
 
 @pytest.mark.parametrize(

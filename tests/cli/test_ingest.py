@@ -13,7 +13,7 @@ import pytest
 from protokv.errors import PositionWarning
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output, format_bytes
-from tests.cli.conftest import Program, write_video
+from tests.cli.conftest import Program
 
 SMALL = ("--budget", "24", "--json")
 
@@ -50,9 +50,8 @@ def test_a_video_becomes_a_state_here_and_every_format_says_so(protokv: Program,
 @pytest.mark.parametrize(
     ("surprising", "said", "plain"),
     [
-        (("--keep", "3"), "Say how often, such as --every 30s", ("--keep", "3", "--every", "5s")),
+        (("--keep", "3"), "Try --every 30s", ("--keep", "3", "--every", "5s")),
         (("--fps", "16"), "has 8 frames a second, and --fps 16 shows the model some", ("--fps", "8")),
-        (("--memory", "paper"), "paper is a reference", ("--memory", "durable")),
     ],
 )
 def test_a_surprising_option_is_warned_of(
@@ -64,46 +63,11 @@ def test_a_surprising_option_is_warned_of(
     assert said not in quiet
 
 
-@pytest.mark.usefixtures("mocked")
-def test_a_second_video_goes_on_where_the_first_ended_and_the_command_may_be_repeated(
-    protokv: Program, video: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "other").mkdir()
-    second = write_video(tmp_path / "other" / "second.mp4", 5, seed=3)
-    append = ("ingest", second, *SMALL, "--append", "-o", "clip.safetensors")
-    assert protokv("ingest", video, *SMALL).code == 0
-    result = protokv(*append)
-    assert result.code == 0, result.err
-    assert "appending to clip.safetensors at 0:12" in result.err
-    summary = result.rows()[-1]
-    assert (summary["steps"], summary["stream_time_s"], summary["complete"]) == (17, 17.0, True)
-    again = protokv(*append)
-    assert (again.code, "nothing to do" in again.err) == (0, True)
-    assert [row["type"] for row in again.rows()] == ["started", "summary"]
-
-
 def test_a_stream_beyond_the_positions_of_the_model_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet in (False, True):
         with Output(Format.JSON, quiet=quiet).errors():
             warnings.warn("trained on 10", PositionWarning, stacklevel=1)
         assert capsys.readouterr().err == ("" if quiet else "Warning: trained on 10\n")
-
-
-@pytest.mark.usefixtures("mocked")
-def test_another_memory_or_video_is_not_mixed_into_a_state(protokv: Program, video: Path, tmp_path: Path) -> None:
-    assert protokv("ingest", video, *SMALL).code == 0
-    before = (protokv.folder / "clip.safetensors").read_bytes()
-    result = protokv("ingest", video, *SMALL, "--budget", "32")
-    assert result.code == Exit.MISMATCH
-    assert "budget is 24, this run's is 32" in result.err
-    (tmp_path / "other").mkdir()
-    other = write_video(tmp_path / "other" / "clip.mp4", 3, seed=9)
-    result = protokv("ingest", other, *SMALL)
-    assert result.code == Exit.MISMATCH
-    assert "clip.safetensors is the state of another clip.mp4, or clip.mp4 as it was before it changed" in result.err
-    assert "name another state with -o" in result.err
-    assert (protokv.folder / "clip.safetensors").read_bytes() == before
-    assert protokv("ingest", other, *SMALL, "--force").code == 0
 
 
 @pytest.mark.parametrize("flags", [(), ("--force",), ("--append",)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -82,62 +81,6 @@ def test_an_answer_says_how_old_the_commit_is(camera: Path, protokv: Any, monkey
     result = protokv("query", camera, "what is it", "--json")
     assert result.rows()[0]["commit_age_s"] == pytest.approx(7.0, abs=1.5)
     assert "committed" in result.err
-
-
-@pytest.fixture
-def during_pauses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
-    """Do one thing in each pause of --watch, then Ctrl-C; returns the lengths of the pauses."""
-
-    def script(*acts: Callable[[], object]) -> list[float]:
-        pauses: list[float] = []
-
-        def pause(seconds: float) -> None:
-            pauses.append(seconds)
-            if len(pauses) > len(acts):
-                raise KeyboardInterrupt
-            acts[len(pauses) - 1]()
-
-        monkeypatch.setattr("protokv_cli.commits.pause", pause)
-        return pauses
-
-    return script
-
-
-def nothing() -> None:
-    pass
-
-
-Pauses = Callable[..., list[float]]
-
-
-def test_watching_asks_again_at_its_interval_and_sees_new_commits(
-    tmp_path: Path, protokv: Program, mocked: None, during_pauses: Pauses
-) -> None:
-    path = watched(tmp_path / "camera.safetensors", [100, gone()])
-    pauses = during_pauses(
-        lambda: watched(path, [100, gone()], overwrite=True, address="rtsp://camera/2"),
-        lambda: watched(path, [("away", 1.0), 200, gone()], overwrite=True),
-    )
-    result = protokv("query", path, "what is it", "is it red", "--watch", "30s")
-    assert result.code == Exit.INTERRUPTED
-    assert [row["stream_time_s"] for row in result.rows()] == [10.0] * 4 + [20.0] * 2
-    assert all(0 < one <= 30.0 for one in pauses)
-
-
-def test_watching_waits_for_the_first_commit_and_says_so_once(
-    tmp_path: Path, protokv: Program, mocked: None, during_pauses: Pauses
-) -> None:
-    path = tmp_path / "camera.safetensors"
-    asked = ("query", path, "what is it", "--watch", "30s")
-    during_pauses(nothing, nothing, lambda: watched(path, [100, gone()]))
-    result = protokv(*asked)
-    assert result.code == Exit.INTERRUPTED
-    assert result.err.count("waiting for its first commit") == 1
-    assert len(result.rows()) == 1
-    path.unlink()
-    during_pauses()
-    again = protokv(*asked)
-    assert (again.code, again.out) == (Exit.INTERRUPTED, "")
 
 
 def test_inspect_shows_what_was_missed_and_nothing_secret(camera: Path, protokv: Program) -> None:

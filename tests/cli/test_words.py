@@ -96,13 +96,3 @@ def test_a_dry_run_says_which_words_would_be_read_and_what_of_them_cannot(protok
     (tmp_path / "bad.srt").write_bytes(b"\0\1junk")
     told = protokv("ingest", video, "--dry-run", "--format", "table", "--subtitles", tmp_path / "bad.srt").out
     assert "bad.srt: bad.srt holds no subtitles" in " ".join(told.split())
-
-
-def test_a_model_that_cannot_hear_is_refused_before_anything_is_watched(protokv: Program) -> None:
-    video = shutil.copy(SHORT, protokv.folder / "silent.mp4")
-    for model, said in (("no/such-model", "not in the local cache"), ("protokv/mini", "recognises no speech")):
-        refused = protokv("ingest", video, "-o", protokv.folder / "b.safetensors", "--transcribe", model)
-        assert refused.code == Exit.FAILURE, refused.err
-        assert [line.split(":")[0] for line in refused.err.splitlines()] == ["Error", "Hint"]
-        assert said in refused.err
-    assert not (protokv.folder / "b.safetensors").exists()
