@@ -6,7 +6,8 @@ bytes of its declaration, and in use about as much again for attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -59,10 +60,25 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
         OutOfMemory: the memory does not fit the device.
     """
     cls = config.memory
-    check_parts(config, shape)
-    check_capacity(
-        (*cls.declare(config, shape), *_carried_specs(shape)), shape.layer_devices or (shape.device,), config.budget
-    )
+    if shape.hybrid is not None and config.recent_frames:
+        raise ConfigError(
+            "recent_frames: this model has layers that read every token once, in order, so no step is read again",
+            hint="leave recent_frames out, or use a model of which all layers have full attention",
+        )
+    if shape.hybrid is not None and shape.hybrid.sliding is not None and config.positions == "compact":
+        raise ConfigError(
+            "positions: this model has sliding layers, whose windows do not move with a memory",
+            hint="leave positions=compact out",
+        )
+    specs = (*cls.declare(config, shape), *_carried_specs(shape))
+    wanted = sum(spec.nbytes for spec in specs)
+    there = sum(map(device_bytes, set(shape.layer_devices or (shape.device,))))
+    if wanted > there:
+        raise OutOfMemory(
+            f"budget: {config.budget} tokens of this model take {wanted / 2**30:.1f} GiB, "
+            f"and the device has {there / 2**30:.1f} GiB",
+            hint="choose a smaller budget",
+        )
     spread = len(set(shape.layer_devices or ())) > 1
     memory: Memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
     if shape.hybrid is not None:
@@ -91,26 +107,6 @@ def _carried_specs(shape: MemoryShape) -> tuple[TensorSpec, ...]:
     return () if shape.hybrid is None else HybridState.declare(shape)
 
 
-def check_parts(config: MemoryConfig, shape: MemoryShape) -> None:
-    """Refuse what layers with a window or a recurrent state cannot do.
-
-    Raises:
-        ConfigError: naming the setting.
-    """
-    if shape.hybrid is None:
-        return
-    if config.recent_frames:
-        raise ConfigError(
-            "recent_frames: this model has layers that read every token once, in order, so no step is read again",
-            hint="leave recent_frames out, or use a model of which all layers have full attention",
-        )
-    if shape.hybrid.sliding is not None and config.positions == "compact":
-        raise ConfigError(
-            "positions: this model has sliding layers, whose windows do not move with a memory",
-            hint="leave positions=compact out",
-        )
-
-
 def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]) -> Memory:
     """Return the memory of these tensors.
 
@@ -129,25 +125,8 @@ def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, ten
     return memory
 
 
-def check_capacity(specs: Iterable[TensorSpec], devices: Iterable[torch.device], budget: int) -> None:
-    """Refuse a memory that is larger than its devices together.
-
-    Raises:
-        OutOfMemory: naming both sizes.
-    """
-    sizes = [device_bytes(device) for device in dict.fromkeys(devices)]
-    there = sum(size for size in sizes if size is not None)
-    wanted = sum(spec.nbytes for spec in specs)
-    if None not in sizes and wanted > there:
-        raise OutOfMemory(
-            f"budget: {budget} tokens of this model take {wanted / 2**30:.1f} GiB, "
-            f"and the device has {there / 2**30:.1f} GiB",
-            hint="choose a smaller budget",
-        )
-
-
-def device_bytes(device: torch.device) -> int | None:
-    """Return the memory of a device, used and free; None if unknown."""
+def device_bytes(device: torch.device) -> float:
+    """Return the memory of a device, used and free; infinite if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return memory_bytes()
+    return memory_bytes() or math.inf

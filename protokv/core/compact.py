@@ -269,7 +269,7 @@ class CompactContext(Context):
 class PositionLimit(SessionListener):
     """Warns once if steps are forwarded beyond the positions that the model was trained on.
 
-    At compact positions only the device knows how far a step stands; it is asked when the host waits for it anyway.
+    At compact positions only the device knows how far a step stands, which the size of the memory bounds.
     """
 
     def __init__(self, limit: int | None, moving: Sequence[int], advice: str = "") -> None:
@@ -281,37 +281,22 @@ class PositionLimit(SessionListener):
             advice: appended to the warning.
         """
         self._limit, self._moving, self._advice = limit, moving, advice
-        self._furthest: Tensor | None = None
 
     def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
-        """Note how far the step was forwarded.
+        """Look how far the step was forwarded.
 
         Warns:
-            PositionWarning: it is beyond the limit; now, or at `before_read` if only the device knows.
+            PositionWarning: it is beyond the limit.
         """
-        highest = step.highest
-        if self._limit is None or max(highest) < self._limit:
+        shift = find_shift(context)
+        if self._limit is None or isinstance(shift, Tensor):
             return
-        fixed = max((place for component, place in enumerate(highest) if component not in self._moving), default=0)
-        moved = max(highest[component] for component in self._moving) - find_shift(context)
-        if isinstance(moved, int):
-            self._warn(session.clock.steps, max(fixed, moved))
-        else:
-            reached = moved.clamp(min=fixed)
-            self._furthest = reached if self._furthest is None else torch.maximum(self._furthest, reached)
-
-    def before_read(self, session: SessionView) -> None:
-        """Warn of steps whose positions only the device knew."""
-        if self._furthest is not None:
-            self._warn(session.clock.steps, int(self._furthest))
-            self._furthest = None
-
-    def _warn(self, step: int, position: int) -> None:
-        if self._limit is None or position < self._limit:
-            return
-        trained, self._limit = self._limit, None
-        warnings.warn(
-            f"step {step} stands at position {position}, and the model was trained on {trained}{self._advice}",
-            PositionWarning,
-            stacklevel=4,
-        )
+        position = max(place - shift * (component in self._moving) for component, place in enumerate(step.highest))
+        if position >= self._limit:
+            trained, self._limit = self._limit, None
+            warnings.warn(
+                f"step {session.clock.steps} stands at position {position}, and the model was trained on {trained}"
+                f"{self._advice}",
+                PositionWarning,
+                stacklevel=3,
+            )

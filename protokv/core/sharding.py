@@ -65,14 +65,13 @@ class LayerShards(Memory):
             each = (find_usable(step.keys[run.layers], step.values[run.layers]).to(CPU) for run in self._runs)
             usable = torch.stack(list(each)).all(0)
         steps = [
-            StepKV(
+            replace(
+                step,
                 keys=step.keys[run.layers].to(run.device),
                 values=step.values[run.layers].to(run.device),
                 positions=step.positions.to(run.device),
                 coordinates=step.coordinates.to(run.device),
-                step=step.step,
                 usable=usable.to(run.device),
-                words=step.words,
             )
             for run in self._runs
         ]
