@@ -193,6 +193,9 @@ def test_lines_and_json_lines_of_stdin_or_of_a_file_are_asked_before_those_of_th
     result = protokv("query", "clip.safetensors", "--questions", file, "where ?")
     assert [row["question"] for row in result.rows()] == ["what is first ?", "who ?", "where ?"]
     assert "0 of 1 answers as expected" in result.err
+    file.write_text("what is first ?\r\n", encoding="utf-16")
+    (row,) = protokv("query", "clip.safetensors", "--questions", file).rows()
+    assert row["question"] == "what is first ?"
 
 
 def test_evidence_is_shown_on_request(protokv: Program, state: Path) -> None:
