@@ -29,6 +29,9 @@ FORMAT_VERSION = 1
 # The name of the document in every form.
 KEY = "protokv"
 
+# Of a document, which takes 20 kB; readers of some forms look no further.
+MOST_BYTES = 1 << 20
+
 # A tensor's name is a path of names, such as `bank.key_center`; forms with groups lay it out as such.
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
 
@@ -102,7 +105,7 @@ def seal(state: State, digests: Mapping[str, str]) -> str:
     """Return the document of a state: its header, the digests of its tensors, and the digest of both, as JSON.
 
     Raises:
-        StateError: the header could not be read again.
+        StateError: the header could not be read again, or is too long.
     """
     try:
         check_tensor_names(state.tensors)
@@ -113,6 +116,8 @@ def seal(state: State, digests: Mapping[str, str]) -> str:
         raise StateError(f"the header of the state is not plain JSON: {error}") from error
     except (StateCorrupt, StateMismatch) as error:
         raise StateError(f"the state cannot be written: {error.message}") from error
+    if len(text) > MOST_BYTES:
+        raise StateError(f"the header of the state takes {len(text)} bytes, at most {MOST_BYTES} are allowed")
     return text
 
 

@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from protokv.errors import SourceError, SourceNotFound, StateError, StateLocked
 from protokv.state.commit import explain_read_errors, not_found
 from protokv.state.form import Form, Stored, format_kept_suffix
-from protokv.state.header import KEY, Header, State, unseal
+from protokv.state.header import KEY, MOST_BYTES, Header, State, unseal
 from protokv.video.bucket import explain_errors, fetch, list_beginning, open_store
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult, UpdateVersion
 
 T = TypeVar("T")
-
-# A header takes about 20 kB; a `.safetensors` begins with it.
-_BEGINNING_BYTES = 1 << 20
 
 
 class ObjectForm(Form):
@@ -97,7 +94,7 @@ class ObjectForm(Form):
         """Read the header alone: of a `.safetensors` without the tensors."""
         address = at or self._address
         with _explain(address, "read"):
-            start = self._store.get(open_store(address)[1], options={"range": (0, _BEGINNING_BYTES)}).bytes().to_bytes()
+            start = self._store.get(open_store(address)[1], options={"range": (0, 2 * MOST_BYTES)}).bytes().to_bytes()
         length = int.from_bytes(start[:8], "little")
         if self._file.suffix == ".safetensors" and length <= len(start) - 8:
             with explain_read_errors(address):
