@@ -46,9 +46,8 @@ class DecordSource(PyAVSource):
         super().__init__(path, max_pixels)
         info = self.info
         known = info.container in CONTAINERS and info.codec in CODECS and info.pixel_format in PIXEL_FORMATS
-        known = known and not info.mirrored and self.has_square_pixels
-        if not known or self.interlaced or self.path.suffix.lower() not in VIDEO_SUFFIXES:
-            scan = "interlaced" if self.interlaced else "progressive"
+        if not known or not self.plain or self.path.suffix.lower() not in VIDEO_SUFFIXES:
+            scan = "progressive, in its shape," if self.plain else "interlaced, mirrored or stretched"
             raise SourceUnreadable(
                 f"decord cannot read {info.name}: it is not known to read {scan} {info.codec} as {info.pixel_format} "
                 f"in {info.container}, with the suffix {self.path.suffix}, exactly",

@@ -34,7 +34,8 @@ def check_is_file(path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         # Such as /dev/stdin, a named pipe, or <(...) of a shell.
         raise SourceUnreadable(
-            f"expected a video file, {path} is not a regular file", hint=f"pipe it in: protokv ingest - < {path}"
+            f"expected a video file, {path} is not a regular file",
+            hint=f"pipe it in: `... | protokv ingest -`, or `protokv ingest - < {path}`",
         )
     if status.st_size == 0:
         raise SourceUnreadable(f"expected a video file, {path} is empty", hint="copy or record it again")

@@ -1,4 +1,4 @@
-"""What the header of a stream and its first packet tell of its times: `Probe`.
+"""What the header and the first frame of a stream tell of it: `look_into`, and `Probe` of its times.
 
 Stream time begins where the container begins, as in players: at its first picture or sound. So pictures, words and
 evidence have one origin.
@@ -7,13 +7,17 @@ evidence have one origin.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import av
 
 from protokv.video.clock import BEYOND_END_PART, BEYOND_END_S, LONGEST_GAP_S, LONGEST_PAUSE_S
+from protokv.video.container import describe_stream, refuse_encrypted, refuse_undecodable
+from protokv.video.source import SourceInfo
 
 # AVI has no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
 WITHOUT_PTS = {"avi"}
@@ -27,6 +31,9 @@ COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
 # A length that is guessed from time stamps is none if it is this long and has fewer bits a second: stamps jump.
 FEWEST_BITS = 10_000
 
+
+# Packets that may fail before the first frame.
+MOST_FAILURES = 256
 
 # AVFMT_NOTIMESTAMPS, of raw streams
 _NOTIMESTAMPS = 1 << 7
@@ -47,11 +54,6 @@ class Probe:
     indexed: bool  # the container has an index of all packets, to compare with the packets that were read
     stamped: bool = True  # packets have times
     delay: int = 0  # how much later the decoding time of a frame is than that of its packet, without presentation times
-
-    @property
-    def notes(self) -> list[str]:
-        """What a user should know of its times."""
-        return [] if self.stamped else [f"it has no times: {1 / self.interval_s:.6g} frames a second are assumed"]
 
     @property
     def has_pts(self) -> bool:
@@ -95,15 +97,58 @@ def _is_hidden_vp9(data: memoryview) -> bool:
 _HIDDEN = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}
 
 
-def look_at(container: Any, stream: Any, first: Any) -> Probe:
-    """Return how PyAV's video stream of a container counts its times. `first` is its first packet, None if none came.
+class Beginning(NamedTuple):
+    """What a look at the beginning of a stream found."""
 
-    Raises nothing: what a damaged header says is kept within what is credible.
+    probe: Probe
+    info: SourceInfo
+    notes: list[str]
+    packets: Iterator[Any]  # all of them, from the first one on
+    plain: bool  # progressive, and shown in the shape in which it is decoded
+
+
+def look_into(
+    name: object, kind: str, container: Any, stream: Any, packets: Iterator[Any], max_pixels: int
+) -> Beginning:
+    """Decode the first frame of PyAV's video stream, so that one without a picture is refused.
+
+    Raises:
+        SourceUnreadable: no picture can be had, or it is encrypted, or has more than `max_pixels`.
     """
+    context, first, failures = stream.codec_context, None, 0
+    seen: list[Any] = []
+    for packet in chain(packets, [None]):
+        if not seen:
+            refuse_encrypted(name, context, packet)
+        seen += [] if packet is None else [packet]
+        try:
+            first = next(iter(context.decode(packet)), None) if seen else None
+        except Exception:  # PyAV raises more than its own errors on a damaged file
+            failures += 1
+        if first is not None or failures > MOST_FAILURES:
+            break
+    head = seen[0] if seen else None
+    if first is None:
+        raise refuse_undecodable(name, container, stream, head, max_pixels)
+    probe = _probe(container, stream, head)
+    if not probe.has_pts:
+        probe = replace(probe, delay=(probe.stamp(first) or 0) - probe.origin)
+    info, notes = describe_stream(str(name), kind, container, stream, first)
+    info = replace(info, rate_fps=1 / probe.interval_s if stream.average_rate or stream.guessed_rate else None)
+    if not probe.stamped:
+        notes.append(f"it has no times: {1 / probe.interval_s:.6g} frames a second are assumed")
+    same = sorted((info.width, info.height)) == sorted((first.width, first.height)) and not info.mirrored
+    # 0 is unknown, 1 progressive.
+    progressive = not first.interlaced_frame and context.field_order <= 1
+    return Beginning(probe, info, notes, chain(seen, packets), same and progressive)
+
+
+def _probe(container: Any, stream: Any, first: Any) -> Probe:
+    """Return how a stream counts its times; what a damaged header says is kept within what is credible."""
     name, base = container.format.name.split(",")[0], stream.time_base
     # `frames` is 0 for fragmented files, whose index grows while they are read.
     indexed = name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
-    first_ticks = next((one for one in (first and first.pts, first and first.dts) if one is not None), None)
+    first_ticks = first.pts if first.pts is not None else first.dts
     whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
     own_s = _own_length_s(stream)
     declares = indexed or name in DECLARING
@@ -136,7 +181,7 @@ def look_at(container: Any, stream: Any, first: Any) -> Probe:
         ends_s.append(whole_s)
     stamped = not container.format.flags & _NOTIMESTAMPS
     rate = (stream.average_rate if stamped else None) or stream.guessed_rate
-    if not stamped and first and first.duration:
+    if not stamped and first.duration:
         rate = 1 / (first.duration * base)
     return Probe(
         container=name,

@@ -1,7 +1,4 @@
-"""Read a video file with PyAV.
-
-Opening decodes the first frame, so that a file without a picture is refused.
-"""
+"""Read a video file with PyAV, from its beginning or from a later time."""
 
 from __future__ import annotations
 
@@ -13,19 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from protokv.errors import SourceError, SourceUnreadable
-from protokv.video.container import (
-    MAX_PIXELS,
-    convert_to_rgb,
-    describe_stream,
-    explain_error,
-    open_container,
-    refuse_encrypted,
-    refuse_undecodable,
-)
+from protokv.errors import SourceUnreadable
+from protokv.video.container import MAX_PIXELS, convert_to_rgb, explain_error, open_container
 from protokv.video.decoding import Decoding, read_packets, skip_to_key
 from protokv.video.file import fingerprint
-from protokv.video.probe import look_at
+from protokv.video.probe import look_into
 from protokv.video.report import DecodeReport
 from protokv.video.source import Damage, Frame, FrameRequest, Image, Lines, Source, drop_before
 from protokv.video.text_tracks import find_text_tracks, read_text_track
@@ -35,9 +24,6 @@ LOOK_BACK_S = (0.0, 2.0, 10.0, 60.0, math.inf)
 
 # These containers have an index, and one clock from beginning to end.
 WITH_INDEX = {"mov", "matroska", "avi", "asf", "mxf"}
-
-# Packets that may fail before the first frame.
-MOST_FAILURES = 256
 
 # Joins of a damaged file may be many.
 MOST_NOTES = 8
@@ -57,42 +43,18 @@ class PyAVSource(Source):
         self.path, self._max_pixels = Path(path), max_pixels or MAX_PIXELS
         self._report = DecodeReport()
         with open_container(self.path, self._max_pixels) as (container, stream, notes):
-            try:
-                self._look(container, stream, notes)
-            except SourceError:
-                raise
-            except Exception as error:
-                raise self._unreadable(error) from error
-
-    def _look(self, container: Any, stream: Any, notes: list[str]) -> None:
-        packets = read_packets(container, stream, lambda error: None)
-        head = next(packets, None)
-        refuse_encrypted(self.path, stream.codec_context, head)
-        probe, first, failures = look_at(container, stream, head), None, 0
-        for packet in () if head is None else chain([head], packets, [None]):
-            try:
-                first = next(iter(stream.codec_context.decode(packet)), None)
-            except Exception:  # PyAV raises more than its own errors on a damaged file
-                failures += 1
-            if first is not None or failures > MOST_FAILURES:
-                break
-        if first is None:
-            raise refuse_undecodable(self.path, container, stream, head, self._max_pixels)
-        if not probe.has_pts:
-            probe = replace(probe, delay=(probe.stamp(first) or 0) - probe.origin)
-        info, odd = describe_stream(self.path.name, "file", container, stream, first)
-        self.probe, self.texts, self.notes = probe, find_text_tracks(container), [*notes, *odd, *probe.notes]
+            packets = read_packets(container, stream, lambda error: None)
+            found = look_into(self.path, "file", container, stream, packets, self._max_pixels)
+            self.probe, self.plain, self.texts = found.probe, found.plain, find_text_tracks(container)
+        self.notes = [*notes, *found.notes]
         self.info = replace(
-            info,
+            found.info,
+            name=self.path.name,
             decoder=self.decoder,
-            rate_fps=info.rate_fps and 1 / probe.interval_s,
-            duration_s=probe.duration_s,
+            duration_s=self.probe.duration_s,
             size_bytes=self.path.stat().st_size,
             fingerprint=fingerprint(self.path),
         )
-        self.has_square_pixels = sorted((info.width, info.height)) == sorted((first.width, first.height))
-        # 0 is unknown, 1 progressive.
-        self.interlaced = bool(first.interlaced_frame) or stream.codec_context.field_order > 1
 
     def lines(self, number: int) -> Lines:
         """See `Source`."""

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import av
@@ -21,9 +20,9 @@ from protokv.errors import SourceUnreadable
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.connection import HLS_SLACK_S, KINDS, connect, explain_failure
-from protokv.video.container import MAX_PIXELS, convert_to_rgb, describe_stream, refuse_encrypted, refuse_undecodable
+from protokv.video.container import MAX_PIXELS, convert_to_rgb
 from protokv.video.decoding import MOST_DEMUX_FAILURES, Decoding, read_packets
-from protokv.video.probe import look_at
+from protokv.video.probe import look_into
 from protokv.video.report import DecodeReport
 from protokv.video.source import Damage, Frame, FrameRequest, Line, ShouldStop, Source, SourceInfo, drop_before, never
 from protokv.video.text_tracks import find_text_tracks, read_packet
@@ -122,7 +121,7 @@ class StreamSource(Source):
         self._waiting.clear()
 
     def _connect(self, should_stop: ShouldStop) -> Iterator[Any]:
-        """Connect and look at the first frame; give the decoder's frames."""
+        """Connect, and look at the first frame; give the decoder's frames."""
         self._connection.close()
         self._should_stop = should_stop
         container, stream, notes = self._connection.enter_context(
@@ -131,38 +130,45 @@ class StreamSource(Source):
         hls = "hls" in container.format.name
         # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
         self.texts = () if hls else find_text_tracks(container)
-        self._report = DecodeReport()
-        packets = self._packets(container, stream)
-        head = next(packets, None)
-        refuse_encrypted(self._name, stream.codec_context, head)
         ends = self._kind in ("http", "https") and bool(container.duration)
         live = not ends and self._kind != address.PIPE
+        packets = self._packets(container, stream)
+        try:
+            found = look_into(self._name, self._kind, container, stream, packets, self._max_pixels)
+        except SourceUnreadable as error:
+            raise self._explain(error, container) from error
+        self.notes += [one for one in (*notes, *found.notes) if one not in self.notes]
+        width, height = self._size or (found.info.width, found.info.height)
+        self.info: SourceInfo = replace(found.info, width=width, height=height, seekable=ends)
+        if ends:
+            # A video on a server is told from others by its address, size and length.
+            whole_s = container.duration / av.time_base
+            digest = hashlib.sha256(f"{self._name} {container.size} {whole_s}".encode()).hexdigest()
+            self.info = replace(self.info, duration_s=found.probe.duration_s or whole_s, fingerprint=digest)
         slack_s = HLS_SLACK_S if hls else KINDS[self._kind].slack_s if live else 0.0
+        self._report = DecodeReport()
         self._decoding = Decoding(
-            look_at(container, stream, head),
+            found.probe,
             stream,
             self._report,
             lambda frame: convert_to_rgb(frame, self.info),
             arrivals=ArrivalClock(slack_s) if live else None,
             on_note=self.notes.append,
         )
-        settled = self._decoding.settle(packets if head is None else chain([head], packets))
-        decoded = self._decoding.frames(settled, lambda: self._should_stop())
-        if (first := next(decoded, None)) is None:
-            raise self._without_picture(container, stream, head)
-        self._describe(container, stream, first, notes, ends=ends)
-        return chain([first], decoded)
+        return self._decoding.frames(self._decoding.settle(found.packets), lambda: self._should_stop())
 
-    def _without_picture(self, container: Any, stream: Any, head: Any) -> SourceUnreadable:
-        error = refuse_undecodable(self._name, container, stream, head, self._max_pixels)
-        if head is None and self._kind in ("http", "https") and "mov" in container.format.name:
+    def _explain(self, error: SourceUnreadable, container: Any) -> SourceUnreadable:
+        """Say why nothing came, if the connection did."""
+        if not self._why:
+            return error
+        hint = error.hint
+        if self._kind in ("http", "https") and "mov" in container.format.name:
             # FFmpeg says only "Input/output error".
             hint = (
                 "an MP4 with its index at the end needs a server that gives parts of a file (HTTP ranges): "
                 "download it first, or write it with -movflags faststart"
             )
-            error = SourceUnreadable(error.message, hint=hint)
-        return SourceUnreadable(f"{error.message} ({self._why})", hint=error.hint) if self._why else error
+        return SourceUnreadable(f"{error.message} ({self._why})", hint=hint)
 
     def _packets(self, container: Any, stream: Any) -> Iterator[Any]:
         """Give the packets of the pictures; lines of text wait for them."""
@@ -181,19 +187,3 @@ class StreamSource(Source):
             elif (line := read_packet(packet, packet.stream)) is not None:
                 self._waiting.append((packet.stream.index, line))
                 del self._waiting[:-MOST_WAITING]
-
-    def _describe(self, container: Any, stream: Any, first: Any, notes: list[str], *, ends: bool) -> None:
-        """Set `info` and `notes` from the first frame, and correct the count of a container without such."""
-        probe = self._decoding.probe
-        if not probe.has_pts:
-            self._decoding.probe = replace(probe, delay=(probe.stamp(first) or 0) - probe.origin)
-        info, odd = describe_stream(self._name, self._kind, container, stream, first)
-        self.notes += [one for one in (*notes, *odd, *probe.notes) if one not in self.notes]
-        width, height = self._size or (info.width, info.height)
-        rate = 1 / probe.interval_s if stream.average_rate or stream.guessed_rate else None
-        self.info: SourceInfo = replace(info, width=width, height=height, rate_fps=rate, seekable=ends)
-        if ends:
-            # A video on a server is told from others by its address, size and length.
-            whole_s = container.duration / av.time_base
-            digest = hashlib.sha256(f"{self._name} {container.size} {whole_s}".encode()).hexdigest()
-            self.info = replace(self.info, duration_s=probe.duration_s or whole_s, fingerprint=digest)
