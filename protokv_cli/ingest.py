@@ -134,16 +134,11 @@ def ingest(
 
     ```sh
     protokv ingest video.mp4
-    protokv ingest lecture.mp4 --every 30s --keep 20
-    protokv ingest lecture.mp4 --dry-run
-    protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00 --duration 10m
-    protokv ingest talk.mkv --subtitles en
+    protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00 --duration 10m --every 30s --keep 20
     protokv ingest talk.mp4 --transcribe openai/whisper-base
     protokv ingest part2.mp4 -o part1.safetensors --append
     protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
-    protokv ingest rtsp://camera/1 -o camera.safetensors --keep 100
     ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors
-    protokv ingest video.mp4 --budget 512 --every 30s --format json
     protokv ingest video.mp4 --memory paper --set split=1:5 --positions compact
     protokv ingest videos/ -o states/
     protokv ingest --from list.txt -o states/ --dry-run

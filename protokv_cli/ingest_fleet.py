@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
@@ -21,7 +21,7 @@ from protokv.errors import ConfigError, SourceNotFound, StateError
 from protokv.texts import count_text
 from protokv_cli.exits import Exit, find_exit_code
 from protokv_cli.options import note_embedded, option
-from protokv_cli.output import Format, Output, format_bytes, format_time, grid, pairs
+from protokv_cli.output import Format, Output, format_bytes, format_time, pairs
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import handle_signals
 from protokv_cli.progress import LOG_EVERY_S, Bar
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from protokv.fleet import Failure, Job, Outcome, Recipe
     from protokv.fleet.run import Pool
     from protokv.ingestion import IngestOptions
-
-# More videos are counted and not listed on a terminal; JSON has them all.
-LISTED: Final = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +122,7 @@ def _open_pool(fleet: FleetFlags, recipe: Recipe) -> Any:
 
 
 class _Report:
-    """Counts the outcomes of a run and shows them: a bar or lines meanwhile, a table and a file of failures."""
+    """Counts the outcomes of a run and shows them: a line a video, a bar, and a file of failures."""
 
     def __init__(self, out: Output, jobs: list[Job], place: str, bar: Bar, pool: Pool) -> None:
         """Remove the file of failures of an earlier run; without failures there is no file."""
@@ -163,7 +160,9 @@ class _Report:
                 lines.write(json.dumps(row) + "\n")
         if self._out.format is Format.JSON:
             self._out.json({"type": "video", **outcome.to_dict(), "fleet": self._progress()})
-        elif self._out.format is Format.PLAIN and outcome.status in ("watched", "done"):
+        elif self._out.format is Format.TABLE:
+            self._out.plain(_describe(outcome))
+        elif outcome.status in ("watched", "done"):
             self._out.plain(outcome.state)
 
     def draw(self) -> None:
@@ -199,7 +198,7 @@ class _Report:
         return len(self._jobs) - sum(one.status != "stopped" for one in self._outcomes.values())
 
     def end(self, stopped: Exit | None) -> None:
-        """Show the table of all videos, and end with exit code 3 if one has no whole state."""
+        """Show the totals, and end with exit code 3 if a video has no whole state."""
         out, total, left, found = self._out, len(self._jobs), self._left, self._outcomes.values()
         by_status = Counter(one.status for one in found)
         counts = {status: by_status[status] for status in ("watched", "done", "stopped", "failed")}
@@ -208,14 +207,9 @@ class _Report:
             sums = {"left": left, "failures": self._failures, "watched_s": watched_s, "file_bytes": size}
             out.json({"type": "fleet", "videos": total, **counts, **sums})
         elif out.format is Format.TABLE:
-            shown = [self._outcomes[job.key] for job in self._jobs if job.key in self._outcomes]
-            rows = [_make_row(one) for one in islice(shown, LISTED)]
-            out.table(grid(("source", "state", "watched_s", "elapsed_s", "result", "why"), rows))
-            if len(shown) > LISTED:
-                out.table(f"and {len(shown) - LISTED} more: --json has all")
             done = f"{counts['watched']} watched, {counts['done']} done before, {counts['failed']} failed, {left} left"
             took = {"watched": format_time(watched_s), "states": f"{format_bytes(size)} on disk"}
-            out.table("", pairs({"videos": f"{total}: {done}", **took}))
+            out.table(pairs({"videos": f"{total}: {done}", **took}))
         if self._failures:
             out.error(f"{self._failures} of {total} videos have no whole state; why is in {self._file}")
         if stopped is not None:
@@ -226,17 +220,14 @@ class _Report:
 
 def _find_exit_code(failure: Failure) -> Exit:
     """Return the exit code that `ingest` of this video alone would have."""
-    kind = getattr(errors, failure.kind, None)
-    if isinstance(kind, type) and issubclass(kind, errors.ProtoKVError):
-        return find_exit_code(kind(""))
-    return Exit.PARTIAL if failure.kind == "Damaged" else Exit.FAILURE
+    kind = getattr(errors, failure.kind, errors.ProtoKVError)
+    return Exit.PARTIAL if failure.kind == "Damaged" else find_exit_code(kind(""))
 
 
-def _make_row(outcome: Outcome) -> dict[str, Any]:
-    """Return the row of the table at the end."""
-    failure, status = outcome.failure, outcome.status
-    result = f"{status}, damaged" if failure and status != "failed" else status
-    return {**outcome.to_dict(), "result": result, "why": failure.message if failure else ""}
+def _describe(outcome: Outcome) -> str:
+    """Return a line: status, video, state, and what is wrong."""
+    cells = [outcome.status, outcome.job.to_dict()["source"], outcome.state]
+    return "\t".join([*cells, outcome.failure.message] if outcome.failure else cells)
 
 
 def _show_plan(out: Output, found: Iterable[Outcome]) -> None:
@@ -249,8 +240,7 @@ def _show_plan(out: Output, found: Iterable[Outcome]) -> None:
         if out.format is Format.JSON:
             out.json({"type": "plan", **one.to_dict()})
         else:
-            why = f"\t{one.failure.message}" if one.failure else ""
-            out.plain(f"{one.status}\t{one.job.to_dict()['source']}\t{one.state}{why}")
+            out.plain(_describe(one))
     videos = counts.total() - counts["done"] - counts["failed"]
     if out.format is Format.JSON:
         total = {"all": counts.total(), **counts, "videos": videos, "unmeasured": unmeasured, "left_s": left_s}

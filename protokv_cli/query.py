@@ -77,11 +77,8 @@ def query(
     ```sh
     protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"
     protokv query video.safetensors
-    protokv query video.safetensors --questions questions.jsonl
     protokv query video.safetensors - --json < questions.jsonl | jq -r .answer
-    protokv query video.safetensors --at 12m "What is visible now?"
     protokv query camera.safetensors --at 14:05 "What is visible now?"
-    protokv query video.safetensors --evidence "where was the star?"
     protokv query video.safetensors --video videos/ --frames seen/ "where was the star?"
     protokv query --state states/ --top 5 "what shape appeared first?"
     ```

@@ -26,7 +26,7 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state import checkpoint
 from protokv.state.describe import describe
-from protokv_cli.inspect_tables import document_tables
+from protokv_cli.inspect import document_tables
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames

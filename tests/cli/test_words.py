@@ -71,7 +71,7 @@ def test_the_transcript_is_printed_in_every_form_and_never_obeyed(protokv: Progr
     ]  # fmt: skip
     assert "\x1b[31mmine" not in seen.screen
     early = protokv("inspect", talk, "--words", "--at", "0:03")
-    assert (early.code, early.out, "nothing was said so far in talk.srt" in early.err) == (Exit.DONE, "", True)
+    assert (early.code, early.out, "no words are known: talk.srt" in early.err) == (Exit.DONE, "", True)
 
 
 def test_a_state_that_cannot_tell_what_was_said_says_why(
