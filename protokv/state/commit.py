@@ -1,9 +1,9 @@
 """Replace a file or folder atomically, as its only writer: its path holds the old or the new one, even after a crash.
 
-A commit writes `.NAME.partial` beside the path, syncs it and puts it in place in one step; then it syncs the folder. To
-replace a folder, or to keep the old state, the two swap names, if the system can do that. Otherwise the old one is
-moved to `.NAME.previous` first, and `recover`, which readers and writers call, moves it back if a crash came between
-the two moves. The next commit removes what a killed one has left.
+A commit writes `.NAME.partial` beside the path, syncs it and puts it in place in one step; then it syncs the folder. A
+folder swaps names with the old folder, if the system can do that. Otherwise the old one is moved to `.NAME.previous`
+first, and `recover`, which readers and writers call, moves it back if a crash came between the two moves. The next
+commit removes what a killed one has left.
 
 `lock` keeps other writers away: a `filelock` lock on a file beside the path. The kernel holds it and frees it when the
 process ends, however it ends, so a leftover lock file locks nothing. Readers ignore it.
@@ -63,17 +63,17 @@ def replace(path: Path, write: Callable[[Path], object], kept: Path | None = Non
     _remove(aside)
     try:
         write(made)
-        if not os.path.lexists(path) or (kept is None and path.is_file()):
+        if not path.is_dir():
+            if kept is not None:
+                _link(path, kept, aside)
             made.replace(path)
-            old = None
-        elif exchange(made, path):
-            old = made
         else:
-            path.replace(aside)
-            made.replace(path)
-            old = aside
-        if old is not None and kept is not None:
-            old.replace(kept)
+            exchanged = exchange(made, path)
+            if not exchanged:
+                path.replace(aside)
+                made.replace(path)
+            if kept is not None:
+                (made if exchanged else aside).replace(kept)
         sync_folder(path.parent)
     finally:
         recover(path)
@@ -82,6 +82,15 @@ def replace(path: Path, write: Callable[[Path], object], kept: Path | None = Non
             _remove(made)
     with suppress(OSError):
         _remove(aside)
+
+
+def _link(path: Path, kept: Path, aside: Path) -> None:
+    """Give a file a second name; copy it where there are no hard links."""
+    try:
+        os.link(path, kept)
+    except OSError:
+        shutil.copyfile(path, aside)
+        aside.replace(kept)
 
 
 def recover(path: Path) -> None:

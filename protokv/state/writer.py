@@ -52,8 +52,8 @@ def save_state(state: State, path: StatePath) -> None:
 def commit(form: Form, state: State, keep: int | None = None) -> None:
     """Save a state and keep the last `keep` commits, including this one. With None, keep and remove nothing.
 
-    The oldest commits are removed last. A crash leaves at most one commit too many, which the next commit removes, or
-    one too few.
+    The oldest commits are removed last. A crash leaves at most one commit too many, which the next commit removes; of
+    a folder, or one too few.
 
     Raises:
         StateLocked: another writer has committed meanwhile.
