@@ -56,9 +56,9 @@ def limit_duration(time_s: float, stated_s: float, end_s: float | None) -> float
 class Clock:
     """Moves the time stamps of packets so that they run on where they leap.
 
-    Recordings leap where they were joined, where an encoder restarted, and where they are damaged. Stamps that leap and
-    come back are damaged: the packets follow the one before them, and no others are moved. Stamps that stay behind are
-    a join. Stamps that stay ahead are a pause, if it is credible. Files, pipes and videos on servers have this clock.
+    Stamps that leap and come back are damaged: their packets follow the one before, and no others are moved. Stamps
+    that stay behind are a join, where an encoder restarted or recordings were put together. Stamps that stay ahead are
+    a pause, if it is credible. Files, pipes and videos on servers have this clock.
     """
 
     def __init__(
@@ -73,17 +73,10 @@ class Clock:
         on_join: Callable[[float], None],
         on_damage: Callable[[float, str], None],
     ) -> None:
-        """Begin before the first packet.
+        """Begin before the first packet, which is due at the tick `origin`, or after a seek.
 
-        Args:
-            time_base: seconds of a tick.
-            origin: the tick at which the stream begins.
-            interval_s: the usual distance of two frames.
-            end_s: the end that the source declares, apart from the times of its frames.
-            confirmed_s: until when something else than the packets' stamps says that the source lasts.
-            from_origin: the first packet is due at the origin; else after a seek.
-            on_join: called with the stream time of a join.
-            on_damage: called with the stream time of a packet whose stamp is damaged, and why.
+        `end_s` is the end that the source declares, and `confirmed_s` when anything else than the stamps of the packets
+        says that it lasts. The functions are called with the stream time, and why.
         """
         self._base, self._origin, self._interval_s, self._end_s = time_base, origin, interval_s, end_s
         self._confirmed_s = confirmed_s

@@ -79,11 +79,7 @@ def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterato
 
 
 class Decoding:
-    """One pass of a decoder over the packets of a stream, and the account of it.
-
-    Attributes:
-        probe: of the stream.
-    """
+    """One pass of a decoder over the packets of a stream, and the account of it."""
 
     def __init__(
         self,
@@ -97,23 +93,16 @@ class Decoding:
         arrivals: ArrivalClock | None = None,
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """Begin before the first packet.
+        """Begin before the first packet of PyAV's stream; with `sought`, after a seek.
 
-        Args:
-            probe: of the stream.
-            stream: PyAV's.
-            report: counts what is lost.
-            convert: makes a picture of PyAV's frame, when somebody looks at it.
-            sought: the first packets are not those of the beginning.
-            after_key: frames shown before the first key frame are dropped: they need packets that are not here, and
-                never count as lost.
-            arrivals: gives the times of a live stream instead of its packets; its frames are not matched with them.
-            on_note: told what a user should know that is no damage.
+        `convert` makes a picture of PyAV's frame, when somebody looks at it. With `after_key`, frames shown before the
+        first key frame are dropped: they need packets that are not here, and never count as lost. A live stream has its
+        times from `arrivals`, and its frames are not matched with packets. `on_note` is told what is no damage.
         """
         if arrivals is not None:
             report.stop_matching()
         stream.codec_context.flush_buffers()
-        self.probe, self._stream, self._context, self._report = probe, stream, stream.codec_context, report
+        self._probe, self._stream, self._context, self._report = probe, stream, stream.codec_context, report
         self._convert, self._drop_leading, self._arrivals = convert, after_key, arrivals
         self._pixels = SHOWING_MEMORY.get(self._context.name, b"")
         self._key_s: float | None = None  # time of the first key frame since the count began
@@ -139,15 +128,15 @@ class Decoding:
             yield from self._flush_live(packets)
             return
         for packet in self._clock.settle(map(self._watch, packets)):
-            ticks = packet and (packet.pts if packet.pts is not None and self.probe.has_pts else packet.dts)
+            ticks = packet and (packet.pts if packet.pts is not None and self._probe.has_pts else packet.dts)
             if ticks is not None:
-                time_s = self.probe.time_s(ticks)
-                stays_s = limit_duration(time_s, self._seconds(packet.duration), self.probe.declared_s)
+                time_s = self._probe.time_s(ticks)
+                stays_s = limit_duration(time_s, self._seconds(packet.duration), self._probe.declared_s)
                 self._end_s = max(self._end_s, time_s + (stays_s or 0.0))
             yield packet
 
     def _seconds(self, ticks: int | None) -> float:
-        return float((ticks or 0) * self.probe.time_base)
+        return float((ticks or 0) * self._probe.time_base)
 
     def frames(self, packets: Iterable[Any], should_stop: ShouldStop) -> Iterator[Any]:
         """Give the decoder's frames of settled packets, to the last one or until `should_stop`."""
@@ -168,12 +157,12 @@ class Decoding:
     @property
     def later_s(self) -> float:
         """How much later the stream time is than the container's own, now."""
-        later = float((self._clock.shift - self.probe.origin) * self.probe.time_base)
+        later = float((self._clock.shift - self._probe.origin) * self._probe.time_base)
         return later if self._arrivals is None else self._later_s
 
     def place(self, decoded: Any) -> Frame | None:
         """Return a decoded frame at its time; None if it is to be left out."""
-        probe, report = self.probe, self._report
+        probe, report = self._probe, self._report
         picture = partial(self._convert, decoded)
         ticks = probe.stamp(decoded)
         if self._arrivals is not None:
@@ -213,7 +202,7 @@ class Decoding:
         assert self._arrivals is not None
         for packet in packets:
             last, self._last_dts = self._last_dts, packet.dts if packet.dts is not None else self._last_dts
-            if None not in (last, packet.dts) and (last - packet.dts) * self.probe.time_base > REORDER_S:
+            if None not in (last, packet.dts) and (last - packet.dts) * self._probe.time_base > REORDER_S:
                 self._arrivals.begin_anew()
                 if packet.is_keyframe:
                     yield None
@@ -221,7 +210,7 @@ class Decoding:
 
     def _expect(self, packet: Any) -> None:
         """Note the frame that a packet should give, if it is one of those that can be decoded."""
-        due_s = self.probe.expected_s(packet)
+        due_s = self._probe.expected_s(packet)
         if self._key_s is None and packet.is_keyframe:
             self._key_s = due_s if due_s is not None else -math.inf
         if due_s is None:
@@ -229,7 +218,7 @@ class Decoding:
         if packet.is_corrupt:
             self._corrupt_s.add(due_s)
         # A file begins with a key frame, unless it was recorded out of a stream.
-        whole = not self._drop_leading and self.probe.container in BEGINNING_WITH_KEY
+        whole = not self._drop_leading and self._probe.container in BEGINNING_WITH_KEY
         if whole if self._key_s is None else self._key_s <= due_s:
             self._report.expect(due_s)
 
@@ -241,12 +230,12 @@ class Decoding:
             return list(self._context.decode(packet))
         except Exception as error:  # PyAV raises more than its own errors on damaged packets
             if packet is not None:
-                self._report.note_failure(self.probe.expected_s(packet), explain_error(error))
+                self._report.note_failure(self._probe.expected_s(packet), explain_error(error))
             return []
 
     def check_end(self) -> None:
         """Count frames that the index or the stated end promises after the last packet."""
-        probe, report, end_s = self.probe, self._report, self._end_s
+        probe, report, end_s = self._probe, self._report, self._end_s
         why = "the file ends before the end that it declares"
         # Honest files are off by up to half a second, or two frames; a length that is guessed, by more.
         honest_s = max(HONEST_S, 2 * probe.interval_s)
