@@ -19,8 +19,9 @@ from protokv.video.source import Line, Lines
 from protokv.video.text_tracks import MOST_CHARACTERS, MOST_LINES, make_line, remove_ass_markup, remove_overrides
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3})\d*)?"
-_SPAN = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(?!\S)")
-_ARROW = re.compile(r"\d\s*-->|-->\s*\d")
+_ARROW = r"-[- ]{0,3}>"  # some are written -> or -- >
+_SPAN = re.compile(rf"\s*{_TIME}\s*{_ARROW}\s*{_TIME}(?!\S)")
+_MISTAKE = re.compile(rf"\d\s{{0,9}}{_ARROW}|{_ARROW}\s{{0,9}}\d")
 _ASS_FIELDS = "layer,start,end,style,name,marginl,marginr,marginv,effect,text"
 
 # The code pages that subtitles have been written in; beyond ASCII, Western text in the first has these characters.
@@ -55,7 +56,7 @@ def read_subtitles(path: Path) -> Lines:
             return Lines(tuple(found), f"only the first {MOST_LINES:,} lines are read; the rest is left out", note)
         else:
             found.append(line)
-    if (not found and any("-->" in row for row in rows)) or not (events or found or _is_webvtt(rows)):
+    if not found and (unread or not (events or _is_webvtt(rows))):
         raise SourceUnreadable(f"{path.name} holds no subtitles", hint="SubRip, WebVTT and ASS are read")
     if unread:
         lost = lost or f"the times of {count_text(unread, 'line')} cannot be read"
@@ -108,7 +109,7 @@ def _read_rows(rows: Sequence[str]) -> Iterator[Line | None]:
     None stands for a line whose times cannot be read.
     """
     is_web = _is_webvtt(rows)
-    arrows = [(n, _SPAN.match(row)) for n, row in enumerate(rows) if _ARROW.search(row)]
+    arrows = [(n, span) for n, row in enumerate(rows) if (span := _SPAN.match(row)) or _MISTAKE.search(row)]
     ends = [*(n for n, _ in arrows[1:]), len(rows)]
     for (n, found), end in zip(arrows, ends, strict=False):
         if found is None:

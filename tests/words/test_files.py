@@ -61,6 +61,7 @@ MINIMAL_ROWS = ["0:00:01.00,0:00:02.00,0,one", "0:00:03.00,0:00:04.00,0,two", "0
         "1\r00:00:01,000 --> 00:00:02,000\rone\r\r2\r00:00:03,000 --> 00:00:04,000\rtwo",
         "1\r\r\n00:00:01,000 --> 00:00:02,000\r\r\none\r\r\n\r\r\n2\r\r\n0:00:03,000 --> 0:00:04,000\r\r\ntwo",
         "\0\0001\n\00000:00:01,000 --> 00:00:02,000\0\none\0\n\n00:00:03,000 --> 00:00:04,000\ntwo\n\0\0\0\0",
+        "1\n00:00:01,000 -> 00:00:02,000\none\n\n2\n00:00:03,000 -- > 00:00:04,000\ntwo",
         "0:00:01 --> 0:00:02\n{\\an8}one\n\n00:00:03.0 --> 00:00:04.00000\ntwo",
         "\n WEBVTT\n00:01.000 --> 00:02.000\none\n\nNOTE one\ntwo\n\n7\n00:03,000 --> 00:04,000 line:0\ntwo\n\nSTYLE",
         "WEBVTT - x\nKind: captions\n\nid\n00:00:01.000 --> 00:00:02.000\none\n\n00:00:03.000 --> 00:00:04.000\ntwo",
@@ -72,6 +73,7 @@ MINIMAL_ROWS = ["0:00:01.00,0:00:02.00,0,one", "0:00:03.00,0:00:04.00,0,two", "0
         "bare CR",
         "two CR",
         "bytes of 0",
+        "other arrows",
         "short times",
         "WebVTT by hand",
         "WebVTT",
@@ -92,6 +94,13 @@ def test_words_keep_their_times_and_a_line_without_an_end_stays_a_while(tmp_path
         Line(1.0, 2.0, "two\nrows, here"),
         Line(1.0, 2.0, ", here"),
     ]
+
+
+def test_rows_made_to_do_harm_take_no_quadratic_time(tmp_path: Path) -> None:
+    for row in ("-" * 200_000, "1" + " " * 200_000, "- " * 100_000, "1 " + "-" * 200_000, "\r" * 200_000):
+        (tmp_path / "x.srt").write_text(row)
+        with pytest.raises(SourceUnreadable):
+            read_subtitles(tmp_path / "x.srt")  # else minutes
 
 
 def test_what_holds_no_line_is_one_error_and_what_is_long_is_cut_off(
