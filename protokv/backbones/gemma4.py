@@ -88,18 +88,12 @@ class Gemma4(Adapter):
         frames = Gemma4ImageProcessorPil(**VIDEO_SETTINGS | read)
         return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
 
-    @classmethod
-    def frame_costs(cls, config: Any) -> tuple[int, ...]:
-        """Return the numbers that the image processor knows."""
+    def limit_frames(self, tokens: int) -> None:
+        """Give a frame at most so many tokens: one of the numbers that the image processor knows."""
         from transformers.models.gemma4 import image_processing_pil_gemma4
 
         with guard_internals(image_processing_pil_gemma4):
-            sizes: tuple[int, ...] = image_processing_pil_gemma4._SUPPORTED_SOFT_TOKENS
-        return sizes
-
-    def limit_frames(self, tokens: int) -> None:
-        """Give a frame at most so many tokens: one of the numbers that the image processor knows."""
-        check_cost(self.identity.name, self.frame_costs(None), tokens)
+            check_cost(self.identity.name, image_processing_pil_gemma4._SUPPORTED_SOFT_TOKENS, tokens)
         self._frames.max_soft_tokens = tokens
         self.settings = {**self.settings, "frame_tokens": tokens}
 

@@ -21,7 +21,7 @@ import torch
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
-from protokv.backbones.pixels import check_frame_size, check_images, make_processor
+from protokv.backbones.pixels import check_images, make_processor
 from protokv.core.backbone import BackboneIdentity, PreparedStep
 from protokv.core.step import StepTokens
 
@@ -40,15 +40,14 @@ class InternVL(Adapter):
         """Wrap a loaded `InternVLForConditionalGeneration`, with `frames` of `make_processor`.
 
         Raises:
-            ModelError: an internal of transformers that this adapter relies on has moved, or the preprocessing makes
-                frames of another size than the vision tower takes.
+            ModelError: an internal of transformers that this adapter relies on has moved.
         """
         super().__init__(model, tokenizer, prompt, identity)
         with guard_internals(model):
             self._image_features = model.model.get_image_features
             side, _ = model.config.vision_config.image_size
-            (tokens,) = self.frame_costs(model.config)
-        check_frame_size(frames.size["height"], frames.size["width"], side)
+            patch, _ = model.config.vision_config.patch_size
+        tokens = int(side // patch * model.config.downsample_ratio) ** 2
         self._frames = frames
         self._marks = (
             getattr(tokenizer, "start_image_token", "<img>"),
@@ -57,12 +56,6 @@ class InternVL(Adapter):
         self._grid = (isqrt(tokens), isqrt(tokens))
         self.default_fps = float(getattr(model.config, "protokv_fps", _DEFAULT_FPS))
         self.settings = {"frame_side": side, "frame_tokens": tokens}
-
-    @classmethod
-    def frame_costs(cls, config: Any) -> tuple[int]:
-        """Return the number of any frame."""
-        (side, _), (patch, _) = config.vision_config.image_size, config.vision_config.patch_size
-        return (int(side // patch * config.downsample_ratio) ** 2,)
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> InternVL:

@@ -18,7 +18,7 @@ from torch import Tensor
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
-from protokv.backbones.pixels import check_frame_size, check_images, make_processor
+from protokv.backbones.pixels import check_images, make_processor
 from protokv.core.backbone import BackboneIdentity, PreparedStep, Turn
 from protokv.core.context import Context
 from protokv.core.step import StepTokens, StreamClock
@@ -40,26 +40,19 @@ class LlavaOnevision(Adapter):
         """Wrap a loaded `LlavaOnevisionForConditionalGeneration`, with `frames` of `make_processor`.
 
         Raises:
-            ModelError: an internal of transformers that this adapter relies on has moved, or the preprocessing makes
-                frames of another size than the vision tower takes.
+            ModelError: an internal of transformers that this adapter relies on has moved.
         """
         super().__init__(model, tokenizer, prompt, identity)
         with guard_internals(model):
             self._video_features = model.model.get_video_features
             self._newline = model.model.image_newline
         vision, height, width = model.config.vision_config, frames.size["height"], frames.size["width"]
-        check_frame_size(height, width, vision.image_size)
         self._frames = frames
-        (tokens,) = self.frame_costs(model.config)
+        # Pooling halves the grid of patches and rounds up: 27 becomes 14.
+        tokens = math.ceil(vision.image_size // vision.patch_size / 2) ** 2
         self._grid = (math.isqrt(tokens), math.isqrt(tokens))
         self.default_fps = float(getattr(model.config, "protokv_fps", _DEFAULT_FPS))
         self.settings = {"frame_height": height, "frame_width": width, "frame_tokens": tokens}
-
-    @classmethod
-    def frame_costs(cls, config: Any) -> tuple[int]:
-        """Return the number of any frame."""
-        # Pooling halves the grid of patches and rounds up: 27 becomes 14.
-        return (math.ceil(config.vision_config.image_size // config.vision_config.patch_size / 2) ** 2,)
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> LlavaOnevision:

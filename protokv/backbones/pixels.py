@@ -274,13 +274,3 @@ def check_steps(raw: dict[str, Any]) -> None:
     for name, value in _STEPS.items():
         if raw.get(name) not in (None, value):
             raise ModelError(f"the video processor asks for {name} = {raw[name]}, which is not supported")
-
-
-def check_frame_size(height: int, width: int, side: int) -> None:
-    """Refuse frames of another size than the vision tower takes, a square of `side` pixels. ModelError."""
-    if (height, width) != (side, side):
-        raise ModelError(
-            f"the video processor makes frames of {width} x {height} pixels, "
-            f"and the vision tower takes {side} x {side}",
-            hint="use the preprocessor files that belong to the model",
-        )

@@ -76,11 +76,8 @@ def load_backbone(
         ConfigError: the device, dtype, device map or quantisation does not exist here, two of them contradict,
             `revision` is given for a model that is not on a hub, or the model takes no frames of such a cost.
     """
-    from protokv.core.backbone import check_cost
-
     options = {"device": device, "dtype": dtype, "device_map": device_map, "quantization": quantization}
     with _resolved(name, options, revision, folder) as (family, path, config, placement):
-        check_cost(name, family.frame_costs(config), frame_tokens)
         backbone = family.load(path, name, config, placement)
         if frame_tokens is not None:
             backbone.limit_frames(frame_tokens)

@@ -26,7 +26,7 @@ import torch
 from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
-from protokv.backbones.pixels import check_frame_size, check_images, check_steps
+from protokv.backbones.pixels import check_images, check_steps
 from protokv.core.backbone import BackboneIdentity, PreparedStep
 from protokv.core.step import StepTokens
 
@@ -51,24 +51,17 @@ class SmolVLM(Adapter):
         """Wrap a loaded `SmolVLMForConditionalGeneration`, with the processor of frames and the rate of its files.
 
         Raises:
-            ModelError: an internal of transformers that this adapter relies on has moved, or the preprocessing makes
-                frames of another size than the vision tower takes.
+            ModelError: an internal of transformers that this adapter relies on has moved.
         """
         super().__init__(model, tokenizer, prompt, identity)
         with guard_internals(model):
             self._vision, self._connector = model.model.vision_model, model.model.connector
         vision, side = model.config.vision_config, frames.max_image_size["longest_edge"]
-        check_frame_size(side, side, vision.image_size)
         self._frames = frames
-        (tokens,) = self.frame_costs(model.config)
+        tokens = (vision.image_size // vision.patch_size // model.config.scale_factor) ** 2
         self._grid = (isqrt(tokens), isqrt(tokens))
         self.default_fps = float(getattr(model.config, "protokv_fps", fps))
         self.settings = {"longest_edge": frames.size["longest_edge"], "frame_side": side, "frame_tokens": tokens}
-
-    @classmethod
-    def frame_costs(cls, config: Any) -> tuple[int]:
-        """Return the number of any frame."""
-        return ((config.vision_config.image_size // config.vision_config.patch_size // config.scale_factor) ** 2,)
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> SmolVLM:

@@ -129,11 +129,6 @@ class Backbone(ABC):
         """Return the identity of the model that `load` gives; families tell it without loading the weights."""
         return cls.load(path, name, config, placement).identity
 
-    @classmethod
-    def frame_costs(cls, config: Any) -> Sequence[int] | None:
-        """Return what a step of a model with this config may be limited to, in visual tokens; None: any number."""
-        return None
-
     def limit_frames(self, tokens: int) -> None:
         """Set the most visual tokens of a step, once, before the first session; `settings` then say so.
 
@@ -336,9 +331,9 @@ class Backbone(ABC):
         return []
 
 
-def check_cost(name: str, possible: Sequence[int] | None, tokens: int | None) -> None:
-    """Refuse what frames for a model cannot cost; `possible` are its numbers of tokens, None: any. ConfigError."""
-    if possible is None or tokens is None or tokens in possible:
+def check_cost(name: str, possible: Sequence[int], tokens: int) -> None:
+    """Refuse what frames for a model cannot cost; `possible` are its numbers of tokens. ConfigError."""
+    if tokens in possible:
         return
     most = "at most " if len(possible) > 1 else ""
     raise ConfigError(

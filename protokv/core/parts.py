@@ -139,9 +139,6 @@ class SessionListener:
     def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
         """Called when the memory has taken a step that attended to `context`."""
 
-    def before_read(self, session: SessionView) -> None:
-        """Called before a question is forwarded and before the state is read."""
-
 
 class Attachment(SessionListener, StatePart):
     """A part of a session's state besides the memory, such as thumbnails; it listens to the session."""

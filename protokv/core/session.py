@@ -423,7 +423,6 @@ class Session:
         """
         backbone, placement = self.backbone, self.placement
         ids = read_ids(backbone, question)[0] if isinstance(question, str) else question
-        self._tell_listeners()
         prelude = self.memory.prelude()
         positions = [where for _, where in prelude]
         local_kv = self.new_local_kv(sum(map(len, positions)) + len(ids) + room)
@@ -446,9 +445,4 @@ class Session:
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return everything the memory holds, by the names of the snapshot."""
-        self._tell_listeners()
         return self.memory.tensors()
-
-    def _tell_listeners(self) -> None:
-        for listener in self.listeners:
-            listener.before_read(self)

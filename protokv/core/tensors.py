@@ -76,11 +76,7 @@ class TensorSpec:
 
 
 class StatePart(ABC):
-    """Holds some tensors of a memory's state.
-
-    Attributes:
-        promise: one line for people on what `check` guarantees; empty if it checks nothing.
-    """
+    """Holds some tensors of a memory's state."""
 
     @abstractmethod
     def live_tensors(self) -> dict[str, Tensor]:

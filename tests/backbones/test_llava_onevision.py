@@ -14,7 +14,6 @@ import torch
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
-from protokv.errors import ModelError
 from protokv.memories import MemoryConfig
 from tests.backbones.tiny import LLAVA_SPECIAL, QWEN_TEMPLATE, write_llava_onevision, write_tokenizer
 from tests.backbones.upstream import Upstream
@@ -81,15 +80,6 @@ def test_the_processors_older_template_comes_before_that_of_a_text_only_tokenize
     older = load_backbone(str(copy), device="cpu", dtype="float32")
     assert older.prefix_ids == backbone.prefix_ids
     assert older.suffix_ids(QUESTION) == backbone.suffix_ids(QUESTION)
-
-
-def test_frames_of_another_size_than_the_tower_takes_are_refused(folder: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(folder, tmp_path / "model")
-    raw = json.loads((copy / "processor_config.json").read_text())
-    raw["video_processor"]["size"] = {"height": 84, "width": 72}
-    (copy / "processor_config.json").write_text(json.dumps(raw))
-    with pytest.raises(ModelError, match=r"frames of 72 x 84 pixels, and the vision tower takes 72 x 72"):
-        load_backbone(str(copy), device="cpu")
 
 
 @pytest.mark.parametrize(
