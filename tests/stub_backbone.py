@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from protokv.core.backbone import Backbone, BackboneIdentity, PreparedStep
-from protokv.core.hook import attention_forward
 from protokv.core.step import StepPositions, StepTokens
 from tests.core.streams import PlainRotary
 
@@ -46,7 +44,6 @@ class StubBackbone(Backbone):
         self.grid, self._heads = grid, kv_heads * groups
         self._rotary = PlainRotary(head_size)
         self._rotary.frequency = self._rotary.frequency.to(self.device)
-        self._modules: list[Any] = [SimpleNamespace(layer_idx=layer) for layer in range(layers)]
         self._made: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._logits = torch.zeros(VOCABULARY, device=self.device)
         self.step = StepTokens(torch.zeros(grid[0] * grid[1], 8, dtype=dtype, device=self.device), grid)
@@ -91,18 +88,9 @@ class StubBackbone(Backbone):
 
     def forward(self, embeddings: Tensor, positions: Tensor, context: Any, local_kv: Any, **_: Any) -> Tensor:
         query, keys, values, hidden = self._made_for(len(positions))
-        for module in self._modules:
-            out, _ = attention_forward(
-                module,
-                query,
-                keys,
-                values,
-                None,
-                scaling=self.head_size**-0.5,
-                protokv_context=context,
-                protokv_local=local_kv,
-            )
-            assert out.shape == (1, len(positions), self._heads, self.head_size)
+        for layer in range(self.layers):
+            out = local_kv.attend(layer, query[0], keys[0], values[0], context, self.head_size**-0.5)
+            assert out.shape == (self._heads, len(positions), self.head_size)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
+from protokv.backbones.adapter import Adapter, guard_internals
+from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images
-from protokv.core.attention import LocalKV
 from protokv.core.backbone import BackboneIdentity, PreparedStep, check_cost
-from protokv.core.context import Context
+from protokv.core.cache import StreamCache
 from protokv.core.step import StepTokens
 from protokv.errors import ModelError, SourceUnreadable
 
@@ -59,12 +59,15 @@ class Gemma4(Adapter):
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved, or the model sees no images.
         """
+        from transformers.models.gemma4 import modeling_gemma4
+
         config = model.config.get_text_config()
         if config.use_bidirectional_attention == "all" or model.config.vision_config is None:
             raise ModelError("it is no model that reads images and answers", hint="use an instruction-tuned variant")
         super().__init__(model, tokenizer, prompt, identity)
         with guard_internals(model):
             self._image_features = model.model.get_image_features
+            self._make_masks = modeling_gemma4.create_masks_for_vision_model
             self._layered = bool(config.hidden_size_per_layer_input)
             self._both_ways = config.use_bidirectional_attention == "vision"
             self._softcap: float | None = config.final_logit_softcapping
@@ -147,18 +150,14 @@ class Gemma4(Adapter):
         places[: rows * columns] = torch.stack((index % columns, index // columns), 1)
         return places
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        positions: Tensor,
-        context: Context,
-        local_kv: LocalKV,
-        *,
-        steps: Sequence[StepTokens] = (),
-    ) -> Tensor:
-        """Run `[T, E]` through the language model; the visual tokens of a step may see each other both ways."""
-        local_kv.blocks = self._blocks(steps) if self._both_ways and steps else None
-        return super().forward(embeddings, positions, context, local_kv, steps=steps)
+    def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> dict[str, Any]:
+        """Return masks by which visual tokens of a step see each other both ways, in a model trained so."""
+        if not (self._both_ways and steps):
+            return {}
+        blocks = self._blocks(steps)
+        whole = torch.nn.functional.pad(blocks, (cache.get_seq_length(), 0), value=-1)[None]
+        inputs = torch.empty(1, len(blocks), 0, dtype=self.dtype, device=self.device)
+        return {"attention_mask": self._make_masks(self._text.config, inputs, None, cache, None, whole)}
 
     def _blocks(self, steps: Sequence[StepTokens]) -> Tensor:
         """Return the number of the step of each visual token, -1 for text, `[T]` int64."""
@@ -185,12 +184,3 @@ class Gemma4(Adapter):
         ids = ids.clamp(-1, self._text.config.vocab_size_per_layer_input - 1)
         ids = torch.where(ids < 0, self._padding, ids)
         return super()._inputs(embedded) | {"per_layer_inputs": self._text.get_per_layer_inputs(ids[None])}
-
-    def _angles(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the angles of full layers."""
-        cos, sin = self._rotary(torch.zeros((), device=self.device), flat, "full_attention")
-        return cos, sin
-
-    def _shared_layers(self) -> list[bool]:
-        """Return which layers read keys and values of an earlier one."""
-        return [mode == "reuse" for mode in self._text.config.kv_sharing_modes]

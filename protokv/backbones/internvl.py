@@ -18,7 +18,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
+from protokv.backbones.adapter import Adapter, guard_internals
+from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images, make_processor

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
+from protokv.backbones.adapter import Adapter, guard_internals
+from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images, make_processor

@@ -18,9 +18,9 @@ from typing import Any, Final
 import torch
 
 from protokv.backbones.files import digest_weights, find_commit, hash_config, list_weight_files, read_template
+from protokv.core.attention import NAME
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
-from protokv.core.hook import NAME, register
 from protokv.errors import ConfigError, ModelError, suggest_name
 from protokv.machine import memory_bytes
 
@@ -146,7 +146,6 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
         MemoryError: this machine holds less.
         OSError, SafetensorError, ImportError: a file is missing or damaged, or a package that the placement needs.
     """
-    register()
     config = kind.config_class.from_pretrained(path, trust_remote_code=False)
     _check_memory(path, config.dtype or torch.float32, placement)
     settings: dict[str, Any] = {}

@@ -35,6 +35,7 @@ from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import MOST_TOKENS, PixelConfig, cells
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone, PreparedStep
+from protokv.core.cache import StreamCache
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 
 # Defaults of the family's video processor.
@@ -99,7 +100,7 @@ class Qwen3VL(QwenVL):
         """Return times in proportion: every token of a step advances all components."""
         return Backbone.time_within(self, passed, positions, seconds, clock)
 
-    def _step_arguments(self, steps: Sequence[StepTokens]) -> dict[str, Any]:
+    def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> dict[str, Any]:
         """Return the mask of visual tokens, and the features added to them after each of the first layers."""
         deepstack = [step.deepstack for step in steps if step.deepstack is not None]
         if not deepstack:

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
+from protokv.backbones.adapter import Adapter, guard_internals
+from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import PixelConfig, TimedGrid

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isqrt
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from protokv.backbones.adapter import Adapter, ChatPrompt, guard_internals
+from protokv.backbones.adapter import Adapter, guard_internals
+from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images, check_steps
@@ -41,7 +42,6 @@ _OF_FILE: Final = ("image_mean", "image_std", "rescale_factor", "resample", "max
 class SmolVLM(Adapter):
     """SmolVLM2 of any size: 64 tokens a frame with 256M and 500M, 81 with 2.2B."""
 
-    text_module: ClassVar[str] = "model.text_model"
     position_components = 1
     frames_per_step = 1
 

@@ -8,6 +8,7 @@ values are never repeated; the bias of a slot is broadcast over queries. Knows n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from protokv.core import kernels
 from protokv.core.context import Context, Segment
 from protokv.core.hybrid import HybridState
 from protokv.core.rotary import rotate
+
+NAME: Final = "protokv"
+"""The name of our attention in transformers, where `protokv.core.cache` registers it."""
 
 
 def attend(
@@ -67,20 +71,50 @@ def causal_mask(queries: int, tokens: int, groups: int, device: torch.device) ->
     return mask.view(1, groups * queries, tokens)
 
 
+class Masks:
+    """The masks of a forward, as `attend` takes them, each made once for all layers on a device."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], tuple[Tensor | None, Tensor | None]] = {}
+
+    def __call__(
+        self, mask: Tensor | None, queries: int, tokens: int, groups: int, device: torch.device
+    ) -> Tensor | None:
+        """Return a mask for `attend`.
+
+        Args:
+            mask: `[T, n]` bool, True where a token is seen, or float, added to the logits; None: `causal_mask`.
+            queries: T.
+            tokens: n.
+            groups: query heads of a KV head.
+            device: of the layer.
+        """
+        if queries == 1 and mask is None:
+            return None
+        wanted = (queries, tokens, groups, None if mask is None else mask.data_ptr(), device)
+        if wanted not in self._made:
+            if mask is None:
+                made = causal_mask(queries, tokens, groups, device)
+            else:
+                seen = mask if mask.dtype == torch.bool else None
+                floats = mask.float() if seen is None else torch.zeros(seen.shape, device=device)
+                made = (floats if seen is None else floats.masked_fill_(~seen, -torch.inf)).repeat(groups, 1)[None]
+            # Masks of earlier forwards are not needed again. The mask is held, so that no other has its address.
+            self._made = {key: held for key, held in self._made.items() if key[:-1] == wanted[:-1]}
+            self._made[wanted] = mask, made
+        return self._made[wanted][1]
+
+
 class LocalKV:
     """Keys and values `[L, H, n, D]` of the tokens forwarded since the context was taken.
 
     While watching these are one step, which the memory then appends. While asking they are the question and the answer
     so far, and are dropped afterwards: this is why asking changes nothing. Layers append in turn, and `length` moves
-    when the last layer has. Keys and values of a layer stay on the device of that layer.
-
-    Attributes:
-        hybrid: what the other layers carry, advanced by every forward; None if there are none.
-        blocks: of the tokens being forwarded, as of `HybridState.window`; None: no token sees a later one.
+    when the last layer has. Keys and values of a layer stay on the device of that layer. Models of transformers have
+    `protokv.core.cache.StreamCache` in its place.
     """
 
     hybrid: HybridState | None = None
-    blocks: Tensor | None = None
 
     def __init__(
         self, layers: int, kv_heads: int, capacity: int, head_size: int, *, dtype: torch.dtype, device: torch.device
@@ -99,7 +133,7 @@ class LocalKV:
         self._empty = torch.empty(layers, kv_heads, 0, head_size, dtype=dtype, device=device)
         # Keys and values of each layer, with room for `capacity` tokens.
         self._held: list[tuple[Tensor, Tensor]] = []
-        self._masks: dict[tuple[int, int, int, torch.device], Tensor] = {}
+        self._masks = Masks()
         self.length = 0
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, context: Context, scaling: float) -> Tensor:
@@ -117,17 +151,8 @@ class LocalKV:
             `[Hq, T, D]`.
         """
         keys, values = self.append(layer, key, value)
-        self._shown = context.at(layer, query)
-        return self._attend(query, keys, values, scaling)
-
-    def attend_again(self, layer: int, query: Tensor, scaling: float) -> Tensor:
-        """Attend to what the last layer, of this index, attended to: the layers behind it share its tokens."""
-        assert layer == self._layers - 1
-        return self._attend(query, *self.read(layer), scaling)
-
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        causal = self.mask(query.shape[1], keys.shape[1], query.shape[0] // keys.shape[0], query.device)
-        return attend(query, self._shown, (keys, values), scaling, causal)
+        causal = self._masks(None, query.shape[1], keys.shape[1], query.shape[0] // keys.shape[0], query.device)
+        return attend(query, context.at(layer, query), (keys, values), scaling, causal)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add `[H, T, D]` of one layer; return all of that layer, `[H, n + T, D]`."""
@@ -160,13 +185,3 @@ class LocalKV:
         keys, values = zip(*(self.read(layer) for layer in range(self._layers)), strict=True)
         device = self._empty.device
         return torch.stack([one.to(device) for one in keys]), torch.stack([one.to(device) for one in values])
-
-    def mask(self, queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
-        """Return `causal_mask`, made once a forward and device."""
-        wanted = (queries, tokens, groups, device)
-        if queries > 1 and wanted not in self._masks:
-            mask = causal_mask(*wanted)
-            assert mask is not None
-            # Masks of earlier forwards have other sizes and are not needed again.
-            self._masks = {key: held for key, held in self._masks.items() if key[:3] == wanted[:3]} | {wanted: mask}
-        return self._masks.get(wanted)

@@ -65,7 +65,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
             "recent_frames: this model has layers that read every token once, in order, so no step is read again",
             hint="leave recent_frames out, or use a model of which all layers have full attention",
         )
-    if shape.hybrid is not None and shape.hybrid.sliding is not None and config.positions == "compact":
+    if shape.hybrid is not None and shape.hybrid.slides and config.positions == "compact":
         raise ConfigError(
             "positions: this model has sliding layers, whose windows do not move with a memory",
             hint="leave positions=compact out",

@@ -13,7 +13,7 @@ heads, n tokens since the last commit, N slots, D head size, P position componen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -28,18 +28,17 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.integrations import sdpa_attention
 from transformers.masking_utils import sdpa_mask
 
-from protokv.core.attention import attend
+from protokv.core.attention import NAME, Masks, attend
 from protokv.core.build import build_memory
-from protokv.core.context import EMPTY, Context, EmptyContext
+from protokv.core.context import EMPTY, Context, EmptyContext, Segment
 from protokv.core.decoder import Decoder
+from protokv.core.hybrid import HybridState
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import ConfigError
 
-NAME: Final = "protokv"
-"""The name of our attention function in transformers."""
 ARGUMENT: Final = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else (
     "past_key_values"
 )  # fmt: skip
@@ -64,13 +63,14 @@ class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
     keys: Tensor | None
     values: Tensor | None
 
-    def __init__(self, owner: MemoryCache, number: int) -> None:
+    def __init__(self, owner: StreamCache, number: int) -> None:
         super().__init__()
         self.owner, self.number, self.length = owner, number, 0
-        # Keys and values with room for more tokens than there are.
+        # Keys and values with room for more tokens than there are, and what the present forward reads of the context.
         self._room: tuple[Tensor, Tensor] | None = None
+        self._segments: Sequence[Segment] | None = None
 
-    def fork(self, owner: MemoryCache) -> MemoryLayer:
+    def fork(self, owner: StreamCache) -> MemoryLayer:
         """Return a layer of another cache with the same tokens; nothing is copied until it takes more."""
         other = MemoryLayer(owner, self.number)
         other.length, other.keys, other.values = self.length, self.keys, self.values
@@ -112,7 +112,7 @@ class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         if not self.is_initialized or key_states.shape[0] != 1:
             self.lazy_initialization(key_states, value_states)
-        local = self._append(key_states, value_states)
+        local, self._segments = self._append(key_states, value_states), None
         if self.owner.reads_in_place:
             keys = local[0][:]
             setattr(keys, _LAYER, self)
@@ -123,7 +123,7 @@ class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
         if kwargs is None:
             raise ConfigError("this model hands no bias to its attention", hint=_USE_OURS)
         bias = torch.cat((slots.bias, slots.bias.new_zeros(slots.bias.shape[0], self.length)), 1)
-        groups = self.owner.decoder.query_heads // key_states.shape[1]
+        groups = self.owner.query_heads // key_states.shape[1]
         # Half precision has no number as low as `EMPTY`.
         bias = bias.clamp(min=torch.finfo(key_states.dtype).min / 2).to(key_states.dtype)
         each = bias.repeat_interleave(groups, 0)[None, :, None]
@@ -164,15 +164,19 @@ class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
         Returns:
             `[Hq, T, D]`.
         """
-        owner, halves = self.owner, self.owner.decoder.to_halves
+        owner = self.owner
         # Attention is the same in any order of features that both sides share.
-        query, keys = halves(query), halves(keys)
-        mask = owner.local_mask(mask, query.shape[0] // keys.shape[0])
-        return attend(query, owner.context.at(self.number, query), (keys, values), scaling, mask)
+        query, keys = owner.to_halves(query), owner.to_halves(keys)
+        if self._segments is None:
+            # Layers that share these keys read what this one has read.
+            self._segments = owner.context.at(self.number, query)
+        groups = query.shape[0] // keys.shape[0]
+        mask = owner.masks(mask, query.shape[1], keys.shape[1], groups, query.device)
+        return attend(query, self._segments, (keys, values), scaling, mask)
 
     def clear(self) -> None:
         """Forget the tokens since the last commit."""
-        self.keys, self.values, self._room, self.length = None, None, None, 0
+        self.keys, self.values, self._room, self._segments, self.length = None, None, None, None, 0
 
     def reset(self) -> None:
         """Forget the tokens since the last commit; transformers' name for it."""
@@ -184,7 +188,7 @@ class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many keys a mask has, and the place of the first in the stream."""
-        if not query_length:
+        if not query_length and self.owner.seen:
             raise ConfigError(
                 "transformers took new tokens for a conversation that the cache has seen; use cache.question(inputs)",
                 hint="an attention_mask of the whole length tells it that they are new",
@@ -259,6 +263,94 @@ class _Shared:
     commits: int = 0
 
 
+class StreamCache(TransformersCache):  # type: ignore[misc]
+    """The layers of a decoder while tokens are forwarded after a context. `Backbone.forward` fills one.
+
+    Attributes:
+        query_heads: Hq.
+        context: what new tokens attend to besides each other.
+        seen: tokens before these, as masks count.
+        masks: as attention takes them.
+    """
+
+    reads_in_place = True
+
+    def __init__(self, config: Any, hybrid: HybridState | None = None) -> None:
+        """Make the layers of the decoder of a config, which hold what `hybrid` has of them.
+
+        Raises:
+            ConfigError: the model has layers that no memory serves.
+        """
+        layers: list[Any] = []
+        for layer in DynamicCache(config=config).layers:
+            own = type(layer) is DynamicLayer
+            if not own and isinstance(layer, DynamicLayer) and not layer.is_sliding:
+                raise ConfigError(
+                    f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can hold",
+                    hint="use a model of which each layer has full, sliding or linear attention",
+                )
+            layers.append(MemoryLayer(self, sum(isinstance(one, MemoryLayer) for one in layers)) if own else layer)
+        super().__init__(layers=layers)
+        if not self.memory_layers:
+            raise ConfigError(
+                "none of its layers has full attention, so a memory has nothing to serve",
+                hint="use a checkpoint with layers of full attention",
+            )
+        self.query_heads: int = config.num_attention_heads
+        self.context: Context = EmptyContext()
+        self.masks, self._hybrid = Masks(), hybrid
+        self.seen = 0
+        if hybrid is not None:
+            self.seen = restore_layers(self.layers, hybrid.held)
+
+    @property
+    def memory_layers(self) -> list[MemoryLayer]:
+        """The layers that a memory serves."""
+        return [layer for layer in self.layers if isinstance(layer, MemoryLayer)]
+
+    @property
+    def hybrid(self) -> HybridState | None:
+        """What the other layers hold now; None if there are none."""
+        if self._hybrid is None:
+            return None
+        found = self._hybrid.fork()
+        found.held = layer_tensors(self.layers)
+        return found
+
+    @property
+    def length(self) -> int:
+        """Tokens forwarded so far, n."""
+        return self.memory_layers[-1].length
+
+    def read(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[H, n, D]` of one layer that the memory serves, on its device."""
+        layer = self.memory_layers[number]
+        assert layer.keys is not None
+        assert layer.values is not None
+        return layer.keys[0], layer.values[0]
+
+    def read_all(self) -> tuple[Tensor, Tensor]:
+        """Return keys, rotated as the model made them, and values of all layers, `[L, H, n, D]` each, on one device.
+
+        Raises:
+            ConfigError: the layers differ in size.
+        """
+        each = [self.read(number) for number in range(len(self.memory_layers))]
+        if len({keys.shape for keys, _ in each}) > 1:
+            raise ConfigError("its layers with full attention differ in size, so one memory cannot serve them")
+        device = each[0][0].device
+        keys, values = (torch.stack([part.detach().to(device) for part in parts]) for parts in zip(*each, strict=True))
+        return keys, values
+
+    def slots(self, number: int) -> Slots | None:
+        """Return the slots of a layer that are to be read as keys; None: none are."""
+        return None
+
+    def to_halves(self, x: Tensor) -> Tensor:
+        """Return `[..., D]` with the features of rotated pairs half a key apart."""
+        return x
+
+
 @contextmanager
 def _plain_tensors() -> Iterator[None]:
     """Make no graph, and tensors that may be written to in any mode in which a user's model runs."""
@@ -266,7 +358,7 @@ def _plain_tensors() -> Iterator[None]:
         yield
 
 
-class MemoryCache(TransformersCache):  # type: ignore[misc]
+class MemoryCache(StreamCache):
     """A memory as a cache of transformers; `protokv.Cache` is the one for users, which also saves and loads.
 
     Attributes:
@@ -290,18 +382,7 @@ class MemoryCache(TransformersCache):  # type: ignore[misc]
         """
         self.decoder = Decoder(model_or_config)
         check_memory(config)
-        layers: list[Any] = []
-        for layer in DynamicCache(config=self.decoder.config).layers:
-            own = type(layer) is DynamicLayer
-            if not own and isinstance(layer, DynamicLayer) and not layer.is_sliding:
-                raise ConfigError(
-                    f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can hold",
-                    hint="use a model of which each layer has full, sliding or linear attention",
-                )
-            layers.append(MemoryLayer(self, sum(isinstance(one, MemoryLayer) for one in layers)) if own else layer)
-        super().__init__(layers=layers)
-        if not self.memory_layers:
-            raise ConfigError("none of its layers has full attention, so a memory has nothing to serve")
+        super().__init__(self.decoder.config)
         self.config, self.sink = config, sink
         self._check_attention()
         self.reset()
@@ -319,12 +400,10 @@ class MemoryCache(TransformersCache):  # type: ignore[misc]
         """Forget the last tokens, of those since the last commit; ValueError if there are not so many."""
         super().crop(tokens_to_remove)
         if self._positions:
-            self._positions = [torch.cat(self._positions)[: self.memory_layers[0].length]]
+            self._positions = [torch.cat(self._positions)[: self.length]]
 
     # Positions `[T, P]` of what was forwarded since the last commit.
     _positions: list[Tensor]
-    # The last mask of transformers: its address, the query heads of a KV head, itself, and as `attend` takes it.
-    _mask: tuple[int, int, Tensor, Tensor] | None = None
 
     @property
     def memory(self) -> Memory | None:
@@ -337,19 +416,15 @@ class MemoryCache(TransformersCache):  # type: ignore[misc]
         return int(self._next_position)
 
     @property
-    def memory_layers(self) -> list[MemoryLayer]:
-        """The layers that the memory serves."""
-        return [layer for layer in self.layers if isinstance(layer, MemoryLayer)]
-
-    @property
-    def reads_in_place(self) -> bool:
+    def reads_in_place(self) -> bool:  # type: ignore[override]
         """Whether the model attends with our function."""
         return bool(self.decoder.config._attn_implementation == NAME)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all that it holds."""
-        own = sum(count_bytes(*held_tensors(layer).values()) for layer in self.layers)
+        local = [held for layer in self.memory_layers for held in (layer.keys, layer.values) if held is not None]
+        own = count_bytes(*local, *layer_tensors(self.layers).values())
         return own + (0 if self.memory is None else self.memory.bytes_held)
 
     @_plain_tensors()
@@ -365,14 +440,14 @@ class MemoryCache(TransformersCache):  # type: ignore[misc]
                 current.
         """
         layers = self.memory_layers
-        T = layers[0].length
+        T = self.length
         if not T:
             return
         self._check_current()
         if prefix and self.memory is not None:
             raise ConfigError("a prefix comes first, and the cache has steps already", hint="commit it as a step")
-        keys, values = (self._join([getattr(one, name)[0] for one in layers]) for name in ("keys", "values"))
-        keys = self.decoder.to_halves(keys)
+        keys, values = self.read_all()
+        keys = self.to_halves(keys)
         positions = self._take_positions(T, keys.device)
         if coordinates is None:
             coordinates = torch.full((T, 2), 0.5, device=keys.device)
@@ -404,6 +479,7 @@ class MemoryCache(TransformersCache):  # type: ignore[misc]
         The next commit ends it. A fork that commits is the one that the stream goes on with.
         """
         other = copy(self)
+        other.masks = Masks()
         other.layers = [
             layer.fork(other) if isinstance(layer, MemoryLayer) else fork_layer(layer) for layer in self.layers
         ]
@@ -471,15 +547,9 @@ class MemoryCache(TransformersCache):  # type: ignore[misc]
             self._slots[number] = Slots(keys, segment.values[:, used], bias)
         return self._slots[number]
 
-    def local_mask(self, mask: Tensor | None, groups: int) -> Tensor | None:
-        """Return a mask `[T, n]` of transformers as `attend` takes it; made once a forward."""
-        if mask is None:
-            return None
-        if self._mask is None or self._mask[:2] != (mask.data_ptr(), groups):
-            low = torch.zeros(mask.shape, device=mask.device)
-            low = low.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else mask.float()
-            self._mask = mask.data_ptr(), groups, mask, low.repeat(groups, 1)[None]
-        return self._mask[3]
+    def to_halves(self, x: Tensor) -> Tensor:
+        """Return `[..., D]` with the features of rotated pairs half a key apart."""
+        return self.decoder.to_halves(x)
 
     def _shape(
         self, H: int, D: int, components: int, sink: int, dtype: torch.dtype, devices: list[torch.device]
@@ -487,12 +557,6 @@ class MemoryCache(TransformersCache):  # type: ignore[misc]
         """Return what a memory must know of the model."""
         spread = devices if len(set(devices)) > 1 else None
         return MemoryShape(len(devices), H, D, components, sink, dtype, devices[0], spread)
-
-    def _join(self, parts: list[Tensor]) -> Tensor:
-        """Return `[H, T, D]` of each layer as `[L, H, T, D]` on the first device."""
-        if len({part.shape for part in parts}) > 1:
-            raise ConfigError("its layers with full attention differ in size, so one memory cannot serve them")
-        return torch.stack([part.detach().to(parts[0].device) for part in parts])
 
     def _take_positions(self, T: int, device: torch.device) -> Tensor:
         """Return the positions `[T, P]` of what was forwarded; one after another if nobody noted them."""
@@ -512,7 +576,6 @@ class MemoryCache(TransformersCache):  # type: ignore[misc]
         self.context = context
         self._commits = self._shared.commits
         self._slots: dict[int, Slots] = {}
-        self._mask = None
 
     def _check_current(self) -> None:
         if self._commits != self._shared.commits:
@@ -560,32 +623,53 @@ def fork_layer(layer: Any) -> Any:
     return other
 
 
-def held_tensors(layer: Any) -> dict[str, Tensor]:
-    """Return what one of transformers' own layers holds, by name: keys and values, or states by their number."""
+def layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
+    """Return what transformers' own layers hold, by the number of the layer and the name that transformers has for it.
+
+    Keys and values are `[H, n, D]`.
+    """
     found: dict[str, Tensor] = {}
-    for name in ("keys", "values"):
-        held = getattr(layer, name, None)
-        if held is not None and held.numel():
-            found[name] = held
-    for name in ("conv_states", "recurrent_states"):
-        for i, held in getattr(layer, name, {}).items():
-            if held is not None:
-                found[f"{name}.{i}"] = held
+    for i, layer in enumerate(layers):
+        if isinstance(layer, MemoryLayer):
+            continue
+        for name in ("keys", "values"):
+            held = getattr(layer, name, None)
+            if held is not None and held.numel():
+                found[f"layers.{i}.{name}"] = held[0]
+        for name in ("conv_states", "recurrent_states"):
+            states = getattr(layer, name, {})
+            found |= {f"layers.{i}.{name}.{n}": held for n, held in states.items() if held is not None}
     return found
 
 
-def restore_layer(layer: Any, name: str, tensor: Tensor, seen: int) -> None:
-    """Give one of transformers' own layers a tensor that `held_tensors` returned after `seen` tokens."""
-    kind, _, number = name.partition(".")
-    if not number:
-        if not layer.is_initialized:
-            layer.lazy_initialization(tensor, tensor)
-        setattr(layer, kind, tensor)
-        layer.cumulative_length = seen
-        return
-    states, i = getattr(layer, kind), int(number)
-    states[i] = tensor
-    getattr(layer, f"is_{kind}_initialized")[i] = layer.has_previous_state[i] = True
-    if kind == "conv_states":
-        layer.conv_kernel_size[i] = tensor.shape[-1]
-    layer.dtype, layer.device = tensor.dtype, tensor.device
+def restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: int | None = None) -> int:
+    """Give transformers' own layers what `layer_tensors` returned; states, which they write to, are copied.
+
+    Args:
+        layers: of a new cache.
+        tensors: by name.
+        seen: tokens before these, as masks count; None: as many as a window holds.
+
+    Returns:
+        `seen`.
+
+    Raises:
+        KeyError, ValueError, IndexError, AttributeError: these layers hold nothing of that name.
+    """
+    for name, held in tensors.items():
+        _, number, kind, *rest = name.split(".")
+        layer = layers[int(number)]
+        if kind in ("keys", "values"):
+            if not layer.is_initialized:
+                layer.lazy_initialization(held[None], held[None])
+            setattr(layer, kind, held[None])
+            seen = held.shape[1] if seen is None else seen
+            layer.cumulative_length = seen
+            continue
+        states, n = getattr(layer, kind), int(rest[0])
+        states[n] = held.clone()
+        getattr(layer, f"is_{kind}_initialized")[n] = layer.has_previous_state[n] = True
+        if kind == "conv_states":
+            layer.conv_kernel_size[n] = held.shape[-1]
+        layer.dtype, layer.device = held.dtype, held.device
+    return seen or 0

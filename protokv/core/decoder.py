@@ -27,6 +27,7 @@ class Decoder:
 
     Attributes:
         model: the model; None: only its config is known, and positions are taken to be consecutive.
+        module: the decoder.
         config: of its text.
         components: P, position components: 3 with M-RoPE, else 1.
         query_heads: Hq.
@@ -34,9 +35,9 @@ class Decoder:
 
     def __init__(self, model_or_config: Any) -> None:
         """Read a model, and hook its decoder once; or a config."""
-        from transformers import AutoModel, PreTrainedModel
+        from transformers import AutoModel, PreTrainedConfig
 
-        self.model = model_or_config if isinstance(model_or_config, PreTrainedModel) else None
+        self.model: Any = None if isinstance(model_or_config, PreTrainedConfig) else model_or_config
         if self.model is None:
             with torch.device("meta"):
                 module = AutoModel.from_config(deepcopy(model_or_config), attn_implementation="eager").get_decoder()
@@ -46,7 +47,7 @@ class Decoder:
             self.config = self.model.config.get_text_config(decoder=True)
         while (inner := module.get_decoder()) is not module:
             module = inner
-        self._module: Any = module
+        self.module: Any = module
         self.query_heads: int = self.config.num_attention_heads
         found = [one for one in module.modules() if type(one).__name__.endswith("RotaryEmbedding")]
         self._rotary = found[0] if found else None
@@ -64,8 +65,7 @@ class Decoder:
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, `[..., R]` float32, of positions `[..., P]`, on their device; R is 0 without angles."""
         assert self._rotary is not None
-        flat = positions.reshape(-1, positions.shape[-1])
-        ids = flat.T if positions.shape[-1] == 1 else flat.T[:, None]
+        ids = self.to_ids(positions.reshape(-1, positions.shape[-1]))
         device = next((one.device for one in self._rotary.buffers()), positions.device)
         named = {"layer_type": "full_attention"} if "layer_type" in signature(self._rotary.forward).parameters else {}
         cos, sin = self._rotary(torch.zeros((), device=device), ids.to(device), **named)
@@ -74,6 +74,10 @@ class Decoder:
             cos, sin = cos[..., order], sin[..., order]
         shape = (*positions.shape[:-1], cos.shape[-1])
         return cos[0].reshape(shape).to(positions.device), sin[0].reshape(shape).to(positions.device)
+
+    def to_ids(self, positions: Tensor) -> Tensor:
+        """Return positions `[T, P]` in transformers' shape: `[1, T]` for RoPE, `[P, 1, T]` for M-RoPE."""
+        return positions.T if positions.shape[1] == 1 else positions.T[:, None]
 
     def rotary(self, head_size: int, components: int) -> Rotary:
         """Return the angles of positions of so many components; a model without angles rotates nothing."""
@@ -100,7 +104,7 @@ class Decoder:
 
     def layer_devices(self) -> list[torch.device]:
         """Return the device of each layer of the decoder."""
-        return [next(layer.parameters()).device for layer in self._module.layers]
+        return [next(layer.parameters()).device for layer in self.module.layers]
 
     def to_halves(self, x: Tensor) -> Tensor:
         """Return `[..., D]` with the features of each rotated pair half a key apart, as memories expect them."""

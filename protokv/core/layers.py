@@ -1,13 +1,18 @@
-"""The kinds of a model's layers: full attention, which a memory serves, and sliding and linear attention."""
+"""The kinds of a model's layers, and the sizes of what those hold that a memory does not serve."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Final
 
 import torch
+
+KINDS: Final = "layers.kinds"
+"""The tensor of a state that names the kind of each layer; what layer 3 holds is `layers.3.NAME`."""
+
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class LayerKind(IntEnum):
@@ -18,54 +23,39 @@ class LayerKind(IntEnum):
     LINEAR = 2
 
 
-class LayerSlot(NamedTuple):
-    """Where a layer reads: it is, or shares the tokens of, the `number`-th layer of its kind that holds something."""
-
-    kind: LayerKind
-    number: int
-    shared: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class HybridShape:
-    """Sizes of what layers hold whose attention a memory does not serve.
+    """What layers hold whose attention a memory does not serve.
 
     Attributes:
         layers: M.
-        sliding: Ls, KV heads, W - 1, head size; None if no layer is of this kind, as in the other two.
-        recurrent: Ll, value heads, key size, value size.
-        convolution: Ll, channels, inputs kept.
-        places: of the M layers; None: a state that is read without its model says so itself.
-        devices: of the M layers, if a model is spread over several.
+        tensors: shape and dtype of each tensor, by name; the tokens of a window (axis 1 of keys and values) may be any.
+        kinds: of the M layers, and whether a layer shares the tokens of an earlier one; None: a state that is read
+            without its model says so itself.
+        window: W, tokens that sliding layers read; None: there are none, or only the model knows.
+        devices: of each tensor; empty: all on the device of the memory.
     """
 
     layers: int
-    sliding: tuple[int, int, int, int] | None = None
-    recurrent: tuple[int, int, int, int] | None = None
-    convolution: tuple[int, int, int] | None = None
-    places: tuple[LayerSlot, ...] | None = None
-    devices: Sequence[torch.device] | None = None
+    tensors: Shapes
+    kinds: Sequence[tuple[LayerKind, bool]] | None = None
+    window: int | None = None
+    devices: Mapping[str, torch.device] = field(default_factory=dict)
+
+    @property
+    def slides(self) -> bool:
+        """Whether some layers are sliding."""
+        return any(name.endswith(".keys") for name in self.tensors)
+
+    @property
+    def recurs(self) -> bool:
+        """Whether some layers are linear."""
+        return any("_states" in name for name in self.tensors)
 
     @classmethod
-    def of(cls, found: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> HybridShape | None:
-        """Return the sizes of a state from the shapes of its tensors; None if it carries nothing. ValueError."""
-        if "layers.places" not in found:
+    def of(cls, found: Shapes) -> HybridShape | None:
+        """Return what a state holds of these tensors; None if it is nothing. ValueError."""
+        if KINDS not in found:
             return None
-
-        def sizes(name: str, axes: int) -> Any:
-            shape = found[name][0] if name in found else None
-            if shape is not None and len(shape) != axes:
-                raise ValueError(f"{name} has {len(shape)} axes")
-            return shape
-
-        (layers, _) = found["layers.places"][0]
-        return cls(layers, sizes("sliding.keys", 4), sizes("linear.recurrent", 4), sizes("linear.convolution", 3))
-
-
-def assign_layers(kinds: Sequence[LayerKind], shared: Sequence[bool] | None = None) -> tuple[LayerSlot, ...]:
-    """Return the places of layers in order; a shared layer reads the last one of its kind that holds something."""
-    held, places = [0, 0, 0], []
-    for kind, reuses in zip(kinds, shared or [False] * len(kinds), strict=True):
-        held[kind] += not reuses
-        places.append(LayerSlot(kind, held[kind] - 1, reuses))
-    return tuple(places)
+        (layers, _), _ = found[KINDS]
+        return cls(layers, {name: one for name, one in found.items() if name.startswith("layers.") and name != KINDS})

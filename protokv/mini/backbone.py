@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from protokv.backbones.adapter import check_text
+from protokv.backbones.chat import check_text
 from protokv.backbones.files import digest_weights, read_model_file
 from protokv.backbones.loading import Packaged, Placement, PlacementRequest
 from protokv.backbones.pixels import PixelConfig, TimedGrid

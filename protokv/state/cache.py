@@ -11,7 +11,7 @@ from torch import Tensor
 from protokv.backbones.files import hash_config
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.build import restore_memory
-from protokv.core.cache import MemoryCache, MemoryLayer, held_tensors, restore_layer
+from protokv.core.cache import MemoryCache, MemoryLayer, layer_tensors, restore_layers
 from protokv.core.packing import pack
 from protokv.core.settings import parse_budget
 from protokv.core.step import StreamClock
@@ -91,10 +91,11 @@ class Cache(MemoryCache):
             ConfigError: tokens were forwarded since the last commit, or nothing was committed.
             StateError: it cannot be written.
         """
-        if self.memory is None or self.memory_layers[0].length:
+        if self.memory is None or self.length:
             raise ConfigError("only committed tokens are saved", hint="call commit() first, and save before a question")
         own, specs = self.memory.tensors(), self.memory.specs()
-        others, sink = self._other_tensors(), own["sink.keys"].shape[2]
+        others = {name: held.contiguous() for name, held in layer_tensors(self.layers).items()}
+        sink = own["sink.keys"].shape[2]
         state = State(
             backbone=self._identify(own["sink.keys"].dtype),
             memory=self.config.to_dict(),
@@ -138,23 +139,13 @@ class Cache(MemoryCache):
         state.clock.check()
         self.steps, self._next_position = state.clock.steps, torch.tensor(state.clock.next_position)
         self.seen = state.clock.tokens_seen + sink
+        rest = {name: held for name, held in state.tensors.items() if name not in own}
         try:
-            for name in state.tensors.keys() - own.keys():
-                number, _, what = name.removeprefix(_LAYERS).partition(".")
-                held = state.tensors[name].to(devices[int(number)], copy=True)
-                restore_layer(self.layers[int(number)], what, held, self.seen)
+            placed = {name: held.to(devices[int(name.split(".")[1])]) for name, held in rest.items()}
+            restore_layers(self.layers, placed, self.seen)
         except (KeyError, ValueError, IndexError, AttributeError) as error:
             raise StateCorrupt("the state has layers that this model has not") from error
         self._take_memory(memory)
-
-    def _other_tensors(self) -> dict[str, Tensor]:
-        """Return what layers hold that the memory does not serve."""
-        return {
-            f"{_LAYERS}{i}.{name}": held.contiguous()
-            for i, layer in enumerate(self.layers)
-            if not isinstance(layer, MemoryLayer)
-            for name, held in held_tensors(layer).items()
-        }
 
     def _identify(self, dtype: torch.dtype) -> BackboneIdentity:
         """Return which model this is; its weights by a sample of each."""

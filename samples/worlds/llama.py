@@ -14,11 +14,12 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 
-from protokv.backbones.adapter import Adapter, ChatPrompt
+from protokv.backbones.adapter import Adapter
+from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.files import translate_errors
 from protokv.backbones.loading import (
     ATTENTION,
@@ -41,7 +42,6 @@ _GGUF: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 class Llama(Adapter):
     """A Llama language model of any size."""
 
-    text_module: ClassVar[str] = "model"
     position_components = 1
     frames_per_step = 1
     default_fps = 1.0

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from protokv.backbones import load_backbone
-from protokv.backbones.adapter import ChatPrompt
+from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.qwen_vl import VIDEO_TOKEN
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session

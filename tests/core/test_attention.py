@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from protokv.core import kernels
-from protokv.core.attention import LocalKV, attend, causal_mask
+from protokv.core.attention import LocalKV, Masks, attend, causal_mask
 from protokv.core.context import EMPTY, Segment
 from protokv.core.evidence import shares
 from protokv.core.kernels import merge, merge_pair
@@ -303,13 +303,19 @@ def test_a_tail_shows_each_layer_all_tokens_so_far() -> None:
     assert torch.equal(values, torch.cat([first, second], 1).expand(2, -1, -1, -1))
 
 
-def test_a_tail_makes_its_mask_once_a_forward() -> None:
-    tail = LocalKV(2, 1, 5, 4, dtype=torch.float32, device=CPU)
-    mask = tail.mask(2, 3, 2, CPU)
-    assert mask is tail.mask(2, 3, 2, CPU)
-    assert mask is not None
-    assert (mask[0] == 0).tolist() == [[True, True, False], [True, True, True]] * 2
-    assert tail.mask(1, 4, 2, CPU) is None
+def test_a_mask_is_made_once_a_forward() -> None:
+    masks = Masks()
+    causal = masks(None, 2, 3, 2, CPU)
+    assert causal is masks(None, 2, 3, 2, CPU)
+    assert causal is not None
+    assert (causal[0] == 0).tolist() == [[True, True, False], [True, True, True]] * 2
+    assert masks(None, 1, 4, 2, CPU) is None
+    given_mask = torch.tensor([[True, False, True]])
+    for mask in (given_mask, torch.zeros(1, 3).masked_fill(~given_mask, -torch.inf)):
+        made = masks(mask, 1, 3, 2, CPU)
+        assert made is masks(mask, 1, 3, 2, CPU)
+        assert made is not None
+        assert (made[0] == 0).tolist() == [[True, False, True]] * 2
 
 
 def test_a_tail_refuses_more_tokens_than_it_was_made_for() -> None:
