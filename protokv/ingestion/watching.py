@@ -23,7 +23,7 @@ from protokv.ingestion.options import Every, LiveOptions
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, StopRequest, prefetch
 from protokv.state.checkpoint import to_state
 from protokv.state.reader import Reader
-from protokv.state.sources import Segment, end_time, frames_by_decoder
+from protokv.state.sources import Segment, end_time
 from protokv.state.thumbnails import Picture, Thumbnails, shrink
 from protokv.state.writer import Committed, Writer
 from protokv.timings import Timings, stage
@@ -97,7 +97,7 @@ class Run:
         if lost := recorded_subtitles(record).get("lost"):
             self._subtitles.lost = str(lost)
         self._damage = Damage.from_dict(record.get("damage"))
-        self._decoders = Counter(frames_by_decoder(record.get("decoders")))
+        self._decoders: Counter[str] = Counter(record.get("decoders"))
         mark = record.get("mark")
         self._mark = mark if type(mark) is int else None
         self._first = self._committed = session.clock

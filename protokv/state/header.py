@@ -128,26 +128,13 @@ def unseal(text: object) -> tuple[Header, dict[str, str]]:
         StateCorrupt: it is no document, it was changed, or a field is not valid; the message names it.
         StateMismatch: the format is newer than this version reads.
     """
-    if not isinstance(text, str):
-        raise StateCorrupt("header: there is no state of protokv in it")
-    document = parse_object(text, "header")
-    digest, digests = document.pop("digest", None), document.get("digests")
     try:
-        intact = digest == digest_document(document)
-    except (ValueError, RecursionError):
-        intact = False
-    if not intact or not isinstance(digests, dict):
+        document = json.loads(text)  # type: ignore[arg-type]
+        digest, digests = document.pop("digest"), document["digests"]
+        intact = digest == digest_document(document) and isinstance(digests, dict)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise StateCorrupt(f"header: there is no state of protokv in it ({shown(error)})") from error
+    if not intact:
         raise StateCorrupt("header: it is not the one that was saved")
     check_tensor_names(digests)
     return Header.from_json(document.get("header")), digests
-
-
-def parse_object(data: bytes | str, what: str) -> dict[str, Any]:
-    """Return the JSON object in a text; StateCorrupt, naming `what` it should be, if it is none."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise StateCorrupt(f"{what}: not the JSON that was saved ({shown(error)})") from error
-    if not isinstance(found, dict):
-        raise StateCorrupt(f"{what}: expected an object")
-    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -103,25 +103,32 @@ def describe_sources(header: Header) -> list[dict[str, Any]]:
     Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time), `complete` (watched
     to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` (source time).
     """
-    records = source_records(header)
-    starts_s = [read_number(one, "start_s") or 0.0 for one in records]
+    try:
+        records = msgspec.convert(source_records(header), tuple[_Record, ...])
+    except msgspec.ValidationError as error:
+        raise StateCorrupt(f"source: {shown(error)}") from None
     found = []
-    for record, start_s, next_s in zip(records, starts_s, (*starts_s[1:], None), strict=True):
-        reached_s = header.clock.stream_time_s if next_s is None else next_s
-        ended = header.complete or next_s is not None
-        damage = Damage.from_dict(record.get("damage"))
-        end_s = end_time(reached_s, start_s, read_number(record, "duration_s"), header.clock) if ended else reached_s
-        found.append(
-            {
-                **{name: None if (text := record.get(name)) is None else str(text) for name in ("name", "decoder")},
-                "decoders": frames_by_decoder(record.get("decoders")),
-                "start_s": start_s,
-                "end_s": end_s,
-                "complete": ended,
-                "damage": None if damage.ok else asdict(damage),
-            }
-        )
+    for record, after in zip(records, (*records[1:], None), strict=True):
+        reached_s = header.clock.stream_time_s if after is None else after.start_s
+        ended = header.complete or after is not None
+        damage = Damage.from_dict(record.damage)
+        end_s = end_time(reached_s, record.start_s, record.duration_s, header.clock) if ended else reached_s
+        row = asdict(record) | {"end_s": end_s, "complete": ended, "damage": None if damage.ok else asdict(damage)}
+        del row["duration_s"]
+        found.append(row)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What of a record is shown."""
+
+    name: str | None = None
+    decoder: str | None = None
+    decoders: dict[str, int] = field(default_factory=dict)
+    start_s: float = 0.0
+    duration_s: float | None = None
+    damage: Any = None
 
 
 def end_time(reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock) -> float:
@@ -129,15 +136,3 @@ def end_time(reached_s: float, start_s: float, duration_s: float | None, clock: 
     if duration_s is None or not reached_s - clock.step_seconds < start_s + duration_s < reached_s:
         return reached_s
     return start_s + duration_s
-
-
-def frames_by_decoder(record: object) -> dict[str, int]:
-    """Return the number of watched frames from each decoder, without entries that make no sense."""
-    pairs = record.items() if isinstance(record, dict) else ()
-    return {name: n for name, n in pairs if isinstance(name, str) and type(n) is int and n >= 0}
-
-
-def read_number(record: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of a record; None if there is none."""
-    value = record.get(name)
-    return float(value) if isinstance(value, int | float) else None
