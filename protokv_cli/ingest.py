@@ -126,8 +126,7 @@ def ingest(
     The same command again continues an interrupted run. Ctrl-C finishes the step, commits and says how to go on.
     Other processes may query and inspect the last commit meanwhile. A second writer is refused, with exit code 11.
 
-    In a pipe, each event is a JSON line; its type is started, progress, source_noted, source_lost, source_recovered,
-    frames_dropped, words_lost, commit or summary.
+    In a pipe, each event is a JSON line with its type: started, progress, source_lost, commit and others, last summary.
 
     Several videos get a state each, named after the video, and each worker loads the model once. The same command
     again does what is missing or changed. Failures are listed at the end and in failures.jsonl, and the exit code is 3.

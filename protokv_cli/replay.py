@@ -21,6 +21,7 @@ from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
+    from protokv.replay.benchmarks.base import Benchmark
     from protokv.replay.dataset import OpenedStreams
     from protokv.replay.judges import Judge
     from protokv.replay.memories import Variant
@@ -81,9 +82,11 @@ class BenchmarkFlags:
     videos: int | None = option("--videos COUNT", "Take only the first COUNT videos.", min=1)
     judge: str | None = option("--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL.")
 
-    def check(self, sources: list[str] | None, questions: Path | None) -> None:
-        """Refuse contradictions. ConfigError."""
+    def open(self, sources: list[str] | None, study: StudyFlags) -> tuple[Benchmark | None, OpenedStreams]:
+        """Open what there is to watch, of a data set or of the user. ConfigError, SourceError."""
         from protokv.replay.benchmarks import find_benchmark
+        from protokv.replay.dataset import OpenedStreams, open_dataset
+        from protokv.replay.streams import open_files
 
         if self.dataset is not None:
             found = find_benchmark(self.dataset)
@@ -92,16 +95,19 @@ class BenchmarkFlags:
             if self.data_root is None:
                 hint = "name its folder with --data-root; samples/benchmarks/README.md"
                 raise ConfigError(f"where is {self.dataset}?", hint=hint)
-            if questions is not None:
+            if study.questions is not None:
                 raise ConfigError("--questions are about sources of your own", hint="name the videos")
             if self.judge and not found.open_ended:
                 raise ConfigError("a judge reads open answers", hint="such as those of rvs-ego and rvs-movie")
-        elif self.data_root is not None or self.judge:
+            opened = open_dataset(found, self.data_root, most_videos=self.videos, subtitles=study.subtitles)
+            return found, opened
+        if self.data_root is not None or self.judge:
             raise ConfigError("--data-root and --judge are about a data set", hint="name it with --dataset")
-        elif not sources:
+        if not sources:
             raise ConfigError("there is nothing to watch", hint="name videos and --questions, or a --dataset")
-        elif questions is None:
+        if study.questions is None:
             raise ConfigError("there are no questions about the sources", hint="name a file with --questions")
+        return None, OpenedStreams(open_files(sources, study.questions, study.subtitles), {}, Counter())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,45 +178,43 @@ def replay(
             show_report(out, read_rows(sources or [results.results]), plot=results.plot, table=results.table)
             return
         model.check()
-        benchmark.check(sources, study.questions)
-        _replay(out, _open(sources, study, benchmark), study, benchmark, results, model)
-
-
-def _open(sources: list[str] | None, study: StudyFlags, benchmark: BenchmarkFlags) -> OpenedStreams:
-    """Open what there is to watch. ConfigError, SourceError."""
-    from protokv.replay.benchmarks import find_benchmark
-    from protokv.replay.dataset import OpenedStreams, open_dataset
-    from protokv.replay.streams import open_files
-
-    if benchmark.dataset and benchmark.data_root:
-        found = find_benchmark(benchmark.dataset)
-        return open_dataset(found, benchmark.data_root, most_videos=benchmark.videos, subtitles=study.subtitles)
-    assert sources is not None
-    assert study.questions is not None
-    return OpenedStreams(open_files(sources, study.questions, study.subtitles), {}, Counter())
+        _replay(out, *benchmark.open(sources, study), study, benchmark.judge, results, model)
 
 
 def _replay(
     out: Output,
+    benchmark: Benchmark | None,
     opened: OpenedStreams,
     study: StudyFlags,
-    benchmark: BenchmarkFlags,
+    judge: str | None,
     results: ResultFlags,
     model: WatchFlags,
 ) -> None:
     """Run a study, or show its cost; end with the exit code of a run that was stopped or left something out."""
     from protokv.backbones import load_backbone
     from protokv.ingestion.options import DEFAULT_MODEL
+    from protokv.replay.dataset import fit_variants
     from protokv.replay.judges import Judge
+    from protokv.replay.plan import make_plan
     from protokv.replay.rows import RowFile
+    from protokv.replay.runner import Setup
     from protokv_cli.replay_report import show_cost
 
     for video, why in opened.missing.items():
         out.error(f"left out: {video}: {why}")
-    referee = Judge(benchmark.judge) if benchmark.judge else None
+    referee = Judge(judge) if judge else None
     loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
     backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
-    plan = _plan(opened, study, benchmark, backbone, model.fps)
+    is_known = benchmark is not None
+    # A benchmark adds its baselines to the memories.
+    plan = make_plan(
+        opened.streams,
+        fit_variants(study.list_variants(is_known), opened.streams, backbone, baselines=is_known),
+        study.read_delays(is_known),
+        Setup.of(backbone, benchmark, fps=model.fps),
+        intersection=study.intersection,
+        types=parse_optional(parse_list, study.types),
+    )
     note_embedded(out, model.model)
     if results.dry_run:
         done: Collection[str] = ()
@@ -221,26 +225,6 @@ def _replay(
         show_cost(out, plan.cost(done), opened)
     elif _run(out, plan, backbone, opened, results, referee):
         raise typer.Exit(Exit.PARTIAL)
-
-
-def _plan(
-    opened: OpenedStreams, study: StudyFlags, benchmark: BenchmarkFlags, backbone: Backbone, fps: float | None
-) -> Plan:
-    """Plan what is asked of what and when; a benchmark adds its baselines to the memories. ConfigError."""
-    from protokv.replay.benchmarks import find_benchmark
-    from protokv.replay.dataset import fit_variants
-    from protokv.replay.plan import make_plan
-    from protokv.replay.runner import Setup
-
-    found = find_benchmark(benchmark.dataset) if benchmark.dataset else None
-    return make_plan(
-        opened.streams,
-        fit_variants(study.list_variants(found is not None), opened.streams, backbone, baselines=found is not None),
-        study.read_delays(found is not None),
-        Setup.of(backbone, found, fps=fps),
-        intersection=study.intersection,
-        types=parse_optional(parse_list, study.types),
-    )
 
 
 def _run(
