@@ -25,7 +25,7 @@ from protokv.words.plain import CueMaker, make_cues
 
 AUTO, OFF = "auto", "off"
 SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
-LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{1,8})*", re.IGNORECASE)
+LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{1,8})*", re.IGNORECASE)
 
 # ISO 639-1 with the codes of three letters that containers use. Bashkir has none here: talk.bak.srt is a backup.
 _LANGUAGES = """

@@ -16,6 +16,7 @@ from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from tests.fleet.conftest import CONFIG, write_video
 from tests.mock_backbone import MockBackbone
+from tests.words.subtitled import write_subtitled
 
 MOCK = MockBackbone().identity
 
@@ -81,6 +82,15 @@ def test_a_video_whose_subtitles_came_changed_or_went_is_started_over(job: Job, 
         beside.write_text(f"1\n00:00:00,000 --> 00:00:01,000\n{text}\n") if text else beside.unlink()
         assert find(job, recipe) == ("changed", 0, 0.0)
         watch(job, recipe)
+
+
+def test_forced_subtitles_beside_a_full_track_change_nothing_and_full_ones_do(recipe: Recipe, tmp_path: Path) -> None:
+    job = Job(str(write_subtitled(tmp_path / "t.mkv", {"eng": [(1.0, 2.0, "all")]}, seconds=3)), "t")
+    for name, status in (("en.forced", "done"), ("en", "changed")):
+        watch(job, recipe)
+        assert find(job, recipe)[0] == "done"
+        (tmp_path / f"t.{name}.srt").write_text("1\n00:00:00,000 --> 00:00:01,000\nparts\n")
+        assert find(job, recipe)[0] == status
 
 
 @pytest.mark.parametrize(

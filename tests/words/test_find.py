@@ -56,7 +56,7 @@ def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_eng
         if name == "talk.de.vtt":
             assert found("auto") == name
     assert found("auto") == "talk.srt"
-    assert found("en-GB") == "talk.en.srt"
+    assert found("en-GB") == found("en_US") == "talk.en.srt"
     assert found("ger") == "talk.de.vtt"
     assert found("off") is None
     assert found(str(folder / "talks.srt")) == "talks.srt"
