@@ -117,12 +117,7 @@ class Reader:
         timings: Timings | None = None,
         **placement: Any,
     ) -> Session:
-        """Return a session of the commit at `at_s`; arguments as `protokv.load`.
-
-        Raises:
-            StateError: the state is missing, damaged, or made by another model.
-            ModelError: the model cannot be loaded.
-        """
+        """Return a session of the commit at `at_s`; arguments and errors as `protokv.load`."""
         with stage(timings, "state"):
             state = self.state
         with stage(timings, "model"):

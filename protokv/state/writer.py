@@ -20,7 +20,7 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt, StateError, StateMismatch, StateNotFound
 from protokv.state.checkpoint import to_state
 from protokv.state.form import Form, StatePath
-from protokv.state.forms import is_url, open_form
+from protokv.state.forms import open_form
 from protokv.state.header import Header, State
 from protokv.state.sources import is_before, list_fingerprints, same_stream
 
@@ -128,14 +128,9 @@ class Writer:
             self._form.__exit__()
 
     def commit(self, state: State, *, wait: bool = False) -> list[Committed]:
-        """Save a state; its tensors may change as soon as this returns.
+        """Save a state; its tensors may change as soon as this returns. With `wait`, return when it is on disk.
 
-        Args:
-            state: to be saved.
-            wait: return when it is on disk.
-
-        Returns:
-            The commits that reached the disk since the last call, oldest first.
+        Return the commits that reached the disk since the last call, oldest first.
 
         Raises:
             StateLocked: another writer has committed meanwhile.
@@ -174,10 +169,10 @@ def check_not_read(target: StatePath, *inputs: object) -> None:
         ConfigError: the target is one of the inputs.
     """
     for one in inputs:
-        if isinstance(one, str | os.PathLike) and not is_url(target) and _is_same_file(target, one):
-            raise ConfigError(
-                f"{os.fspath(target)} is what is read, and would be written over", hint="name another file with -o"
-            )
+        with suppress(OSError, ValueError):
+            if isinstance(one, str | os.PathLike) and Path(target).samefile(one):
+                what = f"{os.fspath(target)} is what is read, and would be written over"
+                raise ConfigError(what, hint="name another file with -o")
 
 
 def check_replaceable(target: StatePath, state: Header) -> None:
@@ -196,10 +191,3 @@ def check_replaceable(target: StatePath, state: Header) -> None:
     if not there or None in there or there != list_fingerprints(state):
         what = "the state of another stream" if there else "no state that can be read"
         raise StateMismatch(f"{os.fspath(target)} is there already, and it is {what}", hint="replace it with --force")
-
-
-def _is_same_file(target: StatePath, one: str | os.PathLike[str]) -> bool:
-    try:
-        return Path(target).samefile(one)
-    except (OSError, ValueError):
-        return False
