@@ -14,9 +14,10 @@ from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.memories.durable.quantized import (
     dequantize_vectors,
-    quantize_vectors,
+    round_vectors,
     rounding_of,
     rounding_offsets,
+    scale_codes,
     shared_features,
 )
 
@@ -121,10 +122,10 @@ class QuantizedBank(DurableBank):
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
         """Round centres and write them; return them as they were rounded."""
         offsets = rounding_offsets(mass, self._features)
-        codes, exponents = quantize_vectors(centers, self._together, offsets)
-        self._codes.index_copy_(0, rows, codes)
-        self._exponents.index_copy_(0, rows, exponents)
-        return dequantize_vectors(codes, exponents)
+        codes, exponents = round_vectors(centers, self._together, offsets)
+        self._codes.index_copy_(0, rows, codes.to(torch.int8))
+        self._exponents.index_copy_(0, rows, exponents.to(torch.uint8))
+        return scale_codes(codes, exponents)
 
     def show(self, layers: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return what attention reads of some layers: keys rotated to their anchors, and values, `[l, H, K, D]`."""

@@ -13,7 +13,7 @@ the key without rotation). It waits where its goal goes itself at a lower cost, 
 lower cost. The cheapest go. Costs are those of the points as they came: what came into a point in this step is not
 charged. Free slots, and tokens of no mass, go before all others; what `Novelty` keeps goes last.
 
-In a bank of at most `WHOLE` or 2 T prototypes the C are all. Else they are those with the least known costs: every
+In a bank of at most `WHOLE` or 1.5 T prototypes the C are all. Else they are those with the least known costs: every
 token is compared with all prototypes, and so are T / 8 prototypes a step, in turn. Comparisons read
 a sketch: [key; value] folded to at most 64 numbers under fixed random signs (Achlioptas, 2003;
 https://doi.org/10.1016/S0022-0000(03)00025-4).
@@ -31,6 +31,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from protokv.core.arrays import least_from
 from protokv.core.bank import FarTokens, PrototypeBank, Rule
 from protokv.core.near import Tokens
 from protokv.core.step import StepKV
@@ -127,7 +128,7 @@ class DurableRule(Rule):
             tokens = self._repeats.weigh_(tokens, self._bank)
         bank, (B, K, _) = self._bank, self._size
         T = tokens.keys.shape[1]
-        C = min(K, max(2 * T, WHOLE))
+        C = min(K, max(-(-T * 3 // 2), WHOLE))
         usable = tokens.mass > 0
         limits = self._novelty.limits(step, T, bank.opened.view(B))
         if len(self._line) < C + T:
@@ -250,14 +251,14 @@ class DurableRule(Rule):
         costs.masked_fill_(rank[:, None] >= rank[:, :, None], _NEVER)
         gone = torch.zeros_like(mass, dtype=torch.bool)
         for due in rounds_of(T):
-            least, goal = costs.min(2)
+            least, goal = least_from(costs)
             least.masked_fill_(gone, torch.inf)
             cheaper = least.gather(1, goal).scatter_reduce_(1, goal, least, "amin")
             order = least.add(least > cheaper, alpha=_FAR).argsort(dim=1, stable=True)
             gone.scatter_(1, order[:, :due], True)
             costs.masked_fill_(gone[:, None], _NEVER)
         stay = order[:, due : due + n - T]
-        least, goal = costs.min(2)
+        least, goal = least_from(costs)
         into = torch.where(gone, goal, line)
         least.masked_fill_(gone, _NEVER)
         return into, stay, least.scatter_reduce(1, goal, least, "amin").gather(1, stay)
