@@ -15,8 +15,7 @@ import select
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 
@@ -32,21 +31,13 @@ _RTSP = "rtsp,rtp,tcp,udp,tls,srtp,http,https,httpproxy"
 _STREAMED = ",".join(sorted(FORMATS | {"hls", "dash", "rtsp", "rtp", "sdp", "webvtt"}))
 
 
-@dataclass(frozen=True)
-class StreamKind:
-    """Options to open one kind of address.
+class StreamKind(NamedTuple):
+    """Options to open one kind of address."""
 
-    Attributes:
-        protocols: that FFmpeg may speak.
-        format: FFmpeg's input format, where the address does not say it.
-        options: of that format or protocol.
-        slack_s: how far a frame's time stamp may be from its arrival (`Stamps`).
-    """
-
-    protocols: str
-    format: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    slack_s: float = 2.0
+    protocols: str  # that FFmpeg may speak
+    format: str | None = None  # FFmpeg's input format, where the address does not say it
+    options: Mapping[str, str] = {}  # of that format or protocol; never changed
+    slack_s: float = 2.0  # how far a frame's time stamp may be from its arrival (`ArrivalClock`)
 
 
 KINDS = {

@@ -247,9 +247,11 @@ def read_orientation(frame: Any) -> tuple[int, bool, int]:
 
 
 def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, int]:
-    """Return the size of a picture with square pixels: one side grows, as in browsers."""
+    """Return the size of a picture with square pixels: one side grows, as in browsers; above 8K, the other shrinks."""
     if not pixel or not 1 / _WIDEST_PIXEL <= pixel <= _WIDEST_PIXEL:
         return width, height
+    if width * height * max(pixel, 1 / pixel) > MAX_PIXELS:
+        return (width, round(height / pixel)) if pixel > 1 else (round(width * pixel), height)
     return (round(width * pixel), height) if pixel > 1 else (width, round(height / pixel))
 
 

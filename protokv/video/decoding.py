@@ -13,7 +13,7 @@ from typing import Any
 
 from protokv.video.clock import REORDER_S, ArrivalClock, Clock, limit_duration
 from protokv.video.container import SHOWING_MEMORY, explain_error
-from protokv.video.probe import Probe
+from protokv.video.probe import STATING, Probe
 from protokv.video.report import DecodeReport
 from protokv.video.source import Frame, Image, ShouldStop
 
@@ -248,6 +248,8 @@ class Decoding:
             honest_s = max(2.0, 0.25 * (probe.duration_s or 0.0))
         elif probe.declared_s is None:
             honest_s = max(2.0, 0.02 * (probe.duration_s or 0.0))
+            if probe.container not in STATING:
+                return
         gap_s = (probe.duration_s or 0.0) - max(end_s, report.start_s)
         if gap_s > honest_s:
             report.note_missing(max(1, round(gap_s / probe.interval_s)), end_s, why)

@@ -46,11 +46,11 @@ class DecordSource(PyAVSource):
         super().__init__(path, max_pixels)
         info = self.info
         known = info.container in CONTAINERS and info.codec in CODECS and info.pixel_format in PIXEL_FORMATS
-        if not known or not self.plain or self.path.suffix.lower() not in VIDEO_SUFFIXES:
-            scan = "progressive, in its shape," if self.plain else "interlaced, mirrored or stretched"
+        known = known and self.plain and not self.notes
+        if not known or self.path.suffix.lower() not in VIDEO_SUFFIXES:
             raise SourceUnreadable(
-                f"decord cannot read {info.name}: it is not known to read {scan} {info.codec} as {info.pixel_format} "
-                f"in {info.container}, with the suffix {self.path.suffix}, exactly",
+                f"decord cannot read {info.name}: it is known to read only one plain, progressive track of 8 bits in "
+                f"MP4 and Matroska exactly, and this is {info.codec} as {info.pixel_format} in {info.container}",
                 hint="use the decoder pyav",
             )
         self._decord = _load()

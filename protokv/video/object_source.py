@@ -46,8 +46,12 @@ class ObjectSource(Source):
                 ) from error
             on_error.pop_all()
         self.info = replace(self._file.info, kind=address.partition("://")[0], fingerprint=fingerprint)
-        self.notes = self._file.notes
         self.texts, self.lines = self._file.texts, self._file.lines  # type: ignore[method-assign]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See `Source`."""
+        return self._file.notes
 
     @property
     def damage(self) -> Damage:

@@ -47,7 +47,12 @@ class Part(Source):
             duration_s=min(lengths, default=None),
             fingerprint=None if info.fingerprint is None else f"{info.fingerprint}@{part}",
         )
-        self.texts, self.notes, self.streams_text = source.texts, source.notes, source.streams_text
+        self.texts, self.streams_text = source.texts, source.streams_text
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See `Source`."""
+        return self._source.notes
 
     @property
     def damage(self) -> Damage:

@@ -28,9 +28,15 @@ DECLARING = {"avi", "matroska"}
 # The length that these state is counted from 0, and not from where they begin.
 COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
 
+# These state a length too, in their header; that of others comes from their last time stamps, or from their bytes.
+STATING = {"mov", "flv", "asf"}
+
 # A length that is guessed from time stamps is none if it is this long and has fewer bits a second: stamps jump.
 FEWEST_BITS = 10_000
 
+
+# No camera gives more frames a second.
+MOST_FPS = 1000
 
 # Packets that may fail before the first frame.
 MOST_FAILURES = 256
@@ -52,7 +58,8 @@ class Probe:
     declared_s: float | None  # the same, if it does not come from the times of the packets
     confirmed_s: float  # until when anything else than the packets of the pictures says that the source lasts
     indexed: bool  # the container has an index of all packets, to compare with the packets that were read
-    stamped: bool = True  # packets have times
+    stamped: bool  # packets have times
+    steady: bool  # `interval_s` comes from the source
     delay: int = 0  # how much later the decoding time of a frame is than that of its packet, without presentation times
 
     @property
@@ -134,7 +141,7 @@ def look_into(
     if not probe.has_pts:
         probe = replace(probe, delay=(probe.stamp(first) or 0) - probe.origin)
     info, notes = describe_stream(str(name), kind, container, stream, first)
-    info = replace(info, rate_fps=1 / probe.interval_s if stream.average_rate or stream.guessed_rate else None)
+    info = replace(info, rate_fps=1 / probe.interval_s if probe.steady else None)
     if not probe.stamped:
         notes.append(f"it has no times: {1 / probe.interval_s:.6g} frames a second are assumed")
     same = sorted((info.width, info.height)) == sorted((first.width, first.height)) and not info.mirrored
@@ -180,7 +187,9 @@ def _probe(container: Any, stream: Any, first: Any) -> Probe:
     if whole_s is not None and (declares or name == "flv"):
         ends_s.append(whole_s)
     stamped = not container.format.flags & _NOTIMESTAMPS
-    rate = (stream.average_rate if stamped else None) or stream.guessed_rate
+    rates = (stream.average_rate if stamped else None, stream.guessed_rate)
+    # FFmpeg guesses the rate of the clock where there are few frames.
+    rate = next((one for one in rates if one and one <= MOST_FPS), None)
     if not stamped and first.duration:
         rate = 1 / (first.duration * base)
     return Probe(
@@ -189,6 +198,7 @@ def _probe(container: Any, stream: Any, first: Any) -> Probe:
         time_base=base,
         origin=origin,
         interval_s=float(1 / rate) if rate else 0.04,
+        steady=rate is not None,
         duration_s=stated_s,
         declared_s=declared_s,
         confirmed_s=max([declared_s or 0.0, *ends_s]),

@@ -25,9 +25,6 @@ LOOK_BACK_S = (0.0, 2.0, 10.0, 60.0, math.inf)
 # These containers have an index, and one clock from beginning to end.
 WITH_INDEX = {"mov", "matroska", "avi", "asf", "mxf"}
 
-# Joins of a damaged file may be many.
-MOST_NOTES = 8
-
 
 class PyAVSource(Source):
     """Reads one file with PyAV. See `Source` for the contract.
@@ -37,7 +34,6 @@ class PyAVSource(Source):
     """
 
     decoder = "pyav"
-    notes: list[str]
 
     def __init__(self, path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
         self.path, self._max_pixels = Path(path), max_pixels or MAX_PIXELS
@@ -46,7 +42,7 @@ class PyAVSource(Source):
             packets = read_packets(container, stream, lambda error: None)
             found = look_into(self.path, "file", container, stream, packets, self._max_pixels)
             self.probe, self.plain, self.texts = found.probe, found.plain, find_text_tracks(container)
-        self.notes = [*notes, *found.notes]
+        self._notes = (*notes, *found.notes)
         self.info = replace(
             found.info,
             name=self.path.name,
@@ -127,12 +123,8 @@ class PyAVSource(Source):
         self, stream: Any, report: DecodeReport, *, sought: bool = False, after_key: bool = False
     ) -> Decoding:
         return Decoding(
-            self.probe, stream, report, self._convert, sought=sought, after_key=after_key, on_note=self._note
+            self.probe, stream, report, self._convert, sought=sought, after_key=after_key, on_note=self.add_note
         )
-
-    def _note(self, note: str) -> None:
-        if note not in self.notes and len(self.notes) < MOST_NOTES:
-            self.notes.append(note)
 
     def _convert(self, frame: Any) -> Image:
         try:

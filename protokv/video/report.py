@@ -41,15 +41,12 @@ class DecodeReport:
             # A later frame came already (a damaged stream, or times that jump back): this one comes too late.
             self._settle([time_s])
 
-    def take(self, time_s: float, sent_s: float | None = None, *, corrupt: bool = False) -> bool:
-        """Note that a frame came back. Return False if it is not newer than the one before: leave it out.
-
-        `sent_s` is the time under which it was sent, if that was another.
-        """
+    def take(self, time_s: float, *, corrupt: bool = False) -> bool:
+        """Note that a frame came back. Return False if it is not newer than the one before: leave it out."""
         if self.last_s is not None and time_s <= self.last_s:
             return False
         self.last_s = time_s
-        self._awaited.discard(time_s if sent_s is None else sent_s)
+        self._awaited.discard(time_s)
         self._settle([t for t in self._awaited if t < time_s])
         if corrupt:
             self.note_damage(time_s, CORRUPT)
@@ -90,12 +87,10 @@ class DecodeReport:
         """The account so far."""
         if not self._lost and not self._damaged:
             return Damage()
-        from_s = self._from_s if self._from_s is not None else 0.0
-        parts = []
-        if self._lost:
-            parts.append(f"{self._lost} {'frame' if self._lost == 1 else 'frames'} could not be decoded")
-        if self._damaged:
-            parts.append(f"{self._damaged} {'frame is' if self._damaged == 1 else 'frames are'} damaged")
+        from_s = self._from_s or 0.0
+        lost = f"{self._lost} {'frame' if self._lost == 1 else 'frames'} could not be decoded"
+        damaged = f"{self._damaged} {'frame is' if self._damaged == 1 else 'frames are'} damaged"
+        parts = [text for text, count in ((lost, self._lost), (damaged, self._damaged)) if count]
         why = f" ({self._why})" if self._why else ""
         return Damage(self._lost, self._damaged, from_s, f"{' and '.join(parts)}, first at {from_s:.2f} s{why}")
 

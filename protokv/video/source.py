@@ -23,6 +23,10 @@ Image = NDArray[np.uint8]
 ShouldStop = Callable[[], bool]
 
 
+# Of a source.
+MOST_NOTES = 8
+
+
 def never() -> bool:
     """Do not stop."""
     return False
@@ -184,14 +188,23 @@ class Source(Closable, ABC):
     Attributes:
         info: facts that opening found out; the same for every reading.
         texts: the text tracks of its container.
-        notes: what a user should know of it that is no damage, a sentence each; reading may add some.
         streams_text: their lines come with the frames, by `new_lines`; else `lines` reads them at once.
     """
 
     info: SourceInfo
     texts: tuple[TextTrack, ...] = ()
-    notes: Sequence[str] = ()
+    _notes: tuple[str, ...] = ()
     streams_text = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of it that is no damage, a sentence each; reading may add some."""
+        return self._notes
+
+    def add_note(self, note: str) -> None:
+        """Note what a user should know, once; the joins of a damaged file may be many."""
+        if note not in self._notes and len(self._notes) < MOST_NOTES:
+            self._notes = (*self._notes, note)
 
     @property
     @abstractmethod

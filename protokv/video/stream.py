@@ -72,7 +72,6 @@ class StreamSource(Source):
         # Lines with their track, in the time of the container, and those that have their stream time.
         self._waiting: list[tuple[int, Line]] = []
         self._new_lines: list[tuple[int, Line]] = []
-        self.notes: list[str] = []
         try:
             self._frames: Iterator[Any] | None = self._connect(should_stop)
         except BaseException:
@@ -130,21 +129,25 @@ class StreamSource(Source):
         hls = "hls" in container.format.name
         # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
         self.texts = () if hls else find_text_tracks(container)
-        ends = self._kind in ("http", "https") and bool(container.duration)
+        # A playlist has a size of its own.
+        listed = {"hls", "dash"} & set(container.format.name.split(","))
+        sized = bool(container.duration) or (not listed and (container.size or 0) > 0)
+        ends = self._kind in ("http", "https") and sized
         live = not ends and self._kind != address.PIPE
         packets = self._packets(container, stream)
         try:
             found = look_into(self._name, self._kind, container, stream, packets, self._max_pixels)
         except SourceUnreadable as error:
             raise self._explain(error, container) from error
-        self.notes += [one for one in (*notes, *found.notes) if one not in self.notes]
+        for note in (*notes, *found.notes):
+            self.add_note(note)
         width, height = self._size or (found.info.width, found.info.height)
         self.info: SourceInfo = replace(found.info, width=width, height=height, seekable=ends)
         if ends:
             # A video on a server is told from others by its address, size and length.
-            whole_s = container.duration / av.time_base
+            whole_s = (container.duration or 0) / av.time_base
             digest = hashlib.sha256(f"{self._name} {container.size} {whole_s}".encode()).hexdigest()
-            self.info = replace(self.info, duration_s=found.probe.duration_s or whole_s, fingerprint=digest)
+            self.info = replace(self.info, duration_s=found.probe.duration_s or whole_s or None, fingerprint=digest)
         slack_s = HLS_SLACK_S if hls else KINDS[self._kind].slack_s if live else 0.0
         self._report = DecodeReport()
         self._decoding = Decoding(
@@ -153,7 +156,7 @@ class StreamSource(Source):
             self._report,
             lambda frame: convert_to_rgb(frame, self.info),
             arrivals=ArrivalClock(slack_s) if live else None,
-            on_note=self.notes.append,
+            on_note=self.add_note,
         )
         return self._decoding.frames(self._decoding.settle(found.packets), lambda: self._should_stop())
 

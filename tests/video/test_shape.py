@@ -49,7 +49,7 @@ def test_a_display_matrix_turns_and_mirrors(matrix, make_clip, tmp_path):
     with open_source(with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", *matrix)) as source:
         assert np.array_equal(next(source.frames()).image, image)
         assert (source.info.height, source.info.width) == image.shape[:2]
-        assert source.notes == []
+        assert source.notes == ()
 
 
 @pytest.mark.parametrize("degrees", [30, 45, 200])
@@ -120,7 +120,7 @@ def test_the_default_track_is_watched_else_the_largest_and_a_cover_last(suffix, 
         assert [number_in(frame.image) for frame in source.frames()] == list(range(20))
         assert source.damage.ok
         width, height = tracks[taken]["size"]
-        assert source.notes == [f"2 video tracks: track {taken} of {width} x {height} pixels is watched"]
+        assert source.notes == (f"2 video tracks: track {taken} of {width} x {height} pixels is watched",)
     if suffix == "mkv":
         with piped(path.read_bytes()) as address, open_source(address) as source:
             assert (source.info.width, source.info.height) == tracks[taken]["size"]

@@ -38,7 +38,7 @@ def test_a_raw_stream_has_the_rate_that_it_states_and_no_damage(codec, rate, tmp
         assert times == pytest.approx([i / rate for i in range(40)])
         assert source.info.rate_fps == pytest.approx(rate)
         assert source.damage.ok
-        assert codec == "mjpeg" or source.notes == [f"it has no times: {rate} frames a second are assumed"]
+        assert codec == "mjpeg" or source.notes == (f"it has no times: {rate} frames a second are assumed",)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_long_pause_stays_as_it_is(name, suffix, tmp_path):
     with open_source(path) as source:
         assert [frame.time_s for frame in source.frames()] == pytest.approx(clip.times_s, abs=0.05)
         assert source.damage.ok
-        assert source.notes == []
+        assert source.notes == ()
     if suffix != "mp4":
         times, _, source = read_both(path)[1]
         assert times == pytest.approx(clip.times_s, abs=0.05)

@@ -73,6 +73,12 @@ class LiveSource(Source):
         self.info = SourceInfo(address.public_name(text), kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
         self.log = WallClockLog()
         self.texts = ()
+        self._reading: Source | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Those of the latest connection."""
+        return self._reading.notes if self._reading is not None else ()
 
     def new_lines(self) -> Sequence[tuple[int, Line]]:
         """Return what came since the last call, as a `Source`, in time counted from the start of the segment."""
@@ -174,7 +180,7 @@ class LiveSource(Source):
         opened, self._opened = self._opened, None
         if opened is None:
             opened = self._connect(should_stop, (self.info.width, self.info.height) if self.info.width else None)
-        self.notes = opened.notes
+        self._reading = opened
         return opened
 
 
