@@ -29,7 +29,6 @@ from protokv_cli.options import (
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every, parse_pair
 from protokv_cli.process import handle_signals
-from protokv_cli.progress import draw_downloads
 
 if TYPE_CHECKING:
     from protokv.ingestion import IngestOptions
@@ -215,7 +214,6 @@ def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptio
     with (
         handle_signals(out.note) as stop,
         IngestReport(out, name, chosen, clock) as report,
-        draw_downloads(out),
         # Closing the generator commits what was watched if something fails here.
         closing(ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,
     ):

@@ -85,24 +85,12 @@ def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
 
 @contextmanager
 def loading(out: Output, name: str | None, revision: str | None) -> Iterator[None]:
-    """Show on a terminal that a model is loading, and its downloads. ModelError, ConfigError before it is loaded."""
+    """Show on a terminal that a model is loading. ModelError, ConfigError before it is loaded."""
     from protokv.backbones import require_model
 
     if name is not None:
         require_model(name, revision)
-    with Bar(out, "loading model", name or "", logs=False), draw_downloads(out):
-        yield
-
-
-@contextmanager
-def draw_downloads(out: Output) -> Iterator[None]:
-    """Show downloads from the hub if there is a terminal to draw on."""
-    if not out.draws:
-        yield
-        return
-    from protokv.backbones.files import show_downloads
-
-    with show_downloads(lambda: out.hide()):
+    with Bar(out, "loading model", name or "", logs=False):
         yield
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -141,18 +141,6 @@ SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
 # Seconds to wait for the hub; its own client waits 10 s a request, and tries five times.
 PATIENCE_S = 3.0
 
-_before_bar: ContextVar[Callable[[], None] | None] = ContextVar("before_bar", default=None)
-
-
-@contextmanager
-def show_downloads(before: Callable[[], None]) -> Iterator[None]:
-    """Draw the hub's progress bars on stderr, each after a call of `before`; outside this block, nothing is drawn."""
-    token = _before_bar.set(before)
-    try:
-        yield
-    finally:
-        _before_bar.reset(token)
-
 
 def download(name: str, check: Callable[[Path], None], revision: str | None = None) -> Path:
     """Return the folder of a hub model in the local cache; download the files that are missing there.
@@ -170,13 +158,20 @@ def download(name: str, check: Callable[[Path], None], revision: str | None = No
         ModelError: raised by `check`.
     """
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     with _quiet_hub():
-        options: dict[str, Any] = {"local_files_only": not _is_reachable(name, revision), "tqdm_class": _draw_bars()}
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(SMALL), **options))
+        offline = not _is_reachable(name, revision)
+
+        def bring(patterns: list[str]) -> Path:
+            found = snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=offline)
+            return Path(str(found))
+
+        folder = bring(list(SMALL))
         check(folder)
-        weights = [file.name for file in list_weight_files(str(folder))]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=weights, **options))
+        return bring([file.name for file in list_weight_files(str(folder))])
 
 
 def require(name: str, revision: str | None = None) -> None:
@@ -221,23 +216,6 @@ def _quiet_hub() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(verbosity)
-
-
-def _draw_bars() -> Any:
-    """Return a class of progress bars."""
-    from huggingface_hub.utils.tqdm import tqdm
-
-    before = _before_bar.get()
-
-    class Bars(tqdm):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            if before is not None:
-                before()
-            # None: drawn if stderr is a terminal.
-            options |= {"leave": False, "disable": True if before is None else None}
-            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
-
-    return Bars
 
 
 def find_cached(name: str, revision: str | None = None) -> Path | None:
