@@ -8,7 +8,6 @@ and marked (`StepKV.usable`): shapes do not change, and nothing waits for the de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -47,10 +46,6 @@ class Sanitizer(StatePart):
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the counter."""
         return {"sanitize.dropped": self.dropped}
-
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the counter of a checked state."""
-        self.dropped.copy_(tensors["sanitize.dropped"])
 
 
 def find_usable(keys: Tensor, values: Tensor) -> Tensor:

@@ -82,9 +82,10 @@ class StatePart(ABC):
     def live_tensors(self) -> dict[str, Tensor]:
         """Return its tensors by name: the live ones, on any device, contiguous or not."""
 
-    @abstractmethod
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy its tensors out of a whole state that was checked."""
+        """Copy its tensors out of a whole state that was checked; by default into the live ones."""
+        for name, held in self.live_tensors().items():
+            held.copy_(tensors[name])
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise StateCorrupt, naming the tensor, if a number of a state that serves as an index is out of range.

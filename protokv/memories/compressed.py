@@ -158,18 +158,14 @@ class KeptTokens(StatePart):
     def declare(shape: MemoryShape, tokens: int) -> tuple[TensorSpec, ...]:
         """Declare M slots."""
         L, H, M, D, P = shape.layers, shape.kv_heads, tokens, shape.head_size, shape.position_components
-        slot = (LAYER, "kv_head", "kept_token")
+        slot, slots, i64 = (LAYER, "kv_head", "kept_token"), (L, H, M), torch.int64
         return (
-            TensorSpec("kept.keys", (*slot, "feature"), (L, H, M, D), shape.dtype, "keys of kept tokens, rotated"),
-            TensorSpec("kept.values", (*slot, "feature"), (L, H, M, D), shape.dtype, "values of kept tokens"),
-            TensorSpec(
-                "kept.positions", (*slot, "component"), (L, H, M, P), torch.int64, "their stream positions", "position"
-            ),
-            TensorSpec(
-                "kept.coordinates", (*slot, "xy"), (L, H, M, 2), torch.float32, "their cells", "share of the image"
-            ),
-            TensorSpec("kept.step", slot, (L, H, M), torch.int64, "their steps; -1: a free slot", "step", fill=-1),
-            TensorSpec("kept.count", ("field",), (3,), torch.int64, "far tokens, near tokens, last step seen"),
+            TensorSpec("kept.keys", (*slot, "feature"), (*slots, D), shape.dtype, "keys of kept tokens, rotated"),
+            TensorSpec("kept.values", (*slot, "feature"), (*slots, D), shape.dtype, "values of kept tokens"),
+            TensorSpec("kept.positions", (*slot, "component"), (*slots, P), i64, "their stream positions", "position"),
+            TensorSpec("kept.coordinates", (*slot, "xy"), (*slots, 2), torch.float32, "cells", "share of the image"),
+            TensorSpec("kept.step", slot, slots, i64, "their steps; -1: a free slot", "step", fill=-1),
+            TensorSpec("kept.count", ("field",), (3,), i64, "far tokens, near tokens, last step seen"),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:

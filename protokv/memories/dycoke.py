@@ -118,11 +118,9 @@ class FrameGroup(StatePart):
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the features and the index; the same for all layers."""
-        dims = ("visual_token", "embedding")
+        dims, meaning = ("visual_token", "embedding"), "features that the next step is compared with"
         return (
-            TensorSpec(
-                "merge.reference", dims, (None, None), shape.dtype, "features that the next step is compared with"
-            ),
+            TensorSpec("merge.reference", dims, (None, None), shape.dtype, meaning),
             TensorSpec("merge.group", ("field",), (3,), torch.int64, "index in the group, rows, columns"),
         )
 

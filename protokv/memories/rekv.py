@@ -179,27 +179,18 @@ class Archive(StatePart):
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare any number of tokens and blocks."""
         L, H, D, P = shape.layers, shape.kv_heads, shape.head_size, shape.position_components
-        kv = (LAYER, "kv_head", "archived_token", "feature")
+        token, block, i64 = ("archived_token",), ("block",), torch.int64
+        kv, size = (LAYER, "kv_head", *token, "feature"), (L, H, None, D)
+        keys, means = (*block, LAYER, "kv_head", "feature"), "mean of each block's keys, rotation removed"
         return (
-            TensorSpec("archive.keys", kv, (L, H, None, D), shape.dtype, "keys of the archive, rotated"),
-            TensorSpec("archive.values", kv, (L, H, None, D), shape.dtype, "values of the archive"),
+            TensorSpec("archive.keys", kv, size, shape.dtype, "keys of the archive, rotated"),
+            TensorSpec("archive.values", kv, size, shape.dtype, "values of the archive"),
             TensorSpec(
-                "archive.positions",
-                ("archived_token", "component"),
-                (None, P),
-                torch.int64,
-                "stream position of each token of the archive",
-                "position",
+                "archive.positions", (*token, "component"), (None, P), i64, "their stream positions", "position"
             ),
-            TensorSpec("archive.lengths", ("block",), (None,), torch.int64, "tokens of each block", "tokens"),
-            TensorSpec(
-                "archive.block_keys",
-                ("block", LAYER, "kv_head", "feature"),
-                (None, L, H, D),
-                torch.float32,
-                "mean of each block's keys, rotation removed",
-            ),
-            TensorSpec("archive.next_position", (), (), torch.int64, "position of the next token"),
+            TensorSpec("archive.lengths", block, (None,), i64, "tokens of each block", "tokens"),
+            TensorSpec("archive.block_keys", keys, (None, L, H, D), torch.float32, means),
+            TensorSpec("archive.next_position", (), (), i64, "position of the next token"),
         )
 
     def live_tensors(self) -> dict[str, Tensor]:
