@@ -162,6 +162,13 @@ class ModelFlags:
         """Keywords of `load_backbone` that a model of a state takes, too."""
         return {"revision": self.revision, "device": self.device, "device_map": self.device_map}
 
+    def check(self) -> None:
+        """Refuse a model that cannot be, before anything heavy is imported. ConfigError, ModelError."""
+        from protokv.backbones import require_model
+
+        if self.model is not None:
+            require_model(self.model, self.revision)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WatchFlags(ModelFlags):
@@ -181,14 +188,12 @@ class WatchFlags(ModelFlags):
         return self.placement | {name: getattr(self, name) for name in more}
 
     def check(self) -> None:
-        """Refuse a rate or a model that cannot be, before anything heavy is imported. ConfigError, ModelError."""
-        from protokv.backbones import require_model
+        """Refuse a rate that cannot be, too."""
         from protokv.core.settings import check_fps
 
         if self.fps is not None:
             check_fps(self.fps)
-        if self.model is not None:
-            require_model(self.model, self.revision)
+        super().check()
 
 
 @dataclass(frozen=True, kw_only=True)

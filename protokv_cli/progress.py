@@ -9,8 +9,8 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Self
 
 from protokv_cli.output import Output, format_time, make_printable
@@ -55,7 +55,7 @@ class Bar:
         from rich.cells import set_cell_size
 
         bar = f"[{'#' * int(20 * done / total):20}] " if total else ""
-        text = make_printable(f"{self._name[:30]} {bar}{'  '.join(parts)}".strip())
+        text = make_printable(f"{self._name[-30:]} {bar}{'  '.join(parts)}".strip())
         # What has no room on the right is left out. Characters may be two columns wide.
         self._write(set_cell_size(text, shutil.get_terminal_size().columns - 1).rstrip())
 
@@ -81,17 +81,6 @@ class Bar:
 def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
     """Return the time that the rest takes at the speed until now; nothing if that is unknown."""
     return [f"{format_time(math.ceil(max(0.0, left) * elapsed_s / done))} left"] if done > 0 else []
-
-
-@contextmanager
-def loading(out: Output, name: str | None, revision: str | None) -> Iterator[None]:
-    """Show on a terminal that a model is loading. ModelError, ConfigError before it is loaded."""
-    from protokv.backbones import require_model
-
-    if name is not None:
-        require_model(name, revision)
-    with Bar(out, "loading model", name or "", logs=False):
-        yield
 
 
 def round_timings(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, ModelFlags, TimedOutputFlags, note_embedded, option
 from protokv_cli.output import Format, Output, format_time
 from protokv_cli.parsing import parse_duration, parse_optional
-from protokv_cli.progress import loading, show_timings
+from protokv_cli.progress import Bar, show_timings
 from protokv_cli.questions import AskedQuestion, Refusals, read_questions, read_typed_questions
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
@@ -138,7 +138,8 @@ def _read_first(texts: list[str], file: Path | None, refusals: Refusals) -> Iter
 def _query_one(answers: Answers, questions: Iterator[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:
     """Open a state once, at the commit that is asked for, and print the answers."""
     out, clock = answers.out, answers.clock
-    with loading(out, model.model, model.revision):
+    model.check()
+    with Bar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
             from protokv.state.reader import Reader
 

@@ -115,7 +115,7 @@ def evil(protokv: Program, mocked: None, video: Path) -> Path:
     """A state that says evil things wherever a state may say something, under an evil name."""
     assert protokv("ingest", video, "--budget", "24", "--quiet", "--json").code == 0
     found = load_state("clip.safetensors")
-    decoders = {EVIL: 2, "b": 1, "c": EVIL}
+    decoders = {EVIL: 2, "b": 1}
     source = {**(found.source or {}), "name": EVIL, "decoder": EVIL, "decoders": decoders, EVIL: EVIL}
     damaged = {**source, "damage": {"frames_lost": 1, "message": EVIL}}
     backbone = replace(found.backbone, name=EVIL, family=EVIL)
