@@ -13,8 +13,8 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any
 
-# A longer gap is believed if later time stamps, or the declared end, confirm it.
-LONGEST_GAP_S = 600.0
+# A longer gap than this is believed unless the next packets deny it; than that, if later ones, or the end, confirm it.
+SHORT_GAP_S, LONGEST_GAP_S = 5.0, 600.0
 
 # After a longer gap than this, a source that declares no end is taken for two that were joined.
 LONGEST_PAUSE_S = 12 * 3600.0
@@ -90,6 +90,7 @@ class Clock:
         self.excused: set[int] = set()
         self._gap, self._reorder = self._ticks(LONGEST_GAP_S), self._ticks(REORDER_S)
         self._back, self._pause = self._ticks(BACK_S), self._ticks(LONGEST_PAUSE_S)
+        self._short = self._ticks(SHORT_GAP_S)
 
     @property
     def shift(self) -> int:
@@ -112,7 +113,7 @@ class Clock:
                         self._shift = self._join
                     ahead = mark + self._shift - last
                     back = ahead < -self._back and packet.is_keyframe
-                    if ahead > self._gap or back or (self._beyond(mark) and self._shift == self._join):
+                    if ahead > self._short or back or (self._beyond(mark) and self._shift == self._join):
                         self._read_ahead(packets, waiting, packet, mark)
                         if self._settle_leap(packet, mark, last, [_mark(one) for one in waiting]):
                             yield None
@@ -141,7 +142,7 @@ class Clock:
             confirmed = usual or at <= self._origin + self._ticks(self._confirmed_s + HOLE_S)
             ends = len(later) < LEAST_REORDERED and not packet.is_keyframe
             credible = stays and (self._end_s is not None or at - last <= self._pause)
-            if credible or ((stays is None or ends) and confirmed):
+            if credible or ((stays is None or ends) and (confirmed or at - last <= self._gap)):
                 self._shift, self._longest = self._join, max(self._longest, at - last)
                 return False
         # The first of them by time follows; packets are reordered.
@@ -158,7 +159,9 @@ class Clock:
     def _read_ahead(self, packets: Iterator[Any], waiting: deque[Any], packet: Any, mark: int) -> None:
         """Let packets wait until they tell what becomes of the stamps after a packet."""
         least = LEAST_PACKETS if packet.is_keyframe else LEAST_REORDERED
-        size, near = sum(one.size for one in waiting), self._ticks(CONFIRM_S)
+        size = sum(one.size for one in waiting)
+        long = self._last is not None and mark + self._shift - self._last > self._gap
+        near = self._ticks(CONFIRM_S) if long else -1
         while len(waiting) < CONFIRM_PACKETS and size < CONFIRM_BYTES:
             latest = _mark(waiting[-1]) if waiting else None
             if len(waiting) >= least and latest is not None and abs(latest - mark) > near:

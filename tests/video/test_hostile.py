@@ -78,18 +78,6 @@ def test_a_last_frame_with_a_duration_of_days_is_not_repeated_for_days(tmp_path)
         assert len(list(read_steps(source, 2.0, 2))) <= UNEVEN[-1] / 1000 * (1 + BEYOND_END_PART) + BEYOND_END_S
 
 
-def test_slow_pictures_and_long_stills_are_no_damage(tmp_path):
-    for suffix, ticks in [
-        ("mp4", [0, 1_700_000, 1_800_000, 5_000_000]),
-        ("ts", [0, 500_000, 900_000]),
-        ("ts", [0, 100, 200, 3000, 3100, 9000]),
-    ]:
-        path = write(Clip(ticks, suffix=suffix, options={"bf": "0"}), tmp_path / f"x.{suffix}")
-        with open_source(path) as source:
-            assert [f.time_s for f in source.frames()] == pytest.approx([t / 1000 for t in ticks], abs=0.05)
-            assert source.damage.ok
-
-
 def test_frames_above_the_limit_are_refused_with_a_hint_how_to_raise_it(make_clip):
     with pytest.raises(SourceUnreadable, match="128 x 96") as caught:
         open_source(make_clip("constant rate"), max_pixels=128 * 96 - 1)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -178,13 +177,6 @@ def test_a_missing_screen_or_a_device_of_another_system_is_named(source, error, 
 def test_a_frame_that_is_too_large_is_refused(make_clip):
     with piped(make_clip("transport stream").read_bytes()) as address, pytest.raises(SourceUnreadable):
         list(StreamSource(address, max_pixels=64 * 64).frames())
-
-
-def test_a_camera_that_stands_still_between_key_frames_keeps_its_own_times(tmp_path):
-    ticks = [0, 100, 200, 3000, 3100, 9000]
-    path = write(Clip(ticks, suffix="ts", base=Fraction(1, 1000)), tmp_path / "x.ts")
-    with piped(path.read_bytes()) as address, StreamSource(address) as source:
-        assert [round(frame.time_s, 3) for frame in source.frames()] == [tick / 1000 for tick in ticks]
 
 
 def test_frames_after_a_loss_have_the_size_of_those_before(make_clip):

@@ -62,6 +62,8 @@ def test_recordings_with_the_same_clock_that_were_joined_go_on_and_say_so(suffix
 PAUSES = {
     "a pause of a quarter of an hour": [*STEADY, *(900_000 + t for t in STEADY)],
     "a pause of 90 minutes": [*STEADY, *(5_400_000 + t for t in STEADY)],
+    "a camera that stands still": [0, 100, 200, 3000, 3100, 9000],
+    "slow pictures": [0, 500_000, 900_000],
     "slides": [0, 1_200_000, 2_400_000, 3_700_000, 5_000_000],
 }
 
