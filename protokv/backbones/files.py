@@ -162,16 +162,15 @@ def download(name: str, check: Callable[[Path], None], revision: str | None = No
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    with _quiet_hub():
-        offline = not _is_reachable(name, revision)
+    offline = not _is_reachable(name, revision)
 
-        def bring(patterns: list[str]) -> Path:
-            found = snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=offline)
-            return Path(str(found))
+    def bring(patterns: list[str]) -> Path:
+        found = snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=offline)
+        return Path(str(found))
 
-        folder = bring(list(SMALL))
-        check(folder)
-        return bring([file.name for file in list_weight_files(str(folder))])
+    folder = bring(list(SMALL))
+    check(folder)
+    return bring([file.name for file in list_weight_files(str(folder))])
 
 
 def require(name: str, revision: str | None = None) -> None:
@@ -181,9 +180,8 @@ def require(name: str, revision: str | None = None) -> None:
     """
     from huggingface_hub import errors
 
-    with _quiet_hub():
-        if find_cached(name, revision) is None and not _is_reachable(name, revision):
-            raise errors.LocalEntryNotFoundError(f"{name} is not in the cache")
+    if find_cached(name, revision) is None and not _is_reachable(name, revision):
+        raise errors.LocalEntryNotFoundError(f"{name} is not in the cache")
 
 
 def _is_reachable(name: str, revision: str | None) -> bool:
@@ -203,19 +201,6 @@ def _is_reachable(name: str, revision: str | None) -> bool:
     except Exception:  # the hub client may raise any error of its HTTP library
         return False
     return True
-
-
-@contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Silence the hub's retry log; the caller reports the failure."""
-    from huggingface_hub.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 def find_cached(name: str, revision: str | None = None) -> Path | None:
