@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, GenerationMixin
 from transformers.cache_utils import Cache as TransformersCache
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
 from transformers.integrations import sdpa_attention
 from transformers.masking_utils import sdpa_mask
 
@@ -33,6 +33,7 @@ from protokv.core.build import build_memory
 from protokv.core.context import EMPTY, Context, EmptyContext, Segment
 from protokv.core.decoder import Decoder
 from protokv.core.hybrid import HybridState
+from protokv.core.layers import LayerKind
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
@@ -402,8 +403,9 @@ class MemoryCache(StreamCache):
         if self._positions:
             self._positions = [torch.cat(self._positions)[: self.length]]
 
-    # Positions `[T, P]` of what was forwarded since the last commit.
+    # Positions `[T, P]` of what was forwarded since the last commit, and slots by layer, where they are read as keys.
     _positions: list[Tensor]
+    _slots: list[Slots]
 
     @property
     def memory(self) -> Memory | None:
@@ -534,18 +536,28 @@ class MemoryCache(StreamCache):
         self._check_current()
         if self.memory is None or self.reads_in_place:
             return None
-        if number not in self._slots:
-            # A memory that chooses by the query is refused, so none is needed.
-            (segment,) = self.context.at(number, torch.empty(0))
-            used = (segment.bias > EMPTY).any(0)
-            keys = self.decoder.from_halves(segment.keys[:, used])
-            bias = segment.bias[:, used]
-            if "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ()) and bool(bias.any()):
-                raise ConfigError(
-                    "this model has layers that share keys, and stock attention hands them no bias", hint=_USE_OURS
-                )
-            self._slots[number] = Slots(keys, segment.values[:, used], bias)
+        if not self._slots:
+            self._slots = self._read_slots()
         return self._slots[number]
+
+    def _read_slots(self) -> list[Slots]:
+        """Return the slots in use of each layer; all layers have as many, for one mask serves them all."""
+        # A memory that chooses by the query is refused, so none is needed.
+        segments = [self.context.at(number, torch.empty(0))[0] for number in range(len(self.memory_layers))]
+        used = [(segment.bias > EMPTY).any(0) for segment in segments]
+        most = max(int(one.sum()) for one in used)
+        found = []
+        for segment, one in zip(segments, used, strict=True):
+            some = one.int().argsort(descending=True, stable=True)[:most]
+            # In half precision attention keeps columns of the bias behind keys and values.
+            keys, values = (part[:, some, : self._head_size] for part in (segment.keys, segment.values))
+            found.append(Slots(self.decoder.from_halves(keys), values, segment.bias[:, some]))
+        shares = "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ())
+        if shares and any(bool(one.bias.any()) for one in found):
+            raise ConfigError(
+                "this model has layers that share keys, and stock attention hands them no bias", hint=_USE_OURS
+            )
+        return found
 
     def to_halves(self, x: Tensor) -> Tensor:
         """Return `[..., D]` with the features of rotated pairs half a key apart."""
@@ -555,6 +567,7 @@ class MemoryCache(StreamCache):
         self, H: int, D: int, components: int, sink: int, dtype: torch.dtype, devices: list[torch.device]
     ) -> MemoryShape:
         """Return what a memory must know of the model."""
+        self._head_size = D
         spread = devices if len(set(devices)) > 1 else None
         return MemoryShape(len(devices), H, D, components, sink, dtype, devices[0], spread)
 
@@ -575,7 +588,7 @@ class MemoryCache(StreamCache):
     def _take_context(self, context: Context) -> None:
         self.context = context
         self._commits = self._shared.commits
-        self._slots: dict[int, Slots] = {}
+        self._slots = []
 
     def _check_current(self) -> None:
         if self._commits != self._shared.commits:
@@ -621,6 +634,15 @@ def fork_layer(layer: Any) -> Any:
             fresh = {i: one.clone() if isinstance(one, Tensor) else one for i, one in held.items()}
             setattr(other, name, fresh)
     return other
+
+
+def find_kind(layer: Any) -> tuple[LayerKind, bool]:
+    """Return the kind of a layer, and whether it shares the tokens of an earlier one, whose kind it does not tell."""
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        return LayerKind.LINEAR, False
+    if isinstance(layer, CacheLayerMixin):
+        return (LayerKind.SLIDING if layer.is_sliding else LayerKind.FULL), False
+    return LayerKind.FULL, True
 
 
 def layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:

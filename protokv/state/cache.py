@@ -11,7 +11,8 @@ from torch import Tensor
 from protokv.backbones.files import hash_config
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.build import restore_memory
-from protokv.core.cache import MemoryCache, MemoryLayer, layer_tensors, restore_layers
+from protokv.core.cache import MemoryCache, MemoryLayer, find_kind, layer_tensors, restore_layers
+from protokv.core.layers import KINDS
 from protokv.core.packing import pack
 from protokv.core.settings import parse_budget
 from protokv.core.step import StreamClock
@@ -95,6 +96,8 @@ class Cache(MemoryCache):
             raise ConfigError("only committed tokens are saved", hint="call commit() first, and save before a question")
         own, specs = self.memory.tensors(), self.memory.specs()
         others = {name: held.contiguous() for name, held in layer_tensors(self.layers).items()}
+        if len(self.memory_layers) < len(self.layers):
+            others[KINDS] = torch.tensor([find_kind(layer) for layer in self.layers], dtype=torch.int32)
         sink = own["sink.keys"].shape[2]
         state = State(
             backbone=self._identify(own["sink.keys"].dtype),
@@ -139,7 +142,7 @@ class Cache(MemoryCache):
         state.clock.check()
         self.steps, self._next_position = state.clock.steps, torch.tensor(state.clock.next_position)
         self.seen = state.clock.tokens_seen + sink
-        rest = {name: held for name, held in state.tensors.items() if name not in own}
+        rest = {name: held for name, held in state.tensors.items() if name not in own and name != KINDS}
         try:
             placed = {name: held.to(devices[int(name.split(".")[1])]) for name, held in rest.items()}
             restore_layers(self.layers, placed, self.seen)

@@ -20,6 +20,7 @@ from protokv.core.rotary import rotate
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state import cache as home
+from protokv.state.describe import describe
 from tests.backbones.tiny import BUILDERS, save_random
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
@@ -105,6 +106,9 @@ def test_a_long_stream_has_a_bound_and_comes_back_to_the_same_bytes(model: Any, 
     (question,) = texts(1, 7, seed=2)
     before = answer(model, cache.question({"input_ids": question}))
     cache.save(tmp_path / "one.safetensors")
+    found = describe(tmp_path / "one.safetensors", values=True)
+    assert found["stream"]["tokens_seen"] == 298
+    assert len(found.get("layer_kinds", cache.layers)) == len(cache.layers)
     again = protokv.Cache.load(tmp_path / "one.safetensors", model)
     assert (again.seen, again.nbytes, again.next_position) == (300, size, cache.next_position)
     assert answer(model, again.question({"input_ids": question})) == before
