@@ -91,7 +91,8 @@ class DurableRule(Rule):
             *Novelty.declare(shape),
             *(Repeats.declare(config.near_tokens) if Repeats.acts(config, shape) else ()),
             TensorSpec("rule.cost", dims, size, torch.float32, "least cost of a merge, as far as known"),
-            TensorSpec("rule.turn", ("field",), (2,), torch.int64, "prototypes compared in turn, tokens that came"),
+            TensorSpec("rule.turn", ("field",), (1,), torch.int64, "prototypes compared in turn"),
+            TensorSpec("rule.came", ("field",), (1,), torch.int64, "tokens that left the near window", "tokens"),
         )
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
@@ -267,7 +268,8 @@ class DurableRule(Rule):
         """Return the least known costs, whose turn it is, and what novelty and repeats hold."""
         return {
             "rule.cost": self._cost.view_as(self._bank.mass),
-            "rule.turn": torch.cat((self._turn, self._turn.new_tensor([self._came]))),
+            "rule.turn": self._turn,
+            "rule.came": torch.tensor([self._came]),
             **self._novelty.live_tensors(),
             **({} if self._repeats is None else self._repeats.live_tensors()),
         }
@@ -279,8 +281,9 @@ class DurableRule(Rule):
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse counts that no stream leaves."""
         self._novelty.check(tensors)
-        if (tensors["rule.turn"] < 0).any():
-            raise StateCorrupt("state: tensor rule.turn must hold counts")
+        for name in ("rule.turn", "rule.came"):
+            if int(tensors[name]) < 0:
+                raise StateCorrupt(f"state: tensor {name} must hold a count")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state; the bank has taken its own before."""
@@ -288,8 +291,8 @@ class DurableRule(Rule):
         if self._repeats is not None:
             self._repeats.take(tensors)
         self._cost.view_as(self._bank.mass).copy_(tensors["rule.cost"])
-        self._came = int(tensors["rule.turn"][1])
-        self._turn.copy_(tensors["rule.turn"][:1])
+        self._came = int(tensors["rule.came"])
+        self._turn.copy_(tensors["rule.turn"])
         if self._sketches.numel():
             every = self._line[: self._cost.numel()]
             sketches = self._sketch(self._bank.read(every), self._bank.rows[:, 0])
