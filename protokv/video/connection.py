@@ -85,12 +85,8 @@ def connect(
 ) -> Iterator[tuple[Any, Any, list[str]]]:
     """Connect; give PyAV's container, its video stream and notes on its choice, and close it afterwards.
 
-    Args:
-        source: the address.
-        extra: options for FFmpeg.
-        timeout_s: how long to wait for the connection, and for every packet.
-        max_pixels: the most that a frame may have.
-        should_stop: asked while a pipe is waited for; once it returns True, the pipe ends.
+    `extra` are options for FFmpeg, and `timeout_s` is how long to wait for the connection and for every packet. A pipe
+    ends once `should_stop` returns True.
 
     Raises:
         SourceNotFound: there is no such device or file.

@@ -38,8 +38,8 @@ FEWEST_BITS = 10_000
 # No camera gives more frames a second.
 MOST_FPS = 1000
 
-# Packets that may fail before the first frame.
-MOST_FAILURES = 256
+# Packets that may fail, and bytes that are read, before the first frame.
+MOST_FAILURES, MOST_BYTES = 256, 256 << 20
 
 # AVFMT_NOTIMESTAMPS, of raw streams
 _NOTIMESTAMPS = 1 << 7
@@ -122,17 +122,19 @@ def look_into(
     Raises:
         SourceUnreadable: no picture can be had, or it is encrypted, or has more than `max_pixels`.
     """
-    context, first, failures = stream.codec_context, None, 0
+    context, first, failures, size = stream.codec_context, None, 0, 0
     seen: list[Any] = []
     for packet in chain(packets, [None]):
         if not seen:
             refuse_encrypted(name, context, packet)
-        seen += [] if packet is None else [packet]
+        if packet is not None:
+            seen.append(packet)
+            size += packet.size
         try:
             first = next(iter(context.decode(packet)), None) if seen else None
         except Exception:  # PyAV raises more than its own errors on a damaged file
             failures += 1
-        if first is not None or failures > MOST_FAILURES:
+        if first is not None or failures > MOST_FAILURES or size > MOST_BYTES:
             break
     head = seen[0] if seen else None
     if first is None:

@@ -40,7 +40,12 @@ class PyAVSource(Source):
         self._report = DecodeReport()
         with open_container(self.path, self._max_pixels) as (container, stream, notes):
             packets = read_packets(container, stream, lambda error: None)
-            found = look_into(self.path, "file", container, stream, packets, self._max_pixels)
+            try:
+                found = look_into(self.path, "file", container, stream, packets, self._max_pixels)
+            except SourceUnreadable:
+                raise
+            except Exception as error:  # PyAV raises more than its own errors on a damaged file
+                raise self._unreadable(error) from error
             self.probe, self.plain, self.texts = found.probe, found.plain, find_text_tracks(container)
         self._notes = (*notes, *found.notes)
         self.info = replace(
