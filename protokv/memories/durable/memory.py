@@ -27,9 +27,11 @@ from protokv.memories.durable.rule import DurableRule
 from protokv.memories.durable.settings import DurableConfig
 from protokv.memories.durable.words import Words
 
-# Numbers of quantized keys, or values, that are decoded together: 16 MB of each in bfloat16. If those of all layers are
-# no more, then in all of them; else a device decodes several layers together, and a CPU one, to keep it in cache.
+# Numbers of quantized keys, or values, of all layers that are decoded at once: 16 MB of each in bfloat16.
 _DECODED_AT_ONCE = 2**23
+# If there are more, a CPU decodes one layer after the other, to keep it in cache, and a device as many together as have
+# so many numbers: few launches, and half a gigabyte of work.
+_DECODED_TOGETHER = 2**25
 
 
 class Durable(PrototypeMemory):
@@ -158,7 +160,7 @@ class Durable(PrototypeMemory):
             pairs = zip((slots.keys, slots.values), decode(slice(None)), strict=True)
             keys, values = (_insert(held, begin, shown) for held, shown in pairs)
             return SlotContext(keys, values, bias, far, exact.positions)
-        together = 1 if slots.keys.device.type == "cpu" else max(1, _DECODED_AT_ONCE // numbers)
+        together = 1 if slots.keys.device.type == "cpu" else max(1, _DECODED_TOGETHER // numbers)
         return DecodedContext(
             slots.keys, slots.values, bias, far, exact.positions, decoded=K, decode=decode, together=together
         )
