@@ -18,12 +18,12 @@ from torch import Tensor
 from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.loading import Placement, find_devices, identify, read_decoding
 from protokv.core.backbone import MOST_WORDS, Backbone, BackboneIdentity, Turn
-from protokv.core.cache import ARGUMENT, MemoryLayer, StreamCache, layer_tensors
 from protokv.core.context import Context, EmptyContext
 from protokv.core.decoder import Decoder
 from protokv.core.hybrid import HybridState
 from protokv.core.layers import HybridShape, LayerKind
 from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache, layer_tensors
 from protokv.core.tensors import tensor_shapes
 from protokv.errors import ConfigError, ModelError
 

@@ -29,8 +29,8 @@ from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images
 from protokv.core.backbone import BackboneIdentity, PreparedStep, check_cost
-from protokv.core.cache import StreamCache
 from protokv.core.step import StepTokens
+from protokv.core.stream_cache import StreamCache
 from protokv.errors import ModelError, SourceUnreadable
 
 _VIDEO_TOKEN: Final = "<|video|>"

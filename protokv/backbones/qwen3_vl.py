@@ -35,8 +35,8 @@ from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import MOST_TOKENS, PixelConfig, cells
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone, PreparedStep
-from protokv.core.cache import StreamCache
 from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.stream_cache import StreamCache
 
 # Defaults of the family's video processor.
 PIXELS = {"patch_size": 16, "image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}

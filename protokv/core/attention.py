@@ -19,7 +19,7 @@ from protokv.core.hybrid import HybridState
 from protokv.core.rotary import rotate
 
 NAME: Final = "protokv"
-"""The name of our attention in transformers, where `protokv.core.cache` registers it."""
+"""The name of our attention in transformers, where `protokv.core.stream_cache` registers it."""
 
 
 def attend(
@@ -111,7 +111,7 @@ class LocalKV:
     While watching these are one step, which the memory then appends. While asking they are the question and the answer
     so far, and are dropped afterwards: this is why asking changes nothing. Layers append in turn, and `length` moves
     when the last layer has. Keys and values of a layer stay on the device of that layer. Models of transformers have
-    `protokv.core.cache.StreamCache` in its place.
+    `protokv.core.stream_cache.StreamCache` in its place.
     """
 
     hybrid: HybridState | None = None

@@ -1,8 +1,8 @@
 """`HybridState`: what layers hold that the memory does not serve: windows of sliding layers, states of linear ones.
 
-transformers' own layers make and read it (`protokv.core.cache`); here it is kept, saved and loaded, by the number of
-the layer. A forward replaces its tensors and writes to none of them, so a fork is free: a step forwards with a fork,
-which the memory keeps; a question forwards with a fork that is dropped, so asking changes nothing.
+transformers' own layers make and read it (`protokv.core.stream_cache`); here it is kept, saved and loaded, by the
+number of the layer. A forward replaces its tensors and writes to none of them, so a fork is free: a step forwards with
+a fork, which the memory keeps; a question forwards with a fork that is dropped, so asking changes nothing.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ from torch import Tensor
 from protokv.backbones.files import hash_config
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.build import restore_memory
-from protokv.core.cache import MemoryCache, MemoryLayer, find_kind, layer_tensors, restore_layers
+from protokv.core.cache import MemoryCache
 from protokv.core.layers import KINDS
 from protokv.core.packing import pack
 from protokv.core.settings import parse_budget
 from protokv.core.step import StreamClock
+from protokv.core.stream_cache import MemoryLayer, find_kind, layer_tensors, restore_layers
 from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, DynamicCache
 
 import protokv
-from protokv.core.cache import ARGUMENT, MemoryLayer
 from protokv.core.rotary import rotate
+from protokv.core.stream_cache import ARGUMENT, MemoryLayer
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state import cache as home
