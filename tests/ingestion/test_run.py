@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
-from protokv.ingestion import NEVER, Commit, Every, IngestOptions, LiveOptions, Progress, Started, Summary, ingest
+from protokv.ingestion import (
+    NEVER,
+    Commit,
+    Every,
+    IngestOptions,
+    LiveOptions,
+    Progress,
+    SourceNoted,
+    Started,
+    Summary,
+    ingest,
+)
 from protokv.ingestion.watching import Ending
 from protokv.state.describe import describe
 from protokv.state.reader import Reader, load_state
@@ -20,6 +31,7 @@ from protokv.video import Damage, Frame
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS
+from tests.video.conftest import Clip, write
 
 A, B = Prepared(1, 9), Prepared(2, 6)
 CONFIG = CONFIGS["durable"]
@@ -54,6 +66,25 @@ def test_start_steps_commits_and_end_are_events_and_the_state_has_the_name_of_th
     assert [event.steps for event in events] == [0, 1, 2, 2, 3, 4, 4, 5, 5, 5]
     assert events[-1].state == "1.safetensors"
     assert load_state("1.safetensors").complete
+
+
+def test_joined_recordings_are_watched_whole_noted_once_and_resumed_to_equal_bytes(
+    mock: MockBackbone, tmp_path: Path
+) -> None:
+    part = write(Clip([40 * i for i in range(100)], suffix="ts"), tmp_path / "a.ts")
+    (tmp_path / "b.ts").write_bytes(2 * part.read_bytes())
+    events = list(ingest(tmp_path / "b.ts", tmp_path / "whole.safetensors", CONFIG, backbone=mock))
+    assert [one.note for one in events if isinstance(one, SourceNoted)] == [
+        "at 4.00 s another recording is joined on: times go on"
+    ]
+    assert isinstance(end := events[-1], Summary)
+    assert (end.stream_time_s, end.complete, end.damaged) == (8.0, True, False)
+    for steps in (3, 6):
+        path, asked = tmp_path / f"{steps}.safetensors", count()
+        list(ingest(tmp_path / "b.ts", path, CONFIG, backbone=mock, should_stop=lambda a=asked, n=steps: next(a) >= n))
+        assert load_state(path).clock.steps < 8
+        list(ingest(tmp_path / "b.ts", path, CONFIG, backbone=mock))
+        assert path.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
 
 
 def test_settings_by_name_replace_those_of_a_record_of_options(mock: MockBackbone, tmp_path: Path) -> None:
