@@ -13,6 +13,7 @@ from protokv.core.settings import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 
 if TYPE_CHECKING:
     from protokv.core.prototypes import PrototypeConfig
+    from protokv.memories.compressed import CompressedConfig, ScoredMemory
     from protokv.memories.durable.settings import DurableConfig
     from protokv.memories.dycoke import DyCokeConfig, DyCokeDecodeConfig
     from protokv.memories.full import FullConfig
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONFIGS",
     "DEFAULT_MEMORY",
+    "CompressedConfig",
     "ContinuityConfig",
     "DurableConfig",
     "DyCokeConfig",
@@ -38,6 +40,7 @@ __all__ = [
     "PaperConfig",
     "PrototypeConfig",
     "ReKVConfig",
+    "ScoredMemory",
     "SlidingWindowConfig",
 ]
 
@@ -58,7 +61,9 @@ for _name, (_file, _class) in _MEMORIES.items():
     CONFIGS.add(_name, f"{__name__}.{_file}:{_class}")
 
 _HOMES = {name: f"{__name__}.{file}" for file, name in _MEMORIES.values()} | {
-    "PrototypeConfig": "protokv.core.prototypes"
+    "CompressedConfig": f"{__name__}.compressed",
+    "PrototypeConfig": "protokv.core.prototypes",
+    "ScoredMemory": f"{__name__}.compressed",
 }
 
 

@@ -25,7 +25,7 @@ from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories.exact import TokensConfig, declare_packed, enter_slots, new_token_slots
+from protokv.memories.exact import TokensConfig, declare_packed, enter_slots, new_token_slots, unpack_vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +105,41 @@ class CompressedMemory(LocalMemory):
             "tokens_dropped": int(self._sanitizer.dropped),
             "layers": [],
         }
+
+
+class ScoredMemory(CompressedMemory):
+    """A rule of one's own: a compression keeps the newest step whole, and of the older tokens those that score best.
+
+    A subclass says `score`; its settings are a `CompressedConfig` with a name, whose `memory` is the subclass.
+    """
+
+    @abstractmethod
+    def score(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Return how much each token is worth keeping, `[H, N]` float32; of equal ones the newer stays.
+
+        Args:
+            keys: of the tokens that one layer holds, oldest first, `[H, N, D]` float32, rotated to their positions.
+            values: theirs, `[H, N, D]` float32.
+        """
+
+    def _compress(self, keep: int) -> None:
+        """Keep `keep` tokens: the newest step, and the best of the others in each layer and head."""
+        kept, D = self._kept, self._shape.head_size
+        held, newest = len(kept), kept.lengths[-1] if kept.lengths and kept.lengths[-1] <= keep else 0
+        heads = torch.arange(self._shape.kv_heads, device=kept.step.device)[:, None]
+        for parts in zip(kept.keys, kept.values, kept.positions, kept.coordinates, kept.step, strict=True):
+            worth = self.score(*(unpack_vectors(part[:, :held], D) for part in parts[:2]))
+            worth[:, held - newest :] = torch.inf
+            index = mark_best(worth, keep).nonzero()[:, 1].view(-1, keep)
+            for part in parts:
+                part[:, :keep] = part[heads, index]
+        kept.truncate(keep, [newest] if newest else [])
+
+
+def mark_best(score: Tensor, n: int) -> Tensor:
+    """Mark the `n` highest scores of each row of `[H, N]`, `[H, N]` bool; of equal scores the later."""
+    order = score.flip(-1).argsort(dim=-1, descending=True, stable=True)[:, :n]
+    return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.shape[1] - 1 - order, True)
 
 
 class KeptTokens(StatePart):

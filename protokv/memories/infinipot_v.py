@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from protokv.core.arrays import add_rows_
-from protokv.memories.compressed import CompressedConfig, CompressedMemory
+from protokv.memories.compressed import CompressedConfig, CompressedMemory, mark_best
 from protokv.memories.exact import unpack_vectors
 
 
@@ -79,9 +79,9 @@ class InfiniPotV(CompressedMemory):
             similarity = measure_redundancy(
                 cached[:, :older], coordinates[:, :older], cached[:, older:], coordinates[0, older:held]
             )
-            chosen = _best(-similarity, by_redundancy)
+            chosen = mark_best(-similarity, by_redundancy)
             norm = unpack_vectors(values[:, :older], self._shape.head_size).norm(dim=-1)
-            chosen |= _best(norm.masked_fill_(chosen, -torch.inf), keep - recent - by_redundancy)
+            chosen |= mark_best(norm.masked_fill_(chosen, -torch.inf), keep - recent - by_redundancy)
             # `nonzero` gives stream order.
             index = torch.cat((chosen.nonzero()[:, 1].view(H, keep - recent), newest), 1)
             for part in (keys, values, positions, coordinates, step):
@@ -97,12 +97,6 @@ class InfiniPotV(CompressedMemory):
                 break
             recent.insert(0, tokens)
         return recent
-
-
-def _best(score: Tensor, n: int) -> Tensor:
-    """Mark the `n` highest scores of each row of `[H, N]`, `[H, N]` bool; of equal scores the later."""
-    order = score.flip(-1).argsort(dim=-1, descending=True, stable=True)[:, :n]
-    return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.shape[1] - 1 - order, True)
 
 
 def measure_redundancy(keys: Tensor, coordinates: Tensor, recent: Tensor, recent_coordinates: Tensor) -> Tensor:
