@@ -19,8 +19,8 @@ from protokv.video.clock import BEYOND_END_PART, BEYOND_END_S, LONGEST_GAP_S, LO
 from protokv.video.container import describe_stream, refuse_encrypted, refuse_undecodable
 from protokv.video.source import SourceInfo
 
-# AVI has no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
-WITHOUT_PTS = {"avi"}
+# These have no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
+WITHOUT_PTS = {"avi", "asf"}
 
 # The header of these declares an end, apart from the times of the frames.
 DECLARING = {"avi", "matroska"}
@@ -141,7 +141,7 @@ def look_into(
         raise refuse_undecodable(name, container, stream, head, max_pixels)
     probe = _probe(container, stream, head)
     if not probe.has_pts:
-        probe = replace(probe, delay=(probe.stamp(first) or 0) - probe.origin)
+        probe = replace(probe, delay=(probe.stamp(first) or 0) - (head.dts or 0))
     info, notes = describe_stream(str(name), kind, container, stream, first)
     info = replace(info, rate_fps=1 / probe.interval_s if probe.steady else None)
     if not probe.stamped:
@@ -157,7 +157,7 @@ def _probe(container: Any, stream: Any, first: Any) -> Probe:
     name, base = container.format.name.split(",")[0], stream.time_base
     # `frames` is 0 for fragmented files, whose index grows while they are read.
     indexed = name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
-    first_ticks = first.pts if first.pts is not None else first.dts
+    first_ticks = first.dts if first.pts is None or name in WITHOUT_PTS else first.pts
     whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
     own_s = _own_length_s(stream)
     declares = indexed or name in DECLARING
