@@ -136,9 +136,9 @@ def look_into(
             failures += 1
         if first is not None or failures > MOST_FAILURES or size > MOST_BYTES:
             break
-    head = seen[0] if seen else None
     if first is None:
-        raise refuse_undecodable(name, container, stream, head, max_pixels)
+        raise refuse_undecodable(name, container, stream, seen[0] if seen else None, max_pixels)
+    head = seen[0]
     probe = _probe(container, stream, head)
     if not probe.has_pts:
         probe = replace(probe, delay=(probe.stamp(first) or 0) - (head.dts or 0))
