@@ -59,15 +59,12 @@ class Gemma4(Adapter):
         Raises:
             ModelError: an internal of transformers that this adapter relies on has moved, or the model sees no images.
         """
-        from transformers.models.gemma4 import modeling_gemma4
-
         config = model.config.get_text_config()
         if config.use_bidirectional_attention == "all" or model.config.vision_config is None:
             raise ModelError("it is no model that reads images and answers", hint="use an instruction-tuned variant")
         super().__init__(model, tokenizer, prompt, identity)
         with guard_internals(model):
             self._image_features = model.model.get_image_features
-            self._make_masks = modeling_gemma4.create_masks_for_vision_model
             self._layered = bool(config.hidden_size_per_layer_input)
             self._both_ways = config.use_bidirectional_attention == "vision"
             self._softcap: float | None = config.final_logit_softcapping
@@ -154,10 +151,7 @@ class Gemma4(Adapter):
         """Return masks by which visual tokens of a step see each other both ways, in a model trained so."""
         if not (self._both_ways and steps):
             return {}
-        blocks = self._blocks(steps)
-        whole = torch.nn.functional.pad(blocks, (cache.get_seq_length(), 0), value=-1)[None]
-        inputs = torch.empty(1, len(blocks), 0, dtype=self.dtype, device=self.device)
-        return {"attention_mask": self._make_masks(self._text.config, inputs, None, cache, None, whole)}
+        return self._decoder.block_masks(self._blocks(steps), cache)
 
     def _blocks(self, steps: Sequence[StepTokens]) -> Tensor:
         """Return the number of the step of each visual token, -1 for text, `[T]` int64."""

@@ -183,7 +183,8 @@ class MemoryCache(StreamCache):
             inputs: of the new tokens alone, as a processor gives them: `input_ids` `[1, T]`, and pictures.
         """
         # Without a mask all tokens are seen; a mask of the new ones alone would hide those before.
-        return self._continue({name: value for name, value in inputs.items() if name != "attention_mask"})
+        kept = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        return self._continue(kept | self.decoder.step_masks(inputs, self))
 
     def question(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments for a question, with a fork: `model.generate(**cache.question(inputs))`.

@@ -106,6 +106,28 @@ class Decoder:
         """Return the device of each layer of the decoder."""
         return [next(layer.parameters()).device for layer in self.module.layers]
 
+    def block_masks(self, blocks: Tensor, cache: Any) -> dict[str, Any]:
+        """Return masks by which tokens of one block see each other both ways; of Gemma's large models.
+
+        transformers makes them itself, but only where the blocks of all tokens since the first are given.
+
+        Args:
+            blocks: of the new tokens, `[T]` int64, -1 for text.
+            cache: of the tokens before them.
+        """
+        whole = torch.nn.functional.pad(blocks, (cache.get_seq_length(), 0), value=-1)[None]
+        inputs = torch.empty(1, len(blocks), 0, dtype=next(self.module.parameters()).dtype, device=blocks.device)
+        make = sys.modules[type(self.module).__module__].create_masks_for_vision_model
+        return {"attention_mask": make(self.config, inputs, None, cache, None, whole)}
+
+    def step_masks(self, inputs: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+        """Return what `inputs` of a step need of masks: those of pictures that see both ways, else nothing."""
+        types = inputs.get("mm_token_type_ids")
+        if getattr(self.config, "use_bidirectional_attention", None) != "vision" or types is None:
+            return {}
+        home = sys.modules[type(self.module).__module__]
+        return self.block_masks(home.get_block_sequence_ids_for_mask(types, device=types.device)[0], cache)
+
     def to_halves(self, x: Tensor) -> Tensor:
         """Return `[..., D]` with the features of each rotated pair half a key apart, as memories expect them."""
         return x if self._layout is None else x[..., self._order(x)]

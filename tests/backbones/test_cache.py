@@ -21,7 +21,7 @@ from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state import cache as home
 from protokv.state.describe import describe
-from tests.backbones.tiny import BUILDERS, save_random
+from tests.backbones.tiny import BUILDERS, save_random, write_gemma4
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
 
@@ -154,6 +154,12 @@ def test_pictures_step_by_step_give_the_logits_of_the_whole_video(family: str, f
     near = {"atol": 2e-3, "rtol": 2e-3} if family.startswith("qwen3_5") else NEAR
     torch.testing.assert_close(torch.cat(found), expected, **near)
     assert cache.seen == ids.shape[1]
+
+
+def test_pictures_that_see_both_ways_do_so_in_steps(tmp_path: Path) -> None:
+    folder = write_gemma4(tmp_path, window=40, large=True)
+    for way in WAYS:
+        test_pictures_step_by_step_give_the_logits_of_the_whole_video("gemma4", folder, open_model(folder, way))
 
 
 def positions_of(model: Any, inputs: dict[str, Tensor]) -> Tensor | None:
