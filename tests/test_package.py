@@ -117,4 +117,4 @@ def test_the_guide_of_installing_says_what_each_extra_is_for() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 700

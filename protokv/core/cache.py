@@ -23,7 +23,15 @@ from protokv.core.decoder import Decoder
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.stream_cache import ARGUMENT, USE_OURS, MemoryLayer, Slots, StreamCache, fork_layer, layer_tensors
+from protokv.core.stream_cache import (
+    ARGUMENT,
+    USE_OURS,
+    CacheSlots,
+    MemoryLayer,
+    StreamCache,
+    fork_layer,
+    layer_tensors,
+)
 from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import ConfigError
 
@@ -68,7 +76,7 @@ class MemoryCache(StreamCache):
             ConfigError: the model has layers or attention that no memory serves, or the memory needs a session.
         """
         self.decoder = Decoder(model_or_config)
-        check_memory(config)
+        refuse_memory(config)
         super().__init__(self.decoder.config)
         self.config, self.sink = config, sink
         self._check_attention()
@@ -91,7 +99,7 @@ class MemoryCache(StreamCache):
 
     # Positions `[T, P]` of what was forwarded since the last commit, and slots by layer, where they are read as keys.
     _positions: list[Tensor]
-    _slots: list[Slots]
+    _slots: list[CacheSlots]
 
     @property
     def memory(self) -> Memory | None:
@@ -214,7 +222,7 @@ class MemoryCache(StreamCache):
         self._positions.append(positions)
 
     @_plain_tensors()
-    def slots(self, number: int) -> Slots | None:
+    def slots(self, number: int) -> CacheSlots | None:
         """Return the slots in use of a layer, to be read as keys; None: there are none, or they are read in place.
 
         Raises:
@@ -227,7 +235,7 @@ class MemoryCache(StreamCache):
             self._slots = self._read_slots()
         return self._slots[number]
 
-    def _read_slots(self) -> list[Slots]:
+    def _read_slots(self) -> list[CacheSlots]:
         """Return the slots in use of each layer; all layers have as many, for one mask serves them all."""
         # A memory that chooses by the query is refused, so none is needed.
         segments = [self.context.at(number, torch.empty(0))[0] for number in range(len(self.memory_layers))]
@@ -238,7 +246,7 @@ class MemoryCache(StreamCache):
             some = one.int().argsort(descending=True, stable=True)[:most]
             # In half precision attention keeps columns of the bias behind keys and values.
             keys, values = (part[:, some, : self._head_size] for part in (segment.keys, segment.values))
-            found.append(Slots(self.decoder.from_halves(keys), values, segment.bias[:, some]))
+            found.append(CacheSlots(self.decoder.from_halves(keys), values, segment.bias[:, some]))
         shares = "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ())
         if shares and any(bool(one.bias.any()) for one in found):
             raise ConfigError(
@@ -299,7 +307,7 @@ class MemoryCache(StreamCache):
             )
 
 
-def check_memory(config: MemoryConfig) -> None:
+def refuse_memory(config: MemoryConfig) -> None:
     """Refuse settings of a memory that a cache cannot keep.
 
     Raises:

@@ -239,7 +239,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class CacheSlots:
     """The slots in use of a layer, for attention that reads them as keys: `[H, N, D]` twice, and a bias `[H, N]`."""
 
     keys: Tensor
@@ -326,7 +326,7 @@ class StreamCache(TransformersCache):  # type: ignore[misc]
         keys, values = (torch.stack([part.detach().to(device) for part in parts]) for parts in zip(*each, strict=True))
         return keys, values
 
-    def slots(self, number: int) -> Slots | None:
+    def slots(self, number: int) -> CacheSlots | None:
         """Return the slots of a layer that are to be read as keys; None: none are."""
         return None
 

@@ -20,7 +20,7 @@ from protokv.state.checkpoint import read_config
 from protokv.state.form import StatePath
 from protokv.state.header import Header, State
 from protokv.state.reader import load_state
-from protokv.state.sources import Segment, list_fingerprints, next_segment, read_segment, source_records
+from protokv.state.sources import SourcePart, list_fingerprints, next_segment, read_source_part, source_records
 from protokv.video import Source
 from protokv.words import Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles
@@ -34,7 +34,7 @@ def load_existing(path: StatePath) -> State | None:
         return None
 
 
-def find_segment(path: StatePath, state: State, source: Source, *, append: bool) -> Segment:
+def find_segment(path: StatePath, state: State, source: Source, *, append: bool) -> SourcePart:
     """Find where the source begins in the stream of a state, or stands in it already.
 
     A file is the same by its content, and a live source by its address: it goes on in the same state.
@@ -45,16 +45,16 @@ def find_segment(path: StatePath, state: State, source: Source, *, append: bool)
     last = state.source or {}
     if isinstance(source, LiveSource):
         if (last.get("kind"), last.get("name")) == (source.info.kind, source.info.name):
-            return replace(read_segment(state), done=False)
+            return replace(read_source_part(state), done=False)
     else:
         ours, watched = source.info.fingerprint, list_fingerprints(state)
         # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
         if ours is not None and (append or ours == watched[0]):
             if ours == watched[-1]:
-                return read_segment(state)
+                return read_source_part(state)
             if ours in watched:
                 # Another source was appended since, so this one was watched to its end.
-                return Segment(done=True)
+                return SourcePart(done=True)
     if not append:
         raise _another_source(path, state, source)
     _check_finished(path, state, source.info.name)
@@ -140,7 +140,7 @@ def check_equal(path: StatePath, field: str, found: object, wanted: object) -> N
         )
 
 
-def find_record(state: State, source: Source, segment: Segment) -> Mapping[str, Any]:
+def find_record(state: State, source: Source, segment: SourcePart) -> Mapping[str, Any]:
     """Return a state's record of a source that it has begun to watch, or has watched; empty if it has not."""
     if isinstance(source, LiveSource):
         return (state.source or {}) if segment.first_step < state.clock.steps else {}

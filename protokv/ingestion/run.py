@@ -24,7 +24,7 @@ from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import from_state
 from protokv.state.form import StatePath
 from protokv.state.forms import name_state
-from protokv.state.sources import Segment
+from protokv.state.sources import SourcePart
 from protokv.state.thumbnails import Thumbnails
 from protokv.state.writer import Writer, check_not_read, check_target
 from protokv.timings import Timings, stage
@@ -142,7 +142,7 @@ def _start(
         with stage(timings, "state"):
             config = options.config_for(subtitles)
             session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
-            return RunStart(session, Segment(), {}, subtitles)
+            return RunStart(session, SourcePart(), {}, subtitles)
     segment = continuation.find_segment(path, state, video, append=options.append)
     record = continuation.find_record(state, video, segment)
     continuation.check_subtitles(path, record, subtitles)

@@ -23,7 +23,7 @@ from protokv.ingestion.options import Every, LiveOptions
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, StopRequest, prefetch
 from protokv.state.checkpoint import to_state
 from protokv.state.reader import Reader
-from protokv.state.sources import Segment, end_time
+from protokv.state.sources import SourcePart, end_time
 from protokv.state.thumbnails import Picture, Thumbnails, shrink
 from protokv.state.writer import Committed, Writer
 from protokv.timings import Timings, stage
@@ -44,7 +44,7 @@ class RunStart:
     """
 
     session: Session
-    segment: Segment
+    segment: SourcePart
     record: Mapping[str, Any]
     subtitles: Subtitles
 

@@ -22,7 +22,7 @@ from protokv.video import Damage
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SourcePart:
     """The part of a stream that comes from one source.
 
     Attributes:
@@ -45,36 +45,36 @@ class Segment:
         return {**source, "first_step": self.first_step, "start_s": self.start_s, "earlier": earlier}
 
 
-def read_segment(header: Header) -> Segment:
+def read_source_part(header: Header) -> SourcePart:
     """Return the segment of the last source of a state. StateCorrupt if its record makes no sense."""
     known = {
         name: value for name, value in (header.source or {}).items() if name in ("first_step", "start_s", "earlier")
     }
     try:
-        return msgspec.convert({**known, "done": header.complete}, Segment)
+        return msgspec.convert({**known, "done": header.complete}, SourcePart)
     except msgspec.ValidationError as error:
         raise StateCorrupt(f"source: {shown(error)}") from None
 
 
-def next_segment(header: Header) -> Segment:
-    """Return the segment of a source that follows everything a state has watched. Raises as `read_segment`."""
-    before = read_segment(header)
+def next_segment(header: Header) -> SourcePart:
+    """Return the segment of a source that follows everything a state has watched. Raises as `read_source_part`."""
+    before = read_source_part(header)
     last = {name: value for name, value in (header.source or {}).items() if name != "earlier"}
-    return Segment(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
+    return SourcePart(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
 
 
 def source_records(header: Header) -> tuple[Mapping[str, Any], ...]:
-    """Return the records of all sources of a state, in order. Raises as `read_segment`."""
-    return (*read_segment(header).earlier, header.source or {})
+    """Return the records of all sources of a state, in order. Raises as `read_source_part`."""
+    return (*read_source_part(header).earlier, header.source or {})
 
 
 def list_fingerprints(header: Header) -> tuple[object, ...]:
-    """Return the fingerprint of each source of a state, in order; None if it has none. Raises as `read_segment`."""
+    """Return the fingerprint of each source of a state, in order; None if it has none. Raises as `read_source_part`."""
     return tuple(one.get("fingerprint") for one in source_records(header))
 
 
 def is_before(past: Header, now: Header) -> bool:
-    """Return True if one state is an earlier moment of the stream of another. Raises as `read_segment`."""
+    """Return True if one state is an earlier moment of the stream of another. Raises as `read_source_part`."""
     if past.clock.steps >= now.clock.steps or past.clock.stream_time_s >= now.clock.stream_time_s:
         return False
     return same_stream(past, now) and len(list_fingerprints(past)) <= len(list_fingerprints(now))
@@ -83,7 +83,7 @@ def is_before(past: Header, now: Header) -> bool:
 def same_stream(a: Header, b: Header) -> bool:
     """Return True if two states have the same model, settings and sources, as far as both have watched.
 
-    A source without a fingerprint (a camera, frames from a program) equals no other. Raises as `read_segment`.
+    A source without a fingerprint (a camera, frames from a program) equals no other. Raises as `read_source_part`.
     """
     same = all(x is not None and x == y for x, y in zip(list_fingerprints(a), list_fingerprints(b), strict=False))
     return same and _identity(a) == _identity(b)

@@ -78,7 +78,7 @@ def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterato
     yield from packets
 
 
-class Decoding:
+class FrameDecoding:
     """One pass of a decoder over the packets of a stream, and the account of it."""
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Any
 
 from protokv.errors import SourceUnreadable
 from protokv.video.container import MAX_PIXELS, convert_to_rgb, explain_error, open_container
-from protokv.video.decoding import Decoding, read_packets, skip_to_key
+from protokv.video.decoding import FrameDecoding, read_packets, skip_to_key
 from protokv.video.file import fingerprint
 from protokv.video.probe import look_into
 from protokv.video.report import DecodeReport
@@ -126,8 +126,8 @@ class PyAVSource(Source):
 
     def _start_decoding(
         self, stream: Any, report: DecodeReport, *, sought: bool = False, after_key: bool = False
-    ) -> Decoding:
-        return Decoding(
+    ) -> FrameDecoding:
+        return FrameDecoding(
             self.probe, stream, report, self._convert, sought=sought, after_key=after_key, on_note=self.add_note
         )
 

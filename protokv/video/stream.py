@@ -21,7 +21,7 @@ from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.connection import HLS_SLACK_S, KINDS, connect, explain_failure
 from protokv.video.container import MAX_PIXELS, convert_to_rgb
-from protokv.video.decoding import MOST_DEMUX_FAILURES, Decoding, read_packets
+from protokv.video.decoding import MOST_DEMUX_FAILURES, FrameDecoding, read_packets
 from protokv.video.probe import look_into
 from protokv.video.report import DecodeReport
 from protokv.video.source import Damage, Frame, FrameRequest, Line, ShouldStop, Source, SourceInfo, drop_before, never
@@ -150,7 +150,7 @@ class StreamSource(Source):
             self.info = replace(self.info, duration_s=found.probe.duration_s or whole_s or None, fingerprint=digest)
         slack_s = HLS_SLACK_S if hls else KINDS[self._kind].slack_s if live else 0.0
         self._report = DecodeReport()
-        self._decoding = Decoding(
+        self._decoding = FrameDecoding(
             found.probe,
             stream,
             self._report,

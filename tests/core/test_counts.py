@@ -39,9 +39,9 @@ WITHOUT_WAITS = [
     pytest.param("durable", 24_000, 28, marks=pytest.mark.slow),
 ]
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
-# Operations of a step, and those that each layer adds: 236 and 1,060 at 28 layers. Casts are seen only where nothing runs
-# in inference mode. Of those of a layer of `durable`, 24 decode its prototypes, which a device does for several layers
-# together.
+# Operations of a step, and those that each layer adds: 236 and 1,060 at 28 layers. Casts are seen only where nothing
+# runs in inference mode. Of those of a layer of `durable`, 24 decode its prototypes, which a device does for several
+# layers together.
 OPERATIONS = {"sliding-window": (40, 7), "durable": (192, 31)}
 # To find what stays in view, in deep models.
 OPERATIONS_OF_REPEATS = 26

@@ -20,10 +20,10 @@ import av
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.core.attention import LocalKV
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
+from protokv.core.stream_cache import StreamCache
 from protokv.memories import MemoryConfig
 from tests.benchmarks.results import write_table
 from tests.realsize.build import build
@@ -38,15 +38,15 @@ NOTE = (
 )
 
 
-def fill(session: Session, one: LocalKV, count: int, tokens: StepTokens) -> None:
+def fill(session: Session, one: StreamCache, count: int, tokens: StepTokens) -> None:
     """Append so many steps, whose keys and values are those of one step with noise."""
     keys, values = one.read_all()
     drift = [0.3 * part.std() * torch.randn_like(part) for part in (keys, values)]
     for i in range(count):
         batch = session.position_steps([tokens], [session.clock.steps * session.clock.step_seconds])
-        for layer in range(keys.shape[0]):
+        for layer, held in enumerate(batch.local_kv.memory_layers):
             own = (part[layer] + noise[layer].roll(i, 1) for part, noise in zip((keys, values), drift, strict=True))
-            batch.local_kv.append(layer, *own)
+            held.update(*(part[None] for part in own))
         session.append(batch)
 
 

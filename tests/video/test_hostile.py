@@ -122,7 +122,7 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
 
 @pytest.mark.parametrize("error", [IndexError, OverflowError, MemoryError])
 def test_any_error_of_pyav_while_decoding_is_damage(error, make_clip, monkeypatch):
-    from protokv.video.decoding import Decoding
+    from protokv.video.decoding import FrameDecoding
 
     def failing(decoding, probe, stream, *rest, **more):
         context, calls = stream.codec_context, itertools.count(1)
@@ -136,8 +136,8 @@ def test_any_error_of_pyav_while_decoding_is_damage(error, make_clip, monkeypatc
         index = stream.index_entries
         real(decoding, probe, SimpleNamespace(codec_context=stand_in, index_entries=index), *rest, **more)
 
-    real = Decoding.__init__
-    monkeypatch.setattr(Decoding, "__init__", failing)
+    real = FrameDecoding.__init__
+    monkeypatch.setattr(FrameDecoding, "__init__", failing)
     with open_source(make_clip("constant rate")) as source:
         assert len(list(source.frames())) == 60
         assert source.damage.frames_lost == 1

@@ -18,7 +18,7 @@ from protokv.errors import SourceError, SourceUnreadable
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.live.reader import Connection, ConnectionEnd, Feed, SampledFrame
 from protokv.ingestion.options import LiveOptions
-from protokv.state.sources import Segment
+from protokv.state.sources import SourcePart
 from protokv.state.wall_clock import WallClockLog
 from protokv.video import Damage, Source, SourceInfo, address
 from protokv.video.sampling import Sample, Step, make_step
@@ -123,7 +123,7 @@ class LiveSource(Source):
         return {**self.info.to_dict(), "fingerprint": self.log.stream, "live": asdict(self.log)}
 
     def steps(
-        self, fps: float, frames_per_step: int, segment: Segment, stream_s: float, should_stop: Callable[[], bool]
+        self, fps: float, frames_per_step: int, segment: SourcePart, stream_s: float, should_stop: Callable[[], bool]
     ) -> Iterator[Step | SourceLost | SourceRecovered | FramesDropped | None]:
         """Give steps in stream time counted from the start of the segment, news, and None while nothing comes.
 
@@ -158,7 +158,7 @@ class LiveSource(Source):
                 if news.ended:
                     return
 
-    def _start_feed(self, fps: float, segment: Segment, stream_s: float) -> Feed:
+    def _start_feed(self, fps: float, segment: SourcePart, stream_s: float) -> Feed:
         elapsed_s: float | None = None
         if self.log.anchors:
             since_stream_s, since_s = self.log.anchors[-1]

@@ -14,8 +14,8 @@ from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.memories.durable.quantized import (
     dequantize_vectors,
+    list_roundings,
     round_vectors,
-    rounding_of,
     rounding_offsets,
     scale_codes,
     shared_features,
@@ -113,7 +113,7 @@ class QuantizedBank(DurableBank):
         self.key_exponents, self.value_exponents = exponents.chunk(2, -1)
         self._held = codes, exponents
         self._codes, self._exponents = codes.flatten(0, 2), exponents.flatten(0, 2)
-        self._features = rounding_of(features, shape.device)
+        self._features = list_roundings(features, shape.device)
 
     def read(self, rows: Tensor) -> Tensor:
         """Return the centres of some prototypes, decoded."""

@@ -57,7 +57,7 @@ def round_vectors(vectors: Tensor, together: int, offsets: Tensor | float) -> tu
     parts = vectors.reshape(*vectors.shape[:-1], -1, together)
     largest = torch.linalg.vector_norm(parts, torch.inf, -1)
     exponents = ((largest.view(torch.int32) + _TO_UNIT) >> _SHIFT).clamp_(min=0)
-    codes = (parts * power_of(254 - exponents)[..., None]).view(vectors.shape).add_(offsets).floor_()
+    codes = (parts * read_power(254 - exponents)[..., None]).view(vectors.shape).add_(offsets).floor_()
     return codes, exponents
 
 
@@ -69,15 +69,15 @@ def dequantize_vectors(codes: Tensor, exponents: Tensor) -> Tensor:
 
 def scale_codes(codes: Tensor, exponents: Tensor) -> Tensor:
     """Return float32 codes `[..., F]`, changed, times their powers of two."""
-    return codes.view(*exponents.shape, -1).mul_(power_of(exponents)[..., None]).view(codes.shape)
+    return codes.view(*exponents.shape, -1).mul_(read_power(exponents)[..., None]).view(codes.shape)
 
 
-def power_of(exponents: Tensor) -> Tensor:
+def read_power(exponents: Tensor) -> Tensor:
     """Return powers of two, made from their bits: a device may round a computed power. The power 0 is 0."""
     return (exponents << _SHIFT).view(torch.float32)
 
 
-def rounding_of(features: int, device: torch.device) -> Tensor:
+def list_roundings(features: int, device: torch.device) -> Tensor:
     """Return the part of `rounding_offsets` that is of the features, `[features]` int64."""
     return torch.arange(features, device=device) * _BY_FEATURE
 

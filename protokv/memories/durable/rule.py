@@ -106,7 +106,7 @@ class DurableRule(Rule):
         self._size = B, K, F
         self._fold = torch.zeros(2 * D, F + 2)
         line = torch.arange(2 * D)
-        self._fold[line, line % F] = signs_of(2 * D)
+        self._fold[line, line % F] = draw_signs(2 * D)
         self._fold = self._fold.to(device)
         # Of all prototypes; where all are points of every step, nothing else reads them.
         self._sketches = torch.zeros(B, K if K > WHOLE else 0, F + 2, device=device)
@@ -134,7 +134,7 @@ class DurableRule(Rule):
         limits = self._novelty.limits(step, T, bank.opened.view(B))
         if len(self._line) < C + T:
             self._line = torch.arange(C + T, device=self._line.device)
-        new = torch.cat((tokens.keys, tokens.values), 2), self._rows_of(tokens, usable, limits.after)
+        new = torch.cat((tokens.keys, tokens.values), 2), self._list_rows(tokens, usable, limits.after)
         every, whole = self._line[: B * K], not self._sketches.numel()
         own = None if whole else self._sketch(new[0], tokens.mass)
         chosen = every if C == K or own is None else self._candidates(own, limits, C)
@@ -165,7 +165,7 @@ class DurableRule(Rule):
             yield slice(start, min(start + at_once, rows))
 
     @staticmethod
-    def _rows_of(tokens: FarTokens, usable: Tensor, after: Tensor) -> Tensor:
+    def _list_rows(tokens: FarTokens, usable: Tensor, after: Tensor) -> Tensor:
         """Return T tokens of the step before `after` as rows of a bank, `[B, T, 3 + P]`; what has no mass has no step
         and no position."""
         B, T, _ = tokens.keys.shape
@@ -251,7 +251,7 @@ class DurableRule(Rule):
         rank = torch.sub(line, mass.masked_fill(kept, 0), alpha=_PLACES)
         costs.masked_fill_(rank[:, None] >= rank[:, :, None], _NEVER)
         gone = torch.zeros_like(mass, dtype=torch.bool)
-        for due in rounds_of(T):
+        for due in list_rounds(T):
             least, goal = least_from(costs)
             least.masked_fill_(gone, torch.inf)
             cheaper = least.gather(1, goal).scatter_reduce_(1, goal, least, "amin")
@@ -299,7 +299,7 @@ class DurableRule(Rule):
             self._sketches.copy_(sketches.view_as(self._sketches))
 
 
-def rounds_of(tokens: int) -> list[int]:
+def list_rounds(tokens: int) -> list[int]:
     """Return how many of the T points go in each round: half of those that are left, and the rest in the last."""
     found = []
     for number in range(ROUNDS):
@@ -308,6 +308,6 @@ def rounds_of(tokens: int) -> list[int]:
     return found
 
 
-def signs_of(numbers: int) -> Tensor:
+def draw_signs(numbers: int) -> Tensor:
     """Return fixed random signs, the same on every machine, `[numbers]` float32."""
     return torch.randint(0, 2, (numbers,), generator=torch.Generator().manual_seed(_SEED)).mul_(2).sub_(1).float()

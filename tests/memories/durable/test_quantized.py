@@ -22,8 +22,8 @@ from protokv.memories.durable.memory import Durable
 from protokv.memories.durable.quantized import (
     DecodedContext,
     dequantize_vectors,
+    list_roundings,
     quantize_vectors,
-    rounding_of,
     rounding_offsets,
     shared_features,
 )
@@ -33,7 +33,7 @@ from tests.core.streams import World, anchored, feed, shape_of
 def quantize(vectors: Tensor, mass: int) -> tuple[Tensor, Tensor]:
     """Codes and powers of two of centres `[n, D]` of prototypes of this mass."""
     size = vectors.shape[1]
-    offsets = rounding_offsets(torch.full((len(vectors),), mass), rounding_of(size, vectors.device))
+    offsets = rounding_offsets(torch.full((len(vectors),), mass), list_roundings(size, vectors.device))
     return quantize_vectors(vectors, shared_features(size), offsets)
 
 

@@ -50,7 +50,7 @@ class Watched(DurableRule):
         self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[0]  # type: ignore[assignment]
         super().absorb_(tokens, step)
         del self._candidates
-        after, (B, K, _), signs = self._points(), self._size, rule.signs_of(2 * tokens.keys.shape[2]).tolist()
+        after, (B, K, _), signs = self._points(), self._size, rule.draw_signs(2 * tokens.keys.shape[2]).tolist()
         rows = chosen[0].view(B, -1) % K if chosen else torch.arange(K).expand(B, K)
         for head in range(B):
             mine = rows[head].tolist()
