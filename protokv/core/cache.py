@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -182,6 +182,18 @@ class MemoryCache(StreamCache):
         other._positions = list(self._positions)
         if self.memory is not None:
             other._take_context(self.memory.recall())
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a cache with a memory of its own, which a stream may go on with; the model is not copied."""
+        memo[id(self.decoder)] = self.decoder
+        other = copy(self)
+        memo[id(self)] = other
+        for name, held in vars(self).items():
+            if name not in ("context", "_slots", "masks"):
+                setattr(other, name, deepcopy(held, memo))
+        other.masks = Masks()
+        other._take_context(EmptyContext() if other.memory is None else other.memory.context())
         return other
 
     def step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -206,6 +206,16 @@ def test_asking_changes_nothing_and_a_fork_ends_with_the_next_commit(qwen: Any) 
         qwen(input_ids=ids, **{ARGUMENT: fork})
 
 
+def test_a_deep_copy_has_a_memory_of_its_own_and_the_same_model(qwen: Any) -> None:
+    cache = protokv.Cache(qwen, 24)
+    watch(qwen, cache, texts(8))
+    other = copy.deepcopy(cache)
+    assert other.decoder.model is qwen
+    first = watch(qwen, other, texts(8, seed=4))
+    assert (cache.seen, other.seen) == (80, 160)
+    assert torch.equal(watch(qwen, cache, texts(8, seed=4)), first)
+
+
 def test_a_cropped_step_is_as_if_it_had_not_been_forwarded(qwen: Any) -> None:
     one, other, (ids,) = protokv.Cache(qwen, 64), protokv.Cache(qwen, 64), texts(1, seed=5)
     for cache in (one, other):
