@@ -156,6 +156,17 @@ def test_pictures_step_by_step_give_the_logits_of_the_whole_video(family: str, f
     assert cache.seen == ids.shape[1]
 
 
+@torch.no_grad()
+def test_a_chat_about_a_whole_video_is_answered_as_without_a_cache(family: str, folder: Path, model: Any) -> None:
+    """What a model card says, with one line changed: `model.generate(**cache.question(inputs))`."""
+    video = [random_frames(seed, FRAMES.get(family, 1)) for seed in range(3)]
+    inputs = Upstream(family, folder).inputs(video, "who is the star ?", 1.0)
+    expected = answer(model, inputs)
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None
+    assert answer(model, protokv.Cache(model, memory="full").question(inputs)) == expected
+
+
 def test_pictures_that_see_both_ways_do_so_in_steps(tmp_path: Path) -> None:
     folder = write_gemma4(tmp_path, window=40, large=True)
     for way in WAYS:
