@@ -20,6 +20,7 @@ from protokv.core.attention import NAME, Masks
 from protokv.core.build import build_memory
 from protokv.core.context import EMPTY, Context, EmptyContext
 from protokv.core.decoder import Decoder
+from protokv.core.hybrid import settle_tensors
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
@@ -31,6 +32,7 @@ from protokv.core.stream_cache import (
     StreamCache,
     fork_layer,
     layer_tensors,
+    restore_layers,
 )
 from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import ConfigError
@@ -86,6 +88,8 @@ class MemoryCache(StreamCache):
         """Forget everything: the stream begins anew."""
         super().reset()
         self._shared, self._positions = _Shared(), []
+        # What transformers' own layers held after the last commit.
+        self._settled: dict[str, Tensor] = {}
         self.seen = self.steps = 0
         # Positions are read from the device only when a question needs them.
         self._next_position = torch.zeros((), dtype=torch.int64)
@@ -166,6 +170,8 @@ class MemoryCache(StreamCache):
         self._positions = []
         for layer in layers:
             layer.clear()
+        self._settled = settle_tensors(layer_tensors(self.layers), self._settled)
+        restore_layers(self.layers, self._settled, self.seen)
         self._take_memory(memory)
 
     @_plain_tensors()

@@ -59,19 +59,8 @@ class HybridState(StatePart):
         return copy(self)
 
     def settle(self, before: HybridState) -> None:
-        """Let no number stay that is not finite; nothing waits for the device.
-
-        A token of a window becomes 0. A state cannot drop single tokens, so it stays as it was before the forward.
-        """
-        settled = {}
-        for name, held in self.held.items():
-            small = held.abs() <= LARGEST
-            old = before.held.get(name)
-            if name.endswith((".keys", ".values")):
-                settled[name] = held.masked_fill(~small.all(2, keepdim=True), 0)
-            else:
-                settled[name] = torch.where(small.all(), held, torch.zeros_like(held) if old is None else old)
-        self.held = settled
+        """Let no number stay that is not finite, after a forward that began with `before`."""
+        self.held = settle_tensors(self.held, before.held)
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return all of it, on one device."""
@@ -101,3 +90,18 @@ class HybridState(StatePart):
         """Return the kind of every layer of the model, and the tokens that a window reads."""
         rows = [{"kind": kind.name.lower(), "shared": shares} for kind, shares in self.kinds]
         return {"layer_kinds": rows, "sliding_window": self._shape.window}
+
+
+def settle_tensors(held: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what layers hold without numbers that are not finite; nothing waits for the device.
+
+    A token of a window becomes 0. A state cannot drop single tokens, so it is again as it was before the forward.
+    """
+    settled = {}
+    for name, one in held.items():
+        small = one.abs() <= LARGEST
+        if name.endswith((".keys", ".values")):
+            settled[name] = one.masked_fill(~small.all(2, keepdim=True), 0)
+        else:
+            settled[name] = torch.where(small.all(), one, before.get(name, torch.zeros_like(one)))
+    return settled

@@ -147,6 +147,7 @@ class Cache(MemoryCache):
         try:
             placed = {name: held.to(devices[int(name.split(".")[1])]) for name, held in rest.items()}
             restore_layers(self.layers, placed, self.seen)
+            self._settled = placed
         except (KeyError, ValueError, IndexError, AttributeError) as error:
             raise StateCorrupt("the state has layers that this model has not") from error
         self._take_memory(memory)
