@@ -198,6 +198,8 @@ class MemoryCache(StreamCache):
         for name, held in vars(self).items():
             if name not in ("context", "_slots", "masks"):
                 setattr(other, name, deepcopy(held, memo))
+        for layer in other.memory_layers:
+            layer.owner = other
         other.masks = Masks()
         other._take_context(EmptyContext() if other.memory is None else other.memory.context())
         return other

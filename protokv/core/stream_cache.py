@@ -17,6 +17,7 @@ from copy import copy
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Final
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -61,6 +62,17 @@ class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
         # Keys and values with room for more tokens than there are, and what the present forward reads of the context.
         self._room: tuple[Tensor, Tensor] | None = None
         self._segments: Sequence[Segment] | None = None
+
+    @property
+    def owner(self) -> StreamCache:
+        """The cache of the layer. It is not kept alive: a step on a device would stay until Python looks for cycles."""
+        owner = self._owner()
+        assert owner is not None, "the cache of this layer is gone"
+        return owner
+
+    @owner.setter
+    def owner(self, owner: StreamCache) -> None:
+        self._owner = ref(owner)
 
     def fork(self, owner: StreamCache) -> MemoryLayer:
         """Return a layer of another cache with the same tokens; nothing is copied until it takes more."""

@@ -20,7 +20,7 @@ from protokv.state.checkpoint import read_config
 from protokv.state.form import StatePath
 from protokv.state.header import Header, State
 from protokv.state.reader import load_state
-from protokv.state.sources import SourcePart, list_fingerprints, next_segment, read_source_part, source_records
+from protokv.state.sources import SourcePart, list_fingerprints, next_source_part, read_source_part, source_records
 from protokv.video import Source
 from protokv.words import Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles
@@ -58,7 +58,7 @@ def find_segment(path: StatePath, state: State, source: Source, *, append: bool)
     if not append:
         raise _another_source(path, state, source)
     _check_finished(path, state, source.info.name)
-    return next_segment(state)
+    return next_source_part(state)
 
 
 def _check_finished(path: StatePath, state: State, ours: str) -> None:

@@ -56,7 +56,7 @@ def read_source_part(header: Header) -> SourcePart:
         raise StateCorrupt(f"source: {shown(error)}") from None
 
 
-def next_segment(header: Header) -> SourcePart:
+def next_source_part(header: Header) -> SourcePart:
     """Return the segment of a source that follows everything a state has watched. Raises as `read_source_part`."""
     before = read_source_part(header)
     last = {name: value for name, value in (header.source or {}).items() if name != "earlier"}

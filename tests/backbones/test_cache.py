@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import gc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, DynamicCache
 
 import protokv
+from protokv.core.backbone import Backbone
+from protokv.core.decoding import Decoding
 from protokv.core.rotary import rotate
-from protokv.core.stream_cache import ARGUMENT, MemoryLayer
+from protokv.core.session import Session
+from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache
 from protokv.errors import ConfigError, StateMismatch
-from protokv.memories import CONFIGS, MemoryConfig
+from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from protokv.state import cache as home
 from protokv.state.describe import describe
 from tests.backbones.tiny import BUILDERS, save_random, write_gemma4
@@ -238,6 +242,22 @@ def test_a_deep_copy_has_a_memory_of_its_own_and_the_same_model(qwen: Any) -> No
     first = watch(qwen, other, texts(8, seed=4))
     assert (cache.seen, other.seen) == (80, 160)
     assert torch.equal(watch(qwen, cache, texts(8, seed=4)), first)
+
+
+def test_what_a_step_and_a_question_forwarded_is_gone_with_them(qwen: Any, tiny: Backbone) -> None:
+    # On a device it would take gigabytes until Python looks for cycles.
+    cache, session = protokv.Cache(qwen, 24), Session.start(tiny, DurableConfig(budget=24))
+    watch(qwen, cache, texts(3))
+    gc.collect()
+    gc.disable()
+    try:
+        watch(qwen, cache, texts(1))
+        answer(qwen, cache.question({"input_ids": texts(1)[0]}))
+        session.watch(random_frames(0))
+        session.ask("what is red ?", Decoding(2, temperature=0))
+        assert [one for one in gc.get_objects() if isinstance(one, StreamCache)] == [cache]
+    finally:
+        gc.enable()
 
 
 def test_a_cropped_step_is_as_if_it_had_not_been_forwarded(qwen: Any) -> None:

@@ -12,7 +12,7 @@ from protokv.errors import StateError, StateNotFound
 from protokv.state import writer
 from protokv.state.forms import open_form
 from protokv.state.reader import Reader, load_state
-from protokv.state.sources import is_before, list_fingerprints, next_segment, read_segment
+from protokv.state.sources import is_before, list_fingerprints, next_source_part, read_source_part
 from protokv.state.writer import Writer, save_state
 from tests.state.conftest import EVERY_FORM, same
 from tests.state.conftest import moment as at
@@ -163,18 +163,18 @@ class TestSources:
     def test_sources_are_listed_in_order_with_the_beginning_of_each(self, make_state):
         state = at(make_state, 3, source=ONE, complete=True)
         for step, source in [(5, TWO), (9, THREE)]:
-            segment = next_segment(state)
+            segment = next_source_part(state)
             assert (segment.first_step, segment.start_s) == (state.clock.steps, state.clock.stream_time_s)
             state = at(make_state, step, source=segment.record(source), complete=True)
-            assert read_segment(state) == replace(segment, done=True)
+            assert read_source_part(state) == replace(segment, done=True)
         assert list_fingerprints(state) == ("a", "b", "c")
-        places = [(one["name"], one.get("first_step"), one.get("start_s")) for one in read_segment(state).earlier]
+        places = [(one["name"], one.get("first_step"), one.get("start_s")) for one in read_source_part(state).earlier]
         assert places == [("a.mp4", None, None), ("b.mp4", 3, 6.0)]
         assert (state.source["first_step"], state.source["start_s"]) == (5, 10.0)
 
     def test_a_record_that_makes_no_sense_is_named(self, make_state):
         good = {**TWO, "earlier": [ONE], "first_step": 1, "start_s": 2.0}
-        read_segment(at(make_state, 3, source=good))
+        read_source_part(at(make_state, 3, source=good))
         for field, value in (("earlier", 5), ("earlier", ["a"]), ("first_step", 1.5), ("start_s", "0")):
             with pytest.raises(StateError, match=rf"source: .*\$\.{field}"):
-                read_segment(at(make_state, 3, source={**good, field: value}))
+                read_source_part(at(make_state, 3, source={**good, field: value}))

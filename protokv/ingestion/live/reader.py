@@ -214,7 +214,11 @@ class Feed:
         self.lines.extend((number, line.shift(offset_s)) for number, line in source.new_lines())
 
 
-def backoff(first_s: float, longest_s: float, draw: Callable[[], float] = random.random) -> Iterator[float]:
+# Its own: a thread that draws from Python's generator disturbs whoever has seeded it.
+_JITTER = random.Random()
+
+
+def backoff(first_s: float, longest_s: float, draw: Callable[[], float] = _JITTER.random) -> Iterator[float]:
     """Give pauses in seconds before the next attempt: each twice as long as the last, up to a limit.
 
     Half of a pause is drawn at random, so that many readers of one camera do not come back in step (Brooker,
