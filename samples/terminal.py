@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from io import StringIO
 from pathlib import Path
+from textwrap import wrap
 from xml.etree import ElementTree
 
 from rich.console import Console
@@ -34,14 +35,19 @@ def run(command: Sequence[str], folder: Path) -> list[str]:
     done = subprocess.run(
         program,
         cwd=folder,
-        env=os.environ | {"COLUMNS": str(WIDTH)},
+        env=os.environ | {"COLUMNS": str(WIDTH), "PROTOKV_MODEL": "protokv/mini"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         encoding="utf-8",
         check=True,
     )
-    return [line.rstrip() for line in done.stdout.splitlines() if line.strip() and "frames/s, state" not in line]
+    return wrap_lines(line for line in done.stdout.splitlines() if "frames/s, state" not in line)
+
+
+def wrap_lines(lines: Iterable[str]) -> list[str]:
+    """Return lines as a terminal of the picture's width shows them, without blank ones."""
+    return [part for line in lines for part in wrap(line.rstrip(), WIDTH, break_on_hyphens=False)]
 
 
 def draw(answers: Iterable[tuple[Sequence[str], Sequence[str]]]) -> str:

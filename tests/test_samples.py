@@ -78,8 +78,8 @@ def test_the_picture_of_the_readme_shows_what_the_commands_print(
     printed = [result]
     with contextlib.chdir(protokv.folder):
         printed += [protokv(*command, "--format", "table") for command in terminal.COMMANDS[1:]]
-    lines = [line.rstrip() for one in printed for line in (one.out + one.err).splitlines() if line.strip()]
-    lines = [line for line in lines if "frames/s, state" not in line]
+    lines = [line for one in printed for line in (one.out + one.err).splitlines()]
+    lines = terminal.wrap_lines(line for line in lines if "frames/s, state" not in line)
     drawn = [line for line in terminal.read_lines(PICTURE.read_text(encoding="utf-8")) if not line.startswith("$ ")]
     assert sorted(terminal.drop_varying(drawn)) == sorted(terminal.drop_varying(lines))
     sizes = terminal.find_sizes(lines)
