@@ -36,16 +36,6 @@ ANSWER: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id
 FRAMES = {"qwen2_vl": 2, "qwen2_5_vl": 2, "qwen3_vl": 2, "qwen3_vl_moe": 2, "qwen3_5": 2, "qwen3_5_moe": 2}
 
 
-@pytest.fixture(scope="module", params=list(BUILDERS))
-def family(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return BUILDERS[family](tmp_path_factory.mktemp(family))
-
-
 @pytest.fixture(scope="module", params=WAYS)
 def model(folder: Path, request: pytest.FixtureRequest) -> Any:
     return open_model(folder, request.param)

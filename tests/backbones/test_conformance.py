@@ -35,16 +35,6 @@ HALF = ("qwen2_5_vl", "qwen3_vl", "llava_onevision")
 SMALL = DurableConfig(budget=30)
 
 
-@pytest.fixture(scope="module", params=list(BUILDERS))
-def family(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return BUILDERS[family](tmp_path_factory.mktemp(family))
-
-
 @pytest.fixture(scope="module")
 def backbone(folder: Path) -> Backbone:
     return load_backbone(str(folder), device="cpu", dtype="float32")

@@ -1,0 +1,19 @@
+"""Each family as a tiny random model in a folder, for the files of tests that go through all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.backbones.tiny import BUILDERS
+
+
+@pytest.fixture(scope="module", params=list(BUILDERS))
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return BUILDERS[family](tmp_path_factory.mktemp(family))
