@@ -271,8 +271,6 @@ def _inner_tables(d: Row) -> Iterator[RenderableType]:
     settings, memory = d["backbone"]["settings"], d["memory"]
     yield pairs({name: cut(str(value)) for name, value in settings.items()}, title="frames of the model")
     yield pairs({name: value for name, value in memory["config"].items() if value is not None}, title="memory")
-    if memory["resolved"]:
-        yield pairs(memory["resolved"], title="what auto became")
     yield pairs({_PARTS.get(name, name): format_bytes(n) for name, n in d["bytes"].items()}, title="bytes")
     for name, rows in d.items():
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):

@@ -112,16 +112,16 @@ def _fields_of(config: Any) -> frozenset[str]:
 def _settings_of(config: Any, without: frozenset[str]) -> str:
     from protokv.core.settings import field_types
 
-    hints, texts, ranges = field_types(config), {}, {}
+    texts: dict[str, str] = {}
     for base in reversed(config.__mro__):
         texts |= read_attributes(base)
-        ranges |= vars(base).get("ranges", {})
     entries = []
     for one in dataclasses.fields(config):
         if one.name not in without:
-            values = _values(hints[one.name])
-            if one.name in ranges:
-                values += " from {} to {}".format(*(f"{end:,}".removesuffix(".0") for end in ranges[one.name]))
+            kind, span = field_types(config)[one.name]
+            values = _values(kind)
+            if span:
+                values += " from {} to {}".format(*(f"{end:,}".removesuffix(".0") for end in span))
             entries.append((one.name, f"{values}; default `{_value(one.default)}`", texts[one.name]))
     return _entries(entries)
 

@@ -65,7 +65,7 @@ class Memory(ABC):
     def append(self, step: StepKV) -> None:
         """Take one step of the stream."""
 
-    def observe(self, tokens: StepTokens, positions: Tensor, step: int) -> None:
+    def observe(self, tokens: StepTokens, positions: Tensor) -> None:
         """See the input of a step that was just appended: its tokens and their positions `[T, P]`."""
         return
 

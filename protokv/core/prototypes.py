@@ -9,9 +9,9 @@ with their rotation removed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -40,9 +40,7 @@ class PrototypeConfig(MemoryConfig):
         split: near : far, `W : K * S`. (1, 0) is near only, (0, 1) is far only.
     """
 
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"split": (0, 1_000_000)}
-
-    split: tuple[int, int] = (1, 3)
+    split: Annotated[tuple[int, int], 0, 1_000_000] = (1, 3)
 
     def check(self) -> None:
         """Refuse a split that leaves nothing, and too small a budget."""

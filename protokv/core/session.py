@@ -274,7 +274,7 @@ class Session:
                 listener.before_append(self, step)
             index, words = self.clock.steps, step.tokens.words
             self.memory.append(StepKV(own_keys, own_values, step.positions, step.coordinates, index, None, words))
-            self.memory.observe(step.tokens, step.positions, index)
+            self.memory.observe(step.tokens, step.positions)
             for listener in self.listeners:
                 listener.after_append(self, step, batch.context)
             self.clock, self.words_end = step.clock, step.words_end

@@ -1,7 +1,8 @@
 """`MemoryConfig`: settings that every memory shares, how settings are checked, and `CONFIGS`, which finds them by name.
 
-A setting is a field of a frozen dataclass. Each memory has its own dataclass with its defaults, which names the class
-of the memory. Sizes that depend on the model are checked when the memory is built.
+A setting is a field of a frozen dataclass. Its annotation has its type and, for a number, the least and the greatest
+value: `Annotated[int, 1, 1024]`. Each memory has its own dataclass, which names the class of the memory. Sizes that
+depend on the model are checked when the memory is built.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 from protokv.errors import ConfigError, suggest_name
 
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
     from protokv.core.memory import LocalMemory
     from protokv.core.parts import SessionListener
 
-Positions = Literal["stream", "compact"]
-
 MOST_TOKENS: Final = 2**24
 """The largest budget: more than any device holds, and no product of settings overflows."""
-MOST_RECENT_FRAMES: Final = 4096
-"""The most recent frames that a question reads again."""
-MOST_WEIGHT: Final = 1e6
-"""The largest weight or distance: its square times any key of a real model is a finite float32."""
+
+Positions = Literal["stream", "compact"]
+Share = Annotated[float, 0, 1]
+# Its square times any key of a real model is a finite float32.
+Weight = Annotated[float, 0, 1e6]
 
 DEFAULT_MEMORY: Final = "durable"
 """The memory that is used where none is named."""
@@ -47,7 +47,6 @@ class MemoryConfig:
     Attributes:
         name: the memory's one name: on the command line, in states, in tables and in JSON.
         memory: the class of the memory.
-        ranges: least and greatest value of each numeric setting that a class declares, both included.
         budget: |M|, visual tokens that attention may read at query time, without the prompt prefix.
         positions: "stream" shows every token at its position in the stream, as the paper does. "compact" shows the
             tokens in memory at consecutive positions, so that a stream of any length stays inside the range that the
@@ -59,25 +58,15 @@ class MemoryConfig:
 
     name: ClassVar[str]
     memory: ClassVar[type[LocalMemory]]
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "budget": (1, MOST_TOKENS),
-        "seed": (0, 2**63 - 1),
-        "recent_frames": (0, MOST_RECENT_FRAMES),
-    }
 
-    budget: int = 6000
+    budget: Annotated[int, 1, MOST_TOKENS] = 6000
     positions: Positions = "stream"
-    recent_frames: int = 0
-    seed: int = 0
+    recent_frames: Annotated[int, 0, 4096] = 0
+    seed: Annotated[int, 0, 2**63 - 1] = 0
 
     def __post_init__(self) -> None:
-        cls: Any = type(self)
-        hints = field_types(cls)
-        for field in fields(self):
-            check_type(field.name, getattr(self, field.name), hints[field.name])
-        for base in reversed(cls.__mro__):
-            for name, (low, high) in vars(base).get("ranges", {}).items():
-                check_range(name, getattr(self, name), low, high)
+        for name, hint in field_types(type(self)).items():
+            check_value(name, getattr(self, name), *hint)
         self.check()
 
     def check(self) -> None:
@@ -113,10 +102,6 @@ class MemoryConfig:
         """
         ours, defaults = self.to_dict(), type(self)(budget=self.budget, seed=self.seed).with_words(True).to_dict()
         return {name: value for name, value in ours.items() if value != defaults.get(name)}
-
-    def resolve(self) -> Self:
-        """Return this config with every "auto" resolved. Equal resolved configs keep equal states."""
-        return self
 
     def with_words(self, words: bool) -> Self:
         """Return this config for a stream with words, or without; itself if they are tokens like any other."""
@@ -184,43 +169,43 @@ CONFIGS: Final = Configs()
 
 
 @cache
-def field_types(cls: Any) -> dict[str, Any]:
-    """Return the annotated type of each field of a config class."""
-    return get_type_hints(cls, localns={"LocalMemory": object})
+def field_types(cls: Any) -> dict[str, tuple[Any, tuple[float, float] | None]]:
+    """Return of each field of a config class its type, and the least and greatest value of a number."""
+    hints = get_type_hints(cls, localns={"LocalMemory": object}, include_extras=True)
+    found = {}
+    for field in fields(cls):
+        kind, *span = get_args(hints[field.name]) if get_origin(hints[field.name]) is Annotated else [hints[field.name]]
+        found[field.name] = kind, tuple(span) or None
+    return found
 
 
 def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return keyword arguments for a config class from plain values; refuse unknown names."""
-    known = {field.name for field in fields(cls)}
+    known = sorted(field.name for field in fields(cls))
     for name in data:
         if name not in known:
-            hint = suggest_name(name, sorted(known))
-            raise ConfigError(f"{name}: there is no such setting of {cls.name}", hint=hint)
+            raise ConfigError(f"{name}: there is no such setting of {cls.name}", hint=suggest_name(name, known))
     return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
 
-def check_type(name: str, value: object, hint: Any) -> None:
-    """Refuse a value that does not have the annotated type of its field. In Python True equals 1; here it does not."""
-    options = get_args(hint)
-    if get_origin(hint) is Literal:
-        right = any(type(value) is type(one) and value == one for one in options)
-        expected = f"one of {', '.join(map(str, options))}"
-    elif get_origin(hint) is tuple:
-        right = isinstance(value, tuple) and [type(part) for part in value] == list(options)
+def check_value(name: str, value: Any, kind: Any, span: tuple[float, float] | None) -> None:
+    """Refuse a value of another type than `kind`, or a number outside of a span. In Python True equals 1; here not."""
+    if get_origin(kind) is Literal:
+        right = any(type(value) is type(one) and value == one for one in get_args(kind))
+        expected = f"one of {', '.join(map(str, get_args(kind)))}"
+    elif get_origin(kind) is tuple:
+        right = isinstance(value, tuple) and tuple(map(type, value)) == get_args(kind)
         expected = "two whole numbers"
     else:
-        right = type(value) is hint or (hint is float and type(value) is int)
-        expected = hint.__name__
+        right = type(value) is kind or (kind is float and type(value) is int)
+        expected = kind.__name__
+    if right and span:
+        low, high = span
+        # Written so that NaN is refused as well.
+        right = all(low <= part <= high for part in (value if isinstance(value, tuple) else (value,)))
+        expected = f"{low} to {high}"
     if not right:
         raise ConfigError(f"{name}: expected {expected}, got {shorten_value(value)}")
-
-
-def check_range(name: str, value: float | tuple[int, ...], low: float, high: float) -> None:
-    """Refuse a number, or a tuple with a number, outside `low` to `high` (inclusive)."""
-    for part in value if isinstance(value, tuple) else (value,):
-        # Written so that NaN is refused as well.
-        if not low <= part <= high:
-            raise ConfigError(f"{name}: expected {low} to {high}, got {shorten_value(value)}")
 
 
 def parse_budget(text: str) -> int:

@@ -11,7 +11,7 @@ from protokv.core.context import Context
 from protokv.core.hybrid import HybridState
 from protokv.core.memory import Memory
 from protokv.core.packing import check_shapes
-from protokv.core.step import StepKV, StepTokens
+from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, tensor_shapes
 
 
@@ -33,10 +33,6 @@ class MemoryWithPart(Memory):
     def append(self, step: StepKV) -> None:
         """Take one step."""
         self.inner.append(step)
-
-    def observe(self, tokens: StepTokens, positions: Tensor, step: int) -> None:
-        """See the input of a step that was appended."""
-        self.inner.observe(tokens, positions, step)
 
     def context(self) -> Context:
         """Return the memory's context."""

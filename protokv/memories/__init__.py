@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from protokv.core.prototypes import PrototypeConfig
     from protokv.memories.compressed import CompressedConfig, ScoredMemory
     from protokv.memories.durable.settings import DurableConfig
-    from protokv.memories.dycoke import DyCokeConfig, DyCokeDecodeConfig
+    from protokv.memories.dycoke import DyCokeConfig
     from protokv.memories.full import FullConfig
     from protokv.memories.hermes import HermesConfig
     from protokv.memories.infinipot_v import InfiniPotVConfig
@@ -31,7 +31,6 @@ __all__ = [
     "ContinuityConfig",
     "DurableConfig",
     "DyCokeConfig",
-    "DyCokeDecodeConfig",
     "FullConfig",
     "HermesConfig",
     "InfiniPotVConfig",
@@ -52,7 +51,6 @@ _MEMORIES = {
     "hermes": ("hermes", "HermesConfig"),
     "rekv": ("rekv", "ReKVConfig"),
     "dycoke": ("dycoke", "DyCokeConfig"),
-    "dycoke-decode": ("dycoke", "DyCokeDecodeConfig"),
     "last-frames": ("last_frames", "LastFramesConfig"),
     "sliding-window": ("window", "SlidingWindowConfig"),
     "full": ("full", "FullConfig"),

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,23 +22,21 @@ from protokv.core.memory import LocalMemory
 from protokv.core.near import Slots
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
+from protokv.core.settings import MemoryConfig, Share
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
-from protokv.memories.exact import TokensConfig, declare_packed, enter_slots, new_token_slots, unpack_vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedConfig(TokensConfig):
+class CompressedConfig(MemoryConfig):
     """Exact tokens, compressed whenever the next step would exceed the budget.
 
     Attributes:
         kept_share: fraction of the budget that a compression keeps; the rest is room for new steps.
     """
 
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"kept_share": (0, 1)}
-
-    kept_share: float = 0.75
+    kept_share: Share = 0.75
 
     @property
     def compressed_tokens(self) -> int:
@@ -51,14 +49,13 @@ class CompressedMemory(LocalMemory):
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self._slots = new_token_slots(config, shape, far=config.budget, near=0)
+        self._slots = Slots(shape, far=config.budget, near=0)
         self._kept = KeptTokens(self._slots, shape)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the prompt prefix and M tokens."""
-        kept = declare_packed(config, KeptTokens.declare(shape, config.budget))
-        return (*Slots.declare(shape), *Sanitizer.declare(), *kept)
+        return (*Slots.declare(shape), *Sanitizer.declare(), *KeptTokens.declare(shape, config.budget))
 
     def parts(self) -> Sequence[StatePart]:
         """Return the prompt prefix, the sanitizer and the kept tokens."""
@@ -76,7 +73,7 @@ class CompressedMemory(LocalMemory):
             return
         if self._exceeds(T):
             self._compress(self._room_beside(T))
-        self._kept.append(enter_slots(self._slots, step))
+        self._kept.append(step)
 
     def _exceeds(self, tokens: int) -> bool:
         """Return True if a step of `tokens` fits only after a compression."""
@@ -124,11 +121,11 @@ class ScoredMemory(CompressedMemory):
 
     def _compress(self, keep: int) -> None:
         """Keep `keep` tokens: the newest step, and the best of the others in each layer and head."""
-        kept, D = self._kept, self._shape.head_size
+        kept = self._kept
         held, newest = len(kept), kept.lengths[-1] if kept.lengths and kept.lengths[-1] <= keep else 0
         heads = torch.arange(self._shape.kv_heads, device=kept.step.device)[:, None]
         for parts in zip(kept.keys, kept.values, kept.positions, kept.coordinates, kept.step, strict=True):
-            worth = self.score(*(unpack_vectors(part[:, :held], D) for part in parts[:2]))
+            worth = self.score(*(part[:, :held].float() for part in parts[:2]))
             worth[:, held - newest :] = torch.inf
             index = mark_best(worth, keep).nonzero()[:, 1].view(-1, keep)
             for part in parts:
@@ -146,7 +143,7 @@ class KeptTokens(StatePart):
     """M slots for each layer and head.
 
     Attributes:
-        keys, values: `[L, H, M, D]` model dtype, views of the slots; under `kv_bits=8` rows of bytes.
+        keys, values: `[L, H, M, D]` model dtype, views of the slots.
         positions: `[L, H, M, P]` int64.
         coordinates: `[L, H, M, 2]` float32.
         step: `[L, H, M]` int64, -1 where a slot is free.

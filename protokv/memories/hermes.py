@@ -20,7 +20,7 @@ Without probes, when no session serves the memory, all layers rank by recency.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -30,10 +30,10 @@ from torch import Tensor
 from protokv.core.evidence import RecordedContext
 from protokv.core.parts import PositionedStep, SessionListener, SessionView
 from protokv.core.rotary import rerotate
+from protokv.core.settings import Share
 from protokv.core.with_part import MemoryWithPart
 from protokv.errors import ConfigError
 from protokv.memories.compressed import CompressedConfig, CompressedMemory
-from protokv.memories.exact import pack_like, unpack_vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,9 @@ class HermesConfig(CompressedConfig):
     """
 
     name: ClassVar[str] = "hermes"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"shallow_share": (0, 1), "deep_share": (0, 1)}
 
-    shallow_share: float = 0.1
-    deep_share: float = 0.3
+    shallow_share: Share = 0.1
+    deep_share: Share = 0.3
 
     def check(self) -> None:
         """Refuse bands that overlap."""
@@ -117,10 +116,9 @@ class Hermes(CompressedMemory):
         last = dropped.nonzero()[-1]
         keys, values = kept.keys[layer, :, :older][:, dropped], kept.values[layer, :, :older][:, dropped]
         here, there = kept.positions[layer, :, :older][:, dropped], kept.positions[layer][:, last]
-        D = self._shape.head_size
-        moved = rerotate(unpack_vectors(keys, D), here, there.expand_as(here), self._rotary)
-        kept.keys[layer, :, last] = pack_like(moved.mean(1, keepdim=True), keys)
-        kept.values[layer, :, last] = pack_like(unpack_vectors(values, D).mean(1, keepdim=True), values)
+        moved = rerotate(keys.float(), here, there.expand_as(here), self._rotary)
+        kept.keys[layer, :, last] = moved.mean(1, keepdim=True).to(keys.dtype)
+        kept.values[layer, :, last] = values.float().mean(1, keepdim=True).to(values.dtype)
         kept.coordinates[layer, :, last] = kept.coordinates[layer, :, :older][:, dropped].mean(1, keepdim=True)
         return last
 

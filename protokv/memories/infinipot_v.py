@@ -20,7 +20,6 @@ stay and everything else is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,8 +28,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from protokv.core.arrays import add_rows_
+from protokv.core.settings import Share
 from protokv.memories.compressed import CompressedConfig, CompressedMemory, mark_best
-from protokv.memories.exact import unpack_vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +47,9 @@ class InfiniPotVConfig(CompressedConfig):
     """
 
     name: ClassVar[str] = "infinipot-v"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"redundancy_share": (0, 1), "recent_share": (0, 1)}
 
-    redundancy_share: float = 0.5
-    recent_share: float = 0.25
+    redundancy_share: Share = 0.5
+    recent_share: Share = 0.25
 
 
 class InfiniPotV(CompressedMemory):
@@ -75,12 +73,12 @@ class InfiniPotV(CompressedMemory):
         parts = (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step)
         # Layer by layer: float32 scores of all layers would take several times the bytes of the memory.
         for keys, values, positions, coordinates, step in zip(*parts, strict=True):
-            cached = unpack_vectors(keys[:, :held], self._shape.head_size)
+            cached = keys[:, :held].float()
             similarity = measure_redundancy(
                 cached[:, :older], coordinates[:, :older], cached[:, older:], coordinates[0, older:held]
             )
             chosen = mark_best(-similarity, by_redundancy)
-            norm = unpack_vectors(values[:, :older], self._shape.head_size).norm(dim=-1)
+            norm = values[:, :older].float().norm(dim=-1)
             chosen |= mark_best(norm.masked_fill_(chosen, -torch.inf), keep - recent - by_redundancy)
             # `nonzero` gives stream order.
             index = torch.cat((chosen.nonzero()[:, 1].view(H, keep - recent), newest), 1)

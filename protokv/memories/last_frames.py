@@ -16,22 +16,22 @@ the temporal positions that sampling leaves out between two steps. With "stream"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from protokv.core.compact import Anchoring
 from protokv.core.context import Context, SlotContext
 from protokv.core.near import NearWindow, Slots, Tokens
-from protokv.core.settings import MOST_TOKENS
+from protokv.core.settings import MOST_TOKENS, MemoryConfig
 from protokv.core.step import StepKV
-from protokv.memories.exact import ExactMemory, TokensConfig, new_token_slots
+from protokv.memories.exact import ExactMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastFramesConfig(TokensConfig):
+class LastFramesConfig(MemoryConfig):
     """The last steps and nothing else.
 
     Attributes:
@@ -40,9 +40,8 @@ class LastFramesConfig(TokensConfig):
     """
 
     name: ClassVar[str] = "last-frames"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"last_steps": (1, MOST_TOKENS)}
 
-    last_steps: int = 4
+    last_steps: Annotated[int, 1, MOST_TOKENS] = 4
 
     @property
     def horizon(self) -> int:
@@ -56,7 +55,7 @@ class LastFrames(ExactMemory):
     joins_steps = False
 
     def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
-        slots = new_token_slots(self._config, self._shape, far=0, near=capacity)
+        slots = Slots(self._shape, far=0, near=capacity)
         return slots, StepWindow(slots, self._shape.position_components, self._config.last_steps)
 
     def context(self) -> Context:

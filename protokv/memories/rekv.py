@@ -70,7 +70,7 @@ class ReKV(ExactMemory):
 
     def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self._archive = Archive(shape, rotary, block_tokens=config.budget)
+        self._archive = Archive(shape, rotary, config.budget)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -89,24 +89,14 @@ class ReKV(ExactMemory):
 
     def recall(self) -> Context:
         """Return the prefix and the blocks that a question will choose. Valid until `append`, for one question each."""
-        sink = self._slots.sink
-        return Retrieval(
-            archive=self._archive,
-            sink_keys=self._slots.keys[:, :, sink],
-            sink_values=self._slots.values[:, :, sink],
-            budget=self._config.budget,
-            rotary=self._rotary,
-            next_position=self._archive.next_position,
-        )
+        sink, archive = self._slots.sink, self._archive
+        prefix = self._slots.keys[:, :, sink], self._slots.values[:, :, sink]
+        return Retrieval(archive, archive.block_keys, prefix, next_position=archive.next_position)
 
     def report(self) -> dict[str, Any]:
         """Return the tokens in the local window and in the archive."""
         counts = {"archive_tokens_in_use": self._archive.tokens, "archive_blocks": len(self._archive.blocks)}
         return super().report() | counts
-
-
-# The table of block keys has this many rows at first, and doubles.
-_ROOM = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +106,13 @@ class Block:
     Attributes:
         kv: `[L, 2, H, T, D]` model dtype, keys rotated at their stream positions, then values.
         positions: `[T, P]` int64.
+        key: `[L, H, D]` float32 on the device, the mean of its keys before rotation.
         low, high: least and greatest position of each component.
     """
 
     kv: Tensor
     positions: Tensor
+    key: Tensor
     low: Sequence[int]
     high: Sequence[int]
 
@@ -135,45 +127,43 @@ class Block:
 class Archive(StatePart):
     """Every token of the stream, exact, outside the device, in blocks in stream order with one key each.
 
-    A block is one step, or a part of a step larger than the block size. Each block is a separate allocation of
-    `[L, 2, H, T, D]` (pinned for CUDA), so nothing moves when the archive grows, and what one layer reads of a block is
-    contiguous. The keys of the blocks stay on the device.
+    A block is one step, or a part of a step larger than the budget. Each is a separate allocation (pinned for CUDA), so
+    nothing moves when the archive grows, and what one layer reads of a block is contiguous.
     """
 
-    def __init__(self, shape: MemoryShape, rotary: Rotary, *, block_tokens: int) -> None:
-        """Make an empty archive for blocks of at most `block_tokens` tokens."""
-        self._shape, self._rotary, self._block_tokens = shape, rotary, block_tokens
+    def __init__(self, shape: MemoryShape, rotary: Rotary, budget: int) -> None:
+        """Make an empty archive; a question reads at most `budget` tokens of it."""
+        self._shape, self.rotary, self.budget = shape, rotary, budget
         self.blocks: list[Block] = []
-        self.tokens = 0
         self.next_position = shape.sink_tokens
-        self._table = self._empty_table(_ROOM)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all blocks."""
+        return sum(map(len, self.blocks))
 
     @property
     def block_keys(self) -> Tensor:
-        """Return `[B, L, H, D]` float32 on the device: the mean of each block's keys before rotation."""
-        return self._table[: len(self.blocks)]
+        """The keys of all blocks, `[B, L, H, D]` float32 on the device."""
+        shape = self._shape
+        none = torch.zeros(0, shape.layers, shape.kv_heads, shape.head_size, device=shape.device)
+        return torch.stack([block.key for block in self.blocks]) if self.blocks else none
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
         self.next_position = max(self.next_position, int(step.positions.max()) + 1)
         step = step.usable_only()
-        bare = unrotate(step.keys.float(), *self._rotary(step.positions))
-        for start in range(0, step.positions.shape[0], self._block_tokens):
-            rows = slice(start, start + self._block_tokens)
-            if len(self.blocks) == len(self._table):
-                self._table = torch.cat((self._table, self._empty_table(len(self._table))))
-            self._table[len(self.blocks)] = bare[:, :, rows].mean(2)
-            self._add(step.keys[:, :, rows], step.values[:, :, rows], step.positions[rows])
+        bare = unrotate(step.keys.float(), *self.rotary(step.positions))
+        for start in range(0, len(step.positions), self.budget):
+            rows = slice(start, start + self.budget)
+            self._add(step.keys[:, :, rows], step.values[:, :, rows], step.positions[rows], bare[:, :, rows].mean(2))
 
-    def read(self, layer: int, indices: Sequence[int], keys: Tensor, values: Tensor) -> None:
-        """Copy the tokens of some blocks in order to the front of `keys` and `values` `[H, N, D]` on the device."""
-        start = 0
-        for index in indices:
-            block = self.blocks[index]
-            rows = slice(start, start + len(block))
-            keys[:, rows].copy_(block.kv[layer, 0], non_blocking=True)
-            values[:, rows].copy_(block.kv[layer, 1], non_blocking=True)
-            start += len(block)
+    def _add(self, keys: Tensor, values: Tensor, positions: Tensor, key: Tensor) -> None:
+        L, H, T, D = keys.shape
+        kv = torch.empty((L, 2, H, T, D), dtype=keys.dtype, pin_memory=self._shape.device.type == "cuda")
+        kv[:, 0], kv[:, 1] = keys, values
+        held = positions.cpu().clone()
+        self.blocks.append(Block(kv, held, key, held.amin(0).tolist(), held.amax(0).tolist()))
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -182,12 +172,11 @@ class Archive(StatePart):
         token, block, i64 = ("archived_token",), ("block",), torch.int64
         kv, size = (LAYER, "kv_head", *token, "feature"), (L, H, None, D)
         keys, means = (*block, LAYER, "kv_head", "feature"), "mean of each block's keys, rotation removed"
+        places = "their stream positions"
         return (
             TensorSpec("archive.keys", kv, size, shape.dtype, "keys of the archive, rotated"),
             TensorSpec("archive.values", kv, size, shape.dtype, "values of the archive"),
-            TensorSpec(
-                "archive.positions", (*token, "component"), (None, P), i64, "their stream positions", "position"
-            ),
+            TensorSpec("archive.positions", (*token, "component"), (None, P), i64, places, "position"),
             TensorSpec("archive.lengths", block, (None,), i64, "tokens of each block", "tokens"),
             TensorSpec("archive.block_keys", keys, (None, L, H, D), torch.float32, means),
             TensorSpec("archive.next_position", (), (), i64, "position of the next token"),
@@ -196,59 +185,41 @@ class Archive(StatePart):
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the state; keys and values are copied into one tensor each."""
         shape = self._shape
-        size = (shape.layers, shape.kv_heads, 0, shape.head_size)
-        no_kv, no_positions = torch.zeros(size, dtype=shape.dtype), torch.zeros(0, shape.position_components).long()
+        no_kv = torch.zeros(shape.layers, 2, shape.kv_heads, 0, shape.head_size, dtype=shape.dtype)
+        no_positions = torch.zeros(0, shape.position_components, dtype=torch.int64)
+        keys, values = torch.cat([no_kv, *(block.kv for block in self.blocks)], 3).unbind(1)
         return {
-            "archive.keys": torch.cat([no_kv, *(block.kv[:, 0] for block in self.blocks)], 2),
-            "archive.values": torch.cat([no_kv, *(block.kv[:, 1] for block in self.blocks)], 2),
+            "archive.keys": keys,
+            "archive.values": values,
             "archive.positions": torch.cat([no_positions, *(block.positions for block in self.blocks)]),
-            "archive.lengths": torch.tensor([len(block) for block in self.blocks], dtype=torch.int64),
-            "archive.block_keys": self.block_keys.clone(),
+            "archive.lengths": torch.tensor(list(map(len, self.blocks)), dtype=torch.int64),
+            "archive.block_keys": self.block_keys,
             "archive.next_position": torch.tensor(self.next_position),
         }
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Check that the lengths divide the tokens into blocks."""
         lengths, n = tensors["archive.lengths"], tensors["archive.positions"].shape[0]
-        if (lengths < 1).any() or (lengths > self._block_tokens).any() or int(lengths.sum()) != n:
+        sound = len(lengths) == len(tensors["archive.block_keys"]) and int(lengths.sum()) == n
+        if not sound or (lengths < 1).any() or (lengths > self.budget).any():
             raise StateCorrupt(f"state: tensor archive.lengths does not cut {n} tokens into blocks of this memory")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state."""
         lengths = tensors["archive.lengths"].tolist()
-        self.blocks.clear()
-        self.tokens = 0
-        keys, values, positions = (tensors[f"archive.{name}"] for name in ("keys", "values", "positions"))
-        for length in lengths:
-            rows = slice(self.tokens, self.tokens + length)
-            self._add(keys[:, :, rows], values[:, :, rows], positions[rows])
-        self._table = self._empty_table(max(_ROOM, len(lengths)))
-        self._table[: len(lengths)] = tensors["archive.block_keys"]
+        names, axes = ("keys", "values", "positions"), (2, 2, 0)
+        parts = [tensors[f"archive.{name}"].split(lengths, axis) for name, axis in zip(names, axes, strict=True)]
+        for *part, key in zip(*parts, tensors["archive.block_keys"], strict=True):
+            self._add(*part, key.to(self._shape.device, copy=True))
         self.next_position = int(tensors["archive.next_position"])
 
     def nbytes(self) -> dict[str, int]:
-        """Return the bytes on the host, `archive`, and of the table of block keys on the device, `block_keys`."""
+        """Return the bytes on the host, `archive`, and of block keys on the device, `block_keys`."""
         held = sum(count_bytes(block.kv, block.positions) for block in self.blocks)
-        return {"archive": held, "block_keys": count_bytes(self._table)}
-
-    def _add(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        L, H, T, D = keys.shape
-        pinned = self._shape.device.type == "cuda"
-        kv = torch.empty((L, 2, H, T, D), dtype=keys.dtype, pin_memory=pinned)
-        kv[:, 0], kv[:, 1] = keys, values
-        held = positions.cpu().clone()
-        block = Block(kv, held, held.amin(0).tolist(), held.amax(0).tolist())
-        self.blocks.append(block)
-        self.tokens += T
-        self.next_position = max(self.next_position, max(block.high) + 1)
-
-    def _empty_table(self, rows: int) -> Tensor:
-        shape = self._shape
-        size = (rows, shape.layers, shape.kv_heads, shape.head_size)
-        return torch.zeros(size, dtype=torch.float32, device=shape.device)
+        return {"archive": held, "block_keys": sum(count_bytes(block.key) for block in self.blocks)}
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Retrieval(Context):
     """The prompt prefix and, in each layer, the blocks with the highest scores for the question.
 
@@ -257,9 +228,8 @@ class Retrieval(Context):
 
     Attributes:
         archive: the blocks; they must not change while this is in use.
-        sink_keys, sink_values: `[L, H, P0, D]`.
-        budget: the most tokens of all chosen blocks of a layer.
-        rotary: the model's angles.
+        block_keys: theirs, `[B, L, H, D]`.
+        prefix: its keys and values, `[L, H, P0, D]` each.
         next_position: where the question starts.
         shift: see `protokv.core.compact.Compactable`.
         packed: how chosen blocks are packed, so that the newest ends right below `packed_end`; None: they stay at their
@@ -267,15 +237,13 @@ class Retrieval(Context):
     """
 
     archive: Archive
-    sink_keys: Tensor
-    sink_values: Tensor
-    budget: int
-    rotary: Rotary
+    block_keys: Tensor
+    prefix: tuple[Tensor, Tensor]
     next_position: int
     shift: int = 0
     packed: Anchoring | None = None
     packed_end: int = 0
-    _chosen: dict[int, list[int]] = field(default_factory=dict, init=False)
+    _chosen: dict[int, list[Block]] = field(default_factory=dict, init=False)
     _shown: dict[int, Segment] = field(default_factory=dict, init=False)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
@@ -284,7 +252,7 @@ class Retrieval(Context):
         Every layer has `N = P0 + min(budget, tokens of the archive)` slots.
         """
         if layer not in self._shown:
-            self._chosen[layer] = self._choose(layer, query)
+            self._chosen[layer] = [self.archive.blocks[index] for index in self._choose(layer, query)]
             self._shown[layer] = self._read(layer, self._chosen[layer])
         return (self._shown[layer],)
 
@@ -292,20 +260,15 @@ class Retrieval(Context):
         """Return the stream positions `[H, N, P]` of prefix and chosen blocks; None before the layer was asked."""
         if layer not in self._shown:
             return None
-        H, N, _ = self._shown[layer].keys.shape
-        chosen = [self.archive.blocks[index].positions for index in self._chosen[layer]]
-        P0, P = self.sink_keys.shape[2], chosen[0].shape[1] if chosen else 1
-        positions = torch.zeros(N, P, dtype=torch.int64)
-        positions[:P0] = torch.arange(P0)[:, None]
-        if chosen:
-            found = torch.cat(chosen)
-            positions[P0 : P0 + len(found)] = found
-        return positions.expand(H, N, P)
+        (H, N, _), blocks = self._shown[layer].keys.shape, self._chosen[layer]
+        P0, P = self.prefix[0].shape[2], blocks[0].positions.shape[1] if blocks else 1
+        found = torch.cat([torch.arange(P0)[:, None].expand(P0, P), *(block.positions for block in blocks)])
+        return torch.cat([found, found.new_zeros(N - len(found), P)]).expand(H, N, P)
 
     def visible_tokens(self) -> int:
         """Return the most slots that a layer sees; before any layer was asked, an upper bound."""
-        counts = (sum(len(self.archive.blocks[index]) for index in chosen) for chosen in self._chosen.values())
-        return self.sink_keys.shape[2] + max(counts, default=min(self.budget, self.archive.tokens))
+        counts = (sum(map(len, blocks)) for blocks in self._chosen.values())
+        return self.prefix[0].shape[2] + max(counts, default=min(self.archive.budget, self.archive.tokens))
 
     def far_span(self) -> int:
         """Return an upper bound of the distinct times of the chosen blocks, for any choice."""
@@ -318,31 +281,25 @@ class Retrieval(Context):
         position in all layers: so room is set aside for the longest choice, and each layer's blocks end where the room
         ends. Blocks of one size fill the room.
         """
-        if self.archive.tokens <= self.budget:
+        if self.archive.tokens <= self.archive.budget:
             return self
         moving = tuple(anchoring.moving)
         end = anchoring.origin + max(int(span), self._most_positions(moving))
         # Components that do not move, such as rows and columns, keep their highest position.
         highs = [max(component) for component in zip(*(block.high for block in self.archive.blocks), strict=True)]
-        still = [high for component, high in enumerate(highs) if component not in moving]
-        return replace(
-            self,
-            packed=anchoring,
-            packed_end=end,
-            shift=highs[0] + 1 - end,
-            next_position=max([end, *(high + 1 for high in still)]),
-        )
+        after = max([end, *(high + 1 for component, high in enumerate(highs) if component not in moving)])
+        return replace(self, packed=anchoring, packed_end=end, shift=highs[0] + 1 - end, next_position=after)
 
     def _choose(self, layer: int, query: Tensor) -> list[int]:
         """Return the indices of the best blocks that fit the budget, in stream order."""
-        T, blocks, keys = query.shape[1], self.archive.blocks, self.archive.block_keys
-        line = torch.arange(self.next_position, self.next_position + T, device=query.device)
+        blocks, keys = self.archive.blocks, self.block_keys
+        line = torch.arange(self.next_position, self.next_position + query.shape[1], device=query.device)
         components = len(blocks[-1].high) if blocks else 1
-        bare = unrotate(query.float(), *self.rotary(line[:, None].expand(T, components)))
+        bare = unrotate(query.float(), *self.archive.rotary(line[:, None].expand(-1, components)))
         # Adding up the query heads of a KV head gives the same product as repeating block keys for every query head.
         wanted = bare.mean(1).reshape(keys.shape[2], -1, keys.shape[3]).sum(1)
         scores = keys[:, layer].flatten(1) @ wanted.flatten()
-        room, chosen = self.budget, []
+        room, chosen = self.archive.budget, []
         for index in scores.argsort(descending=True, stable=True).tolist():
             room -= len(blocks[index])
             if room < 0:
@@ -350,14 +307,17 @@ class Retrieval(Context):
             chosen.append(index)
         return sorted(chosen)
 
-    def _read(self, layer: int, chosen: Sequence[int]) -> Segment:
-        H, P0, D = self.sink_keys.shape[1:]
-        blocks = [self.archive.blocks[index] for index in chosen]
-        n = sum(map(len, blocks))
-        keys = self.sink_keys.new_zeros((H, P0 + min(self.budget, self.archive.tokens), D))
-        values, bias = torch.zeros_like(keys), keys.new_zeros(keys.shape[:2], dtype=torch.float32)
-        keys[:, :P0], values[:, :P0] = self.sink_keys[layer], self.sink_values[layer]
-        self.archive.read(layer, chosen, keys[:, P0:], values[:, P0:])
+    def _read(self, layer: int, blocks: Sequence[Block]) -> Segment:
+        sink, n = self.prefix[0][layer], sum(map(len, blocks))
+        H, P0, D = sink.shape
+        held = sink.new_zeros((2, H, P0 + min(self.archive.budget, self.archive.tokens), D))
+        held[0, :, :P0], held[1, :, :P0] = sink, self.prefix[1][layer]
+        start = P0
+        for block in blocks:
+            held[:, :, start : start + len(block)].copy_(block.kv[layer], non_blocking=True)
+            start += len(block)
+        keys, values = held
+        bias = torch.zeros(keys.shape[:2], device=keys.device)
         bias[:, P0 + n :] = EMPTY
         if self.packed is not None and blocks:
             before = torch.cat([block.positions for block in blocks])
@@ -368,9 +328,8 @@ class Retrieval(Context):
                 low, high = block.span(moving)
                 after[stop - len(block) : stop, list(moving)] += end - 1 - high
                 stop, end = stop - len(block), end - (high + 1 - low)
-            seen = slice(P0, P0 + n)
-            device = keys.device
-            keys[:, seen] = rerotate(keys[:, seen], before.to(device), after.to(device), self.packed.rotary)
+            moved = rerotate(keys[:, P0 : P0 + n], before.to(sink.device), after.to(sink.device), self.packed.rotary)
+            keys[:, P0 : P0 + n] = moved
         if kernels.takes_columns(D, keys.dtype, keys.device):
             # Once for all tokens of an answer.
             keys, values = kernels.with_columns(keys, values, kernels.bias_columns(bias, D**-0.5, keys.dtype))
@@ -384,11 +343,11 @@ class Retrieval(Context):
         lengths = [len(block) for block in self.archive.blocks]
         ends = [block.span(components) for block in self.archive.blocks]
         spans = [high + 1 - low for low, high in ends]
-        fitting, room = 0, self.budget
+        fitting, room = 0, self.archive.budget
         for length in sorted(lengths):
             room -= length
             fitting += room >= 0
-        most = (self.budget * span // length for span, length in zip(spans, lengths, strict=True))
+        most = (self.archive.budget * span // length for span, length in zip(spans, lengths, strict=True))
         return min(sum(sorted(spans, reverse=True)[:fitting]), max(most, default=0))
 
 

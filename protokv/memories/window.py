@@ -7,11 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from protokv.memories.exact import ExactMemory, TokensConfig
+from protokv.core.settings import MemoryConfig
+from protokv.memories.exact import ExactMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlidingWindowConfig(TokensConfig):
+class SlidingWindowConfig(MemoryConfig):
     """The last `budget` tokens. No constants."""
 
     name: ClassVar[str] = "sliding-window"

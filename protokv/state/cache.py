@@ -84,7 +84,7 @@ class Cache(MemoryCache):
         if not isinstance(memory, MemoryConfig):
             tokens = parse_budget(budget) if isinstance(budget, str) else budget
             memory = MemoryConfig.of(memory, budget=tokens, **settings)
-        super().__init__(model_or_config, memory.resolve(), sink)
+        super().__init__(model_or_config, memory, sink)
 
     def save(self, path: StatePath) -> None:
         """Write it as a state; the suffix chooses the form: `.safetensors`, `.zarr` or `.pt`.

@@ -56,7 +56,6 @@ def describe(
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
     exact, exact_from_s = _exact_tokens(state, memory)
-    given = config.to_dict()
     return {
         "state": str(path),
         "format_version": state.format_version,
@@ -73,9 +72,7 @@ def describe(
             "prototypes": config.prototypes,
             "pseudo_tokens": getattr(config, "pseudo_tokens", 0),
             "positions": config.positions,
-            "config": given,
-            # The values that settings of "auto" resolve to.
-            "resolved": {name: value for name, value in config.resolve().to_dict().items() if value != given[name]},
+            "config": config.to_dict(),
         },
         "stream": {
             "source": source["name"],

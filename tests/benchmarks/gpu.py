@@ -144,7 +144,7 @@ def _compared(models: dict[str, Any], config: Any) -> dict[str, Any]:
             session.watch(random_frames(step, backbone.frames_per_step), words=words)
             if step in (0, 5):
                 logits[name].append(session.prefill(QUESTION).float().cpu())
-        answers[name] = session.ask(QUESTION, Decoding(2, temperature=0), evidence=config.name != "dycoke-decode")
+        answers[name] = session.ask(QUESTION, Decoding(2, temperature=0), evidence=True)
         states[name] = {key: held.cpu() for key, held in session.tensors().items()}
     pairs = {key: (one.float(), states["device"][key].float()) for key, one in states["cpu"].items()}
     first, last = (float((one - other).abs().max()) for one, other in zip(logits["cpu"], logits["device"], strict=True))

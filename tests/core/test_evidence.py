@@ -18,7 +18,6 @@ from protokv.core.evidence import NOTICED, Evidence, EvidenceSpan, RecordedConte
 from protokv.core.parts import FAINT
 from protokv.core.session import Session
 from protokv.core.step import StreamClock
-from protokv.errors import ConfigError
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from samples.seeds import DEMONSTRATION
 from samples.worlds.streams import Worlds, WorldStream
@@ -81,10 +80,6 @@ def test_moments_are_those_of_attention_written_out(tiny: Backbone, kind: str) -
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_every_memory_gives_evidence_or_refuses(tiny: Backbone, kind: str) -> None:
     session = watched(tiny, MemoryConfig.of(kind, budget=36))
-    if kind == "dycoke-decode":
-        with pytest.raises(ConfigError, match="dycoke-decode does not tell"):
-            session.ask(QUESTION, evidence=True)
-        return
     plainly, told = (session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=flag) for flag in (False, True))
     assert (told.text, told.mean_logprob, told.context_tokens) == (
         plainly.text, plainly.mean_logprob, plainly.context_tokens,

@@ -29,7 +29,7 @@ LENGTHS = [3, 1, 7, 1, 40, 2, 6, 1, 9, 4, 7]
 FIRST, SECOND = torch.device("cpu"), torch.device("cpu:0")
 DEVICES = (FIRST, SECOND, SECOND, FIRST)
 
-REFUSED = ("dycoke-decode", "hermes")
+REFUSED = ("hermes",)
 
 
 def configs() -> list[object]:

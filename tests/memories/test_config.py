@@ -129,8 +129,6 @@ def test_a_wrong_setting_is_refused_by_name_and_value(field: str, value: object)
         ("paper", {"split": (0, 0)}, "split: "),
         ("paper", {"split": (-1, 3)}, "split: "),
         ("dycoke", {"merge_share": 1.1}, "merge_share"),
-        ("dycoke-decode", {"prune_share": -0.1}, "prune_share"),
-        ("dycoke-decode", {"first_pruned_layer": 0}, "first_pruned_layer"),
         ("hermes", {"deep_share": 1.1}, "deep_share"),
         ("hermes", {"shallow_share": 0.8, "deep_share": 0.3}, "together"),
         ("infinipot-v", {"redundancy_share": 1.01}, "redundancy_share"),
@@ -178,11 +176,9 @@ def test_an_unknown_memory_is_refused_with_those_that_there_are(name: object) ->
 
 @pytest.mark.parametrize("cls", CONFIGS.values())
 def test_every_number_has_a_least_and_a_greatest_value_that_keeps_squares_finite(cls: type[MemoryConfig]) -> None:
-    ranges = {name: span for base in cls.__mro__ for name, span in vars(base).get("ranges", {}).items()}
-    settings = cls().with_words(True).to_dict()
-    numeric = {name for name, value in settings.items() if type(value) in (int, float, list)} - {"center_bits"}
-    assert ranges.keys() == numeric
-    for low, high in ranges.values():
+    types = core_settings.field_types(cls)
+    assert all(span for kind, span in types.values() if kind in (int, float))
+    for low, high in [span for _, span in types.values() if span]:
         assert -1 <= low < high <= 2**63
         assert low**2 < float("inf") > float(high) ** 2
 

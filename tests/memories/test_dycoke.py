@@ -1,8 +1,6 @@
-"""DyCoke: merging step by step equals the description of whole videos; pruning equals a literal computation."""
+"""DyCoke: merging step by step equals the description of whole videos."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -12,17 +10,13 @@ from torch import Tensor
 
 from protokv.core.backbone import Backbone
 from protokv.core.build import build_memory
-from protokv.core.compact import compact_context
-from protokv.core.decoding import Decoding
 from protokv.core.memory import Memory
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
-from protokv.memories import DyCokeConfig, DyCokeDecodeConfig, MemoryConfig
+from protokv.memories import DyCokeConfig, MemoryConfig
 from tests.conftest import random_frames
-from tests.core.streams import World, anchored, copy_of, feed, shape_of, shown_to
+from tests.core.streams import World, copy_of, shape_of
 from tests.memories.conftest import watched
-
-QUESTION = "what is the first star ?"
 
 
 def built(config: MemoryConfig, shape: MemoryShape, seed: int = 0) -> tuple[Memory, World]:
@@ -129,135 +123,3 @@ def test_a_session_forwards_what_was_selected_and_its_clock_counts_what_streamed
     # The first step is whole and has the keys of the plain one; later ones have seen less.
     assert torch.equal(held["near.keys"][:, :, :V], all_["near.keys"][:, :, :V])
     assert int((held["near.step"] >= 0).sum()) == len(rows)
-
-
-def literal_pruning(steps: list[Tensor], keys: Tensor, sink: Tensor, share: float) -> tuple[list[list[int]], int]:
-    """Return the visual tokens that pruned layers read at each decode step, and the number of choices.
-
-    Args:
-        steps: the deciding layer's query of each decode step, `[Hq, T, D]`.
-        keys: `[H, n, D]` of the visual tokens in that layer.
-        sink: `[H, P0, D]`.
-        share: p.
-    """
-    H, n, D = keys.shape
-    chosen: list[list[int]] = []
-    before: list[float] | None = None
-    times = 0
-    for query in steps:
-        attention = [0.0] * n
-        for h in range(len(query)):
-            kv = h // (len(query) // H)
-            every = torch.cat((sink[kv], keys[kv])) @ query[h, -1] / math.sqrt(D)
-            weights = torch.exp(every - every.max())
-            for token in range(n):
-                attention[token] += float(weights[sink.shape[1] + token] / weights.sum()) / len(query)
-        dot = sum(a * b for a, b in zip(attention, before or [0.0] * n, strict=True))
-        norms = math.hypot(*attention) * math.hypot(*(before or [1.0]))
-        if before is None or dot / norms < 0.9:
-            times += 1
-            best = sorted(range(n), key=lambda token: -attention[token])[: int(n * (1 - share))]
-            chosen.append(sorted(best))
-        else:
-            chosen.append(chosen[-1])
-        before = attention
-    return chosen, times
-
-
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=8),
-    st.lists(st.sampled_from([0.0, 0.1, 3.0]), min_size=1, max_size=6),
-    st.sampled_from([0.0, 0.7, 0.8]),
-    st.integers(1, 3),
-    st.sampled_from([1, 2]),
-    st.integers(0, 99),
-)
-def test_decode_steps_read_what_a_literal_computation_chooses(
-    lengths: list[int], changes: list[float], share: float, first: int, groups: int, seed: int
-) -> None:
-    shape = shape_of(layers=4, heads=2, sink=3)
-    config = DyCokeDecodeConfig(budget=8, prune_share=share, first_pruned_layer=first)
-    memory, world = built(config, shape, seed)
-    steps = feed(memory, world, lengths)
-    keys, values = (torch.cat([getattr(step, name) for step in steps], 2) for name in ("keys", "values"))
-    n = sum(lengths)
-    context = memory.recall()
-    generator = torch.Generator().manual_seed(seed)
-    size = (4, 2 * groups, 2, 8)
-    query = torch.randn(size, generator=generator)
-    for layer in range(4):
-        read = shown_to(context, layer, query[layer])
-        whole = shown_to(memory.context(), layer, query[layer])
-        assert all(torch.equal(a, b) for a, b in zip(read, whole, strict=True))
-    sink = memory.tensors()["sink.keys"]
-    decoded, shown = [], []
-    for change in changes:
-        query = query + change * torch.randn(size, generator=generator)
-        decoded.append(query[first - 1])
-        shown.append([shown_to(context, layer, query[layer]) for layer in range(4)])
-    expected, _ = literal_pruning(decoded, keys[first - 1], sink[first - 1], share)
-    for rows, layers in zip(expected, shown, strict=True):
-        for layer, (k, v, bias) in enumerate(layers):
-            if layer < first:
-                assert k.shape[1] >= 3 + n
-                assert int((bias[0] == 0).sum()) == 3 + n
-                continue
-            assert k.shape[1] == 3 + len(rows) == 3 + int(n * (1 - share))
-            assert torch.equal(k[:, :3], sink[layer])
-            assert torch.equal(k[:, 3:], keys[layer][:, rows])
-            assert torch.equal(v[:, 3:], values[layer][:, rows])
-            assert (bias == 0).all()
-
-
-def test_slow_drift_of_attention_leads_to_no_new_choice() -> None:
-    memory, world = built(DyCokeDecodeConfig(prune_share=0.5), shape_of(layers=4, heads=1, sink=3))
-    steps = feed(memory, world, [6, 6])
-    # The attention of the third layer decides.
-    keys, sink = torch.cat([step.keys for step in steps], 2)[2], memory.tensors()["sink.keys"][2]
-    drift = [keys[:, 2:3] * (1 - k / 40) + keys[:, 9:10] * (k / 40) for k in range(41)]
-    _, times = literal_pruning(drift, keys, sink, 0.5)
-    _, jumps = literal_pruning([drift[0], drift[-1]], keys, sink, 0.5)
-    assert (times, jumps) == (1, 2)
-    context = memory.recall()
-    # The first query is the question; the last layer reads what the decode steps chose.
-    read = [[shown_to(context, layer, query)[0] for layer in range(4)][3] for query in (drift[0], *drift)]
-    assert all(torch.equal(later, read[1]) for later in read[2:])
-
-
-def test_a_compacted_context_prunes_the_same_tokens() -> None:
-    shape = shape_of(layers=4, heads=2, sink=3)
-    memory, world = built(DyCokeDecodeConfig(budget=8), shape)
-    feed(memory, world, [6, 6])
-    context = memory.recall()
-    whole = compact_context(memory.context(), anchored(world, -4), 0)
-    compact = context.compact(anchored(world, -4), context.far_span())
-    assert (compact.shift, compact.next_position) == (whole.shift, whole.next_position) == (4, 8)
-    query = torch.randn(2, 1, 8, generator=torch.Generator().manual_seed(0))
-    for _ in range(2):
-        read = [shown_to(compact, layer, query) for layer in range(4)]
-    assert torch.equal(read[0][0], shown_to(whole, 0, query)[0])
-    assert read[3][0].shape[1] == 3 + int(12 * (1 - 0.7))
-
-
-@pytest.mark.parametrize("share", [0.0, 0.9])
-def test_the_first_token_is_the_full_cache_s_and_nothing_pruned_is_the_full_cache(tiny: Backbone, share: float) -> None:
-    config = MemoryConfig.of("dycoke-decode", budget=40, prune_share=share, first_pruned_layer=1)
-    session, full = watched(tiny, config, range(9)), watched(tiny, MemoryConfig.of("full", budget=40), range(9))
-    assert torch.equal(session.prefill(QUESTION), full.prefill(QUESTION))
-    decoding = Decoding(max_new_tokens=1 if share else 12)
-    assert session.ask(QUESTION, decoding).text == full.ask(QUESTION, decoding).text
-
-
-def test_a_decoded_token_is_read_from_what_is_left(tiny: Backbone) -> None:
-    logits = []
-    for share in (0.0, 0.9):
-        config = MemoryConfig.of("dycoke-decode", budget=40, prune_share=share, first_pruned_layer=1)
-        session = watched(tiny, config, range(9))
-        before = {name: tensor.clone() for name, tensor in session.tensors().items()}
-        reading = session.read_question(QUESTION, room=1)
-        context, tail = reading.context, reading.local_kv
-        with torch.inference_mode():
-            where = tiny.text_positions(session.clock.next_position + tail.length, 1)
-            logits.append(tiny.logits(tiny.forward(tiny.embed_text([9]), where, context, tail)))
-        assert all(torch.equal(before[name], tensor) for name, tensor in session.tensors().items())
-    assert (logits[0] - logits[1]).abs().max() > 1e-3

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from protokv.core.prototypes import PrototypeConfig
 
@@ -29,11 +28,10 @@ class DurableConfig(PrototypeConfig):
     name: ClassVar[str] = "durable"
     keeps: ClassVar[Literal["newest", "spread"]] = "newest"
     """What is kept from merging where tokens are new (`durable.novelty`)."""
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"words_share": (0, 0.9)}
 
     center_bits: CenterBits = 8
     words: bool = False
-    words_share: float = 0.25
+    words_share: Annotated[float, 0, 0.9] = 0.25
 
     @property
     def words_tokens(self) -> int:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from hashlib import sha256
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from torch import Tensor
 from protokv.core.arrays import add_rows_, least_from
 from protokv.core.bank import FarTokens, PrototypeBank, Rule
 from protokv.core.prototypes import PrototypeConfig
-from protokv.core.settings import MOST_WEIGHT
+from protokv.core.settings import Share, Weight
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError
 from protokv.memories.paper.residuals import Assignment, Residuals
@@ -80,40 +80,25 @@ class PaperConfig(PrototypeConfig):
     """
 
     name: ClassVar[str] = "paper"
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "pseudo_tokens": (1, 1024),
-        "subquantizers": (1, 1024),
-        "codewords": (2, 256),
-        "warmup_residuals": (2, 1_000_000),
-        "spatial_weight": (0, MOST_WEIGHT),
-        "idle_weight": (0, MOST_WEIGHT),
-        "idle_steps": (0, 2**31),
-        "key_rate": (0, 1),
-        "value_rate": (0, 1),
-        "spatial_rate": (0, 1),
-        "decay_rate": (0, 1),
-        "merge_key_distance": (0, MOST_WEIGHT),
-        "merge_value_distance": (0, MOST_WEIGHT),
-    }
 
-    pseudo_tokens: int = 8
+    pseudo_tokens: Annotated[int, 1, 1024] = 8
     anchor: Anchor = "recent"
     residual: bool = True
-    subquantizers: int = 8
-    codewords: int = 16
-    warmup_residuals: int = 512
+    subquantizers: Annotated[int, 1, 1024] = 8
+    codewords: Annotated[int, 2, 256] = 16
+    warmup_residuals: Annotated[int, 2, 1_000_000] = 512
     mass_bias: MassBias = "log_n"
-    spatial_weight: float = 0.1
-    idle_weight: float = 0.01
-    idle_steps: int = 120
-    key_rate: float = 0.05
-    value_rate: float = 0.05
-    spatial_rate: float = 0.05
+    spatial_weight: Weight = 0.1
+    idle_weight: Weight = 0.01
+    idle_steps: Annotated[int, 0, 2**31] = 120
+    key_rate: Share = 0.05
+    value_rate: Share = 0.05
+    spatial_rate: Share = 0.05
     decay: Decay = "floor"
-    decay_rate: float = 0.05
+    decay_rate: Share = 0.05
     merge: bool = True
-    merge_key_distance: float = 0.20
-    merge_value_distance: float = 0.25
+    merge_key_distance: Weight = 0.20
+    merge_value_distance: Weight = 0.25
     recycle: bool = True
 
     def check(self) -> None:
@@ -147,7 +132,7 @@ class ContinuityConfig(PaperConfig):
 
     name: ClassVar[str] = "continuity"
 
-    pseudo_tokens: int = 1
+    pseudo_tokens: Annotated[int, 1, 1024] = 1
     residual: bool = False
     decay: Decay = "off"
     recycle: bool = False
