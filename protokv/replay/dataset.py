@@ -33,17 +33,11 @@ from protokv.words.find import AUTO, OFF
 
 @dataclass(frozen=True, slots=True)
 class OpenedStreams:
-    """An opened data set.
-
-    Attributes:
-        streams: one per readable video.
-        missing: name of a video -> why it cannot be read.
-        notes: what was left out or differs from the publication -> how often.
-    """
+    """An opened data set: a stream for each readable video."""
 
     streams: Sequence[Stream]
-    missing: dict[str, str]
-    notes: Counter[str]
+    missing: dict[str, str]  # name of a video -> why it cannot be read
+    notes: Counter[str]  # what was left out or differs from the publication -> how often
 
 
 class KeyFrames(Stream):
@@ -114,31 +108,31 @@ def _open(benchmark: Benchmark, video: Video, root: Path, notes: Counter[str], s
         stream = ReplayFile(path, video.questions, subtitles)
     notes["videos without subtitles"] += subtitles != OFF and not stream.has_words
     stream.name = video.name
-    placed = [_place(question, video, stream.length_s, notes) for question in video.questions]
-    stream.questions = [replace(one, retrospective=benchmark.find_type(one.type).retrospective) for one in placed]
+    stream.questions = [
+        replace(
+            question,
+            reference_s=_place(question, video, stream.length_s, notes),
+            retrospective=benchmark.find_type(question.type).retrospective,
+        )
+        for question in video.questions
+    ]
     return stream
 
 
-def _place(question: Question, video: Video, length_s: float, notes: Counter[str]) -> Question:
-    """Return the question with its time in this file."""
+def _place(question: Question, video: Video, length_s: float, notes: Counter[str]) -> float:
+    """Return the reference time of a question in this file."""
     if question.reference == "end":
-        return replace(question, reference_s=length_s)
+        return length_s
     at_s = question.reference_s
     if video.clip_s is not None and length_s < video.clip_s[1] - 1 and at_s >= video.clip_s[0]:
         # A file that ends before the clip holds the clip alone.
         notes["questions counted from the beginning of their clip"] += 1
         at_s -= video.clip_s[0]
-    if at_s > length_s:
-        notes["questions after the end of their video, asked at its end"] += 1
-        at_s = length_s
-    return replace(question, reference_s=at_s)
+    notes["questions after the end of their video, asked at its end"] += at_s > length_s
+    return min(at_s, length_s)
 
 
-BASELINE_FRAMES: Final = (4, 16)
 TEXT_ONLY: Final = "text only"
-
-# Larger than any processor keeps, so that a step has as many tokens as the model allows.
-_LARGE: Final = 2048
 
 
 def fit_variants(
@@ -153,9 +147,9 @@ def fit_variants(
     variants = [replace(variant, config=variant.config.with_words(words)) for variant in variants]
     if not baselines:
         return variants
-    tokens = measure_step(backbone)
+    tokens = _measure_step(backbone)
     found = [Variant(TEXT_ONLY, SlidingWindowConfig(budget=1), blind=True)]
-    for frames in BASELINE_FRAMES:
+    for frames in (4, 16):
         steps = -(-frames // backbone.frames_per_step)
         # As in SimpleStream: encoded anew for each question, right after the prompt.
         config = LastFramesConfig(
@@ -170,7 +164,8 @@ def fit_variants(
 
 
 @torch.inference_mode()
-def measure_step(backbone: Backbone) -> int:
+def _measure_step(backbone: Backbone) -> int:
     """Return the tokens of the largest step that the model's preprocessing allows."""
-    images = np.zeros((backbone.frames_per_step, _LARGE, _LARGE, 3), dtype=np.uint8)
+    # Larger than any processor keeps.
+    images = np.zeros((backbone.frames_per_step, 2048, 2048, 3), dtype=np.uint8)
     return len(backbone.embed_step(images).embeddings)

@@ -1,17 +1,16 @@
-"""The figure of a report: accuracy against delay, a row of panels for each budget.
+"""The figure of a report: accuracy against delay in true time, one panel, or one for each group beside it.
 
-Drawn with matplotlib (the extra `plot`), without a display. Delays are evenly spaced, and the memories stand a little
-beside each other, so that no curve hides another. Colours: Okabe and Ito (2008), for colour-blind readers.
+Drawn with matplotlib (the extra `plot`), without a display. Colours: Okabe and Ito (2008), for colour-blind readers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from protokv.errors import ConfigError
+from protokv.memories import FullConfig
 from protokv.replay.report import Report
 from protokv.replay.tables import format_delay
 
@@ -20,66 +19,83 @@ if TYPE_CHECKING:
 
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1a1a1b", "#999933", "#AA4499")
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
+_LINES: Final = ("-", "--", ":", "-.")
+_FORMS: Final = (".png", ".pdf", ".svg")
 
 
 def check_figure(path: str | Path) -> None:
-    """Refuse a figure that cannot be drawn, before hours of work. ConfigError: no matplotlib, no .png, or no folder."""
+    """Refuse a figure that cannot be drawn, before hours of work. ConfigError: no matplotlib, form, or folder."""
     if find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib", hint="pip install 'protokv[plot]'")
-    if Path(path).suffix.lower() != ".png":
-        raise ConfigError(f"cannot draw to {path}", hint="name a .png file")
+    if Path(path).suffix.lower() not in _FORMS:
+        raise ConfigError(f"cannot draw to {path}", hint=f"name a file with one of {', '.join(_FORMS)}")
     if not Path(path).parent.is_dir():
         raise ConfigError(f"cannot draw to {path}: there is no folder {Path(path).parent}", hint="make it first")
 
 
-def save_figure(report: Report, path: str | Path) -> None:
-    """Draw all questions and each group at each budget, to a .png file. ConfigError: as `check_figure`."""
+def save_figure(report: Report, path: str | Path, *, groups: bool = False) -> None:
+    """Draw all questions, and each group if `groups`, in the form of the suffix. ConfigError: as `check_figure`."""
     check_figure(path)
     from matplotlib.figure import Figure
 
-    drawn = [point for point in report["points"] if point["part"] != "type"]
-    budgets = sorted({point["budget"] for point in drawn}, reverse=True)
-    memories = list(dict.fromkeys(point["memory"] for point in drawn))
-    # A memory that ran at one budget only, such as the full cache, stands in every row.
-    once = {name for name in memories if len({point["budget"] for point in drawn if point["memory"] == name}) == 1}
-    parts = ["all", *report["groups"]]
-    figure = Figure(figsize=(4.6 * len(parts), 3.4 * len(budgets) + 0.8), layout="constrained")
-    axes = figure.subplots(len(budgets), len(parts), squeeze=False)
-    for row, budget in zip(axes, budgets, strict=True):
-        for axis, part in zip(row, parts, strict=True):
-            curves: dict[str, list[Mapping[str, Any]]] = {}
-            for point in sorted(drawn, key=lambda point: float(point["delay_s"])):
-                if point["name"] == part and (point["budget"] == budget or point["memory"] in once):
-                    curves.setdefault(point["memory"], []).append(point)
-            _draw_curves(axis, curves, memories, report["delays_s"])
-            floor = report["floor"] if part == "all" else report["floors"][part]
-            axis.axhline(100 * floor, color="#777777", lw=1, ls=":", label="without watching", zorder=0)
-            axis.set_title(f"{part} questions, {budget} tokens", fontsize=10, loc="left")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(6, len(labels)))
+    parts = ["all", *(report["groups"] if groups else ())]
+    figure = Figure(figsize=(5 * len(parts) + 2, 4.4), layout="constrained")
+    axes = figure.subplots(1, len(parts), squeeze=False)[0]
+    for axis, part in zip(axes, parts, strict=True):
+        _draw_curves(axis, report, part)
+        floor = report["floor"] if part == "all" else report["floors"][part]
+        axis.axhline(100 * floor, color="#777777", lw=1, ls=":", label="without watching", zorder=0)
+        axis.set_title(f"{part} questions", fontsize=10, loc="left")
+        _mark_delays(axis, report["delays_s"])
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
     try:
-        figure.savefig(path, dpi=110)
+        figure.savefig(path, dpi=150)
     except OSError as error:
         raise ConfigError(f"cannot draw to {path}: {error}", hint="name a file in a folder of yours") from error
 
 
-def _draw_curves(
-    axis: Axes, curves: Mapping[str, Sequence[Mapping[str, Any]]], memories: Sequence[str], delays_s: Sequence[float]
-) -> None:
-    apart = min(0.09, 0.6 / max(1, len(curves)))
-    for order, (memory, points) in enumerate(curves.items()):
-        number = memories.index(memory)
+def _draw_curves(axis: Axes, report: Report, part: str) -> None:
+    """Draw a curve for each memory, in its colour, at each budget, in the budget's style of lines."""
+    from matplotlib.transforms import ScaledTranslation
+
+    drawn = [point for point in report["points"] if point["part"] != "type" and point["name"] == part]
+    memories = list(dict.fromkeys(point["memory"] for point in drawn))
+    # The full cache ignores its budget.
+    budgets = sorted({point["budget"] for point in drawn if point["memory"] != FullConfig.name}, reverse=True)
+    curves = list(dict.fromkeys((point["memory"], point["budget"]) for point in drawn))
+    for order, (memory, budget) in enumerate(curves):
+        points = [point for point in drawn if (point["memory"], point["budget"]) == (memory, budget)]
+        points.sort(key=lambda point: float(point["delay_s"]))
+        number, full = memories.index(memory), memory == FullConfig.name
+        # A little beside each other on the paper, so that no interval hides another; the axis stays that of time.
+        aside = ScaledTranslation(
+            min(1.5, 8 / len(curves)) * (order - (len(curves) - 1) / 2) / 72, 0, axis.figure.dpi_scale_trans
+        )
         axis.errorbar(
-            [delays_s.index(one["delay_s"]) + apart * (order - (len(curves) - 1) / 2) for one in points],
-            [100 * one["accuracy"] for one in points],
-            yerr=[[100 * abs(one[end] - one["accuracy"]) for one in points] for end in ("low", "high")],
+            [point["delay_s"] for point in points],
+            [100 * point["accuracy"] for point in points],
+            yerr=[[100 * abs(point[end] - point["accuracy"]) for point in points] for end in ("low", "high")],
+            transform=axis.transData + aside,
             marker=_MARKERS[number % len(_MARKERS)],
             color=_COLOURS[number % len(_COLOURS)],
+            ls=_LINES[0 if full else budgets.index(budget) % len(_LINES)],
             # Hollow: few questions or videos.
-            mfc="none" if any(one["thin"] for one in points) else None,
+            mfc="none" if any(point["thin"] for point in points) else None,
             elinewidth=0.7,
-            label=memory,
+            ms=4.5,
+            label=memory if full or len(budgets) == 1 else f"{memory}, {budget} tokens",
         )
-    axis.set(xlabel="delay", ylabel="right answers, %", ylim=(-4, 104), xlim=(-0.5, len(delays_s) - 0.5))
-    axis.set_xticks(range(len(delays_s)), [format_delay(delay) for delay in delays_s])
+
+
+def _mark_delays(axis: Axes, delays_s: list[float]) -> None:
+    """Make an axis of true time: linear to the first delay and logarithmic from there if the delays span decades."""
+    later = [delay for delay in delays_s if delay > 0] or [1.0]
+    wide = later[-1] > 20 * later[0]
+    if wide:
+        axis.set_xscale("symlog", linthresh=later[0])
+    ends = (-0.2 * later[0], 1.3 * later[-1]) if wide else (-0.04 * later[-1], 1.04 * later[-1])
+    axis.set(xlabel="delay after the evidence", ylabel="right answers, %", ylim=(-4, 104), xlim=ends)
+    axis.set_xticks(delays_s, [format_delay(delay) for delay in delays_s])
+    axis.minorticks_off()
     axis.grid(alpha=0.25)

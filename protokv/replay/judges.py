@@ -16,26 +16,19 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Any, Final, NamedTuple
 
 from protokv.errors import ConfigError, JudgeError
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.rows import AnswerRow, RowFile
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """An answer to judge."""
 
     question: str
     expected: str
     prediction: str
-
-    @property
-    def prompt(self) -> str:
-        """The user's turn about it."""
-        return JUDGE_USER.format(question=self.question, expected=self.expected, prediction=self.prediction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +38,6 @@ class Verdict:
     correct: bool
     points: float | None = None
 
-
-MAX_TOKENS: Final = 300
 
 JUDGE_SYSTEM: Final = (
     "You are an intelligent chatbot designed for evaluating the correctness of generative outputs for "
@@ -75,40 +66,22 @@ def read_reply(text: str) -> Verdict:
 
     ValueError: there is none, or it is not yes or no with 0 to 5 points.
     """
-    literal = text[max(0, text.find("{")) : text.rfind("}") + 1]
     try:
-        found = ast.literal_eval(literal)
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"no dictionary in {text[:80]!r}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"no dictionary in {text[:80]!r}")
-    decided = str(found.get("pred", "")).strip().casefold().rstrip(".")
-    try:
-        points = float(int(float(found.get("score", ""))))
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"score is {found['score']!r}") from error
+        found = ast.literal_eval(text[max(0, text.find("{")) : text.rfind("}") + 1])
+        decided, points = str(found["pred"]).strip().casefold().rstrip("."), int(float(found["score"]))
+    except (SyntaxError, RecursionError, MemoryError, TypeError, LookupError, OverflowError) as error:
+        raise ValueError(f"no verdict in {text[:80]!r}") from error
     if decided not in ("yes", "no") or not 0 <= points <= 5:
-        raise ValueError(f"pred is {decided[:20]!r}, score {points:g}")
-    return Verdict(decided == "yes", points)
-
-
-REPLIES: Final = 3
-"""Replies without a verdict before the case is given up."""
-
-WORKERS: Final = 8
-JUDGE_TIMEOUT_S: Final = 60.0
-RETRIES: Final = 6
-"""Requests at once, the time-out of a request, and its retries by the client."""
+        raise ValueError(f"no verdict in {text[:80]!r}")
+    return Verdict(decided == "yes", float(points))
 
 
 class Judge:
     """A model behind an OpenAI-compatible endpoint, hosted or of one's own, asked with `openai` (the extra `judge`).
 
     Address and key come from OPENAI_BASE_URL and OPENAI_API_KEY; neither stands in a row or a message. The client
-    repeats a request after a time-out, a rate limit (429) or a failure of the server, with growing pauses.
-
-    Attributes:
-        label: its name with the digest of its prompt; stands in every row that it judged.
+    repeats a request after a time-out, a rate limit (429) or a failure of the server, with growing pauses. `label`, its
+    name with the digest of its prompt, stands in every row that it judged.
     """
 
     def __init__(self, model: str) -> None:
@@ -122,14 +95,13 @@ class Judge:
         self._unread = openai.APIResponseValidationError
         self._given_up = (openai.APITimeoutError, openai.RateLimitError, openai.InternalServerError)
         self._refusals = (openai.APIStatusError, openai.APIConnectionError)
-        self._client = openai.OpenAI(timeout=JUDGE_TIMEOUT_S, max_retries=RETRIES)
+        self._client = openai.OpenAI(timeout=60.0, max_retries=6)
         self._model = model
-        address = urlsplit(str(self._client.base_url))
-        self.label = f"{model} at {address.hostname}, prompt {PROMPT_HASH}"
+        self.label = f"{model} at {self._client.base_url.host}, prompt {PROMPT_HASH}"
 
     def read(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Verdict | None]]:
         """Judge cases, several at once and in any order; None: there is no verdict. JudgeError: it cannot judge."""
-        pool = ThreadPoolExecutor(WORKERS)
+        pool = ThreadPoolExecutor(8)
         try:
             waiting = {pool.submit(self._ask, case): case for case in cases}
             for done in as_completed(waiting):
@@ -139,24 +111,23 @@ class Judge:
 
     def _ask(self, case: Case) -> Verdict | None:
         """Return a verdict; None if there is none after some tries."""
-        messages: Any = [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": case.prompt}]
-        for _ in range(REPLIES):
+        text = JUDGE_USER.format(**case._asdict())
+        messages: Any = [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": text}]
+        for _ in range(3):
             try:
                 completion = self._client.chat.completions.create(
-                    model=self._model, messages=messages, max_tokens=MAX_TOKENS, temperature=0
+                    model=self._model, messages=messages, max_tokens=300, temperature=0
                 )
                 return read_reply(completion.choices[0].message.content or "")
             except self._given_up:
-                # The client has retried it already.
-                return None
+                return None  # the client has retried it already
             except self._refusals as error:
                 raise JudgeError(
                     f"the judge's endpoint refuses {self._model}, or cannot be reached: {type(error).__name__}",
                     hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name",
                 ) from error
             except (ValueError, TypeError, AttributeError, LookupError, self._unread):
-                # The reply is no verdict, or no completion at all.
-                continue
+                continue  # the reply is no verdict, or no completion at all
         return None
 
 
@@ -171,9 +142,7 @@ def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[
             left.setdefault(Case(row.question, row.expected, row.prediction), []).append(row)
     for case, verdict in judge.read(left):
         for row in left[case]:
-            if verdict is None:
-                yield None
-                continue
-            judged = replace(row, correct=verdict.correct, points=verdict.points, judge=judge.label)
-            results.append(judged)
-            yield judged
+            if verdict is not None:
+                row = replace(row, correct=verdict.correct, points=verdict.points, judge=judge.label)
+                results.append(row)
+            yield row if verdict else None

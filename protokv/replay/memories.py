@@ -15,17 +15,11 @@ COMPARED: Final = ("full", "durable", "continuity", "paper", "sliding-window", "
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A memory under test.
+    """A memory under test."""
 
-    Attributes:
-        label: its name in tables.
-        config: the memory.
-        blind: it sees no step; the model answers from the text alone.
-    """
-
-    label: str
+    label: str  # its name in tables
     config: MemoryConfig
-    blind: bool = False
+    blind: bool = False  # it sees no step; the model answers from the text alone
 
     @property
     def budget(self) -> int:
@@ -39,17 +33,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """A setting and the values to compare.
+    """A setting and the values to compare."""
 
-    Attributes:
-        memory: the memory whose setting changes; None: every memory.
-        setting: the name of the field.
-        values: each value, after its text in tables.
-    """
-
-    memory: str | None
+    memory: str | None  # the memory whose setting changes; None: every memory
     setting: str
-    values: Sequence[tuple[str, Any]]
+    values: Sequence[tuple[str, Any]]  # each value, after its text in tables
 
 
 def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
@@ -90,13 +78,14 @@ def vary_memories(variants: Sequence[Variant], variations: Sequence[Variation]) 
                 f"{variation.memory}.{variation.setting} is set, and {variation.memory} is not compared",
                 hint=f"memories: {', '.join(sorted(names))}",
             )
-        varied: list[Variant] = []
-        for variant in found:
-            if variation.memory not in (None, variant.config.name):
-                varied.append(variant)
-                continue
-            for text, value in variation.values:
-                label = f"{variant.label} {variation.setting}={text}"
-                varied.append(Variant(label, variant.config.with_fields({variation.setting: value})))
-        found = varied
+        found = [new for variant in found for new in _vary(variant, variation)]
     return found
+
+
+def _vary(variant: Variant, variation: Variation) -> list[Variant]:
+    if variation.memory not in (None, variant.config.name):
+        return [variant]
+    return [
+        Variant(f"{variant.label} {variation.setting}={text}", variant.config.with_fields({variation.setting: value}))
+        for text, value in variation.values
+    ]

@@ -19,23 +19,18 @@ from numpy.typing import NDArray
 
 from protokv.replay.rows import AnswerRow
 
-Z: Final = 1.959963984540054
-"""The normal quantile of a two-sided 95 % interval."""
-
 DRAWS: Final = 2000
-
+# A number on fewer of either is marked: its interval is wide, or a few videos decide it.
 FEW_QUESTIONS, FEW_VIDEOS = 100, 5
-"""A number on fewer of either is marked: its interval is wide, or a few videos decide it."""
-
-_SEED: Final = 17
-_TAILS: Final = (0.025, 0.975)
+# The normal quantile of a two-sided 95 % interval.
+_Z: Final = 1.959963984540054
 
 
 def bound_share(right: int, n: int) -> tuple[float, float]:
     """Return Wilson's 95 % score interval of `right` of n > 0 answers (Wilson 1927)."""
-    share, whole = right / n, 1 + Z * Z / n
-    middle = (share + Z * Z / (2 * n)) / whole
-    half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n**2)) / whole
+    share, whole = right / n, 1 + _Z * _Z / n
+    middle = (share + _Z * _Z / (2 * n)) / whole
+    half = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n**2)) / whole
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
@@ -61,15 +56,11 @@ class Difference:
 
 
 def resample(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean score, by bootstrap over videos.
-
-    Args:
-        scores: video -> scores of the answers about it; at least one answer.
-    """
+    """Return the 95 % interval of the mean of scores by video, at least one, by bootstrap over videos."""
     sums = np.array([sum(found) for found in scores.values()], dtype=float)
     counts = np.array([len(found) for found in scores.values()], dtype=float)
     weights = _draw(len(sums))
-    low, high = np.quantile(weights @ sums / (weights @ counts), _TAILS)
+    low, high = np.quantile(weights @ sums / (weights @ counts), (0.025, 0.975))
     return float(low), float(high)
 
 
@@ -89,7 +80,7 @@ def compare_paired(rows: Iterable[AnswerRow], others: Iterable[AnswerRow]) -> Di
     if not flat:
         return None
     low, high = resample(scores)
-    share, half = sum(flat) / len(flat), max(Z * float(np.std(flat)) / math.sqrt(len(flat)), 3 / len(flat))
+    share, half = sum(flat) / len(flat), max(_Z * float(np.std(flat)) / math.sqrt(len(flat)), 3 / len(flat))
     low, high = max(-1.0, min(low, share - half)), min(1.0, max(high, share + half))
     return Difference(share, low, high, len(flat), len(scores))
 
@@ -97,6 +88,6 @@ def compare_paired(rows: Iterable[AnswerRow], others: Iterable[AnswerRow]) -> Di
 @lru_cache(maxsize=8)
 def _draw(videos: int) -> NDArray[np.float64]:
     """Return how often each draw takes each video, `[DRAWS, videos]`."""
-    rng = np.random.default_rng([_SEED, videos])
+    rng = np.random.default_rng([17, videos])
     found: NDArray[np.float64] = rng.multinomial(videos, np.full(videos, 1 / videos), size=DRAWS).astype(float)
     return found

@@ -11,21 +11,15 @@ from typing import Any
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceError, suggest_name
 from protokv.replay.memories import Variant
+from protokv.replay.questions import ALL_TYPES, DELAY_LADDER_S, QuestionSchedule, fit_delays, schedule
 from protokv.replay.rows import AnswerRow, RowFile, Trial
 from protokv.replay.runner import PlannedAnswer, Setup, StreamProgress, replay_stream
-from protokv.replay.schedule import ALL_TYPES, DELAY_LADDER_S, QuestionSchedule, fit_delays, schedule
 from protokv.replay.streams import Stream
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to ask of which stream, when, and under which memory.
-
-    Attributes:
-        streams: each with its schedule, in order.
-        variants: the memories.
-        setup: how streams are watched and questions answered.
-    """
+    """What to ask of which stream, when, under which memories, and how."""
 
     streams: Sequence[tuple[Stream, QuestionSchedule]]
     variants: Sequence[Variant]
@@ -75,13 +69,9 @@ def make_plan(
         ConfigError: two memories have the same name and budget, or two streams the same name; no question has one of
             the types.
     """
-    for what, names in (
-        ("memory", [f"{variant.label} at {variant.budget}" for variant in variants]),
-        ("video", [stream.name for stream in streams]),
-    ):
-        twice = [name for name, n in Counter(names).items() if n > 1]
-        if twice:
-            raise ConfigError(f"{what} {twice[0]} is there twice", hint="results could not be told apart")
+    names = Counter([f"memory {one.label} at {one.budget}" for one in variants] + [f"video {s.name}" for s in streams])
+    if twice := next((name for name, n in names.items() if n > 1), None):
+        raise ConfigError(f"{twice} is there twice", hint="results could not be told apart")
     known = {question.type: None for stream in streams for question in stream.questions if question.type}
     if types and known and ALL_TYPES not in types and not known.keys() & set(types):
         (first, *_), which = types, ", ".join(types)
@@ -111,14 +101,9 @@ def run_plan(
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[AnswerRow | StreamProgress | UnreadableVideo]:
-    """Run the rest of a plan; every row is in the file before it is yielded. After a video that cannot be read comes
-    the next one.
+    """Run what is not done in `results` yet; every row is in the file before it is yielded.
 
-    Args:
-        plan: what to do.
-        backbone: the model of the plan's setup.
-        results: the file of rows, with those that are done.
-        should_stop: called after every step.
+    After a video that cannot be read comes the next one. `should_stop` is called after every step.
 
     Raises:
         ConfigError: the file holds results of another study.

@@ -1,15 +1,19 @@
-"""Questions with their reference times, read from JSON lines, and the comparison of two answers.
+"""Questions with their reference times, read from JSON lines; when they are asked; and the comparison of two answers.
 
 The reference time t0 is when the decisive evidence was last seen, if the data say so, and else the data set's query
 time (the paper's proxy, section 4, "Delayed-Query Protocol"). A sweep over delays is fair to a question about the past
-whose answer stays the same while the stream goes on: it is `retrospective` (same section). Two answers are equal but
-for case, spaces and a full stop, or by their shared words.
+whose answer stays the same while the stream goes on: it is `retrospective` (same section).
+
+A question can be asked at delay Delta if and only if t0 + Delta is not beyond the end of its stream (appendix "Dataset
+Selection for Query-Delay Sweep"). By default it is asked only if every delay fits, so that all points of a curve have
+the same questions.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -21,30 +25,27 @@ from protokv.texts import admit_question
 
 Reference = Literal["evidence", "query", "end"]
 
+# Container durations are rounded: an ask this far after the end still counts.
+ASK_SLACK_S = 1e-6
+# Default delays.
+DELAY_LADDER_S = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
+# A name that stands for all types.
+ALL_TYPES = "all"
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question about one stream.
+    """One question about one stream."""
 
-    Attributes:
-        id: unique within its stream.
-        text, answer, type: as the data set has them; the type may be empty.
-        reference_s: t0, seconds of stream time; infinite for the end of a stream that is not opened yet.
-        reference: the meaning of t0: end of the evidence, query time of the data set, or end of the stream.
-        dataset: its benchmark; empty for any other question.
-        prompt: the wording of the benchmark with its options, whose letter is the answer; empty: the text.
-        retrospective: the answer stays true while the stream goes on.
-    """
-
-    id: str
+    id: str  # unique within its stream
     text: str
     answer: str
-    type: str
-    reference_s: float
-    reference: Reference
-    dataset: str = ""
-    prompt: str = ""
-    retrospective: bool = True
+    type: str  # as the data set has it; may be empty
+    reference_s: float  # t0, seconds of stream time; infinite for the end of a stream that is not opened yet
+    reference: Reference  # the meaning of t0: end of the evidence, query time of the data set, or end of the stream
+    dataset: str = ""  # its benchmark; empty for any other question
+    prompt: str = ""  # the wording of the benchmark with its options, whose letter is the answer; empty: the text
+    retrospective: bool = True  # the answer stays true while the stream goes on
 
     @property
     def causal(self) -> bool:
@@ -99,6 +100,82 @@ def _parse(line: bytes, where: str, number: int) -> tuple[str | None, Question]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question at one delay, asked when the stream has reached `at_s`."""
+
+    question: Question
+    delay_s: float
+
+    @property
+    def at_s(self) -> float:
+        """t0 + Delta, seconds of stream time."""
+        return self.question.reference_s + self.delay_s
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSchedule:
+    """The asks of one stream in order of time, and reason -> number of questions left out."""
+
+    asks: tuple[Ask, ...]
+    dropped: Counter[str]
+
+    @property
+    def questions(self) -> int:
+        """Different questions that are asked."""
+        return len({ask.question.id for ask in self.asks})
+
+
+def schedule(
+    questions: Iterable[Question],
+    delays_s: Sequence[float],
+    length_s: float,
+    *,
+    intersection: bool = True,
+    types: Collection[str] | None = None,
+) -> QuestionSchedule:
+    """Plan a sweep over one stream of `length_s` seconds.
+
+    With `intersection` only questions are asked that fit every delay. `types` are names of types, or `ALL_TYPES`; None:
+    retrospective questions of all types. A single delay of 0 is no sweep, and asks every question.
+
+    Raises:
+        ConfigError: there is no delay.
+    """
+    if not delays_s:
+        raise ConfigError("there is no delay to ask at", hint="for example --delays 0,30s,2m")
+    sweep = any(delay > 0 for delay in delays_s)
+    asks: list[Ask] = []
+    dropped: Counter[str] = Counter()
+    for question in questions:
+        if types is not None and question.type not in types and ALL_TYPES not in types:
+            dropped[f"type {question.type or 'unnamed'} not asked for"] += 1
+        elif types is None and sweep and not question.retrospective:
+            dropped[f"type {question.type or 'unnamed'}, whose answers change with time"] += 1
+        else:
+            valid = [delay for delay in delays_s if question.reference_s + delay <= length_s + ASK_SLACK_S]
+            if not valid or (intersection and len(valid) < len(delays_s)):
+                dropped["beyond the end of the stream" + " at some delay" * bool(valid)] += 1
+            else:
+                asks += [Ask(question, delay) for delay in valid]
+    asks.sort(key=lambda ask: (ask.at_s, ask.question.id))
+    return QuestionSchedule(tuple(asks), dropped)
+
+
+def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = DELAY_LADDER_S) -> list[float]:
+    """Choose delays that fit at least half of the questions: at most four, 0 if it is wanted, and the longest.
+
+    `rooms_s` are the seconds between the reference time of each question and the end of its stream. `DELAY_LADDER_S`
+    stands in for `wanted` if only 0 of them fits.
+    """
+    ordered = sorted(rooms_s)
+    room = ordered[len(ordered) // 2] if ordered else 0.0
+    fitting = [delay for delay in sorted(wanted) if delay <= room + ASK_SLACK_S]
+    if not any(fitting):
+        fitting = [delay for delay in DELAY_LADDER_S if delay <= room + ASK_SLACK_S] or [0.0]
+    return fitting if len(fitting) <= 4 else [fitting[0], *fitting[-3:]]
+
+
 F1_RIGHT: Final = 0.5
 F1_RULE: Final = f"offline, token F1 of {F1_RIGHT:g} or more"
 """The rule for an open answer without a judge."""
@@ -106,7 +183,8 @@ F1_RULE: Final = f"offline, token F1 of {F1_RIGHT:g} or more"
 
 def is_expected(answer: str, expected: str) -> bool:
     """Return True if two answers are equal but for case, spaces and a final full stop."""
-    return normalize_answer(answer) == normalize_answer(expected)
+    given, wanted = (" ".join(text.casefold().split()).rstrip(".") for text in (answer, expected))
+    return given == wanted
 
 
 def token_f1(answer: str, expected: str) -> float:
@@ -115,11 +193,6 @@ def token_f1(answer: str, expected: str) -> float:
     if not given or not wanted:
         return float(given == wanted)
     return 2 * sum((given & wanted).values()) / (sum(given.values()) + sum(wanted.values()))
-
-
-def normalize_answer(text: str) -> str:
-    """Return a text without case, repeated spaces and a final full stop."""
-    return " ".join(text.casefold().split()).rstrip(".")
 
 
 def _words(text: str) -> list[str]:

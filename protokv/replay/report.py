@@ -15,14 +15,7 @@ import numpy as np
 from protokv.memories import DEFAULT_MEMORY, FullConfig
 from protokv.replay.benchmarks import BENCHMARKS, find_group
 from protokv.replay.benchmarks.base import OTHER_GROUP
-from protokv.replay.metrics import (
-    FEW_QUESTIONS,
-    FEW_VIDEOS,
-    bound_share,
-    compare_paired,
-    measure_floor,
-    resample,
-)
+from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS, bound_share, compare_paired, measure_floor, resample
 from protokv.replay.rows import AnswerRow
 from protokv.texts import count_text
 
@@ -64,6 +57,7 @@ def summarise(rows: Sequence[AnswerRow], group: Callable[[str, str], str] = find
     """
     grouped = {row.type: group(row.type, row.dataset) for row in rows}
     groups = _order_groups(rows, set(grouped.values()))
+    floors = {name: measure_floor([row for row in rows if grouped[row.type] == name]) for name in groups}
     cells: dict[tuple[Any, ...], list[AnswerRow]] = {}
     for row in rows:
         parts = [("all", "all"), ("type", row.type), *([("group", grouped[row.type])] if groups else [])]
@@ -76,9 +70,7 @@ def summarise(rows: Sequence[AnswerRow], group: Callable[[str, str], str] = find
         "delays_s": sorted({row.delay_s for row in rows}),
         "groups": groups,
         "floor": round(measure_floor(rows), 4),
-        "floors": {
-            name: round(measure_floor([row for row in rows if grouped[row.type] == name]), 4) for name in groups
-        },
+        "floors": {name: round(floor, 4) for name, floor in floors.items()},
         "points": list(_list_points(cells)),
         "means": list(_list_means(cells)),
     }
@@ -167,8 +159,9 @@ def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:
         row.tokens_seen * row.stream["fps"] / row.stream.get("frames_per_step", 1) / row.asked_s if row.asked_s else 0
         for row in rows
     )
-    videos = {row.video for row in rows}
-    with_words = {row.video for row in rows if "subtitles" in row.stream}
+    videos, with_words = (
+        {row.video for row in found} for found in (rows, [r for r in rows if "subtitles" in r.stream])
+    )
     facts = {
         "asked": f"{count_text(len(questions), 'question')} about {count_text(len(videos), 'video')}",
         "delay counts from": ", ".join(f"{_STARTS[name]} ({n})" for name, n in sorted(starts.items())),

@@ -27,57 +27,37 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One question at one delay under one memory, with everything that decides the answer.
-
-    Attributes:
-        video, question_id, question, type, expected: the question.
-        reference, reference_s, delay_s: the meaning of t0, its time, and the delay after it.
-        memory, budget, config: the label of the memory and its settings.
-        stream: the world's settings or the file's fingerprint, and the sampling.
-        model: its identity, as states have it.
-        decoding: of answers.
-        protocol: `PROTOCOL` of the program.
-        dataset: the benchmark of the question; empty for any other.
-        prompt: the wording of the benchmark.
-        prompt_hash: of the benchmark's templates.
-        frames: the backbone's settings for frames.
-    """
+    """One question at one delay under one memory, with everything that decides the answer."""
 
     video: str
     question_id: str
     question: str
     type: str
     expected: str
-    reference: Reference
-    reference_s: float
-    delay_s: float
-    memory: str
-    budget: int
-    config: dict[str, Any]
-    stream: dict[str, Any]
-    model: dict[str, Any]
+    reference: Reference  # the meaning of t0
+    reference_s: float  # t0, seconds of stream time
+    delay_s: float  # seconds after t0
+    memory: str  # the label of the memory
+    budget: int  # visual tokens that a question may read
+    config: dict[str, Any]  # the settings of the memory
+    stream: dict[str, Any]  # the world's settings or the file's fingerprint, and the sampling
+    model: dict[str, Any]  # its identity, as states have it
     decoding: dict[str, Any]
     protocol: int = PROTOCOL
-    dataset: str = ""
-    prompt: str = ""
-    prompt_hash: str = ""
-    frames: dict[str, Any] = field(default_factory=dict)
+    dataset: str = ""  # the benchmark of the question; empty for any other
+    prompt: str = ""  # the wording of the benchmark
+    prompt_hash: str = ""  # of the benchmark's templates
+    frames: dict[str, Any] = field(default_factory=dict)  # the backbone's settings for frames
 
     @property
     def study(self) -> dict[str, Any]:
         """Fact -> value. Trials of one study agree on every fact that they share."""
         # A model has many names; its digest identifies it.
-        model = {
-            name: value for name, value in self.model.items() if name != "name" or not self.model["weights_digest"]
-        }
-        of_benchmark: dict[str, Any] = (
-            {"the data set": self.dataset, "the prompt": self.prompt_hash, "the frames": self.frames}
-            if self.dataset
-            else {}
-        )
-        return of_benchmark | {
+        left_out = "name" if self.model["weights_digest"] else None
+        of_benchmark = {"the data set": self.dataset, "the prompt": self.prompt_hash, "the frames": self.frames}
+        return (of_benchmark if self.dataset else {}) | {
             "the protocol": self.protocol,
-            "the model": model,
+            "the model": {name: value for name, value in self.model.items() if name != left_out},
             "the decoding": self.decoding,
             f"the stream {self.video}": self.stream,
             f"question {self.question_id} about {self.video}": {
@@ -95,42 +75,26 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRow(Trial):
-    """A trial and its result.
+    """A trial and its result."""
 
-    Attributes:
-        asked_s: stream time of the question: the end of the first step that reaches t0 + delay.
-        prediction, correct: the answer, and its score by the official rule or the judge.
-        points: of the judge, from 0 to 5.
-        judge: the judge of `correct`; empty: the rule of the data set.
-        ttft_ms, total_ms: from the question's arrival to the first and to the last token.
-        context_tokens: tokens of the stream that attention could see; the prompt is not counted.
-        state_bytes: of the memory.
-        step_ms: mean time of a step until then, with encoding and without the shared vision tower.
-        tokens_seen: visual tokens of the stream until then.
-        device: where it ran.
-    """
-
-    asked_s: float
+    asked_s: float  # stream time of the question: the end of the first step that reaches t0 + delay
     prediction: str
-    correct: bool
-    ttft_ms: float
-    total_ms: float
-    context_tokens: int
-    state_bytes: int
-    step_ms: float
-    tokens_seen: int
+    correct: bool  # by the official rule or the judge
+    ttft_ms: float  # from the question's arrival to the first token
+    total_ms: float  # from the question's arrival to the last token
+    context_tokens: int  # tokens of the stream that attention could see; the prompt is not counted
+    state_bytes: int  # of the memory
+    step_ms: float  # mean time of a step until then, with encoding and without the shared vision tower
+    tokens_seen: int  # visual tokens of the stream until then
     device: str
-    points: float | None = None
-    judge: str = ""
+    points: float | None = None  # of the judge, from 0 to 5
+    judge: str = ""  # the judge of `correct`; empty: the rule of the data set
 
 
 def read_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:
     """Read the rows of some files, packed with gzip if they end in .gz; of equal rows keep the last one.
 
-    Raises:
-        SourceNotFound: a file does not exist.
-        ConfigError: a line that is not the last of its file is no row, a packed file is damaged, or the rows are of
-            different studies.
+    SourceNotFound: a file does not exist. ConfigError: as `decode_rows`, or the rows are of different studies.
     """
     rows: dict[str, AnswerRow] = {}
     facts: dict[str, Any] = {}
@@ -199,7 +163,7 @@ def cut_torn_row(path: Path, start: bytes) -> None:
 
 
 class RowFile:
-    """A file that rows are appended to."""
+    """A file that rows are appended to, and its `rows` by key."""
 
     def __init__(self, path: str | Path, *, start_over: bool = False) -> None:
         """Read the rows that are done; cut off a torn last line. ConfigError: the file holds something else."""

@@ -23,9 +23,8 @@ from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.base import Benchmark
 from protokv.replay.memories import Variant
-from protokv.replay.questions import is_expected
+from protokv.replay.questions import ASK_SLACK_S, Ask, QuestionSchedule, is_expected
 from protokv.replay.rows import AnswerRow, Trial
-from protokv.replay.schedule import ASK_SLACK_S, Ask, QuestionSchedule
 from protokv.replay.streams import Stream
 from protokv.words.transcript import Transcript
 
@@ -34,21 +33,13 @@ SHORT_ANSWER = Decoding(max_new_tokens=16)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How streams are watched and questions answered, in all trials of a run.
+    """How streams are watched and questions answered, in all trials of a run."""
 
-    Attributes:
-        model: its identity, as states have it.
-        fps: sampled frames per second.
-        frames_per_step: sampled frames of one step.
-        decoding: of answers.
-        frames: the backbone's settings for frames.
-    """
-
-    model: dict[str, str]
-    fps: float
+    model: dict[str, str]  # its identity, as states have it
+    fps: float  # sampled frames per second
     frames_per_step: int
     decoding: Decoding = SHORT_ANSWER
-    frames: dict[str, Any] = field(default_factory=dict)
+    frames: dict[str, Any] = field(default_factory=dict)  # the backbone's settings
 
     @classmethod
     def of(
@@ -67,8 +58,12 @@ class Setup:
         model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}
         return cls(model, float(rate), backbone.frames_per_step, decoding, dict(backbone.settings))
 
-    def trial(self, stream: Stream, ask: Ask, variant: Variant) -> Trial:
-        """Return the trial of one ask under one memory."""
+    def asked(self, stream: Stream, plan: QuestionSchedule, variants: Sequence[Variant]) -> list[PlannedAnswer]:
+        """Return everything that is asked about a stream, memory by memory."""
+        asked = [(variant, ask, self._trial(stream, ask, variant)) for variant in variants for ask in plan.asks]
+        return [PlannedAnswer(variant, ask, trial, trial.key) for variant, ask, trial in asked]
+
+    def _trial(self, stream: Stream, ask: Ask, variant: Variant) -> Trial:
         question = ask.question
         return Trial(
             video=stream.name,
@@ -91,11 +86,6 @@ class Setup:
             frames=self.frames,
         )
 
-    def asked(self, stream: Stream, plan: QuestionSchedule, variants: Sequence[Variant]) -> list[PlannedAnswer]:
-        """Return everything that is asked about a stream, memory by memory."""
-        trials = [(variant, ask, self.trial(stream, ask, variant)) for variant in variants for ask in plan.asks]
-        return [PlannedAnswer(variant, ask, trial, trial.key) for variant, ask, trial in trials]
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedAnswer:
@@ -109,11 +99,13 @@ class PlannedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """Progress, after every step."""
+    """How much of a stream was watched, after every step; a blind memory's own clock does not move."""
 
     video: str
-    stream_time_s: float
     length_s: float
+    stream_time_s: float = 0.0
+    steps: int = 0
+    tokens_seen: int = 0
 
 
 @dataclass(slots=True)
@@ -132,8 +124,7 @@ class _Run:
         if self.variant.blind:
             return
         # Layers without full attention change with every step.
-        hybrid = self.session.backbone.hybrid is not None
-        horizon = None if hybrid else self.variant.config.horizon
+        horizon = None if self.session.backbone.hybrid is not None else self.variant.config.horizon
         self.waiting.append((tokens, start_s))
         if horizon is None:
             self.catch_up()
@@ -146,24 +137,45 @@ class _Run:
         while self.waiting:
             tokens, start_s = self.waiting.popleft()
             self.session.take([tokens], [start_s])
-        synchronise(self.session.backbone)
+        _synchronise(self.session)
         self.busy_s += time.perf_counter() - began
 
-    def pop(self, until_s: float, *, causal: bool | None = None) -> list[Trial]:
-        """Remove and return the trials due at a stream time: causal queries, the others, or all."""
+    def answer(
+        self, now: StreamProgress, until_s: float, decoding: Decoding, causal: bool | None
+    ) -> Iterator[AnswerRow]:
+        """Ask what is due at a stream time: causal queries, the others, or all."""
         due = [one for one in self.left if one.ask.at_s <= until_s and causal in (None, one.ask.question.causal)]
         keys = {one.key for one in due}
         self.left = [one for one in self.left if one.key not in keys]
-        return [one.trial for one in due]
+        if due:
+            self.catch_up()
+        for one in due:
+            yield self._ask(one.trial, now, decoding)
 
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """How much of the stream was watched; the clock of a blind memory's session does not move."""
-
-    stream_time_s: float = 0.0
-    steps: int = 0
-    tokens_seen: int = 0
+    def _ask(self, trial: Trial, now: StreamProgress, decoding: Decoding) -> AnswerRow:
+        session, text = self.session, trial.prompt or trial.question
+        if not self.warm:
+            session.ask(text, decoding)
+            self.warm = True
+        _synchronise(session)
+        answer = session.ask(text, decoding)
+        benchmark = BENCHMARKS.get(trial.dataset)
+        return AnswerRow(
+            **{field.name: getattr(trial, field.name) for field in fields(trial)},
+            asked_s=now.stream_time_s,
+            prediction=answer.text,
+            correct=is_expected(answer.text, trial.expected)
+            if benchmark is None
+            else benchmark.is_right(answer.text, trial.expected, trial.type),
+            judge="" if benchmark is None else benchmark.judge,
+            ttft_ms=round(answer.ttft_ms, 3),
+            total_ms=round(answer.total_ms, 3),
+            context_tokens=max(0, answer.context_tokens - len(session.backbone.prefix_ids)),
+            state_bytes=0 if self.variant.blind else session.memory.bytes_held,
+            step_ms=round(1e3 * self.busy_s / max(1, now.steps), 3),
+            tokens_seen=now.tokens_seen,
+            device=str(session.backbone.device),
+        )
 
 
 def replay_stream(
@@ -174,93 +186,45 @@ def replay_stream(
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[AnswerRow | StreamProgress]:
-    """Watch a stream once, and ask every question under every memory.
+    """Watch a stream once, and ask its questions under every memory; a memory without a question is not run.
 
-    Args:
-        backbone: the model; all memories share it.
-        stream: to watch.
-        asked: its trials, memory by memory; a memory without a trial is not run.
-        setup: of this backbone.
-        should_stop: called after every step.
-
-    Yields:
-        A `StreamProgress` after every step, and an `AnswerRow` for each answer.
+    Yields a `StreamProgress` after every step, when `should_stop` is called, and an `AnswerRow` for each answer.
     """
     left: dict[Variant, list[PlannedAnswer]] = {}
     for one in asked:
         left.setdefault(one.variant, []).append(one)
-    runs = []
-    for variant, own in left.items():
-        session = Session.start(backbone, variant.config, fps=setup.fps, attachments=[Transcript()])
-        runs.append(_Run(session, variant, own))
-    if not runs:
-        return
-    now = _Progress()
-    for step in stream.steps(setup.fps, setup.frames_per_step):
+    runs = [
+        _Run(Session.start(backbone, variant.config, fps=setup.fps, attachments=[Transcript()]), variant, own)
+        for variant, own in left.items()
+    ]
+    now = StreamProgress(stream.name, stream.length_s)
+
+    def answer(until_s: float, causal: bool | None = None) -> Iterator[AnswerRow]:
+        for run in runs:
+            yield from run.answer(now, until_s, setup.decoding, causal)
+        runs[:] = [run for run in runs if run.left]
+
+    for step in stream.steps(setup.fps, setup.frames_per_step) if runs else ():
         newest_s = step.time_s + (setup.frames_per_step - 1) / setup.fps
         # A query at the time of a frame does not see this frame.
-        yield from _answer(runs, setup, now, newest_s - 2 * ASK_SLACK_S, causal=True)
-        runs = [run for run in runs if run.left]
+        yield from answer(newest_s - 2 * ASK_SLACK_S, causal=True)
         if not runs:
             return
         end_s = step.time_s + setup.frames_per_step / setup.fps
         tokens = runs[0].session.embed(step.images, step.time_s, stream.words(step.time_s, end_s))
         for run in runs:
             run.watch(tokens, step.time_s)
-        now = _Progress(end_s, now.steps + 1, now.tokens_seen + len(tokens.embeddings))
-        yield from _answer(runs, setup, now, now.stream_time_s + ASK_SLACK_S, causal=False)
-        yield StreamProgress(stream.name, now.stream_time_s, stream.length_s)
-        runs = [run for run in runs if run.left]
+        seen = now.tokens_seen + len(tokens.embeddings)
+        now = StreamProgress(stream.name, stream.length_s, end_s, now.steps + 1, seen)
+        yield from answer(end_s + ASK_SLACK_S, causal=False)
+        yield now
         if should_stop() or not runs:
             return
     # The last sampling time may lie a fraction of a step before the end that the container names.
-    yield from _answer(runs, setup, now, math.inf)
+    yield from answer(math.inf)
 
 
-def _answer(
-    runs: Sequence[_Run], setup: Setup, now: _Progress, until_s: float, *, causal: bool | None = None
-) -> Iterator[AnswerRow]:
-    for run in runs:
-        trials = run.pop(until_s, causal=causal)
-        if trials:
-            run.catch_up()
-        for trial in trials:
-            yield _ask(run, setup, now, trial)
-
-
-def _ask(run: _Run, setup: Setup, now: _Progress, trial: Trial) -> AnswerRow:
-    session, text = run.session, trial.prompt or trial.question
-    if not run.warm:
-        session.ask(text, setup.decoding)
-        run.warm = True
-    synchronise(session.backbone)
-    answer = session.ask(text, setup.decoding)
-    correct, judge = score(trial, answer.text)
-    return AnswerRow(
-        **{field.name: getattr(trial, field.name) for field in fields(trial)},
-        asked_s=now.stream_time_s,
-        prediction=answer.text,
-        correct=correct,
-        judge=judge,
-        ttft_ms=round(answer.ttft_ms, 3),
-        total_ms=round(answer.total_ms, 3),
-        context_tokens=max(0, answer.context_tokens - len(session.backbone.prefix_ids)),
-        state_bytes=0 if run.variant.blind else session.memory.bytes_held,
-        step_ms=round(1e3 * run.busy_s / max(1, now.steps), 3),
-        tokens_seen=now.tokens_seen,
-        device=str(session.backbone.device),
-    )
-
-
-def score(trial: Trial, prediction: str) -> tuple[bool, str]:
-    """Score an answer when it is given; return the rule too, if it is not the data set's own."""
-    if not trial.dataset:
-        return is_expected(prediction, trial.expected), ""
-    benchmark = BENCHMARKS[trial.dataset]
-    return benchmark.is_right(prediction, trial.expected, trial.type), benchmark.judge
-
-
-def synchronise(backbone: Backbone) -> None:
+def _synchronise(session: Session) -> None:
     """Wait until the device has done its work."""
-    if backbone.device.type == "cuda":
-        torch.cuda.synchronize(backbone.device)
+    if session.backbone.device.type == "cuda":
+        torch.cuda.synchronize(session.backbone.device)

@@ -14,21 +14,13 @@ from protokv.words.find import OFF, find_subtitles, identify_subtitles
 
 
 class Stream(ABC):
-    """Something to watch, and what to ask about it.
+    """Something to watch, and what to ask about it."""
 
-    Attributes:
-        name: as it stands in the results.
-        length_s: seconds of stream time.
-        facts: everything that decides its frames, as plain JSON values.
-        questions: about it.
-        has_words: it may have subtitles.
-    """
-
-    name: str
-    length_s: float
-    facts: dict[str, Any]
+    name: str  # as it stands in the results
+    length_s: float  # seconds of stream time
+    facts: dict[str, Any]  # everything that decides its frames, as plain JSON values
     questions: Sequence[Question]
-    has_words: bool = False
+    has_words: bool = False  # it may have subtitles
 
     @abstractmethod
     def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
@@ -45,9 +37,7 @@ class ReplayFile(Stream):
     def __init__(self, path: str | Path, questions: Sequence[Question], subtitles: str = OFF) -> None:
         """Open the file to learn its length, and read the subtitles that enter the stream (`find_subtitles`), if any.
 
-        Raises:
-            SourceError: it or its subtitles cannot be read, it does not say how long it is, or it has no subtitles in
-                the wanted language.
+        SourceError: it or its subtitles cannot be read, or it says no length or has none in the wanted language.
         """
         self._path = path
         with open_source(path) as source:
@@ -85,10 +75,8 @@ def open_files(sources: Sequence[str | Path], questions: str | Path, subtitles: 
     by_name = {name: str(source) for source in sources for name in (Path(source).name, Path(source).stem, str(source))}
     for video, question in load_questions(questions):
         if video is None and len(own) > 1:
-            raise ConfigError(
-                f"question {question.id} names no video, and there are {len(own)}",
-                hint='add "video": "NAME" to its row',
-            )
+            why = f"question {question.id} names no video, and there are {len(own)}"
+            raise ConfigError(why, hint='add "video": "NAME" to its row')
         if video is not None and video not in by_name:
             raise ConfigError(f"question {question.id} is about {video}, which is none of the sources")
         own[next(iter(own)) if video is None else by_name[video]].append(question)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig
@@ -19,8 +18,7 @@ NOTE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A table of text: a name for each column, rows of cells, and a line below it on how to read it."""
 
     head: Sequence[str]

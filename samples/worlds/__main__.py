@@ -27,10 +27,10 @@ from protokv.replay.figure import save_figure
 from protokv.replay.judges import Judge, judge_rows
 from protokv.replay.memories import Variant, name_memories, vary_memories
 from protokv.replay.plan import Plan, UnreadableVideo, make_plan, run_plan
+from protokv.replay.questions import DELAY_LADDER_S
 from protokv.replay.report import summarise
 from protokv.replay.rows import AnswerRow, RowFile, read_rows
 from protokv.replay.runner import Setup
-from protokv.replay.schedule import DELAY_LADDER_S
 from protokv.replay.tables import save_points, tabulate
 from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from samples.worlds.language import MEASURES, read_language, resume_rows, run_language, summarise_language
@@ -185,7 +185,7 @@ def show(rows: Sequence[AnswerRow], options: argparse.Namespace, dropped: Mappin
     if options.csv:
         save_points(report, options.csv)
     if options.plot:
-        save_figure(report, options.plot)
+        save_figure(report, options.plot, groups=True)
 
 
 def print_grid(rows: Sequence[Sequence[str]]) -> None:

@@ -13,25 +13,35 @@ from protokv.replay.report import summarise
 from tests.replay.rows import example_rows
 
 
-def test_a_figure_has_a_panel_for_each_budget_and_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("delays", "wide"), [((0.0, 30.0, 120.0), False), ((0.0, 5.0, 3600.0), True)], ids=str)
+def test_a_figure_has_one_panel_with_a_curve_for_each_memory_and_budget_over_true_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delays: tuple[float, ...], wide: bool
+) -> None:
     figures = pytest.importorskip("matplotlib.figure")
     made = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda self, path, **_: made.append(self))
-    rows = [*example_rows(), *(replace(row, budget=16) for row in example_rows())]
-    save_figure(summarise(rows, lambda kind, dataset: kind), tmp_path / "x.png")
-    (figure,) = made
-    assert len(figure.axes) == 2 * (1 + 2)
-    for axis in figure.axes:
-        assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0 s", "30 s", "2 min"]
+    rows = [
+        replace(row, delay_s=dict(zip((0.0, 30.0, 120.0), delays, strict=True))[row.delay_s]) for row in example_rows()
+    ]
+    report = summarise(
+        [*rows, *(replace(row, budget=16) for row in rows if row.memory != "full")], lambda kind, _: kind
+    )
+    for groups in (False, True):
+        save_figure(report, tmp_path / "x.png", groups=groups)
+    assert [len(figure.axes) for figure in made] == [1, 3]
+    for axis in (axis for figure in made for axis in figure.axes):
+        assert axis.get_xscale() == ("symlog" if wide else "linear")
+        assert list(axis.get_xticks()) == list(delays)
+        assert [bars.get_label() for bars in axis.containers] == ["full", "window, 64 tokens", "window, 16 tokens"]
+        assert all(list(bars.lines[0].get_xdata()) == list(delays) for bars in axis.containers)
         assert [line for line in axis.get_lines() if line.get_label() == "without watching"]
-        full, window = (bars.lines[0] for bars in axis.containers)
-        assert not set(full.get_xdata()) & set(window.get_xdata())
 
 
-def test_a_figure_is_a_png(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "start"), [("x.png", b"\x89PNG"), ("x.PDF", b"%PDF"), ("x.svg", b"<?xml")])
+def test_a_figure_has_the_form_of_its_suffix(tmp_path: Path, name: str, start: bytes) -> None:
     pytest.importorskip("matplotlib")
-    save_figure(summarise(example_rows()), tmp_path / "x.png")
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    save_figure(summarise(example_rows()), tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)
 
 
 def test_a_figure_that_cannot_be_drawn_is_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

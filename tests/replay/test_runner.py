@@ -14,9 +14,9 @@ from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.replay.plan import make_plan, run_plan
+from protokv.replay.questions import schedule
 from protokv.replay.rows import AnswerRow, RowFile
 from protokv.replay.runner import Setup, StreamProgress, Variant, replay_stream
-from protokv.replay.schedule import schedule
 from samples.worlds.streams import Worlds, WorldStream
 
 VARIANTS = [

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.replay.questions import Question
-from protokv.replay.schedule import ASK_SLACK_S, DELAY_LADDER_S, fit_delays, schedule
+from protokv.replay.questions import ASK_SLACK_S, DELAY_LADDER_S, Question, fit_delays, schedule
 
 
 def question(number: int, t0: float, kind: str = "colour") -> Question:

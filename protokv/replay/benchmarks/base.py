@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
 from protokv.replay.questions import Question
 
@@ -21,76 +21,42 @@ OTHER_GROUP: Final = "other"
 
 @dataclass(frozen=True, slots=True)
 class QuestionType:
-    """A type of questions.
+    """A type of questions."""
 
-    Attributes:
-        name: as the data set has it; empty: none.
-        group: counted together, such as "order" (of events) or "backward".
-        retrospective: the answer stays true while the stream goes on.
-    """
-
-    name: str
-    group: str = OTHER_GROUP
-    retrospective: bool = True
+    name: str  # as the data set has it; empty: none
+    group: str = OTHER_GROUP  # counted together, such as "order" (of events) or "backward"
+    retrospective: bool = True  # the answer stays true while the stream goes on
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """One video of a data set and all questions about it.
+    """One video of a data set and all questions about it, in order of the annotations."""
 
-    Attributes:
-        name: its unique name in the annotations.
-        path: its path in the annotations; `files.find_video` finds the file.
-        questions: in order of the annotations.
-        clip_s: start and end of the part that the questions are about, if a file may hold only that part.
-    """
-
-    name: str
-    path: str
-    questions: tuple[Question, ...]
-    clip_s: tuple[float, float] | None = None
+    name: str  # unique in the annotations
+    path: str  # in the annotations; `files.find_video` finds the file
+    clip_s: tuple[float, float] | None = None  # the part that questions are about, if a file may hold only that part
+    questions: tuple[Question, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """The annotations of a data set.
-
-    Attributes:
-        videos: in order of the annotations.
-        notes: what was left out or differs from the publication -> how often.
-    """
+    """Videos in order of the annotations, and what was left out or differs from the publication -> how often."""
 
     videos: tuple[Video, ...]
-    notes: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def group(cls, questions: Mapping[str, Sequence[Question]], notes: Counter[str] | None = None) -> Self:
-        """Make them from questions by the path of their video, which is its name; drop notes that count nothing."""
-        return cls(tuple(Video(path, path, tuple(asked)) for path, asked in questions.items()), +(notes or Counter()))
+    notes: Mapping[str, int]
 
 
 class Benchmark(ABC):
-    """A data set and its protocol.
+    """A data set and its protocol."""
 
-    Attributes:
-        name: its name on the command line and in rows.
-        types: the types of its questions, in the order of tables.
-        templates: the literal prompts; reports show their digest.
-        source: address of the annotations and of the scoring code.
-        fps: frames per second of its protocol; None: the model's own.
-        open_ended: answers are sentences, for a judge to read.
-        max_new_tokens: the longest answer.
-        judge: the rule of `score`, if it is not the benchmark's own.
-    """
-
-    name: ClassVar[str]
-    types: ClassVar[tuple[QuestionType, ...]]
-    templates: ClassVar[tuple[str, ...]]
-    source: ClassVar[str]
-    fps: ClassVar[float | None] = None
-    open_ended: ClassVar[bool] = False
+    name: ClassVar[str]  # on the command line and in rows
+    types: ClassVar[tuple[QuestionType, ...]]  # in the order of tables
+    templates: ClassVar[tuple[str, ...]]  # the literal prompts; reports show their digest
+    source: ClassVar[str]  # address of the annotations and of the scoring code
+    fps: ClassVar[float | None] = None  # frames per second of its protocol; None: the model's own
+    open_ended: ClassVar[bool] = False  # answers are sentences, for a judge to read
     max_new_tokens: ClassVar[int] = 16
-    judge: ClassVar[str] = ""
+    judge: ClassVar[str] = ""  # the rule of `is_right`, if it is not the benchmark's own
 
     @property
     def prompt_hash(self) -> str:
@@ -101,7 +67,6 @@ class Benchmark(ABC):
         """Return a type by its name; the answers of an unknown one may change with time."""
         return next((kind for kind in self.types if kind.name == name), QuestionType(name, retrospective=False))
 
-    @abstractmethod
     def load(self, root: Path) -> Annotations:
         """Read the annotations below a folder.
 
@@ -109,6 +74,14 @@ class Benchmark(ABC):
             SourceNotFound: there are no annotations; names the expected file.
             ConfigError: they are not as published; names the place.
         """
+        found, notes = dict[Video, list[Question]](), Counter[str]()
+        for video, question in self.read(root, notes):
+            found.setdefault(video, []).append(question)
+        return Annotations(tuple(replace(video, questions=tuple(asked)) for video, asked in found.items()), +notes)
+
+    @abstractmethod
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
+        """Yield each question with its video, and count in `notes` what differs from the publication; see `load`."""
 
     @abstractmethod
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:

@@ -7,14 +7,60 @@ the one below the folder with the longest equal ending.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from string import ascii_uppercase
 from typing import Any, Final
 
 from protokv.errors import ConfigError, SourceNotFound
 
 _VIDEOS: Final = ("", "videos", "video", "src_videos", "data", "data/videos")
 _SUFFIXES: Final = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".npy")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An object of annotations, and its place for errors.
+
+    Every reader raises ConfigError, which names the place, where the object is not as published.
+    """
+
+    values: Mapping[str, Any]
+    where: str
+
+    def read(self, name: str, *kinds: type) -> Any:
+        """Return a field of one of some types, text by default."""
+        value = self.values.get(name)
+        if not isinstance(value, kinds or str) or isinstance(value, bool):
+            raise self.refuse(f"{name} is {type(value).__name__}" if name in self.values else f"{name} is missing")
+        return value
+
+    def read_all(self, name: str, what: str) -> Iterator[Record]:
+        """Yield the objects of a list; `what` names one of them."""
+        for number, values in enumerate(self.read(name, list)):
+            yield Record(values, f"{self.where} {what} {number}")
+
+    def read_options(self, name: str = "options") -> list[str]:
+        """Return the options of a choice without the letter that some files write before them: `A. red` is `red`."""
+        return [re.sub(r"^\(?[A-Z][.):]\s*", "", str(option)) for option in self.read(name, list)]
+
+    def read_letter(self, options: Sequence[str]) -> str:
+        """Return the answer, the letter of an option."""
+        letter: str = self.read("answer").strip()
+        if letter not in list(ascii_uppercase[: len(options)]):
+            raise self.refuse(f"answer {letter!r} is none of {len(options)} options")
+        return letter
+
+    def refuse(self, why: str) -> ConfigError:
+        """Return the error of this place."""
+        return ConfigError(f"{self.where}: {why}", hint="use the annotations as they were published")
+
+
+def list_options(options: Sequence[str], form: str = "{}. {}", between: str = "\n") -> str:
+    """List all options, each after its letter."""
+    return between.join(form.format(letter, option) for letter, option in zip(ascii_uppercase, options, strict=False))
 
 
 def find_file(root: Path, names: Sequence[str]) -> Path | None:
@@ -40,11 +86,32 @@ def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
     return found
 
 
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the objects of a JSON list, JSON lines, or a Parquet table. ConfigError: the file holds something else."""
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet as parquet
+
+            rows: Any = parquet.read_table(path).to_pylist()
+        elif path.suffix == ".jsonl":
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        else:
+            rows = json.loads(path.read_text(encoding="utf-8"))
+    except ImportError as error:
+        raise ConfigError(f"reading {path.name} needs pyarrow", hint="pip install 'protokv[benchmarks]'") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as annotations: {error}", hint="download it again") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{path} is no list of objects", hint="use the file as it was published")
+    for number, row in enumerate(rows):
+        yield Record(row, f"{path.name} entry {number}")
+
+
 def find_video(root: Path, path: str) -> Path | None:
     """Return the video that annotations name; None if it is not there.
 
     Look for `/data/set/a.mp4` as `root/data/set/a.mp4`, then without its first folders one after another, each directly
-    and in `videos/` and the like, and at last with other suffixes.
+    and in `videos/` and the like, and at last with other suffixes: conversions keep the stem.
     """
     parts = [part for part in PurePosixPath(path.replace("\\", "/")).parts if part not in ("/", ".")]
     if not parts or ".." in parts:
@@ -52,46 +119,5 @@ def find_video(root: Path, path: str) -> Path | None:
     places = [root / folder / Path(*parts[i:]) for i in range(len(parts)) for folder in _VIDEOS]
     complete = PurePosixPath(path).suffix.lower() in _SUFFIXES
     named = [place.with_name(place.name + end) for place in places for end in (("",) if complete else _SUFFIXES)]
-    # Conversions keep the stem and change the suffix.
     named += [place.with_suffix(suffix) for place in places for suffix in _SUFFIXES]
     return next((path for path in named if path.is_file()), None)
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a file: a JSON list, JSON lines, or a Parquet table. ConfigError: it holds something else."""
-    try:
-        if path.suffix == ".parquet":
-            rows: Any = _read_parquet(path)
-        elif path.suffix == ".jsonl":
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        else:
-            rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as annotations: {error}", hint="download it again") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ConfigError(f"{path} is no list of objects", hint="use the file as it was published")
-    return rows
-
-
-def read_field(row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """Return a field of a record. ConfigError: it is missing or of another type; names the record and the field."""
-    value = row.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        what = "is missing" if name not in row else f"is {type(value).__name__}"
-        raise ConfigError(f"{where}: {name} {what}", hint="use the annotations as they were published")
-    return value
-
-
-def number_records(rows: Sequence[Mapping[str, Any]], path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield records, each with its name for an error."""
-    for number, row in enumerate(rows):
-        yield row, f"{path.name} entry {number}"
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise ConfigError(f"reading {path.name} needs pyarrow", hint="pip install 'protokv[benchmarks]'") from error
-    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    return rows

@@ -10,16 +10,14 @@ question. The official average, M-Avg, is the mean of the seven tasks.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Final
 
-from protokv.errors import SourceNotFound
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, average_types
-from protokv.replay.benchmarks.choices import list_options
-from protokv.replay.benchmarks.files import find_annotations, find_file, number_records, read_field, read_records
+from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_types
+from protokv.replay.benchmarks.files import find_annotations, find_file, list_options, read_records
 from protokv.replay.questions import Question
 
 _PROMPT: Final = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
@@ -52,10 +50,8 @@ class Mlvu(Benchmark):
     templates = (_PROMPT,)
     source = "https://github.com/JUNJIE99/MLVU"
 
-    def load(self, root: Path) -> Annotations:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
         """Read the files that are there; a missing one is noted."""
-        videos: dict[str, list[Question]] = defaultdict(list)
-        notes: Counter[str] = Counter()
         # At least one of them must be there.
         find_annotations(root, [f"{task}.json" for task in TASKS], self.name)
         for task, (kind, _) in TASKS.items():
@@ -63,19 +59,14 @@ class Mlvu(Benchmark):
             if path is None:
                 notes[f"{task}.json is missing"] = 1
                 continue
-            for number, (row, where) in enumerate(number_records(read_records(path), path)):
-                options = tuple(str(option) for option in read_field(row, "candidates", list, where))
-                text = read_field(row, "question", str, where)
-                answer = read_field(row, "answer", str, where)
+            for number, row in enumerate(read_records(path)):
+                options = [str(option) for option in row.read("candidates", list)]
+                text, answer, video = row.read("question"), row.read("answer"), f"{task}/{row.read('video')}"
                 letter = ascii_uppercase[options.index(answer)] if answer in options else NO_LETTER
                 notes["questions whose answer is none of their candidates"] += letter == NO_LETTER
                 prompt = _PROMPT.format(question=text, options=list_options(options, "({}) {}"))
-                video = f"{task}/{read_field(row, 'video', str, where)}"
-                name = f"{task}-{number}"
-                videos[video].append(Question(name, text, letter, kind, math.inf, "end", self.name, prompt))
-        if not videos:
-            raise SourceNotFound(f"the annotations of {self.name} in {root} hold no question")
-        return Annotations.group(videos, notes)
+                question = Question(f"{task}-{number}", text, letter, kind, math.inf, "end", self.name, prompt)
+                yield Video(video, video), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Compare the character before ")", or the whole answer."""

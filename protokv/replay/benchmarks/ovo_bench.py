@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, Final
+from typing import Final
 
-from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, average_types
-from protokv.replay.benchmarks.choices import list_options
-from protokv.replay.benchmarks.files import find_annotations, number_records, read_field, read_records
+from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_types
+from protokv.replay.benchmarks.files import Record, find_annotations, list_options, read_records
 from protokv.replay.questions import Question
 
 BACKWARD: Final = ("EPM", "ASI", "HLD")
@@ -77,13 +75,12 @@ class OvoBench(Benchmark):
     templates = (CHOICE, COUNT, STEP, CLUE)
     source = "https://github.com/JoeLeelyf/OVO-Bench"
 
-    def load(self, root: Path) -> Annotations:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
         """Read all entries; each probe of a forward task is a question of its own."""
-        path = find_annotations(root, ("ovo_bench_new.json", "ovo_bench.json"), self.name)
-        videos: dict[str, list[Question]] = defaultdict(list)
-        for row, where in number_records(read_records(path), path):
-            videos[read_field(row, "video", str, where)] += _questions(row, where)
-        return Annotations.group(videos)
+        for row in read_records(find_annotations(root, ("ovo_bench_new.json", "ovo_bench.json"), self.name)):
+            video = row.read("video")
+            for question in _questions(row):
+                yield Video(video, video), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Find the letter, the number, or yes or no anywhere in the answer."""
@@ -107,38 +104,34 @@ class OvoBench(Benchmark):
         return {name: value for name, value in found.items() if value is not None}
 
 
-def _questions(row: Mapping[str, Any], where: str) -> Iterator[Question]:
-    kind = read_field(row, "task", str, where)
-    name = str(read_field(row, "id", (int, str), where))
+def _questions(row: Record) -> Iterator[Question]:
+    kind, name = row.read("task"), str(row.read("id", int, str))
     if kind in FORWARD:
-        for number, probe in enumerate(read_field(row, "test_info", list, where)):
-            at = f"{where} probe {number}"
-            text, template, answer = _probe(kind, row, probe, at)
-            prompt, at_s = template.format(question=text).strip(), _time_of_asking(probe, at)
+        for number, probe in enumerate(row.read_all("test_info", "probe")):
+            text, template, answer = _probe(kind, row, probe)
+            prompt, at_s = template.format(question=text).strip(), _time_of_asking(probe)
             yield Question(f"{name}-{number}", text, answer, kind, at_s, "query", OvoBench.name, prompt)
         return
     if kind not in (*BACKWARD, *REAL_TIME):
-        raise ConfigError(f"{where}: task {kind!r} is none of OVO-Bench", hint="use the annotations as published")
-    options = tuple(str(option) for option in read_field(row, "options", list, where))
-    gold = read_field(row, "gt", int, where)
+        raise row.refuse(f"task {kind!r} is none of OVO-Bench")
+    options, gold, text = (
+        [str(option) for option in row.read("options", list)],
+        row.read("gt", int),
+        row.read("question"),
+    )
     if not 0 <= gold < len(options):
-        raise ConfigError(f"{where}: gt {gold} is none of {len(options)} options", hint="use the file as published")
-    text = read_field(row, "question", str, where)
+        raise row.refuse(f"gt {gold} is none of {len(options)} options")
     prompt = CHOICE.format(question=text, options=list_options(options, "{}. {};", " ")).strip()
-    answer, at_s = ascii_uppercase[gold], _time_of_asking(row, where)
-    yield Question(name, text, answer, kind, at_s, "query", OvoBench.name, prompt)
+    yield Question(name, text, ascii_uppercase[gold], kind, _time_of_asking(row), "query", OvoBench.name, prompt)
 
 
-def _probe(kind: str, row: Mapping[str, Any], probe: Mapping[str, Any], where: str) -> tuple[str, str, str]:
+def _probe(kind: str, row: Record, probe: Record) -> tuple[str, str, str]:
     """Return the question of a probe, its template and its answer."""
     if kind == "REC":
-        activity = read_field(row, "activity", str, where)
-        return f"How many times did they {activity}?", COUNT, str(read_field(probe, "count", int, where))
-    answer = "Yes" if read_field(probe, "type", int, where) else "No"
-    if kind == "SSR":
-        return read_field(probe, "step", str, where), STEP, answer
-    return read_field(row, "question", str, where), CLUE, answer
+        return f"How many times did they {row.read('activity')}?", COUNT, str(probe.read("count", int))
+    answer = "Yes" if probe.read("type", int) else "No"
+    return (probe.read("step"), STEP, answer) if kind == "SSR" else (row.read("question"), CLUE, answer)
 
 
-def _time_of_asking(row: Mapping[str, Any], where: str) -> float:
-    return float(math.ceil(read_field(row, "realtime", (int, float), where)))
+def _time_of_asking(row: Record) -> float:
+    return float(math.ceil(row.read("realtime", int, float)))

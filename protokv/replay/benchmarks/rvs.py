@@ -14,12 +14,12 @@ subtracted when it is opened.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, Video
-from protokv.replay.benchmarks.files import find_annotations, find_file, number_records, read_field, read_records
+from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video
+from protokv.replay.benchmarks.files import find_annotations, find_file, read_records
 from protokv.replay.questions import F1_RIGHT, F1_RULE, Question, token_f1
 
 UNJOINED: Final = "unjoined"
@@ -47,30 +47,22 @@ class Rvs(Benchmark):
     annotations: ClassVar[tuple[str, ...]]
     originals: ClassVar[tuple[str, ...]]
 
-    def load(self, root: Path) -> Annotations:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
         """Read the conversion, and the types from the original if it is there."""
         path = find_annotations(root, self.annotations, self.name)
         original = find_file(root, self.originals)
         known = _read_types(original) if original else {}
-        notes: Counter[str] = Counter()
-        if original is None:
-            notes[f"types are unknown without {self.originals[0]}"] = 1
-        videos = []
-        for record, where in number_records(read_records(path), path):
-            name = read_field(record, "video_id", str, where)
-            found = []
-            for number, row in enumerate(read_field(record, "conversations", list, where)):
-                at = f"{where} conversation {number}"
-                text, answer = read_field(row, "question", str, at), read_field(row, "answer", str, at)
+        notes[f"types are unknown without {self.originals[0]}"] = original is None
+        for record in read_records(path):
+            name, clip = record.read("video_id"), [record.values.get(f"clip_{end}_time") for end in ("start", "end")]
+            clip_s = (float(clip[0]), float(clip[1])) if all(isinstance(end, int | float) for end in clip) else None
+            video = Video(name, str(record.values.get("video_path") or name), clip_s)
+            for number, row in enumerate(record.read_all("conversations", "conversation")):
+                text, answer = row.read("question"), row.read("answer")
                 kind = _join(known, name, text, answer)
                 notes["questions without a type"] += kind == UNJOINED
-                asked_s = float(read_field(row, "end_time", (int, float), at))
-                found.append(Question(str(number), text.strip(), answer.strip(), kind, asked_s, "query", self.name))
-            start, end = (record.get(key) for key in ("clip_start_time", "clip_end_time"))
-            known_clip = isinstance(start, int | float) and isinstance(end, int | float)
-            clip_s = (float(start or 0), float(end or 0)) if known_clip else None
-            videos.append(Video(name, str(record.get("video_path") or name), tuple(found), clip_s=clip_s))
-        return Annotations(tuple(videos), +notes)
+                asked_s = float(row.read("end_time", int, float))
+                yield video, Question(str(number), text.strip(), answer.strip(), kind, asked_s, "query", self.name)
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Score it until a judge does: a token F1 of one half."""
@@ -96,10 +88,10 @@ class RvsMovie(Rvs):
 def _read_types(path: Path) -> Mapping[tuple[str, str], Mapping[str, set[str]]]:
     """Return (question, answer) -> type -> videos."""
     found: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for row, where in number_records(read_records(path), path):
-        key = _plain(read_field(row, "question", str, where)), _plain(read_field(row, "answer", str, where))
-        videos = {str(row[name]) for name in ("video_id", "video_name", "original_video") if row.get(name)}
-        found[key][read_field(row, "answer_type", str, where)] |= videos
+    for row in read_records(path):
+        key = _plain(row.read("question")), _plain(row.read("answer"))
+        names = (row.values.get(name) for name in ("video_id", "video_name", "original_video"))
+        found[key][row.read("answer_type")].update(str(name) for name in names if name)
     return found
 
 

@@ -14,14 +14,13 @@ published code.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType
-from protokv.replay.benchmarks.choices import check_letter, list_options, strip_letter
-from protokv.replay.benchmarks.files import find_annotations, number_records, read_field, read_records
+from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video
+from protokv.replay.benchmarks.files import Record, find_annotations, list_options, read_records
 from protokv.replay.questions import Question
 
 _PROMPT: Final = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
@@ -48,30 +47,28 @@ class StreamingBench(Benchmark):
     source = "https://github.com/THUNLP-MT/StreamingBench"
     fps = 1.0
 
-    def load(self, root: Path) -> Annotations:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
         """Read either form; entries about one video become one stream."""
         path = find_annotations(root, ("questions_real.json", "questions_real_stream.json"), self.name)
-        videos: dict[str, list[Question]] = defaultdict(list)
-        for entry, where in number_records(read_records(path), path):
-            video = read_field(entry, "video_path", str, where)
-            for number, row in enumerate(read_field(entry, "questions", list, where)):
-                at = f"{where} question {number}"
-                time_s = parse_clock(read_field(row, "time_stamp", str, at), at)
-                options = tuple(strip_letter(str(option)) for option in read_field(row, "options", list, at))
-                text = read_field(row, "question", str, at)
-                letter = check_letter(read_field(row, "answer", str, at).strip(), options, at)
-                kind = read_field(row, "task_type", str, at).removesuffix(" Perception")
-                name, prompt = str(len(videos[video])), _PROMPT.format(question=text, options=list_options(options))
-                videos[video].append(Question(name, text, letter, kind, time_s, "query", self.name, prompt))
-        return Annotations.group(videos)
+        asked = Counter[str]()
+        for entry in read_records(path):
+            video = entry.read("video_path")
+            for row in entry.read_all("questions", "question"):
+                options, text = row.read_options(), row.read("question")
+                kind = row.read("task_type").removesuffix(" Perception")
+                prompt, letter = _PROMPT.format(question=text, options=list_options(options)), row.read_letter(options)
+                time_s, name = read_clock(row, "time_stamp"), str(asked[video])
+                asked[video] += 1
+                yield Video(video, video), Question(name, text, letter, kind, time_s, "query", self.name, prompt)
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Compare the first character."""
         return prediction[:1] == expected
 
 
-def parse_clock(text: str, where: str) -> float:
+def read_clock(row: Record, name: str) -> float:
     """Return the seconds of `0:07:40` or `00:12450`: its parts times powers of 60. ConfigError: it is no clock time."""
-    if not re.fullmatch(r"\d+(:\d+)*", text.strip()):
-        raise ConfigError(f"{where}: {text!r} is no clock time", hint="use the annotations as they were published")
-    return float(sum(int(part) * 60**i for i, part in enumerate(reversed(text.strip().split(":")))))
+    text = row.read(name).strip()
+    if not re.fullmatch(r"\d+(:\d+)*", text):
+        raise row.refuse(f"{text!r} is no clock time")
+    return float(sum(int(part) * 60**i for i, part in enumerate(reversed(text.split(":")))))

@@ -12,15 +12,13 @@ frames into the prompt instead, so their figures are of another setting.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from protokv.errors import ConfigError
-from protokv.replay.benchmarks.base import Annotations, Benchmark, QuestionType, average_types
-from protokv.replay.benchmarks.choices import check_letter, list_options, strip_letter
-from protokv.replay.benchmarks.files import find_annotations, number_records, read_field, read_records
+from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_types
+from protokv.replay.benchmarks.files import find_annotations, list_options, read_records
 from protokv.replay.questions import Question
 
 _PROMPT: Final = """Select the best answer to the following multiple-choice question based on the video. Respond with only the letter (A, B, C, or D) of the correct option.
@@ -44,24 +42,16 @@ class VideoMme(Benchmark):
     templates = (_PROMPT,)
     source = "https://huggingface.co/datasets/lmms-lab/Video-MME"
 
-    def load(self, root: Path) -> Annotations:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
         """Read the table; all questions are asked at the end."""
         names = ("test-00000-of-00001.parquet", "videomme.parquet", "videomme.json", "videomme.jsonl")
-        path = find_annotations(root, names, self.name)
-        videos: dict[str, list[Question]] = defaultdict(list)
-        for row, where in number_records(read_records(path), path):
-            options = tuple(strip_letter(str(option)) for option in read_field(row, "options", list, where))
-            text = read_field(row, "question", str, where)
-            letter = check_letter(read_field(row, "answer", str, where).strip(), options, where)
-            kind = read_field(row, "duration", str, where)
+        for row in read_records(find_annotations(root, names, self.name)):
+            options, text, kind = row.read_options(), row.read("question"), row.read("duration")
             if kind not in DURATIONS:
-                raise ConfigError(f"{where}: duration {kind!r} is none of {', '.join(DURATIONS)}")
-            prompt = _PROMPT.format(question=text, options=list_options(options))
-            name = str(read_field(row, "question_id", str, where))
-            videos[read_field(row, "videoID", str, where)].append(
-                Question(name, text, letter, kind, math.inf, "end", self.name, prompt)
-            )
-        return Annotations.group(videos)
+                raise row.refuse(f"duration {kind!r} is none of {', '.join(DURATIONS)}")
+            prompt, letter = _PROMPT.format(question=text, options=list_options(options)), row.read_letter(options)
+            question = Question(row.read("question_id"), text, letter, kind, math.inf, "end", self.name, prompt)
+            yield Video(row.read("videoID"), row.read("videoID")), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Compare the first capital A to D after the prefixes."""

@@ -13,8 +13,8 @@ from protokv.errors import ConfigError
 from protokv.memories import DurableConfig, PaperConfig
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.memories import Variation, name_memories, vary_memories
+from protokv.replay.questions import schedule
 from protokv.replay.rows import AnswerRow
-from protokv.replay.schedule import schedule
 from samples.worlds.studies import FOLDER, list_studies, load_study
 
 STUDIES = list_studies()

@@ -12,8 +12,8 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.replay.benchmarks import BENCHMARKS, find_benchmark, find_group
-from protokv.replay.benchmarks.files import find_video
-from protokv.replay.benchmarks.streamingbench import parse_clock
+from protokv.replay.benchmarks.files import Record, find_video
+from protokv.replay.benchmarks.streamingbench import read_clock
 from protokv.replay.dataset import open_dataset
 from tests.replay.benchmarks.miniature import LENGTH_S, WRITERS
 
@@ -151,9 +151,9 @@ def test_probes_of_forward_tasks_are_questions_of_their_own_with_their_own_times
     [("00:00:16", 16), ("0:07:40", 460), ("00:24", 24), ("00:12450", 12450), ("01:00:01", 3601), ("7", 7)],
 )
 def test_clock_times_are_sums_of_powers_of_sixty_in_any_form(text: str, seconds: float) -> None:
-    assert parse_clock(text, "here") == seconds
+    assert read_clock(Record({"at": text}, "here"), "at") == seconds
     with pytest.raises(ConfigError, match="no clock time"):
-        parse_clock(f"{text}x", "here")
+        read_clock(Record({"at": f"{text}x"}, "here"), "at")
 
 
 def test_times_after_the_end_are_counted(data_root: Path) -> None:
