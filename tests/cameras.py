@@ -11,7 +11,7 @@ import numpy as np
 
 from protokv.errors import SourceUnreadable
 from protokv.ingestion import LiveOptions
-from protokv.ingestion.live.source import LiveSource
+from protokv.ingestion.live import LiveSource
 from protokv.video import Damage, Frame, SourceInfo
 from protokv.video.source import Closable
 

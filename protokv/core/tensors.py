@@ -27,7 +27,7 @@ LAYER: Final = "layer"
 # Axes whose entries are filled one after another; a saved state leaves out the unused ones (`protokv.core.packing`).
 SLOTS: Final = (
     "near_token", "prototype", "kept_token", "residual", "thumbnail", "thumbnail_byte",
-    "word_near_token", "word_prototype", "line", "line_byte",
+    "word_near_token", "word_prototype", "line_byte",
 )  # fmt: skip
 
 

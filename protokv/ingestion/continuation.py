@@ -14,7 +14,7 @@ from typing import Any
 
 from protokv.core.backbone import Backbone
 from protokv.errors import StateMismatch, StateNotFound
-from protokv.ingestion.live.source import LiveSource
+from protokv.ingestion.live import LiveSource
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import read_config
 from protokv.state.form import StatePath

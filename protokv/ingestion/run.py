@@ -17,9 +17,9 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.ingestion import continuation
 from protokv.ingestion.events import Event
-from protokv.ingestion.live.source import LiveSource, open_stream
+from protokv.ingestion.live import LiveSource, open_stream
 from protokv.ingestion.options import LIVE, MINUTELY, IngestOptions
-from protokv.ingestion.watching import Ending, LiveRun, Run, RunStart
+from protokv.ingestion.watching import Ending, Run, RunStart
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import from_state
 from protokv.state.form import StatePath
@@ -103,16 +103,15 @@ def _events(
         writer = opened.enter_context(Writer(path, keep=options.keep))
         start = _start(path, video, options.find_subtitles(source, video), options, timings)
         _limit_thumbnails(start.session, options.thumbnails)
-        live = video.options if isinstance(video, LiveSource) else options.live
-        ending = Ending(live, start.session.clock.stream_time_s, live=isinstance(video, LiveSource))
+        live, clock = isinstance(video, LiveSource), start.session.clock
+        for_s = (video.options if isinstance(video, LiveSource) else options.live).for_s
+        ending = Ending(for_s, clock.stream_time_s, live=live)
 
         def stop() -> bool:
             return should_stop() or ending.is_reached(start.session.clock.stream_time_s)
 
-        if isinstance(video, LiveSource):
-            yield from LiveRun(start, video, writer, ending, timings).watch(options.every or LIVE, stop)
-        else:
-            yield from Run(start, video, writer, options.chunk, timings).watch(options.every or MINUTELY, stop)
+        every = options.every or (LIVE if live else MINUTELY)
+        yield from Run(start, video, writer, ending, options.chunk, timings).watch(every, stop)
 
 
 def _open_source(source: AnySource, options: IngestOptions, opened: ExitStack) -> Source:

@@ -1,30 +1,29 @@
-"""One run over one source: prefetch its steps, watch them, commit the state, and give the events.
+"""One run over one source: take its steps, watch them, commit the state, and give the events.
 
-`Run` reads a source to its end, `LiveRun` a live one. Owns the order of these, and saves the watched steps whatever
-ends the run. The caller makes the session; the writer writes states.
+Owns the order of these, and saves the watched steps whatever ends the run. The caller makes the session; the writer
+writes states.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Literal
 
 from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
 from protokv.ingestion.estimate import estimate_end_bytes, most_bytes
 from protokv.ingestion.events import Commit, Event, Progress, SourceLost, SourceNoted, Started, Summary, WordsLost
-from protokv.ingestion.live.source import LiveSource
-from protokv.ingestion.options import Every, LiveOptions
+from protokv.ingestion.live import LiveSource
+from protokv.ingestion.options import Every
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, StopRequest, prefetch
 from protokv.state.checkpoint import to_state
 from protokv.state.reader import Reader
 from protokv.state.sources import SourcePart, end_time
-from protokv.state.thumbnails import Picture, Thumbnails, shrink
+from protokv.state.thumbnails import Thumbnails, shrink
 from protokv.state.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
@@ -32,8 +31,6 @@ from protokv.video.sampling import Step
 from protokv.words import Subtitles
 from protokv.words.find import name_subtitles, recorded_subtitles
 from protokv.words.transcript import check_words
-
-_END = object()
 
 
 @dataclass(frozen=True)
@@ -50,45 +47,48 @@ class RunStart:
 
 
 class Ending:
-    """Decides whether a run has reached its end, by `for_s` of its options. It begins now.
+    """Decides whether a run has reached its end, after `for_s` seconds; None: never. It begins now.
 
     `for_s` counts stream time from `from_s` on. On a live source it counts real time too, because stream time stands
-    still while the source is lost.
-
-    Attributes:
-        reached: it has.
+    still while the source is lost. Once `reached`, it stays so.
     """
 
     def __init__(
-        self,
-        options: LiveOptions,
-        from_s: float,
-        *,
-        live: bool,
-        clock: Callable[[], float] = time.monotonic,
+        self, for_s: float | None, from_s: float, *, live: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._options, self._from_s, self._live = options, from_s, live
+        self._for_s, self._from_s, self._live = for_s, from_s, live
         self._clock, self._began_s = clock, clock()
         self.reached = False
 
     def is_reached(self, stream_s: float) -> bool:
-        """Return True if the run is to end, at this stream time; once so, always so."""
-        gone_s, options = stream_s - self._from_s, self._options
+        """Return True if the run is to end, at this stream time."""
+        gone_s = stream_s - self._from_s
         if self._live:
             gone_s = max(gone_s, self._clock() - self._began_s)
-        self.reached = self.reached or (options.for_s is not None and gone_s >= options.for_s)
+        self.reached = self.reached or (self._for_s is not None and gone_s >= self._for_s)
         return self.reached
 
 
 class Run:
-    """One run over one source: watches steps, commits states, and adds up damage."""
+    """One run over one source: watches steps, commits states, and adds up damage.
+
+    A live source is waited for and goes on after a loss, with an event for each. Its thread gives the steps, so nothing
+    else prefetches, and it is over when `ending` says so.
+    """
 
     def __init__(
-        self, start: RunStart, source: Source, writer: Writer, chunk: int = 1, timings: Timings | None = None
+        self,
+        start: RunStart,
+        source: Source,
+        writer: Writer,
+        ending: Ending,
+        chunk: int = 1,
+        timings: Timings | None = None,
     ) -> None:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._writer, self._segment = session, source, writer, segment
-        self._chunk, self._timings, session.timings = chunk, timings, timings
+        self._live = source if isinstance(source, LiveSource) else None
+        self._ending, self._chunk, self._timings, session.timings = ending, chunk, timings, timings
         self._thumbnails = next((one for one in session.attachments if isinstance(one, Thumbnails)), None)
         self._subtitles, self._loss_reported = start.subtitles, False
         self._noted: set[str] = set()
@@ -96,7 +96,8 @@ class Run:
             check_words(session.backbone, session.config)
         if lost := recorded_subtitles(record).get("lost"):
             self._subtitles.lost = str(lost)
-        self._damage = Damage.from_dict(record.get("damage"))
+        # The wall clock log of a live source holds the losses of earlier runs.
+        self._damage = Damage() if self._live else Damage.from_dict(record.get("damage"))
         self._decoders: Counter[str] = Counter(record.get("decoders"))
         mark = record.get("mark")
         self._mark = mark if type(mark) is int else None
@@ -127,34 +128,54 @@ class Run:
     def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[Event]:
         if stop.ask():
             return
-        ready = prefetch(
-            self._open_steps,
-            self._session.backbone,
-            stop,
-            depth=max(DEPTH, self._chunk),
-            shrink=shrink if self._thumbnails else None,
-            timings=self._timings,
-        )
-        with closing(ready) as reading:
+        with closing(self._read_file(stop) if self._live is None else self._read_live(self._live, stop)) as reading:
             while not stop.decided:
-                steps, error = _take_steps(reading, self._chunk)
-                if stop.decided and len(steps) < self._chunk:
+                steps, news, error = _take_steps(reading, self._chunk)
+                ended = error is None and not news and len(steps) < self._chunk
+                if ended and stop.decided:
                     # The next run begins this chunk again.
                     break
                 if steps:
                     yield from self._watch_chunk(steps)
-                    if not stop.ask() and self._due(every):
-                        yield from self._commit()
+                yield from (one for one in news if one is not None)
+                yield from self._report_commits(self._writer.collect())
+                due = self._due(every) or any(isinstance(one, SourceLost) for one in news)
+                if not stop.ask() and self._unsaved and due:
+                    yield from self._commit()
                 if error is not None:
-                    self._end_by_damage(error, max(1, self._damage.frames_lost))
+                    if self._watched_none:
+                        raise error
+                    # There is a state, although incomplete.
+                    n_lost = max(1, self._damage.frames_lost)
+                    self._damage = replace(self._damage, frames_lost=n_lost, message=error.message)
                     return
-                if len(steps) < self._chunk:
+                if ended:
                     self._damage, self._complete = self._source.damage, not stop.decided
                     break
-        if self._watched_none and not stop.decided:
+        if self._live is not None:
+            self._complete = self._ending.reached or not stop.decided
+        if self._complete and self._watched_none:
+            name = self._source.info.name
             raise SourceUnreadable(
-                f"no frame of {self._source.info.name} can be read", hint="check that the file is a video and is whole"
+                f"no frame of {name} can be read", hint="look at it: is it a video, and is it whole?"
             )
+
+    def _read_file(self, stop: StopRequest) -> Generator[ReadyStep, None, None]:
+        pictures, depth = shrink if self._thumbnails else None, max(DEPTH, self._chunk)
+        return prefetch(
+            self._open_steps, self._session.backbone, stop, depth=depth, shrink=pictures, timings=self._timings
+        )
+
+    def _read_live(self, source: LiveSource, stop: StopRequest) -> Generator[ReadyStep | Event | None, None, None]:
+        clock, backbone = self._first, self._session.backbone
+        for item in source.steps(clock.fps, clock.frames_per_step, self._segment, clock.stream_time_s, stop.ask):
+            if isinstance(item, Step):
+                thumbnail = None if self._thumbnails is None else shrink(item.images[0])
+                with stage(self._timings, "preprocess"):
+                    prepared = backbone.prepare(item.images)
+                yield ReadyStep(item.time_s, prepared, thumbnail, item.decoders, item.damage, item.mark)
+            else:
+                yield item
 
     def _open_steps(self, unwanted: Callable[[], bool]) -> Iterator[Step]:
         return read_steps(
@@ -173,28 +194,29 @@ class Run:
         first = self._session.clock.steps
         texts = [self._texts_at(step.time_s) for step in steps]
         self._session.watch_prepared([step.prepared for step in steps], starts_s, texts)
+        # Before anything is yielded: the caller may end the run there.
         for i, (step, start_s) in enumerate(zip(steps, starts_s, strict=True)):
-            self._note(first + i, start_s, step.thumbnail, step.decoders)
+            if self._thumbnails is not None and step.thumbnail is not None:
+                self._thumbnails.add(first + i, start_s, step.thumbnail)
+            self._decoders.update(step.decoders)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
         yield self._progress()
         yield from self._report_notes()
-        yield from self._report_commits(self._writer.collect())
-
-    def _end_by_damage(self, error: SourceError, frames_lost: int) -> None:
-        """Note an error of the source; raise it if nothing was watched. Else there is a state, although incomplete."""
-        if self._watched_none:
-            raise error
-        self._damage = replace(self._damage, frames_lost=frames_lost, message=error.message)
 
     def _texts_at(self, time_s: float) -> list[str]:
         """Return the subtitles of the step at a time of the source."""
-        return self._subtitles.between(time_s, time_s + self._first.step_seconds)
-
-    def _note(self, index: int, start_s: float, thumbnail: Picture | None, decoders: Sequence[str]) -> None:
-        """Keep what a watched step showed, before anything is yielded: the caller may end the run there."""
-        if self._thumbnails is not None and thumbnail is not None:
-            self._thumbnails.add(index, start_s, thumbnail)
-        self._decoders.update(decoders)
+        texts, session = self._subtitles.between(time_s, time_s + self._first.step_seconds), self._session
+        if self._live is None or not self._subtitles.may_come:
+            return texts
+        with_words = session.config.with_words(True)
+        if session.clock.steps == 0 and session.config != with_words:
+            # Its track shows only now. The memory has seen nothing yet: make it anew, with room for words.
+            session.config, session.memory = with_words, Session.start(session.backbone, with_words).memory
+        try:
+            check_words(session.backbone, session.config)
+        except ConfigError as error:
+            self._subtitles, texts = Subtitles((), self._subtitles.record, error.message), []
+        return texts
 
     @property
     def _watched_none(self) -> bool:
@@ -214,7 +236,7 @@ class Run:
     def _commit(self, *, wait: bool = False) -> list[Commit]:
         self._committed, self._committed_at = self._session.clock, time.perf_counter()
         record = {
-            **self._describe_source(),
+            **(self._source.info.to_dict() if self._live is None else self._live.record(self._committed.stream_time_s)),
             "decoders": dict(sorted(self._decoders.items())),
             "mark": self._mark,
             "damage": None if self._damage.ok else self._damage.to_dict(),
@@ -227,10 +249,6 @@ class Run:
         with stage(self._timings, "commit"):
             state = to_state(self._session, source=self._segment.record(record), complete=self._complete)
             return self._report_commits(self._writer.commit(state, wait=wait))
-
-    def _describe_source(self) -> dict[str, Any]:
-        """Return the record of the source itself in a state."""
-        return self._source.info.to_dict()
 
     # ---- the events ----
 
@@ -281,6 +299,7 @@ class Run:
             frames_per_second=frames / (time.perf_counter() - self._began),
             state_bytes=session.memory.bytes_held,
             end_bytes=estimate_end_bytes(session, end_s, self._thumbnails) if end_s else None,
+            frames_dropped=self._live.log.frames_dropped if self._live else 0,
             tokens_seen=clock.tokens_seen,
         )
 
@@ -302,84 +321,24 @@ class Run:
             complete=self._complete,
             damaged=not self._damage.ok,
             damage=self._damage.message,
+            frames_dropped=self._live.log.frames_dropped if self._live else 0,
+            gaps=self._live.log.gaps_in_all if self._live else 0,
             words_lost=self._subtitles.lost or "",
         )
 
 
-def _take_steps(reading: Iterator[ReadyStep], n: int) -> tuple[list[ReadyStep], SourceError | None]:
-    """Return the next `n` steps of a source, or fewer at its end or before an error, and the error."""
+def _take_steps(
+    reading: Iterator[ReadyStep | Event | None], n: int
+) -> tuple[list[ReadyStep], list[Event | None], SourceError | None]:
+    """Return the next `n` steps; fewer before news, which come next, before an error, or at the end."""
     steps: list[ReadyStep] = []
     try:
-        steps.extend(islice(reading, n))
-    except SourceError as error:
-        return steps, error
-    return steps, None
-
-
-class LiveRun(Run):
-    """A `Run` over a live source. It waits for frames and goes on after a loss, with an event for each loss.
-
-    `ending` says when it is over. The thread that reads the source gives the steps, so nothing else prefetches.
-    """
-
-    def __init__(
-        self, start: RunStart, source: LiveSource, writer: Writer, ending: Ending, timings: Timings | None = None
-    ) -> None:
-        super().__init__(start, source, writer, timings=timings)
-        self._live, self._ending = source, ending
-        # The wall clock log holds the losses of earlier runs.
-        self._damage = Damage()
-
-    def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[Event]:
-        clock = self._first
-        events = self._live.steps(clock.fps, clock.frames_per_step, self._segment, clock.stream_time_s, stop.ask)
-        while not stop.ask():
-            try:
-                event = next(events, _END)
-            except SourceError as error:
-                self._end_by_damage(error, 1)
-                return
-            if event is _END:
+        for item in reading:
+            if not isinstance(item, ReadyStep):
+                return steps, [item], None
+            steps.append(item)
+            if len(steps) == n:
                 break
-            if isinstance(event, Step):
-                self._watch_step(event)
-                yield self._progress()
-                yield from self._report_notes()
-            elif event is not None:
-                yield event  # type: ignore[misc]
-            yield from self._report_commits(self._writer.collect())
-            if self._unsaved and not stop.decided and (isinstance(event, SourceLost) or self._due(every)):
-                yield from self._commit()
-        self._complete = self._ending.reached or not stop.decided
-        if self._complete and self._watched_none:
-            raise SourceUnreadable(f"no frame of {self._live.info.name} came", hint="look at the source")
-
-    def _watch_step(self, step: Step) -> None:
-        start_s = self._segment.start_s + step.time_s
-        self._session.watch(step.images, start_s, self._texts_at(step.time_s))
-        thumbnail = None if self._thumbnails is None else shrink(step.images[0])
-        self._note(self._session.clock.steps - 1, start_s, thumbnail, step.decoders)
-
-    def _texts_at(self, time_s: float) -> list[str]:
-        texts, session = super()._texts_at(time_s), self._session
-        if not self._subtitles.may_come:
-            return texts
-        with_words = session.config.with_words(True)
-        if session.clock.steps == 0 and session.config != with_words:
-            # Its track shows only now. The memory has seen nothing yet: make it anew, with room for words.
-            session.config, session.memory = with_words, Session.start(session.backbone, with_words).memory
-        try:
-            check_words(session.backbone, session.config)
-        except ConfigError as error:
-            self._subtitles, texts = Subtitles((), self._subtitles.record, error.message), []
-        return texts
-
-    def _describe_source(self) -> dict[str, Any]:
-        return self._live.record(self._committed.stream_time_s)
-
-    def _progress(self) -> Progress:
-        return replace(super()._progress(), frames_dropped=self._live.log.frames_dropped)
-
-    def _summary(self) -> Summary:
-        log = self._live.log
-        return replace(super()._summary(), frames_dropped=log.frames_dropped, gaps=log.gaps_in_all)
+    except SourceError as error:
+        return steps, [], error
+    return steps, [], None

@@ -2,8 +2,7 @@
 
 A cue belongs to the step that holds its middle. Where its words have times of their own, each word belongs to the step
 in which it begins. So a step's texts follow from the cues and the step's interval alone, and a run in parts gives the
-same texts as a whole one. Sizes are bounded; `Subtitles.lost` says what a bound cut off. Times are seconds of the
-source.
+same texts as a whole one. Times are seconds of the source.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
-# Characters. A cue that people can read has up to 100; a minute of speech has about 1,000.
-MOST_OF_CUE, MOST_OF_STEP = 1000, 2000
+# Characters; a minute of speech has about 1,000.
+MOST_OF_STEP = 2000
 
 # Pieces of cues of a stream that wait for their step.
 MOST_WAITING = 10_000
@@ -52,7 +51,6 @@ class Subtitles:
         lost: one sentence on what could not be read.
         take_new: where cues come while the source is read: returns those that came since the last call. One that comes
             late goes to the next step.
-        most_of_step: characters that a step may have.
 
     Attributes:
         record: as given; that of a live source may change.
@@ -67,11 +65,9 @@ class Subtitles:
         lost: str | None = None,
         *,
         take_new: Callable[[], Iterable[Cue]] | None = None,
-        most_of_step: int = MOST_OF_STEP,
     ) -> None:
         self.record: Mapping[str, Any] = record or {}
-        self.lost, self.live = lost, take_new is not None
-        self._take_new, self._most_of_step = take_new, most_of_step
+        self.lost, self.live, self._take_new = lost, take_new is not None, take_new
         self._begun, self._count = False, 0
         self._pieces: list[_Piece] = []
         self._add(sorted(cues, key=lambda cue: (cue.start_s, cue.end_s)))
@@ -89,49 +85,34 @@ class Subtitles:
         if self._take_new is not None:
             self._add(self._take_new())
         # What comes before the first step of a run that goes on was in steps of an earlier one.
-        late = self.live and self._begun
-        first = (
-            0
-            if late or start_s <= 0
-            else bisect_left(self._pieces, _round_time(start_s), key=lambda piece: piece.time_s)
-        )
-        end = bisect_left(self._pieces, _round_time(end_s), key=lambda piece: piece.time_s)
-        of_step = self._pieces[first:end]
-        self._begun = True
+        takes_earlier = start_s <= 0 or (self.live and self._begun)
+        first, end = 0 if takes_earlier else self._find(start_s), self._find(end_s)
+        pieces, self._begun = self._pieces[first:end], True
         if self.live:
             self._pieces = self._pieces[end:][:MOST_WAITING]
-        return self._join(of_step, start_s)
-
-    def _add(self, cues: Iterable[Cue]) -> None:
-        for cue in cues:
-            self._pieces += self._cut_into_pieces(self._count, cue)
-            self._count += 1
-        self._pieces.sort(key=lambda piece: piece[:2])
-
-    def _cut_into_pieces(self, number: int, cue: Cue) -> list[_Piece]:
-        middle_s = (cue.start_s + cue.end_s) / 2
-        if not math.isfinite(middle_s):
-            return []
-        if len(cue.text) > MOST_OF_CUE:
-            self._lose(f"a line has more than {MOST_OF_CUE:,} characters at {cue.start_s:.0f} s")
-            return [_Piece(_round_time(middle_s), number, shorten(cue.text, MOST_OF_CUE))]
-        return [_Piece(_round_time(time_s), number, word) for time_s, word in cue.words or ((middle_s, cue.text),)]
-
-    def _join(self, pieces: Iterable[_Piece], start_s: float) -> list[str]:
-        """Return the texts of the pieces of one step: one of each cue, in the order of the cues."""
-        texts: list[str] = []
-        left = self._most_of_step
+        texts, left = list[str](), MOST_OF_STEP
         for _, of_cue in groupby(sorted(pieces, key=lambda piece: piece.cue), key=lambda piece: piece.cue):
             text = " ".join(piece.text for piece in of_cue)
             if len(text) > left:
-                self._lose(f"a step has more than {self._most_of_step:,} characters at {start_s:.0f} s")
-                return [*texts, shortened] if (shortened := shorten(text, left)) else texts
-            texts.append(text)
+                what = f"a step has more than {MOST_OF_STEP:,} characters at {start_s:.0f} s; the rest is left out"
+                self.lost = self.lost or what
+                text = _shorten(text, left)
+            if text:
+                texts.append(text)
             left -= len(text)
         return texts
 
-    def _lose(self, what: str) -> None:
-        self.lost = self.lost or f"{what}; the rest is left out"
+    def _add(self, cues: Iterable[Cue]) -> None:
+        for cue in cues:
+            middle_s = (cue.start_s + cue.end_s) / 2
+            if math.isfinite(middle_s):
+                times = cue.words or ((middle_s, cue.text),)
+                self._pieces += [_Piece(_round_time(time_s), self._count, text) for time_s, text in times]
+            self._count += 1
+        self._pieces.sort(key=lambda piece: piece[:2])
+
+    def _find(self, time_s: float) -> int:
+        return bisect_left(self._pieces, _round_time(time_s), key=lambda piece: piece.time_s)
 
 
 def _round_time(time_s: float) -> float:
@@ -139,7 +120,7 @@ def _round_time(time_s: float) -> float:
     return round(time_s, 6)
 
 
-def shorten(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     """Return a text of at most so many characters, cut before a word where there is one."""
     if len(text) <= most:
         return text

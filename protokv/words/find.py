@@ -27,41 +27,33 @@ AUTO, OFF = "auto", "off"
 SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
 LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{1,8})*", re.IGNORECASE)
 
-# ISO 639-1 with the codes of three letters that containers use. Bashkir has none here: talk.bak.srt is a backup.
+# Two letters are a language. Of three, these: talk.bak.srt is a backup, and no Bashkir.
 _LANGUAGES = """
-    aa/aar ab/abk ae/ave af/afr ak/aka am/amh an/arg ar/ara as/asm av/ava ay/aym az/aze ba be/bel bg/bul bi/bis
-    bm/bam bn/ben bo/bod/tib br/bre bs/bos ca/cat ce/che ch/cha co/cos cr/cre cs/ces/cze cu/chu cv/chv cy/cym/wel
-    da/dan de/deu/ger dv/div dz/dzo ee/ewe el/ell/gre en/eng eo/epo es/spa et/est eu/eus/baq fa/fas/per ff/ful
-    fi/fin fj/fij fo/fao fr/fra/fre fy/fry ga/gle gd/gla gl/glg gn/grn gu/guj gv/glv ha/hau he/heb hi/hin ho/hmo
-    hr/hrv ht/hat hu/hun hy/hye/arm hz/her ia/ina id/ind ie/ile ig/ibo ii/iii ik/ipk io/ido is/isl/ice it/ita iu/iku
-    ja/jpn jv/jav ka/kat/geo kg/kon ki/kik kj/kua kk/kaz kl/kal km/khm kn/kan ko/kor kr/kau ks/kas ku/kur kv/kom
-    kw/cor ky/kir la/lat lb/ltz lg/lug li/lim ln/lin lo/lao lt/lit lu/lub lv/lav mg/mlg mh/mah mi/mri/mao mk/mkd/mac
-    ml/mal mn/mon mr/mar ms/msa/may mt/mlt my/mya/bur na/nau nd/nde ne/nep ng/ndo nl/nld/dut nn/nno no/nor/nob/nb
-    nr/nbl nv/nav ny/nya oc/oci oj/oji om/orm or/ori os/oss pa/pan pi/pli pl/pol ps/pus pt/por qu/que rm/roh rn/run
-    ro/ron/rum ru/rus rw/kin sa/san sc/srd sd/snd se/sme sg/sag si/sin sk/slk/slo sl/slv sm/smo sn/sna so/som
-    sq/sqi/alb sr/srp ss/ssw st/sot su/sun sv/swe sw/swa ta/tam te/tel tg/tgk th/tha ti/tir tk/tuk tl/tgl/fil tn/tsn
-    to/ton tr/tur ts/tso tt/tat tw/twi ty/tah ug/uig uk/ukr ur/urd uz/uzb ve/ven vi/vie vo/vol wa/wln wo/wol xh/xho
-    yi/yid yo/yor za/zha zh/zho/chi/cmn/yue zu/zul
+    af/afr am/amh ar/ara az/aze be/bel bg/bul bn/ben bs/bos ca/cat cs/ces/cze cy/cym/wel da/dan de/deu/ger el/ell/gre
+    en/eng eo/epo es/spa et/est eu/eus/baq fa/fas/per fi/fin fr/fra/fre ga/gle gl/glg gu/guj he/heb hi/hin hr/hrv
+    hu/hun hy/hye/arm id/ind is/isl/ice it/ita ja/jpn ka/kat/geo kk/kaz km/khm kn/kan ko/kor la/lat lo/lao lt/lit
+    lv/lav mk/mkd/mac ml/mal mn/mon mr/mar ms/msa/may my/mya/bur ne/nep nl/nld/dut no/nor/nob/nb pa/pan pl/pol ps/pus
+    pt/por ro/ron/rum ru/rus si/sin sk/slk/slo sl/slv so/som sq/sqi/alb sr/srp sv/swe sw/swa ta/tam te/tel th/tha
+    tl/tgl/fil tr/tur uk/ukr ur/urd uz/uzb vi/vie yo/yor zh/zho/chi/cmn/yue zu/zul
 """
 _TWO_LETTERS = {code: codes.partition("/")[0] for codes in _LANGUAGES.split() for code in codes.split("/")}
 
 # Further parts of a name, as in talk.en.forced.srt: the first tell what only foreign speech needs.
-_FORCED = {"forced", "foreign", "signs"}
-_MARKS = {*_FORCED, "default", "full", "sdh", "cc", "hi"}
+_FORCED, _FULL = {"forced", "foreign", "signs"}, {"default", "full"}
+_MARKS = _FORCED | _FULL | {"sdh", "cc", "hi"}
 
 
 class _SubtitleFile(NamedTuple):
-    """A file of subtitles beside a video; the least one is meant. Full ones come first, then the plain name, English.
+    """A file of subtitles beside a video; the least one is meant.
 
-    Hearing-impaired ones, and those with other parts in their names, come after those without.
+    Full ones come first, then the plain name, then English, then those with the fewest other marks, as of the
+    hearing-impaired. The language has two letters; it is empty where the name has none.
     """
 
     forced: bool
-    has_language: bool
-    not_english: bool
-    parts: int  # in the name, beyond the language
+    order: tuple[bool, bool, int]
     path: str
-    language: str  # in two letters; empty: the name has none
+    language: str
 
 
 def find_subtitles(
@@ -169,10 +161,9 @@ def name_subtitles(record: Mapping[str, Any] | None) -> str | None:
     """Return subtitles on record in a few words; None for none."""
     if not record:
         return None
-    language = record.get("language")
-    track = f"text track {record.get('number')}{f' ({language})' if language else ''}"
-    encoding = f" ({record['encoding']})" if "encoding" in record else ""
-    return f"{record.get('name')}{encoding}" if record.get("kind") == "file" else track
+    if record.get("kind") == "file":
+        return f"{record.get('name')}" + (f" ({record['encoding']})" if "encoding" in record else "")
+    return f"text track {record.get('number')}" + (f" ({record['language']})" if record.get("language") else "")
 
 
 def identify_subtitles(record: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -180,8 +171,9 @@ def identify_subtitles(record: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (record or {}).items() if name not in ("lost", "encoding")}
 
 
-def _describe_track(track: TextTrack) -> dict[str, Any]:
-    return {"kind": "track", "number": track.number, "codec": track.codec, "language": track.language}
+def _describe_track(track: TextTrack | None) -> dict[str, Any]:
+    keys = ("number", "codec", "language")
+    return {} if track is None else {"kind": "track"} | {name: getattr(track, name) for name in keys}
 
 
 def _read_live(source: Source, choice: str) -> Subtitles:
@@ -194,8 +186,7 @@ def _read_live(source: Source, choice: str) -> Subtitles:
             found.record = _describe_track(track)
             yield from filter(None, (become(line) for number, line in new if number == track.number))
 
-    track = choose_track(source.texts, choice)
-    found = Subtitles(record=None if track is None else _describe_track(track), take_new=take_new)
+    found = Subtitles(record=_describe_track(choose_track(source.texts, choice)), take_new=take_new)
     return found
 
 
@@ -224,13 +215,13 @@ def _list_files(video: str | os.PathLike[str] | None) -> Iterator[_SubtitleFile]
         name, suffix = Path(file).name, Path(file).suffix
         if name.startswith(f"{path.stem}.") and suffix.lower() in SUFFIXES:
             parts = [part for part in name[len(path.stem) + 1 : -len(suffix)].lower().split(".") if part]
-            language = _TWO_LETTERS.get(re.split("[-_]", parts[0])[0], "") if parts else ""
-            others = set(parts[1:] if language else parts)
-            if language or others <= _MARKS:
-                forced = not _FORCED.isdisjoint(others)
-                yield _SubtitleFile(
-                    forced, language != "", language != "en", len(others - {"default", "full"}), file, language
-                )
+            language = shorten_language(parts[0]) if parts else ""
+            if not (language in _TWO_LETTERS or re.fullmatch("[a-z]{2}", language)) or language == "cc":
+                language = ""
+            marks = set(parts[1:] if language else parts)
+            if language or marks <= _MARKS:
+                order = (language != "", language != "en", len(marks - _FULL))
+                yield _SubtitleFile(not marks.isdisjoint(_FORCED), order, file, language)
 
 
 def _read_file(file: str) -> Lines:

@@ -41,17 +41,9 @@ SILENT: Final = 0.001
 def transcribe(video: Path, target: Path, model: str, device: str = "auto", should_stop: ShouldStop = never) -> bool:
     """Write what is said in a video file to `target`, as SubRip. Return False, without a file, if that is nothing.
 
-    Args:
-        video: the file.
-        target: where the text goes, once it is whole.
-        model: a local folder, or a hub name such as `openai/whisper-base`. No code of a checkpoint is run.
-        device: as for `load_backbone`.
-        should_stop: asked between pieces; once it returns True, nothing is written.
-
-    Raises:
-        SourceError: the video cannot be read.
-        ModelError: there is no such model, it is damaged, or it recognises no speech.
-        ConfigError: the device does not exist here, or the text cannot be written.
+    `should_stop` is asked between pieces; once it returns True, nothing is written. `model` and `device` are those of
+    `load_recogniser`, which raises ModelError and ConfigError. SourceError if the video cannot be read, ConfigError if
+    the text cannot be written.
     """
     recogniser, rows = load_recogniser(model, device), list[str]()
     longest_s = LONGEST_S[recogniser.model.config.model_type]
@@ -78,35 +70,40 @@ def sound_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[flo
     """
     most, tenth = round(longest_s * rate), rate // 10
     samples, start_s = np.empty(0, np.float32), 0.0
+    for time_s, part in _read_sound(video, rate):
+        # The sound has a gap, begins later than the pictures, or is over.
+        broken = abs(time_s - start_s - len(samples) / rate) > 0.2
+        while len(samples) >= (1 if broken else most):
+            n = len(samples)
+            if n >= most:
+                loudness = np.square(samples[most // 3 : most])
+                quietest = loudness[: len(loudness) // tenth * tenth].reshape(-1, tenth).mean(1).argmin()
+                n = most // 3 + int(quietest) * tenth + tenth // 2
+            if np.sqrt(np.square(samples[:n]).mean()) > SILENT:
+                yield start_s, samples[:n]
+            samples, start_s = samples[n:], start_s + n / rate
+        samples, start_s = np.concatenate((samples, part)), time_s if broken else start_s
 
-    def cut(n: int) -> Iterator[tuple[float, Samples]]:
-        nonlocal samples, start_s
-        if n and np.sqrt(np.square(samples[:n]).mean()) > SILENT:
-            yield start_s, samples[:n]
-        samples, start_s = samples[n:], start_s + n / rate
 
+def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, Samples]]:
+    """Give the samples of each frame, with its time in seconds from the start of the pictures; last an endless time."""
+    nothing = np.empty(0, np.float32)
     with open_container(video) as (container, _, _):
         if (track := container.streams.best("audio")) is None or track.codec_context is None:
             return
         discard_others(container, track)
-        origin_s = (container.start_time or 0) / av.time_base
-        resampler = av.AudioResampler("flt", "mono", rate)
+        origin_s, resampler = (container.start_time or 0) / av.time_base, av.AudioResampler("flt", "mono", rate)
         for packet in container.demux(track):
             try:
-                heard = [(frame.time, resampler.resample(frame)) for frame in packet.decode()]
+                heard = [
+                    (frame.time, [part.to_ndarray()[0] for part in resampler.resample(frame)])
+                    for frame in packet.decode()
+                ]
             except Exception:  # PyAV raises more than its own errors on a damaged packet
                 continue
             for time_s, parts in heard:
-                if time_s is not None and abs(time_s - origin_s - start_s - len(samples) / rate) > 0.2:
-                    # The sound has a gap, or begins later than the pictures.
-                    yield from cut(len(samples))
-                    start_s = time_s - origin_s
-                samples = np.concatenate((samples, *(part.to_ndarray()[0] for part in parts)))
-                while len(samples) >= most:
-                    loudness = np.square(samples[most // 3 : most])
-                    quietest = loudness[: len(loudness) // tenth * tenth].reshape(-1, tenth).mean(1).argmin()
-                    yield from cut(most // 3 + int(quietest) * tenth + tenth // 2)
-        yield from cut(len(samples))
+                yield math.nan if time_s is None else time_s - origin_s, np.concatenate(parts or [nothing])
+    yield math.inf, nothing
 
 
 @torch.inference_mode()

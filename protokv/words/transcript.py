@@ -1,8 +1,8 @@
 """`Transcript`: what was said in a stream, with its times, kept with its memory as `Thumbnails` are.
 
-It is complete up to `MOST_LINES` lines and `MOST_BYTES` bytes; then the oldest lines go. It tells where words stand,
-so that evidence after them gets its time (`Backbone.stream_times`) and a resumed stream continues where it was. A
-stream without words has none, and its state no tensor of it.
+It is complete up to `MOST_BYTES`; then the oldest lines go. It tells where words stand, so that evidence after them
+gets its time (`Backbone.stream_times`) and a resumed stream continues where it was. A stream without words has none,
+and its state no tensor of it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -20,14 +21,11 @@ from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
-MOST_LINES: Final = 4096
-MOST_BYTES: Final = 256 << 10
-"""About five hours of speech."""
+MOST_BYTES: Final = 512 << 10
+"""About seven hours of speech."""
 MOST_OF_LINE: Final = 4 << 10
 
-_TEXT, _ENDS, _STEP, _POSITION, _TIME = (
-    f"transcript.{name}" for name in ("text", "ends", "step", "position", "time_s")
-)
+_NAME = "transcript.lines"
 
 
 class TranscriptLine(NamedTuple):
@@ -53,37 +51,27 @@ class Transcript(SpokenWords):
 
     @staticmethod
     def declare() -> tuple[TensorSpec, ...]:
-        """Declare the text, where each line ends, and where it was said; a state may have none."""
-
-        def spec(name: str, dims: Any, shape: Any, dtype: torch.dtype, meaning: str, unit: Any = "") -> TensorSpec:
-            return TensorSpec(name, dims, shape, dtype, meaning, unit, optional=True)
-
-        line, many, i64 = ("line",), (MOST_LINES,), torch.int64
-        return (
-            spec(_ENDS, line, many, i64, "where each of these lines ends"),
-            spec(_POSITION, line, many, i64, "stream positions of their last tokens", "position"),
-            spec(_STEP, line, many, i64, "the steps in which they were said", "step"),
-            spec(_TEXT, ("line_byte",), (MOST_BYTES,), torch.uint8, "what was said, in UTF-8"),
-            spec(_TIME, (*line, "ends"), (*many, 2), torch.float64, "start and end of these steps", "seconds"),
-        )
+        """Declare the lines as JSON, one a row; a state may have none."""
+        meaning = "what was said, a row of JSON a step: step, start and end in seconds, last position, text"
+        return (TensorSpec(_NAME, ("line_byte",), (MOST_BYTES,), torch.uint8, meaning, optional=True),)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Transcript:
         """Return that of a state, without lines if it has none. Raises as `take`."""
         found = cls()
-        if any(spec.name in tensors for spec in cls.declare()):
+        if _NAME in tensors:
             found.take(tensors)
         return found
 
     @property
     def is_full(self) -> bool:
         """Whether older lines may have gone."""
-        return len(self.lines) == MOST_LINES or self._bytes + MOST_OF_LINE > MOST_BYTES
+        return self._bytes + 2 * MOST_OF_LINE > MOST_BYTES
 
     @staticmethod
     def capacity_bytes() -> int:
         """Return the most bytes that it takes in a state."""
-        return sum(spec.nbytes for spec in Transcript.declare())
+        return MOST_BYTES
 
     def before_append(self, session: SessionView, step: PositionedStep) -> None:
         """Refuse words where they cannot be shown. Raises as `check_words`."""
@@ -94,17 +82,13 @@ class Transcript(SpokenWords):
         """Keep what was said in a step."""
         if not step.tokens.words:
             return
-        clock, text = (
-            step.clock,
-            _make_printable(step.tokens.words_text).encode()[:MOST_OF_LINE].decode(errors="ignore"),
-        )
-        start_s = clock.stream_time_s - clock.step_seconds
-        self.lines.append(
-            TranscriptLine(clock.steps - 1, max(0.0, start_s), clock.stream_time_s, clock.next_position - 1, text)
-        )
-        self._bytes += len(text.encode())
-        while len(self.lines) > MOST_LINES or self._bytes > MOST_BYTES:
-            self._bytes -= len(self.lines.pop(0).text.encode())
+        clock, text = step.clock, _make_printable(step.tokens.words_text)
+        text = text.encode()[:MOST_OF_LINE].decode(errors="ignore")
+        start_s = max(0.0, clock.stream_time_s - clock.step_seconds)
+        self.lines.append(TranscriptLine(clock.steps - 1, start_s, clock.stream_time_s, clock.next_position - 1, text))
+        self._bytes += len(_encode(self.lines[-1]))
+        while self._bytes > MOST_BYTES:
+            self._bytes -= len(_encode(self.lines.pop(0)))
 
     def between(self, start_s: float, end_s: float) -> list[Utterance]:
         """Return what was said in the steps that touch a span of stream time."""
@@ -126,38 +110,18 @@ class Transcript(SpokenWords):
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return all of it."""
-        if not self.lines:
-            return {}
-        texts = [line.text.encode() for line in self.lines]
-        return {
-            _TEXT: torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8),
-            _ENDS: torch.tensor([len(text) for text in texts]).cumsum(0),
-            _STEP: torch.tensor([line.step for line in self.lines]),
-            _POSITION: torch.tensor([line.position for line in self.lines]),
-            _TIME: torch.tensor([line[1:3] for line in self.lines], dtype=torch.float64),
-        }
+        data = bytearray(b"".join(map(_encode, self.lines)))
+        return {_NAME: torch.frombuffer(data, dtype=torch.uint8)} if data else {}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the lines of a state.
-
-        Raises:
-            StateCorrupt: a tensor is missing, or they do not divide the text into lines.
-        """
-        if missing := {spec.name for spec in Transcript.declare()} - tensors.keys():
-            raise StateCorrupt(f"state: tensor {min(missing)} is missing")
-        text, ends = tensors[_TEXT].cpu().numpy().tobytes(), tensors[_ENDS].tolist()
-        starts = [0, *ends[:-1]]
-        if not ends or ends[-1] != len(text) or any(end <= start for start, end in zip(starts, ends, strict=True)):
-            raise StateCorrupt(f"state: tensor {_ENDS} does not divide {_TEXT} into lines")
-        texts = [
-            _make_printable(text[start:end].decode(errors="replace")) for start, end in zip(starts, ends, strict=True)
-        ]
-        steps, positions, times_s = (tensors[name].tolist() for name in (_STEP, _POSITION, _TIME))
-        self.lines = [
-            TranscriptLine(step, start_s, end_s, position, text)
-            for step, (start_s, end_s), position, text in zip(steps, times_s, positions, texts, strict=True)
-        ]
-        self._bytes = len(text)
+        """Take the lines of a state. StateCorrupt if they are none."""
+        data = tensors[_NAME].cpu().numpy().tobytes()
+        try:
+            found = msgspec.json.decode(b"[" + data.strip().replace(b"\n", b",") + b"]", type=list[TranscriptLine])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StateCorrupt(f"state: tensor {_NAME} holds no lines") from error
+        self.lines = [line._replace(text=_make_printable(line.text)) for line in found]
+        self._bytes = sum(len(_encode(line)) for line in self.lines)
 
 
 def check_words(backbone: Any, config: Any) -> None:
@@ -176,6 +140,10 @@ def check_words(backbone: Any, config: Any) -> None:
             f"positions: {backbone.identity.name} cannot show words at compact positions",
             hint="use --set positions=stream, or leave the words out with --subtitles off",
         )
+
+
+def _encode(line: TranscriptLine) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
 
 
 def _make_printable(text: str) -> str:

@@ -79,7 +79,7 @@ def test_a_state_that_cannot_tell_what_was_said_says_why(
 ) -> None:
     without = protokv("inspect", watched(), "--words")
     assert (without.code, without.out, "no words are known" in without.err) == (Exit.DONE, "", True)
-    monkeypatch.setattr(transcript, "MOST_LINES", 2)
+    monkeypatch.setattr(transcript, "MOST_BYTES", transcript.MOST_OF_LINE)
     assert "older lines may be gone" in protokv("inspect", talk, "--words").err
     for more in (["--verify"], ["--layers"], ["-o", "other.zarr"]):
         assert protokv("inspect", talk, "--words", *more).code == Exit.USAGE, more

@@ -26,10 +26,12 @@ from protokv.ingestion import (
     Summary,
     ingest,
 )
-from protokv.ingestion.live.reader import ConnectionEnd, Feed, Mailbox, SampledFrame, backoff
+from protokv.ingestion.live import ConnectionEnd, Mailbox, backoff
 from protokv.memories import DurableConfig
 from protokv.state.reader import Reader
+from protokv.state.sources import SourcePart
 from protokv.state.wall_clock import WallClockLog
+from protokv.video.sampling import Step
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -110,7 +112,7 @@ def test_a_listening_source_has_waited_and_listens_again_at_once(
             paused.append(world.connections)
             yield 1e-3
 
-    monkeypatch.setattr("protokv.ingestion.live.reader.backoff", counted)
+    monkeypatch.setattr("protokv.ingestion.live.backoff", counted)
     run(world, tmp_path / "s.safetensors", text=text, input=options)
     assert [one for one in paused if one <= 3] == ([1, 2, 3] if pauses else [])
 
@@ -228,25 +230,16 @@ def test_live_sources_are_committed_by_their_own_interval_and_when_they_are_lost
 def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fps: float) -> None:
     scripts = [[n, ("quiet", quiet_s), n, gone()] for n, quiet_s in parts]
     world = World(*scripts)
-    options = LiveOptions(stall_s=1e9, retry_s=(1e-6, 1e-6), on_pressure="wait")
-    feed = Feed(
-        world.connect, "rtsp://camera/1", options, fps=fps, from_s=3.0, elapsed_s=None, clock=world.clock,
-        now=world.now,
-    )  # fmt: skip
-    feed.start()
-    slots, pictures, end_s = [], [], 3.0
-    # The camera refuses every connection after its scripts: that is the end, and the feed tries again for ever.
-    while "refused" not in str(news := feed.mailbox.get(60.0)):
-        if isinstance(news, SampledFrame):
-            slots.append(news.slot)
-            pictures.append(news.image.tobytes())
-        elif isinstance(news, ConnectionEnd):
-            assert news.stream_s >= end_s
-            end_s = news.stream_s
-    feed.close()
-    assert slots[0] >= 3.0 * fps - 1
+    with world.source(stall_s=1e9, retry_s=(1e-6, 1e-6)) as source:
+        # The camera refuses every connection after its scripts: that is the end, and the source is tried for ever.
+        steps = source.steps(fps, 1, SourcePart(), 3.0, world.watched(source))
+        items = [one for one in steps if one is not None]
+    times = [one.time_s if isinstance(one, Step) else one.stream_time_s for one in items]
+    assert times[0] >= 3.0 - 1 / fps
+    assert times == sorted(times)
+    slots = [round(one.time_s * fps) for one in items if isinstance(one, Step)]
     assert all(b > a for a, b in itertools.pairwise(slots))
-    assert len(set(pictures)) == len(pictures)
+    assert len({one.images.tobytes() for one in items if isinstance(one, Step)}) == len(slots)
 
 
 def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(tmp_path: Path) -> None:
@@ -277,22 +270,22 @@ def _late(world: World, steps: Any) -> Any:
         yield step
 
 
-def frame(slot: int) -> SampledFrame:
-    return SampledFrame(slot, np.zeros((1, 1, 3), np.uint8), "none")
+def step(index: int) -> Step:
+    return Step(index, float(index), np.zeros((2, 1, 1, 3), np.uint8), ("none", "none"))
 
 
-@given(st.lists(st.sampled_from(["frame", "news", "take"]), max_size=60), st.integers(1, 5))
-def test_the_oldest_frame_is_dropped_and_news_never(actions: list[str], room: int) -> None:
+@given(st.lists(st.sampled_from(["step", "news", "take"]), max_size=60), st.integers(1, 5))
+def test_the_oldest_step_is_dropped_and_news_never(actions: list[str], room: int) -> None:
     mailbox, model, dropped = Mailbox(room, wait=False), list[Any](), 0
-    for slot, action in enumerate(actions):
+    for index, action in enumerate(actions):
         if action == "take":
             assert mailbox.get(0.0) is (model.pop(0) if model else None)
             continue
-        item = frame(slot) if action == "frame" else ConnectionEnd(slot, "lost")
-        waiting = [n for n, one in enumerate(model) if isinstance(one, SampledFrame)]
-        if action == "frame" and len(waiting) == room:
+        item = step(index) if action == "step" else ConnectionEnd(index, "lost")
+        waiting = [n for n, one in enumerate(model) if isinstance(one, Step)]
+        if action == "step" and len(waiting) == room:
             del model[waiting[0]]
-            dropped += 1
+            dropped += 2
         mailbox.put(item)
         model.append(item)
         assert mailbox.dropped == dropped
@@ -302,9 +295,9 @@ def test_the_oldest_frame_is_dropped_and_news_never(actions: list[str], room: in
 
 def test_a_waiting_sender_goes_on_when_there_is_room_and_when_the_mailbox_closes() -> None:
     mailbox = Mailbox(2, wait=True)
-    thread = threading.Thread(target=lambda: [mailbox.put(frame(slot)) for slot in range(6)], daemon=True)
+    thread = threading.Thread(target=lambda: [mailbox.put(step(index)) for index in range(6)], daemon=True)
     thread.start()
-    assert [mailbox.get(20.0).slot for _ in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
+    assert [mailbox.get(20.0).index for _ in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
     mailbox.close()
     thread.join(20.0)
     assert not thread.is_alive()

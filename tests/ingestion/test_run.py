@@ -226,18 +226,18 @@ def test_a_state_that_is_moved_away_after_a_commit_is_no_error(mock: MockBackbon
 
 
 @pytest.mark.parametrize(
-    ("options", "live", "stream_s", "passed_s", "over"),
+    ("for_s", "live", "stream_s", "passed_s", "over"),
     [
-        ({}, True, 1e9, 1e9, False),
-        ({"for_s": 60.0}, False, 159.0, 1e6, False),
-        ({"for_s": 60.0}, False, 160.0, 0.0, True),
-        ({"for_s": 60.0}, True, 100.0, 59.0, False),
-        ({"for_s": 60.0}, True, 100.0, 60.0, True),
+        (None, True, 1e9, 1e9, False),
+        (60.0, False, 159.0, 1e6, False),
+        (60.0, False, 160.0, 0.0, True),
+        (60.0, True, 100.0, 59.0, False),
+        (60.0, True, 100.0, 60.0, True),
     ],
 )
-def test_a_run_ends_when_it_was_told_to_and_stays_ended(options, live, stream_s, passed_s, over):
+def test_a_run_ends_when_it_was_told_to_and_stays_ended(for_s, live, stream_s, passed_s, over):
     now_s = 0.0
-    ending = Ending(LiveOptions(**options), 100.0, live=live, clock=lambda: now_s)
+    ending = Ending(for_s, 100.0, live=live, clock=lambda: now_s)
     assert not ending.is_reached(100.0)
     now_s = passed_s
     assert ending.is_reached(stream_s) is over

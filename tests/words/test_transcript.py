@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -90,43 +88,25 @@ def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:
 
 
 def test_a_transcript_of_any_length_is_bounded(monkeypatch: pytest.MonkeyPatch, tiny: Backbone) -> None:
-    monkeypatch.setattr(transcript, "MOST_BYTES", 40)
+    monkeypatch.setattr(transcript, "MOST_BYTES", 80)
     session = watch(start(tiny, MemoryConfig.of("last-frames", budget=30)), 0, 8)
-    assert [line.step for line in session.transcript.lines] == [2, 5, 7]
-    monkeypatch.setattr(transcript, "MOST_BYTES", transcript.MOST_OF_LINE)
+    assert [line.step for line in session.transcript.lines] == [5, 7]
+    monkeypatch.setattr(transcript, "MOST_BYTES", transcript.MOST_OF_LINE + 40)
     session.watch(random_frames(8), words=["two " * 9999])
     (line,) = session.transcript.lines
     assert (line.step, len(line.text)) == (8, transcript.MOST_OF_LINE)
+    forged = torch.frombuffer(bytearray(rb'[0,0.0,1.0,9,"a\u001b[31mb"]'), dtype=torch.uint8)
+    assert transcript.Transcript.of({"transcript.lines": forged}).lines[0].text == "a [31mb"
 
 
-def changed(name: str, change: Callable[[Tensor], Tensor]) -> Any:
-    return lambda tensors: tensors | {f"transcript.{name}": change(tensors[f"transcript.{name}"].clone())}
-
-
-HOSTILE = {
-    "ends beyond": changed("ends", lambda t: t + 1),
-    "ends that go back": changed("ends", lambda t: t.flip(0)),
-    "a part missing": lambda tensors: {name: t for name, t in tensors.items() if name != "transcript.step"},
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_transcripts_are_refused_in_one_line(name: str, state: Path, tiny: Backbone, tmp_path: Path) -> None:
-    read = load_state(state)
-    path = tmp_path / "hostile.safetensors"
-    save_state(replace(read, tensors=HOSTILE[name](dict(read.tensors))), path)
+@pytest.mark.parametrize("data", [b"\xff" * 9, b"[1,2.0,3.0,4]\n", b'[1,2.0,NaN,4,"x"]\n', b'["1",2.0,3.0,4,"x"]\n'])
+def test_a_hostile_transcript_is_refused_in_one_line(data: bytes, state: Path, tiny: Backbone, tmp_path: Path) -> None:
+    read, path = load_state(state), tmp_path / "hostile.safetensors"
+    lines = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    save_state(replace(read, tensors={**read.tensors, "transcript.lines": lines}), path)
     with pytest.raises(StateCorrupt, match=r"transcript\.") as caught:
         protokv.load(path, tiny)
     assert "\n" not in caught.value.message
-
-
-@pytest.mark.parametrize("byte", [27, 255])
-def test_a_transcript_of_no_text_prints_none(byte: int, state: Path, tiny: Backbone, tmp_path: Path) -> None:
-    read = load_state(state)
-    text = {"transcript.text": torch.full_like(read.tensors["transcript.text"], byte)}
-    save_state(replace(read, tensors={**read.tensors, **text}), tmp_path / "hostile.safetensors")
-    lines = protokv.load(tmp_path / "hostile.safetensors", tiny).transcript.lines
-    assert all(line.text.isprintable() for line in lines)
 
 
 def test_words_at_compact_positions_are_refused_where_they_would_leave_them(tiny: Backbone) -> None:

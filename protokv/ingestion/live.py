@@ -1,0 +1,480 @@
+"""Live sources in an ingest: `LiveSource`, the thread that reads it (`Feed`), and the queue between them (`Mailbox`).
+
+The thread connects, samples frames, notices a loss, and connects again. The times of every connection begin at 0. Here
+they become stream times, at multiples of the sampling interval, each at most once and never back: the first frame of an
+interval is sampled. Between two connections, stream time goes on with real time. The source keeps a log of gaps and
+dropped frames. Knows no models or memories.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound, SourceUnreadable
+from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
+from protokv.ingestion.options import LiveOptions
+from protokv.state.sources import SourcePart
+from protokv.state.wall_clock import WallClockLog
+from protokv.video import Damage, Source, SourceInfo
+from protokv.video.address import PIPE, STREAMED, public_name, source_kind, waits_for_publisher
+from protokv.video.sampling import Sample, Step, make_step
+from protokv.video.source import Frame, FrameRequest, Line, TextTrack, never
+
+# A silence of more than this is a gap, even if the source was never lost.
+GAP_S = 5.0
+
+# A waiting run asks again after this many seconds whether to stop.
+ASK_S = 0.1
+
+# Dropped frames before the two rates are reported: fewer may be a hiccup.
+MANY = 8
+
+# A thread that has to end is waited for this long: FFmpeg may wait for the network longer, and ends by itself.
+LEAVE_S = 2.0
+
+# After a connection that held this long, the next pause is a short one again.
+GOOD_S = 10.0
+
+# Steps that wait for the model; lines of text, of which the oldest go.
+ROOM, ROOM_OF_LINES = 8, 100
+
+# Listening that ends sooner failed, for instance because the port is taken; it needs a pause before the next attempt.
+LISTENED_S = 1.0
+
+_LOST = "look at the source; --give-up says how long one that is lost is tried again"
+
+# Its own: a thread that draws from Python's generator disturbs whoever has seeded it.
+_JITTER = random.Random()
+
+
+class Connection(NamedTuple):
+    """The source gives frames, the first one at `stream_s`, which is `real_s` seconds after 1970 began."""
+
+    info: SourceInfo
+    stream_s: float
+    real_s: float
+    texts: tuple[TextTrack, ...]
+
+
+class Silence(NamedTuple):
+    """No frames came for so long that it is a gap, although the connection held."""
+
+    from_s: float
+    to_s: float
+
+
+class ConnectionEnd(NamedTuple):
+    """The source gives no more: its last interval ended at `stream_s`. It is tried again unless it `ended`."""
+
+    stream_s: float
+    why: str
+    ended: bool = False
+    error: ProtoKVError | None = None
+
+
+FeedItem = Step | Connection | Silence | ConnectionEnd
+
+
+class LiveSource(Source):
+    """A source that goes on whether it is read or not: its `steps` are read, not its frames. See `Source`.
+
+    Attributes:
+        address: it, with its secrets.
+        options: of its reading.
+        clock: seconds that only go forward.
+        now: seconds since 1970.
+        info: its name and kind; complete after the first connection.
+        log: its running times, gaps and losses.
+        texts: the text tracks of the connection; none before the first one.
+    """
+
+    streams_text = True
+
+    def __init__(
+        self,
+        address: str,
+        options: LiveOptions,
+        connect: Callable[..., Source],
+        opened: Source | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare; `connect(should_stop, size)` opens the source, `opened` is the first connection if there is one."""
+        self.address, self.options, self._connect, self._opened = address, options, connect, opened
+        self.clock, self.now = clock, now
+        name, kind = public_name(address), source_kind(address)
+        self.info = SourceInfo(name, kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
+        self.log, self.texts = WallClockLog(), ()
+        self._feed: Feed | None = None
+        self._reading: Source | None = None
+        self._away_s: float | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Those of the latest connection."""
+        return self._reading.notes if self._reading is not None else ()
+
+    def new_lines(self) -> Sequence[tuple[int, Line]]:
+        """Return what came since the last call, as a `Source`, in time counted from the start of the segment."""
+        lines = self._feed.lines if self._feed is not None else deque()
+        return [lines.popleft() for _ in range(len(lines))]
+
+    @property
+    def damage(self) -> Damage:
+        """None: `log` counts what is lost and damaged."""
+        return Damage()
+
+    def _read(self, request: FrameRequest) -> Iterator[Frame]:
+        raise SourceUnreadable(f"{self.info.name} is live", hint="give it to ingest")
+
+    def close(self) -> None:
+        """End the thread and the connection. May be called more than once."""
+        for one in (self._feed, self._opened):
+            if one is not None:
+                one.close()
+
+    def continue_from(self, record: Mapping[str, Any], stream_s: float) -> None:
+        """Go on in the stream of a state at `stream_s`, whose record of this source is `record`.
+
+        Raises:
+            StateCorrupt: the record makes no sense.
+        """
+        if (found := WallClockLog.read(record)) is None:
+            return
+        self.log = found
+        size = [record.get(name) for name in ("width", "height")]
+        if all(type(one) is int and one > 0 for one in size):
+            self.info = replace(self.info, width=size[0], height=size[1])  # type: ignore[arg-type]
+        found.begin_gap(stream_s, "nobody watched")
+
+    def record(self, stream_s: float) -> dict[str, Any]:
+        """Return the source's record in a state at a commit."""
+        self.log.committed_at = self.now()
+        if not self.log.anchors:
+            self.log.add_anchor(stream_s, self.now())
+        return {**self.info.to_dict(), "fingerprint": self.log.stream, "live": asdict(self.log)}
+
+    def steps(
+        self, fps: float, frames_per_step: int, segment: SourcePart, stream_s: float, should_stop: Callable[[], bool]
+    ) -> Iterator[Step | SourceLost | SourceRecovered | FramesDropped | None]:
+        """Give steps in stream time counted from the start of the segment, news, and None while nothing comes.
+
+        Args:
+            fps: samples a second.
+            frames_per_step: samples that make a step.
+            segment: the part of the stream that this source fills.
+            stream_s: where the stream stands.
+            should_stop: asked often.
+
+        Raises:
+            SourceError: the source has been lost for too long, or nothing can be read from it.
+        """
+        log, start_s, elapsed_s = self.log, segment.start_s, None
+        if log.anchors:
+            since_stream_s, since_s = log.anchors[-1]
+            elapsed_s = max(0.0, self.now() - since_s + since_stream_s - start_s)
+        self._feed = feed = Feed(self, fps, frames_per_step, stream_s - start_s, elapsed_s)
+        dropped, damaged = log.frames_dropped, log.frames_damaged
+        # Of the connection: when it began, the frames watched, and how many were dropped before it.
+        since_s, watched, before, reported = self.clock(), 0, 0, False
+        while not should_stop():
+            item, lost = feed.mailbox.get(ASK_S), feed.mailbox.dropped
+            log.frames_dropped, log.frames_damaged = dropped + lost, damaged + feed.frames_damaged
+            if isinstance(item, Step):
+                yield item
+                watched, passed_s = watched + len(item.decoders), self.clock() - since_s
+                if lost - before >= MANY and passed_s > 0 and not reported:
+                    reported = True
+                    yield FramesDropped((watched + lost - before) / passed_s, watched / passed_s)
+            elif isinstance(item, Connection):
+                since_s, watched, before = self.clock(), 0, lost
+                yield from self._begin(item, start_s + item.stream_s)
+            elif isinstance(item, ConnectionEnd):
+                yield from self._lose(item, start_s + item.stream_s)
+                if item.ended:
+                    return
+            elif item is None:
+                yield None
+            else:
+                log.begin_gap(start_s + item.from_s, "no frames came")
+                log.end_gap(start_s + item.to_s)
+
+    def _begin(self, item: Connection, stream_s: float) -> Iterator[SourceRecovered]:
+        self.texts = item.texts
+        self.log.add_anchor(stream_s, item.real_s)
+        # Frames keep the size of the first ones for the life of the stream.
+        width, height = self.info.width or item.info.width, self.info.height or item.info.height
+        self.info = replace(item.info, width=width, height=height)
+        if gap := self.log.end_gap(stream_s):
+            yield SourceRecovered(self.info.name, stream_s, stream_s - gap.from_s)
+        elif self._away_s is not None:
+            # The stream begins only now, so the wait is no gap in it.
+            yield SourceRecovered(self.info.name, stream_s, self.clock() - self._away_s)
+        self._away_s = None
+
+    def _lose(self, item: ConnectionEnd, stream_s: float) -> Iterator[SourceLost]:
+        if item.error is not None and item.ended:
+            raise item.error
+        if not item.ended and self.log.anchors:
+            self.log.begin_gap(stream_s, item.why)
+        if not item.ended and self._away_s is None:
+            self._away_s = self.clock()
+            yield SourceLost(self.info.name, stream_s, item.why)
+
+    def connect(self, should_stop: Callable[[], bool]) -> Source:
+        """Open the next connection."""
+        opened, self._opened = self._opened, None
+        if opened is None:
+            opened = self._connect(should_stop, (self.info.width, self.info.height) if self.info.width else None)
+        self._reading = opened
+        return opened
+
+
+class Feed:
+    """The steps and news of a live source, from its own thread. A step that is cut short gets its last frame again.
+
+    Attributes:
+        mailbox: what the thread gives.
+        lines: of its text tracks that came, each with the number of its track, in stream time.
+    """
+
+    def __init__(
+        self, source: LiveSource, fps: float, frames_per_step: int, from_s: float, elapsed_s: float | None
+    ) -> None:
+        """Begin to read.
+
+        Args:
+            source: what is read.
+            fps: samples a second.
+            frames_per_step: samples that make a step.
+            from_s: stream time to go on at.
+            elapsed_s: real time since the stream began; None: it begins with the first frame.
+        """
+        kind, options = source_kind(source.address), source.options
+        self.mailbox = Mailbox(ROOM, wait=options.waits(kind))
+        self.lines: deque[tuple[int, Line]] = deque(maxlen=ROOM_OF_LINES)
+        self._source, self._clock, self._fps, self._n = source, source.clock, fps, frames_per_step
+        # The step that has begun, how many were made, and the first slot that none of them reaches; a slot is 1 / fps.
+        self._group: list[Sample] = []
+        self._made, self._next_slot = 0, math.ceil(from_s * fps - 1e-6)
+        # Whether the source gave frames, to this run or to an earlier one.
+        self._ever = from_s > 0
+        self._stall_s, self._once = options.lost_after_s(kind), kind == PIPE
+        # Connecting waits for a publisher, so there is no pause before the next attempt.
+        self._listens = waits_for_publisher(source.address, options.input)
+        self._began_s = None if elapsed_s is None else self._clock() - elapsed_s
+        self._damaged_before = self._damaged_now = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="protokv-feed", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, even while it waits."""
+        self._stop.set()
+        self.mailbox.close()
+        self._thread.join(LEAVE_S)
+
+    @property
+    def frames_damaged(self) -> int:
+        """Number of frames that could not be decoded, or are damaged."""
+        return self._damaged_before + self._damaged_now
+
+    def _run(self) -> None:
+        lost_s: float | None = None
+        retry_s, give_up_s = self._source.options.retry_s, self._source.options.give_up_s
+        pauses = backoff(*retry_s)
+        while not self._stop.is_set():
+            since_s = self._clock()
+            frames, why, error = self._read()
+            self._damaged_before, self._damaged_now = self.frames_damaged, 0
+            if self._stop.is_set():
+                return
+            now_s, end_s = self._clock(), self._next_slot / self._fps
+            self._end_step()
+            self._ever = self._ever or frames > 0
+            lost_s = now_s if frames or lost_s is None else lost_s
+            waited = self._listens and (frames > 0 or now_s - since_s >= LISTENED_S)
+            if waited or (frames and now_s - since_s >= GOOD_S):
+                pauses = backoff(*retry_s)
+            pause_s = 0.0 if waited else next(pauses)
+            # Do not retry a wrong address, unless the user said for how long. Cameras lock out a client that tries a
+            # password again and again.
+            wrong = (ConfigError, SourceDenied, *([SourceNotFound] if give_up_s is None else []))
+            hopeless = not self._ever and isinstance(error, wrong)
+            if hopeless or self._once or (give_up_s is not None and now_s + pause_s - lost_s >= give_up_s):
+                if not (self._once and frames > 0):
+                    error = error or SourceError(f"the source is lost: {why}", hint=_LOST)
+                self.mailbox.put(ConnectionEnd(end_s, why, ended=True, error=error))
+                return
+            self.mailbox.put(ConnectionEnd(end_s, why))
+            self._stop.wait(pause_s)
+
+    def _read(self) -> tuple[int, str, ProtoKVError | None]:
+        """Read one connection to its end; return the number of sampled frames, why it ended, and its error."""
+        alive_s, frames, offset_s, fps = self._clock(), 0, 0.0, self._fps
+
+        def stalled() -> bool:
+            return self._clock() - alive_s > self._stall_s
+
+        def stop() -> bool:
+            return self._stop.is_set() or stalled()
+
+        silence = f"no frame for {self._stall_s:g} s"
+        try:
+            with self._source.connect(stop) as source:
+                alive_s = self._clock()
+                for frame in source.frames(fps=fps, should_stop=stop):
+                    alive_s = self._clock()
+                    if not frames:
+                        if self._began_s is None:
+                            self._began_s = alive_s - frame.time_s
+                        elapsed_s = alive_s - frame.time_s - self._began_s
+                        offset_s = max(self._next_slot, math.ceil(elapsed_s * fps - 1e-6)) / fps
+                        self.mailbox.put(Connection(source.info, offset_s, self._source.now(), source.texts))
+                    self._keep_lines(source, offset_s)
+                    slot = math.floor((offset_s + frame.time_s) * fps + 1e-6)
+                    if frames and slot - self._next_slot > GAP_S * fps:
+                        gap = Silence(self._next_slot / fps, slot / fps)
+                        self._end_step()
+                        self.mailbox.put(gap)
+                    if slot < self._next_slot:
+                        continue
+                    frames, self._next_slot = frames + 1, slot + 1
+                    self._group.append(Sample(slot / fps, frame.image, frame.decoder))
+                    self._damaged_now = source.damage.frames_lost + source.damage.frames_damaged
+                    if len(self._group) == self._n:
+                        self._end_step()
+                    if self._stop.is_set():
+                        break
+                    # The model may have been waited for: that is no silence of the source.
+                    alive_s = self._clock()
+                self._keep_lines(source, offset_s)
+                why = source.damage.message
+        except ProtoKVError as error:
+            if stalled() and not self._stop.is_set():
+                return frames, silence, None
+            return frames, error.message, error
+        return frames, silence if stalled() else why or "the source ended", None
+
+    def _end_step(self) -> None:
+        """Give the step that has begun, if one has: the next frames do not follow on its last one."""
+        if self._group:
+            step, self._group = make_step(self._made, self._group, self._n), []
+            self._made, self._next_slot = self._made + 1, max(self._next_slot, round(step.time_s * self._fps) + self._n)
+            self.mailbox.put(step)
+
+    def _keep_lines(self, source: Source, offset_s: float) -> None:
+        self.lines.extend((number, line.shift(offset_s)) for number, line in source.new_lines())
+
+
+def backoff(first_s: float, longest_s: float, draw: Callable[[], float] = _JITTER.random) -> Iterator[float]:
+    """Give pauses in seconds before the next attempt: each twice as long as the last, up to a limit.
+
+    Half of a pause is drawn at random, so that many readers of one camera do not come back in step (Brooker,
+    "Exponential Backoff And Jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
+    """
+    pause_s = first_s
+    while True:
+        yield pause_s * (0.5 + 0.5 * draw())
+        pause_s = min(2 * pause_s, longest_s)
+
+
+class Mailbox:
+    """A bounded queue between the thread that reads a live source and the session that watches it.
+
+    While it holds `room` steps, it makes the reader `wait` or drops the oldest one, so a camera is never blocked and
+    the session watches the newest steps. News are never dropped.
+
+    Attributes:
+        dropped: number of frames dropped so far.
+    """
+
+    def __init__(self, room: int, *, wait: bool) -> None:
+        self._room, self._wait, self._closed = room, wait, False
+        self._items: deque[FeedItem] = deque()
+        self._changed = threading.Condition()
+        self.dropped = 0
+
+    def put(self, item: FeedItem) -> None:
+        """Add a step or news; a closed mailbox takes no step."""
+        with self._changed:
+            if isinstance(item, Step):
+                if self._wait:
+                    self._changed.wait_for(lambda: len(self._steps()) < self._room or self._closed)
+                if self._closed:
+                    return
+                if len(steps := self._steps()) == self._room:
+                    self._items.remove(steps[0])
+                    self.dropped += len(steps[0].decoders)
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def get(self, timeout_s: float) -> FeedItem | None:
+        """Return the oldest item; None if none came in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._items, timeout_s)
+            item = self._items.popleft() if self._items else None
+            self._changed.notify_all()
+            return item
+
+    def __len__(self) -> int:
+        """Return the number of waiting items."""
+        return len(self._items)
+
+    def close(self) -> None:
+        """Take no more steps; a waiting `put` returns."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _steps(self) -> list[Step]:
+        return [one for one in self._items if isinstance(one, Step)]
+
+
+def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None) -> Source | None:
+    """Open a source that is read as a stream; return None for a file.
+
+    A video on a server, which has an end, is read like a file; every other source is a `LiveSource`.
+
+    Raises:
+        SourceError: it is not there, or not one frame of it can be read.
+    """
+    text = os.fspath(source)
+    kind = source_kind(text)
+    if kind not in STREAMED:
+        return None
+    connect, opened = partial(_connect, text, options, max_pixels), None
+    if kind in ("http", "https"):
+        try:
+            opened = connect()
+        except SourceError:
+            # A playlist may appear later; any other video on a server is there or not.
+            if ".m3u8" not in text:
+                raise
+    if opened is not None and opened.info.seekable:
+        return opened
+    return LiveSource(text, options, connect, opened)
+
+
+def _connect(
+    text: str,
+    options: LiveOptions,
+    max_pixels: int | None,
+    should_stop: Callable[[], bool] = never,
+    size: tuple[int, int] | None = None,
+) -> Source:
+    from protokv.video.stream import StreamSource
+
+    stall_s = min(options.lost_after_s(source_kind(text)), 1e6)
+    how: dict[str, Any] = {"max_pixels": max_pixels, "should_stop": should_stop, "size": size, "timeout_s": stall_s}
+    return StreamSource(text, options=dict(options.input), **how)

@@ -1,1 +1,0 @@
-"""Live sources: read them, wait for them, and go on after a loss."""
