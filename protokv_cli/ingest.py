@@ -233,7 +233,7 @@ def _open_stdin(source: str) -> str:
 def _target_in_folder(source: str, state: str | None) -> str | None:
     """Return where the state goes: into the folder if `-o` names one; None: the name of the source decides."""
     from protokv.fleet.plan import is_place, locate_state, make_key
-    from protokv.state.forms import is_url
+    from protokv.state.store import is_url
 
     if state is None or not is_place(state):
         return state

@@ -78,7 +78,7 @@ def ingest_fleet(
 
 def _place(output: str | None) -> str:
     """Return the folder or prefix of the states. ConfigError if `-o` names a single state."""
-    from protokv.state.forms import find_suffix
+    from protokv.state.store import find_suffix
 
     place = output or "."
     if not Path(place).is_dir() and (find_suffix(place) is not None or Path(place).exists()):
@@ -127,7 +127,7 @@ class _Report:
     def __init__(self, out: Output, jobs: list[Job], place: str, bar: Bar, pool: Pool) -> None:
         """Remove the file of failures of an earlier run; without failures there is no file."""
         from protokv.fleet.states import FAILURES
-        from protokv.state.forms import is_url
+        from protokv.state.store import is_url
 
         self._out, self._jobs, self._bar, self._pool = out, jobs, bar, pool
         self._file = Path("." if is_url(place) else place, FAILURES)

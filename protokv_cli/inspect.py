@@ -101,8 +101,7 @@ def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: O
 
 
 def _show_one(out: Output, state: str, other: str | None, flags: InspectFlags) -> None:
-    from protokv.state.compare import compare
-    from protokv.state.describe import convert, describe
+    from protokv.state.describe import compare, convert, describe
     from protokv.state.reader import Reader
 
     def show(document: dict[str, Any]) -> None:

@@ -307,6 +307,6 @@ def _titled(title: str, table: RenderableType) -> RenderableType:
 
 def _flatten(document: Row) -> dict[str, Any]:
     """Return the path and the value of every field of a JSON document that holds something, for grep and cut."""
-    from protokv.state.compare import flatten
+    from protokv.state.describe import flatten
 
     return {make_printable(path): value for path, value in flatten(dict(document)) if value not in ({}, [])}

@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.state.forms import is_url, load_forms, name_state
+from protokv.state.store import FORMS, is_url, name_state
 from protokv.video.address import LIVE, VIDEO_SUFFIXES, default_stem, local_name, public_name, source_kind
 from protokv.video.bucket import is_object, list_objects
 
@@ -119,7 +119,7 @@ def is_place(path: str) -> bool:
     if is_url(path):
         return path.endswith("/")
     folder = Path(path)
-    return folder.suffix not in load_forms() and (folder.is_dir() or path.endswith(("/", os.sep)))
+    return folder.suffix not in FORMS and (folder.is_dir() or path.endswith(("/", os.sep)))
 
 
 def find_states(place: str) -> list[str]:
@@ -129,7 +129,7 @@ def find_states(place: str) -> list[str]:
         StateNotFound: there is none.
     """
     if is_url(place):
-        found = sorted(address for name, address in list_objects(place) if name.endswith(tuple(load_forms())))
+        found = sorted(address for name, address in list_objects(place) if name.endswith(tuple(FORMS)))
     else:
         found = sorted(_walk(Path(place)))
     if not found:
@@ -141,6 +141,6 @@ def _walk(folder: Path) -> Iterator[str]:
     for where, folders, names in os.walk(folder):
         # A .zarr is a folder itself; the name of a kept commit ends in its time and not in a suffix.
         for name in [*folders, *names]:
-            if name.endswith(tuple(load_forms())) and not name.startswith("."):
+            if name.endswith(tuple(FORMS)) and not name.startswith("."):
                 yield str(Path(where, name))
-        folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(tuple(load_forms()))]
+        folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(tuple(FORMS))]

@@ -27,10 +27,10 @@ from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest
 from protokv.state.checkpoint import check_fits
 from protokv.state.commit import explain_write_errors
-from protokv.state.forms import is_url
 from protokv.state.header import Header
 from protokv.state.reader import Reader
 from protokv.state.sources import list_fingerprints
+from protokv.state.store import is_url
 from protokv.video import Damage
 from protokv.video.address import source_kind
 from protokv.video.bucket import is_object

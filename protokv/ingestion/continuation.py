@@ -17,10 +17,10 @@ from protokv.errors import StateMismatch, StateNotFound
 from protokv.ingestion.live import LiveSource
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import read_config
-from protokv.state.form import StatePath
 from protokv.state.header import Header, State
 from protokv.state.reader import load_state
 from protokv.state.sources import SourcePart, list_fingerprints, next_source_part, read_source_part, source_records
+from protokv.state.store import StatePath
 from protokv.video import Source
 from protokv.words import Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound, SourceUnreadable
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.options import LiveOptions
-from protokv.state.sources import SourcePart
-from protokv.state.wall_clock import WallClockLog
+from protokv.state.sources import SourcePart, WallClockLog
 from protokv.video import Damage, Source, SourceInfo
 from protokv.video.address import PIPE, STREAMED, public_name, source_kind, waits_for_publisher
 from protokv.video.sampling import Sample, Step, make_step

@@ -22,9 +22,8 @@ from protokv.ingestion.options import LIVE, MINUTELY, IngestOptions
 from protokv.ingestion.watching import Ending, Run, RunStart
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import from_state
-from protokv.state.form import StatePath
-from protokv.state.forms import name_state
 from protokv.state.sources import SourcePart
+from protokv.state.store import StatePath, name_state
 from protokv.state.thumbnails import Thumbnails
 from protokv.state.writer import Writer, check_not_read, check_target
 from protokv.timings import Timings, stage

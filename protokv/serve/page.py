@@ -19,8 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from protokv.serve.states import States
 from protokv.state.header import Header
 from protokv.state.reader import read_thumbnails
-from protokv.state.sources import describe_sources
-from protokv.state.wall_clock import WallClockLog
+from protokv.state.sources import WallClockLog, describe_sources
 
 _HTML = Path(__file__).with_name("page.html")
 

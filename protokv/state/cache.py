@@ -6,7 +6,6 @@ import hashlib
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from protokv.backbones.files import hash_config
 from protokv.core.backbone import BackboneIdentity
@@ -17,13 +16,12 @@ from protokv.core.packing import pack
 from protokv.core.settings import parse_budget
 from protokv.core.step import StreamClock
 from protokv.core.stream_cache import MemoryLayer, find_kind, layer_tensors, restore_layers
-from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
-from protokv.state.checkpoint import CACHE, check_fits, name_specs, read_config
-from protokv.state.form import StatePath
+from protokv.state.checkpoint import CACHE, check_fits, read_config
 from protokv.state.header import State
 from protokv.state.reader import load_state
+from protokv.state.store import StatePath
 from protokv.state.writer import save_state
 
 _LAYERS = "layers."
@@ -107,7 +105,7 @@ class Cache(MemoryCache):
             clock=StreamClock(self.steps, float(self.steps), self.next_position, self.seen - sink, 1.0, 1),
             settings={"kind": CACHE},
             tensors=pack(own, specs) | others,
-            tensor_info=name_specs((*specs, *(_declare(name, one) for name, one in others.items()))),
+            specs=specs,
         )
         save_state(state, path)
 
@@ -166,8 +164,3 @@ class Cache(MemoryCache):
             dtype=str(dtype).removeprefix("torch."),
             weights_digest="" if model is None else digest.hexdigest(),
         )
-
-
-def _declare(name: str, held: Tensor) -> TensorSpec:
-    dims = tuple(f"axis_{i}" for i in range(held.ndim))
-    return TensorSpec(name, dims, tuple(held.shape), held.dtype, "of a layer that the memory does not serve")

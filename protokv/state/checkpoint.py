@@ -1,27 +1,20 @@
 """Make states of sessions and sessions of states, and load the model of a state.
 
-A state identifies its model by architecture and weights, so a model's
-folder may move. The name of the model is untrusted data; `load_recorded_backbone` says which names are followed.
+A state identifies its model by architecture and weights, so the folder of a model may move. The name of the model is
+untrusted data; `load_recorded_backbone` says which names are followed.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from protokv.backbones import load_backbone
 from protokv.backbones.files import find_cached, find_packaged_models
 from protokv.core.backbone import Backbone, BackboneIdentity
-from protokv.core.layers import HybridShape
 from protokv.core.packing import pack
-from protokv.core.parts import Attachment
 from protokv.core.session import Session
-from protokv.core.tensors import MemoryShape, TensorSpec, tensor_shapes
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
 from protokv.memories import MemoryConfig
 from protokv.state.header import Header, State
@@ -54,7 +47,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         source=source,
         complete=complete,
         tensors=pack(tensors, specs) | attached,
-        tensor_info=name_specs((*specs, *ATTACHED)),
+        specs=(*specs, *ATTACHED),
     )
 
 
@@ -76,18 +69,9 @@ def from_state(state: State, backbone: Backbone) -> Session:
             backbone = backbone.with_system(system if system is None else str(system))
         except ProtoKVError as error:
             raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
-    return Session.resume(backbone, read_config(state), state, restore_attachments(state.tensors))
-
-
-def restore_attachments(tensors: Mapping[str, Tensor]) -> list[Attachment]:
-    """Return the transcript of a state, empty if it has none, and its thumbnails if it has any. StateCorrupt."""
-    thumbnails = Thumbnails.read(tensors)
-    return [Transcript.of(tensors), *([] if thumbnails is None else [thumbnails])]
-
-
-def name_specs(specs: Iterable[TensorSpec]) -> dict[str, TensorSpec]:
-    """Return the declarations by name: axes, meaning and unit, for a reader without this library."""
-    return {spec.name: spec for spec in specs}
+    thumbnails = Thumbnails.read(state.tensors)
+    attachments = [Transcript.of(state.tensors), *([thumbnails] if thumbnails else [])]
+    return Session.resume(backbone, read_config(state), state, attachments)
 
 
 def read_config(header: Header) -> MemoryConfig:
@@ -100,33 +84,6 @@ def read_config(header: Header) -> MemoryConfig:
         return MemoryConfig.from_dict(header.memory)
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
-
-
-def read_shape(state: State) -> MemoryShape:
-    """Return the shape of the memory that left these tensors, on the CPU.
-
-    Raises:
-        StateCorrupt: `sink.keys` or positions are missing or have the wrong number of axes.
-    """
-    shapes = tensor_shapes(state.tensors)
-    try:
-        (L, H, P0, D), dtype = shapes["sink.keys"]
-        # Every memory holds positions of something, and their components are the last axis.
-        components = next(shape[-1] for name, (shape, _) in shapes.items() if name.endswith(".positions"))
-        hybrid = HybridShape.of(shapes)
-    except (KeyError, ValueError, IndexError, StopIteration) as error:
-        raise StateCorrupt("the state lacks sink.keys, positions or layers in their form") from error
-    return MemoryShape(
-        layers=L,
-        kv_heads=H,
-        head_size=D,
-        position_components=components,
-        sink_tokens=P0,
-        dtype=dtype,
-        device=torch.device("cpu"),
-        frames_per_step=state.clock.frames_per_step,
-        hybrid=hybrid,
-    )
 
 
 def check_fits(header: Header, identity: BackboneIdentity) -> None:
@@ -177,15 +134,13 @@ def load_recorded_backbone(
 
 
 def _load(header: Header, name: str | None, revision: str | None, placement: dict[str, Any]) -> Backbone:
-    named = header.backbone.name
-    if (own := name or named) in find_packaged_models():
+    named, commit = header.backbone.name, header.backbone.revision if revision is None else revision
+    if (own := name or named) not in find_packaged_models():
+        folder = find_cached(named, commit) if name is None or (name == named and revision is None) else None
+        if folder is not None:
+            return load_backbone(named, folder=folder, **placement)
+    if name is not None or named in find_packaged_models():
         return load_backbone(own, revision=revision, **placement)
-    commit = header.backbone.revision if revision is None else revision
-    folder = find_cached(named, commit) if name is None or (name == named and revision is None) else None
-    if folder is not None:
-        return load_backbone(named, folder=folder, **placement)
-    if name is not None:
-        return load_backbone(name, revision=revision, **placement)
     where = f" at revision {shown(commit)}" if commit else ""
     option = f" --revision {shlex.quote(shown(commit))}" if commit else ""
     raise ModelError(

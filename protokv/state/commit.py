@@ -5,8 +5,8 @@ folder swaps names with the old folder, if the system can do that. Otherwise the
 first, and `recover`, which readers and writers call, moves it back if a crash came between the two moves. The next
 commit removes what a killed one has left.
 
-`lock` keeps other writers away: a `filelock` lock on a file beside the path. The kernel holds it and frees it when the
-process ends, however it ends, so a leftover lock file locks nothing. Readers ignore it.
+`lock` keeps other writers away by `filelock`. The kernel frees the lock when the process ends, however it ends, so a
+leftover lock file locks nothing. Readers ignore it.
 """
 
 from __future__ import annotations
@@ -63,17 +63,20 @@ def replace(path: Path, write: Callable[[Path], object], kept: Path | None = Non
     _remove(aside)
     try:
         write(made)
-        if not path.is_dir():
-            if kept is not None:
-                _link(path, kept, aside)
-            made.replace(path)
-        else:
-            exchanged = exchange(made, path)
-            if not exchanged:
-                path.replace(aside)
+        if path.is_dir():
+            old = made if exchange(made, path) else path.replace(aside)
+            if old is not made:
                 made.replace(path)
             if kept is not None:
-                (made if exchanged else aside).replace(kept)
+                old.replace(kept)
+        else:
+            if kept is not None:
+                try:
+                    os.link(path, kept)
+                except OSError:  # a file system without hard links
+                    shutil.copyfile(path, aside)
+                    aside.replace(kept)
+            made.replace(path)
         sync_folder(path.parent)
     finally:
         recover(path)
@@ -82,15 +85,6 @@ def replace(path: Path, write: Callable[[Path], object], kept: Path | None = Non
             _remove(made)
     with suppress(OSError):
         _remove(aside)
-
-
-def _link(path: Path, kept: Path, aside: Path) -> None:
-    """Give a file a second name; copy it where there are no hard links."""
-    try:
-        os.link(path, kept)
-    except OSError:
-        shutil.copyfile(path, aside)
-        aside.replace(kept)
 
 
 def recover(path: Path) -> None:
@@ -140,8 +134,7 @@ def exchange(a: Path, b: Path) -> bool:
         return False
     if call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
         return True
-    number = ctypes.get_errno()
-    if number in _UNSUPPORTED:
+    if (number := ctypes.get_errno()) in _UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number), str(b))
 
@@ -186,7 +179,7 @@ def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
         yield held
     finally:
         # The file goes while it is locked: filelock locks no file without a name, so the next owner is alone. A forked
-        # child has no lock and removes nothing. The system frees the lock at the end of the process in any case.
+        # child has no lock and removes nothing.
         with suppress(OSError):
             if found.is_locked or not held:
                 file.unlink()
@@ -210,13 +203,9 @@ def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of reading a state into one line that names its path.
+    """Turn errors of reading a state into one line that names its path: any `StateError`.
 
-    Raises:
-        StateNotFound: nothing is there.
-        StateCorrupt: as raised inside, or for what a library says of a damaged file.
-        StateMismatch: as raised inside.
-        StateError: the system cannot read it.
+    What a library says of a damaged file is StateCorrupt.
     """
     where = os.fspath(path)
     try:

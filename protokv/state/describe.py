@@ -1,35 +1,35 @@
-"""Describe and verify a saved state, and write one in another form. Needs no model.
+"""Describe and verify a saved state, compare two, and write one in another form. Needs no model.
 
 The memory is rebuilt from its tensors, whose shapes give the shape of the model, and reports on itself.
 """
 
 from __future__ import annotations
 
+import math
+import os
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from protokv.core.build import restore_memory
+from protokv.core.layers import HybridShape
 from protokv.core.memory import Memory
+from protokv.core.tensors import MemoryShape, tensor_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import (
-    ATTACHED,
-    name_specs,
-    read_config,
-    read_shape,
-    restore_attachments,
-)
-from protokv.state.form import StatePath
-from protokv.state.header import State
+from protokv.state.checkpoint import ATTACHED, read_config
+from protokv.state.header import Header, State
 from protokv.state.reader import Reader
-from protokv.state.sources import describe_sources
+from protokv.state.sources import WallClockLog, describe_sources
+from protokv.state.store import StatePath
 from protokv.state.thumbnails import Thumbnails
-from protokv.state.wall_clock import WallClockLog
 from protokv.state.writer import Writer, check_not_read, check_replaceable
+from protokv.words.transcript import Transcript
 
 
 def describe(
@@ -52,24 +52,27 @@ def describe(
     found, wall_clock = Thumbnails.read(state.tensors), WallClockLog.read(state.source)
     pictures = [] if found is None else found.all()
     clock, sources, parts = state.clock, describe_sources(state), memory.nbytes()
-    source, damage = sources[-1], [one["damage"]["message"] for one in sources if one["damage"]]
+    source = sources[-1]
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
     exact, exact_from_s = _exact_tokens(state, memory)
+    written = None
+    if at_s is None:
+        with suppress(OSError, ValueError):
+            at = datetime.fromtimestamp(Path(os.fspath(path)).stat().st_mtime)
+            written = at.astimezone().isoformat(timespec="seconds")
     return {
         "state": str(path),
         "format_version": state.format_version,
         "created_by": state.created_by,
-        "written": _format_date(reader.committed_at) if at_s is None else None,
+        "written": written,
         "digests": digests,
         "complete": state.complete,
         "backbone": asdict(state.backbone) | {"settings": dict(state.settings)},
         "memory": {
             "kind": config.name,
             "changes": config.changes(),
-            "budget": config.budget,
-            "near_tokens": config.near_tokens,
-            "prototypes": config.prototypes,
+            **{name: getattr(config, name) for name in ("budget", "near_tokens", "prototypes")},
             "pseudo_tokens": getattr(config, "pseudo_tokens", 0),
             "positions": config.positions,
             "config": config.to_dict(),
@@ -79,7 +82,7 @@ def describe(
             "decoder": source["decoder"],
             "decoders": source["decoders"],
             "sources": sources,
-            "damage": "; ".join(damage) or None,
+            "damage": "; ".join(one["damage"]["message"] for one in sources if one["damage"]) or None,
             "duration_s": clock.stream_time_s,
             "watched_s": source["end_s"],
             "commits_s": reader.commits_s,
@@ -126,11 +129,6 @@ def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | Non
     return len(exact), float(exact.min()) * state.clock.step_seconds if len(exact) else state.clock.stream_time_s
 
 
-def _format_date(real_s: float | None) -> str | None:
-    """Return a time as ISO 8601 with the local offset."""
-    return None if real_s is None else datetime.fromtimestamp(real_s).astimezone().isoformat(timespec="seconds")
-
-
 def restore(state: State) -> tuple[MemoryConfig, Memory]:
     """Return the memory of a state, without a model.
 
@@ -138,7 +136,8 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
         StateCorrupt: no stream leaves such a state; the tensor or field is named.
     """
     state.clock.check()
-    config, shape = read_config(state), read_shape(state)
+    Transcript.of(state.tensors)
+    config, shape = read_config(state), _read_shape(state)
 
     def no_rotation(positions: Tensor) -> tuple[Tensor, Tensor]:
         # The report does not depend on the rotation of keys, and the model's is not at hand.
@@ -148,6 +147,24 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
     attached = {spec.name for spec in ATTACHED}
     own = {name: tensor for name, tensor in state.tensors.items() if name not in attached}
     return config, restore_memory(config, shape, no_rotation, own)
+
+
+def _read_shape(state: State) -> MemoryShape:
+    """Return the shape of the memory that left these tensors, on the CPU.
+
+    Raises:
+        StateCorrupt: `sink.keys` or positions are missing or have the wrong number of axes.
+    """
+    shapes = tensor_shapes(state.tensors)
+    try:
+        (L, H, P0, D), dtype = shapes["sink.keys"]
+        # Every memory holds positions of something, and their components are the last axis.
+        components = next(shape[-1] for name, (shape, _) in shapes.items() if name.endswith(".positions"))
+        hybrid = HybridShape.of(shapes)
+    except (KeyError, ValueError, IndexError, StopIteration) as error:
+        raise StateCorrupt("the state lacks sink.keys, positions or layers in their form") from error
+    frames, cpu = state.clock.frames_per_step, torch.device("cpu")
+    return MemoryShape(L, H, D, components, P0, dtype, cpu, frames_per_step=frames, hybrid=hybrid)
 
 
 def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, digests: bool = True) -> dict[str, Any]:
@@ -164,10 +181,63 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
     check_not_read(target, path)
     with Writer(target) as writer:
         state = Reader.open(path, verify=digests).state
-        restore_attachments(state.tensors)
+        Thumbnails.read(state.tensors)
         _, memory = restore(state)
         if not overwrite:
             check_replaceable(target, state)
-        info = name_specs((*memory.specs(), *ATTACHED))
-        (written,) = writer.commit(replace(state, tensor_info=info), wait=True)
+        (written,) = writer.commit(replace(state, specs=(*memory.specs(), *ATTACHED)), wait=True)
     return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
+
+
+def compare(a: State, b: State) -> dict[str, Any]:
+    """Return how two states differ, as a JSON document: bit for bit, so 0.0 and -0.0 differ, and NaNs of other bits.
+
+    It has `equal`, `tensors_compared` (in either state), `header` and `tensors`. An entry of `header` has the `field`,
+    such as `a.b[0].c`, and its values `a` and `b`; None where a state lacks it. An entry of `tensors` has the `name`,
+    dtype and shape in `a` and `b`, such as `float32 [2, 3]`, the number of `elements`, the number `differing` in any
+    bit, and the `max_abs_difference`. The last three are None if dtype or shape differ; `max_abs_difference` is None as
+    well if it is not finite.
+    """
+    ours, theirs = (dict(flatten(Header.to_json(state))) for state in (a, b))
+    header = [
+        {"field": name, "a": ours.get(name), "b": theirs.get(name)}
+        for name in {**ours, **theirs}
+        if name not in ours or name not in theirs or _typed(ours[name]) != _typed(theirs[name])
+    ]
+    names = sorted({*a.tensors, *b.tensors})
+    found = [_compare_tensors(name, a.tensors.get(name), b.tensors.get(name)) for name in names]
+    tensors = [one for one in found if one is not None]
+    return {"equal": not header and not tensors, "tensors_compared": len(names), "header": header, "tensors": tensors}
+
+
+def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> dict[str, Any] | None:
+    entry = {"name": name, "a": _name_type(a), "b": _name_type(b)}
+    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
+        return {**entry, "elements": None, "differing": None, "max_abs_difference": None}
+    flat = [tensor.reshape(-1) for tensor in (a, b)]
+    ours, theirs = (one.view(torch.uint8).view(-1, one.element_size()) for one in flat)
+    unequal = (ours != theirs).any(-1)
+    if not unequal.any():
+        return None
+    x, y = (one[unequal].double() for one in flat)
+    distance = float((x - y).abs().max())
+    distance_or_none = distance if math.isfinite(distance) else None
+    return {**entry, "elements": a.numel(), "differing": len(x), "max_abs_difference": distance_or_none}
+
+
+def _name_type(tensor: Tensor | None) -> str | None:
+    return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return the path, such as `a.b[0].c`, and the value of every field of a JSON document."""
+    if isinstance(value, dict) and value:
+        return [one for k, v in value.items() for one in flatten(v, f"{path}.{k}" if path else str(k))]
+    if isinstance(value, (list, tuple)) and value:
+        return [one for i, v in enumerate(value) for one in flatten(v, f"{path}[{i}]")]
+    return [(path, value)]
+
+
+def _typed(value: Any) -> Any:
+    """Tell True from 1, but not 1 from 1.0, which JSON may mix up."""
+    return (isinstance(value, bool), list(value) if isinstance(value, tuple) else value)

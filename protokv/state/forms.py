@@ -1,85 +1,135 @@
-"""The form of a path: the suffix chooses it, and `s3://`, `gs://` and `az://` put the one file into an object store.
+"""The forms of a state that are one file: `.safetensors` and `.pt`. `protokv.state.zarr` has the folder.
 
-A form that lives elsewhere registers its `Form` under its suffix, as an entry point of the group `protokv.forms`.
+A form says how the document and the tensors of a state lie in the bytes at a path, and nothing else; locks, commits and
+kept commits are the same for all (`protokv.state.store`).
+
+`.safetensors` has 8 bytes with the length of the head, the head as JSON, and the tensors. The document is the
+entry `protokv` of `__metadata__` in the head. The own `save_file` of the library takes four times as long and hides why
+a write failed.
+https://github.com/huggingface/safetensors#format
+
+`.pt` is `{"protokv": document, "tensors": {name: tensor}}`, for `torch.load(weights_only=True)`, which runs no code.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
-from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import entry_points
-from pathlib import PurePath
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import BinaryIO, ClassVar
 
-from protokv.errors import SourceError, StateError, UnknownForm, did_you_mean
-from protokv.state.form import KEPT_SUFFIX, Form, StatePath
-from protokv.state.objects import ObjectForm
-from protokv.state.pt import PtForm
-from protokv.state.safetensors import SafetensorsForm
-from protokv.state.zarr import ZarrForm
-from protokv.texts import find_broken
-from protokv.video.address import VIDEO_SUFFIXES
+import torch
+from safetensors import safe_open
+from torch import Tensor
 
-DEFAULT_SUFFIX = ".safetensors"
-
-# File systems allow names of 255 bytes; the suffix and the names of kept and unfinished commits take some of them.
-_LONGEST_STEM_BYTES = 200
-
-_OWN: Mapping[str, type[Form]] = {one.suffix: one for one in (SafetensorsForm, ZarrForm, PtForm)}
-
-_URL = re.compile(r"[a-z][a-z0-9+.-]+://")
+from protokv.errors import StateCorrupt
+from protokv.state.commit import write_file
+from protokv.state.header import KEY, NAMES, State, digest_tensors, tensor_bytes, unseal
 
 
-@cache
-def load_forms() -> Mapping[str, type[Form]]:
-    """Return the forms by suffix: those of this package and the registered ones."""
-    return {one.name: one.load() for one in entry_points(group="protokv.forms")} | dict(_OWN)
+class Stored:
+    """A state whose header is read and verified. Its tensors are mapped, not read yet.
 
-
-def is_url(path: StatePath) -> bool:
-    """Return True if a path names a place outside the file system."""
-    return isinstance(path, str) and _URL.match(path) is not None
-
-
-def name_state(stem: str) -> str:
-    """Return the file name of a state for what it is of; a long one is cut, and ends in a digest of all of it."""
-    name = os.fsencode(stem)
-    if len(name) > _LONGEST_STEM_BYTES:
-        stem = f"{name[: _LONGEST_STEM_BYTES - 9].decode(errors='ignore')}-{hashlib.sha256(name).hexdigest()[:8]}"
-    return stem + DEFAULT_SUFFIX
-
-
-def find_suffix(path: StatePath) -> str | None:
-    """Return the suffix that chooses the form of a state or kept commit; None if there is none."""
-    name = KEPT_SUFFIX.sub("", os.fspath(path).rstrip("/"))
-    return next((suffix for suffix in load_forms() if name.endswith(suffix)), None)
-
-
-def open_form(path: StatePath, *, to_read: bool = False) -> Form:
-    """Return the form of a state at this path. With `to_read`, a file without a suffix has the default form.
-
-    Raises:
-        UnknownForm: the suffix names no form, or it is that of a video; or the path is not UTF-8.
-        StateError: a package that the form needs is not installed.
+    Attributes:
+        header: of the state.
+        nbytes: the stored bytes.
     """
-    if find_broken(str(path)) is not None:
-        # Found out by the libraries of the forms only when a whole video is watched.
-        raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
-    suffix, outside = find_suffix(path), is_url(path)
-    if to_read and suffix is None and not outside:
-        if PurePath(path).suffix.lower() in VIDEO_SUFFIXES:
-            watch = f"watch it first: protokv ingest {path}; it writes {PurePath(path).stem}{DEFAULT_SUFFIX}"
-            raise UnknownForm(f"{path} is a video, not a state", hint=watch)
-        suffix = DEFAULT_SUFFIX
-    known = {name: one for name, one in load_forms().items() if not outside or one.kind == "file"}
-    if suffix not in known:
-        raise UnknownForm(
-            f"expected a path that ends in one of {', '.join(sorted(known))}, got {path}",
-            hint=did_you_mean(PurePath(path).suffix, known) or "choose another name",
-        )
-    try:
-        return ObjectForm(os.fspath(path), known[suffix]) if outside else known[suffix](path)
-    except SourceError as error:
-        raise StateError(error.message, hint=error.hint) from error
+
+    def __init__(self, document: object, tensors: Mapping[str, Tensor], nbytes: int) -> None:
+        """Check everything that needs no byte of a tensor.
+
+        Raises:
+            StateCorrupt: document and tensors are no state; the tensor or field is named.
+            StateMismatch: a newer version wrote it.
+        """
+        self.header, self._digests = unseal(document)
+        self._tensors, self.nbytes = tensors, nbytes
+        if set(self._digests) != set(tensors):
+            raise StateCorrupt("digests: expected one for every tensor and no other")
+        for name, one in tensors.items():
+            if not isinstance(one, Tensor) or one.dtype not in NAMES or not one.is_contiguous():
+                raise StateCorrupt(f"tensor {name}: expected a tensor whose numbers lie in order")
+        # Tensors that share bytes could take far more memory than the file.
+        if (needed := sum(one.nbytes for one in tensors.values())) > nbytes:
+            raise StateCorrupt(f"tensors of {needed} bytes do not fit the file")
+
+    def read(self, verify: bool = True, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Return copies of the tensors, or of those named; check their digests if `verify`. StateCorrupt."""
+        copies = {name: one.clone() for name, one in self._tensors.items() if names is None or name in names}
+        for name, digest in digest_tensors(copies).items() if verify else ():
+            if digest != self._digests[name]:
+                raise StateCorrupt(f"tensor {name}: its bytes are not those that were saved")
+        return copies
+
+
+class Form(ABC):
+    """How a state lies at a path: `suffix` chooses it, and `is_folder` says what is there."""
+
+    suffix: ClassVar[str]
+    is_folder: ClassVar[bool] = False
+
+    @abstractmethod
+    def write(self, path: Path, document: str, state: State) -> None:
+        """Create and sync the file or folder. The tensors are contiguous and on the CPU. OSError."""
+
+    @abstractmethod
+    def map(self, path: Path) -> Stored:
+        """Map the tensors of the file or folder. An exception of a library means that it is no state."""
+
+    def is_foreign(self, path: Path) -> bool:
+        """Return True if what is at the path is no state, damaged or not, and must not be replaced."""
+        return not path.is_file()
+
+
+class SafetensorsForm(Form):
+    """One `.safetensors` file."""
+
+    suffix = ".safetensors"
+
+    def write(self, path: Path, document: str, state: State) -> None:
+        """Write the head and the tensors."""
+        # The widest dtypes come first, so that every tensor is aligned to its element size.
+        order = sorted(state.tensors.items(), key=lambda one: (-one[1].element_size(), one[0]))
+        begin, entries = 0, {}
+        for name, tensor in order:
+            end = begin + tensor.nbytes
+            entry = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+            entries[name], begin = entry, end
+        head = json.dumps({"__metadata__": {KEY: document}, **entries}, separators=(",", ":")).encode()
+        head += b" " * (-len(head) % 8)
+
+        def fill(file: BinaryIO) -> None:
+            file.write(len(head).to_bytes(8, "little") + head)
+            for _, tensor in order:
+                file.write(tensor_bytes(tensor).data)
+
+        write_file(path, fill)
+
+    def map(self, path: Path) -> Stored:
+        """Map the file. The library checks the head, offsets and shapes against its size."""
+        with safe_open(path, framework="pt", device="cpu") as library:
+            tensors = {name: library.get_tensor(name) for name in library.keys()}  # noqa: SIM118
+            return Stored((library.metadata() or {}).get(KEY), tensors, path.stat().st_size)
+
+
+class PtForm(Form):
+    """One `.pt` file."""
+
+    suffix = ".pt"
+
+    def write(self, path: Path, document: str, state: State) -> None:
+        """Write the file with torch.save, which writes whole storages: each tensor gets its own."""
+        content = {KEY: document, "tensors": {name: one.clone() for name, one in sorted(state.tensors.items())}}
+        try:
+            write_file(path, lambda file: torch.save(content, file))
+        except RuntimeError as error:
+            # torch hides the error of the file in its own.
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+
+    def map(self, path: Path) -> Stored:
+        """Map the tensors; none is larger than the file."""
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(content, dict) or not isinstance(content.get("tensors"), dict):
+            raise StateCorrupt(f"a file of torch.save but no state: it lacks the field {KEY}")
+        return Stored(content.get(KEY), content["tensors"], path.stat().st_size)

@@ -1,20 +1,27 @@
 """A state: its `Header`, its tensors, and the sealed document that goes with them into every form.
 
-A state is a header of plain values and tensors by name. The header says which model made it, how its memory is
-configured, where the stream stands and what was watched. `seal` makes one JSON document of the header, a digest of
-every tensor and a digest of itself; `unseal` refuses a document that was changed. Knows no models and not what the
-tensors mean.
+The header says which model made the state, how its memory is configured, where the stream stands and what was watched.
+`seal` makes one JSON document of the header, a digest of every tensor and a digest of itself; `unseal` refuses a
+document that was changed. Digests find accidents and are no signatures: anybody who can write a state can write
+matching ones. A tensor has an XXH3 of 128 bits (https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md) over
+dtype, shape and bytes, which is as fast as memory; the document has a SHA-256. Knows no models.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
 from protokv import __version__
@@ -22,7 +29,6 @@ from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt, StateError, StateMismatch, shown
-from protokv.state.digest import canonical_json, digest_document
 
 FORMAT_VERSION = 1
 
@@ -32,8 +38,25 @@ KEY = "protokv"
 # Of a document, which takes 20 kB; readers of some forms look no further.
 MOST_BYTES = 1 << 20
 
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The dtypes that a state can hold, with their names in safetensors."""
+
 # A tensor's name is a path of names, such as `bank.key_center`; forms with groups lay it out as such.
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
+
+# More threads do not help: a few cores hash as fast as memory delivers.
+_THREADS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +105,11 @@ class Header:
 class State(Header):
     """A header and the tensors by name, on any device; after loading they are on the CPU.
 
-    `tensor_info` describes them in forms that can hold it; it is not read back.
+    `specs` describe tensors in forms that can hold it (axes, meaning, unit); they are not read back.
     """
 
     tensors: Mapping[str, Tensor]
-    tensor_info: Mapping[str, TensorSpec] = field(default_factory=dict)
+    specs: Iterable[TensorSpec] = ()
 
     @classmethod
     def join(cls, header: Header, tensors: Mapping[str, Tensor]) -> State:
@@ -94,22 +117,52 @@ class State(Header):
         return cls(**{f.name: getattr(header, f.name) for f in fields(Header)}, tensors=tensors)
 
 
-def check_tensor_names(names: Iterable[str]) -> None:
-    """Check that names are plain words joined by dots: they become paths. StateCorrupt, naming the tensor."""
+def tensor_bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    """Return the bytes of a contiguous CPU tensor of any dtype, `[nbytes]` uint8, sharing its memory."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+def digest_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the digests of contiguous CPU tensors by name; computed a few at a time, as hashing releases the GIL."""
+
+    def digest(tensor: Tensor) -> str:
+        made: Any = xxhash.xxh3_128()
+        made.update(memoryview(f"{NAMES[tensor.dtype]}{list(tensor.shape)}\n".encode()))
+        made.update(tensor_bytes(tensor).data)
+        return str(made.hexdigest())
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
+
+
+def canonical_json(document: Mapping[str, Any]) -> str:
+    """Return a document as JSON with sorted keys, no spaces, ASCII. Raise ValueError on NaN and infinities."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def digest_document(document: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical text of a document."""
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
+
+
+def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if not _TENSOR_NAME.fullmatch(name):
             raise StateCorrupt(f"tensor {shown(name)}: not a name that a tensor can have here")
 
 
-def seal(state: State, digests: Mapping[str, str]) -> str:
-    """Return the document of a state: its header, the digests of its tensors, and the digest of both, as JSON.
+def seal(state: State) -> str:
+    """Return the document of a state, whose tensors are contiguous and on the CPU, as JSON.
 
     Raises:
-        StateError: the header could not be read again, or is too long.
+        StateError: a tensor or the header could not be read again, or the header is too long.
     """
+    for name, tensor in state.tensors.items():
+        if tensor.dtype not in NAMES:
+            raise StateError(f"tensor {name}: a state cannot hold {tensor.dtype}")
     try:
-        check_tensor_names(state.tensors)
-        document: dict[str, Any] = {"header": state.to_json(), "digests": digests}
+        _check_names(state.tensors)
+        document: dict[str, Any] = {"header": state.to_json(), "digests": digest_tensors(state.tensors)}
         text = canonical_json({**document, "digest": digest_document(document)})
         Header.from_json(document["header"])
     except (TypeError, ValueError) as error:
@@ -136,5 +189,5 @@ def unseal(text: object) -> tuple[Header, dict[str, str]]:
         raise StateCorrupt(f"header: there is no state of protokv in it ({shown(error)})") from error
     if not intact:
         raise StateCorrupt("header: it is not the one that was saved")
-    check_tensor_names(digests)
+    _check_names(digests)
     return Header.from_json(document.get("header")), digests

@@ -7,9 +7,8 @@ model, memory, rate and sources.
 
 from __future__ import annotations
 
-import os
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from protokv.core.backbone import Backbone
@@ -17,12 +16,11 @@ from protokv.core.session import Session
 from protokv.errors import StateError, StateNotFound
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import from_state, load_recorded_backbone, read_config
-from protokv.state.form import Form, StatePath, Stored
-from protokv.state.forms import open_form
+from protokv.state.forms import Stored
 from protokv.state.header import Header, State
-from protokv.state.sources import describe_sources, is_before, source_records
+from protokv.state.sources import WallClockLog, describe_sources, is_before, source_records
+from protokv.state.store import StatePath, Store, find_store
 from protokv.state.thumbnails import Thumbnail, Thumbnails
-from protokv.state.wall_clock import WallClockLog
 from protokv.timings import Timings, stage
 from protokv.words.transcript import Transcript
 
@@ -30,31 +28,34 @@ from protokv.words.transcript import Transcript
 ROUNDING_S = 5e-4
 
 
+@dataclass(frozen=True)
 class Reader:
-    """One commit of a state.
+    """One commit of a state. What is read from the path raises as `load_state`.
 
-    Every property that is read from the path raises a `StateError`: `StateNotFound` if nothing is there any more,
-    `StateCorrupt` if it is damaged. A commit that comes meanwhile may be newer than `header`; what `state` and
-    `session` hold is one commit.
+    A commit that comes meanwhile may be newer than `header`; what `state` and `session` hold is one commit.
 
     Attributes:
         path: where the state is.
         header: of the current commit.
+        file_bytes: its stored bytes, without kept commits.
         at_s: `state` and `session` are the newest kept commit not after this stream time, in seconds; None: the last.
         verify: whether the digests of the tensors are checked.
     """
 
-    def __init__(self, path: StatePath, header: Header, *, at_s: float | None = None, verify: bool = True) -> None:
-        self.path, self.header, self.at_s, self.verify = path, header, at_s, verify
+    path: StatePath
+    header: Header
+    file_bytes: int
+    at_s: float | None = None
+    verify: bool = True
 
     @classmethod
     def open(cls, path: StatePath, *, at_s: float | None = None, verify: bool = True) -> Reader:
         """Read and verify the header of a state; arguments as the attributes. Raises as `load_state`."""
-        return cls(path, open_form(path, to_read=True).read_header(), at_s=at_s, verify=verify)
+        return cls(path, *find_store(path, to_read=True).read_header(), at_s, verify)
 
     def at(self, at_s: float | None) -> Reader:
         """Return the reader of the newest kept commit not after this stream time; nothing is read yet."""
-        return Reader(self.path, self.header, at_s=at_s, verify=self.verify)
+        return replace(self, at_s=at_s)
 
     @cached_property
     def config(self) -> MemoryConfig:
@@ -79,20 +80,7 @@ class Reader:
     @cached_property
     def commits_s(self) -> list[float]:
         """The stream times that `at` can read, in seconds, ascending; the last is the current commit's."""
-        return [time_s for time_s, _ in _list_commits(open_form(self.path, to_read=True))]
-
-    @cached_property
-    def file_bytes(self) -> int:
-        """The stored bytes, without kept commits."""
-        return open_form(self.path, to_read=True).stored_bytes()
-
-    @cached_property
-    def committed_at(self) -> float | None:
-        """When it was last committed, in seconds since 1970; None if the place does not tell."""
-        try:
-            return Path(os.fspath(self.path)).stat().st_mtime
-        except (OSError, ValueError):
-            return None
+        return [time_s for time_s, _ in _list_commits(find_store(self.path, to_read=True))]
 
     @cached_property
     def state(self) -> State:
@@ -136,7 +124,6 @@ def load(
     device_map: str | None = None,
     at_s: float | None = None,
     verify: bool = True,
-    timings: Timings | None = None,
 ) -> Session:
     """Read a session back.
 
@@ -148,24 +135,17 @@ def load(
         device_map: spread it over all devices instead; see `load_backbone`.
         at_s: read the newest kept commit that is not after this stream time, in seconds.
         verify: check the digests of the tensors; their shapes are checked in any case.
-        timings: add up the seconds of each stage here.
 
     Raises:
         StateError: the state is missing, damaged, or made by another model.
         ModelError: the model cannot be loaded.
     """
-    with stage(timings, "state"):
-        reader = Reader.open(path, at_s=at_s, verify=verify)
-    return reader.session(backbone, revision=revision, timings=timings, device=device, device_map=device_map)
+    reader = Reader.open(path, at_s=at_s, verify=verify)
+    return reader.session(backbone, revision=revision, device=device, device_map=device_map)
 
 
 def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = None) -> State:
-    """Read a state; its tensors are on the CPU.
-
-    Args:
-        path: where it is.
-        verify: check the digests of the tensors.
-        at_s: read the newest kept commit that is not after this stream time, in seconds.
+    """Read a state; its tensors are on the CPU. Arguments as `load`.
 
     Raises:
         StateNotFound: nothing is there, or nothing at or before `at_s`; the message lists the commits.
@@ -173,10 +153,14 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
         StateCorrupt: the state is damaged or hostile; names the tensor or field if possible.
         StateError: it cannot be read.
     """
-    form = open_form(path, to_read=True)
+
+    def read(stored: Stored) -> State:
+        return State.join(stored.header, stored.read(verify))
+
+    store = find_store(path, to_read=True)
     if at_s is None:
-        return form.read(verify=verify)
-    commits, latest = _list_commits(form), at_s + ROUNDING_S
+        return store.look(read)
+    commits, latest = _list_commits(store), at_s + ROUNDING_S
     fit = [at for time_s, at in commits if time_s <= latest]
     if not fit:
         listed = ", ".join(f"{time_s:g} s" for time_s, _ in commits)
@@ -184,7 +168,7 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
             f"{path} has no commit at or before {at_s:g} s; it has those at {listed}",
             hint="`protokv ingest --every 30s --keep 20` keeps earlier commits",
         )
-    state = form.read(fit[-1], verify=verify)
+    state = store.look(read, fit[-1])
     if state.clock.stream_time_s > latest:
         raise StateError(f"{path} was replaced meanwhile", hint="try again")
     return state
@@ -198,12 +182,12 @@ def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
         found = Thumbnails.read(stored.read(names=[spec.name for spec in Thumbnails.declare()]))
         return stored.header, found.all() if found else []
 
-    return open_form(path, to_read=True).look(None, read)
+    return find_store(path, to_read=True).look(read)
 
 
-def _list_commits(form: Form) -> list[tuple[float, str | None]]:
+def _list_commits(store: Store) -> list[tuple[float, str | None]]:
     """Return stream time and place of the kept commits and of the current state (place None), ascending."""
     # Read this first: a commit that comes in between is later than this one.
-    now = form.read_header()
-    past = [(header.clock.stream_time_s, at) for at, header in form.list_kept() if is_before(header, now)]
+    now, _ = store.read_header()
+    past = [(header.clock.stream_time_s, at) for at, header in store.list_kept() if is_before(header, now)]
     return [*sorted(past), (now.clock.stream_time_s, None)]

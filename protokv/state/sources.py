@@ -3,14 +3,17 @@
 The record of a single source is a plain JSON object. After further sources it has three more fields: `earlier`, the
 records of the sources before it, and `first_step` and `start_s`, where in the stream it begins. The `fingerprint` of a
 record identifies the source; `same_stream` and `is_before` compare states by it. The record of a live source has a
-`WallClockLog`.
+`WallClockLog` as `live`.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -19,6 +22,12 @@ from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, shown
 from protokv.state.header import Header
 from protokv.video import Damage
+
+# The newest gaps and anchors of a live source are kept.
+MOST = 64
+
+# Smaller differences are adjustments of a clock.
+STEADY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +56,7 @@ class SourcePart:
 
 def read_source_part(header: Header) -> SourcePart:
     """Return the segment of the last source of a state. StateCorrupt if its record makes no sense."""
-    known = {
-        name: value for name, value in (header.source or {}).items() if name in ("first_step", "start_s", "earlier")
-    }
-    try:
-        return msgspec.convert({**known, "done": header.complete}, SourcePart)
-    except msgspec.ValidationError as error:
-        raise StateCorrupt(f"source: {shown(error)}") from None
+    return _convert({**(header.source or {}), "done": header.complete}, SourcePart)
 
 
 def next_source_part(header: Header) -> SourcePart:
@@ -91,32 +94,9 @@ def same_stream(a: Header, b: Header) -> bool:
 
 def _identity(header: Header) -> str:
     """Return the fields that never change within a stream, as JSON, where a list equals a tuple."""
-    model = asdict(header.backbone)
     # A model may have moved.
-    del model["name"], model["revision"]
+    model = {**asdict(header.backbone), "name": None, "revision": None}
     return json.dumps({"model": model, "memory": dict(header.memory), "fps": header.clock.fps}, sort_keys=True)
-
-
-def describe_sources(header: Header) -> list[dict[str, Any]]:
-    """Return a plain JSON record of each source, in order.
-
-    Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time), `complete` (watched
-    to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` (source time).
-    """
-    try:
-        records = msgspec.convert(source_records(header), tuple[_Record, ...])
-    except msgspec.ValidationError as error:
-        raise StateCorrupt(f"source: {shown(error)}") from None
-    found = []
-    for record, after in zip(records, (*records[1:], None), strict=True):
-        reached_s = header.clock.stream_time_s if after is None else after.start_s
-        ended = header.complete or after is not None
-        damage = Damage.from_dict(record.damage)
-        end_s = end_time(reached_s, record.start_s, record.duration_s, header.clock) if ended else reached_s
-        row = asdict(record) | {"end_s": end_s, "complete": ended, "damage": None if damage.ok else asdict(damage)}
-        del row["duration_s"]
-        found.append(row)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +111,132 @@ class _Record:
     damage: Any = None
 
 
+def describe_sources(header: Header) -> list[dict[str, Any]]:
+    """Return a plain JSON record of each source, in order.
+
+    Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time), `complete` (watched
+    to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` (source time).
+    """
+    records, found = _convert(source_records(header), tuple[_Record, ...]), []
+    for record, after in zip(records, (*records[1:], None), strict=True):
+        end_s, ended = header.clock.stream_time_s if after is None else after.start_s, header.complete or bool(after)
+        if ended:
+            end_s = end_time(end_s, record.start_s, record.duration_s, header.clock)
+        damage = Damage.from_dict(record.damage)
+        row = asdict(record) | {"end_s": end_s, "complete": ended, "damage": None if damage.ok else asdict(damage)}
+        del row["duration_s"]
+        found.append(row)
+    return found
+
+
 def end_time(reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock) -> float:
     """Return the stream time at which a source ended; its last step may reach beyond that, to `reached_s`."""
     if duration_s is None or not reached_s - clock.step_seconds < start_s + duration_s < reached_s:
         return reached_s
     return start_s + duration_s
+
+
+def _convert(value: object, kind: Any) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise StateCorrupt(f"source: {shown(error)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The source was lost from stream time `from_s` to `to_s` (None: it still is); `why` in a few words."""
+
+    from_s: float
+    to_s: float | None
+    why: str
+
+
+@dataclass(slots=True)
+class WallClockLog:
+    """When a live stream began, what it missed, and which stream time was which time of day; bounded.
+
+    Stream times are seconds of the whole stream, real times are seconds since 1970 in UTC.
+
+    Attributes:
+        stream: identifies this stream; another stream of the same camera has another.
+        anchors: pairs of stream time and real time; both run alike between two of them. The first is the beginning.
+        gaps: the newest gaps, oldest first.
+        gaps_in_all: how many gaps there were.
+        lost_s: their total length.
+        frames_dropped: sampled frames that the model had no time for.
+        frames_damaged: frames that could not be decoded, or are damaged.
+        committed_at: real time of this commit.
+    """
+
+    stream: str = field(default_factory=lambda: uuid.uuid4().hex)
+    anchors: list[tuple[float, float]] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    gaps_in_all: int = 0
+    lost_s: float = 0.0
+    frames_dropped: int = 0
+    frames_damaged: int = 0
+    committed_at: float = 0.0
+
+    def add_anchor(self, stream_s: float, real_s: float) -> None:
+        """Note the real time at a stream time; keep it if it does not follow from the anchors."""
+        if not self.anchors or abs(self.real_time(stream_s) - real_s) > STEADY_S:
+            del self.anchors[1 : max(1, len(self.anchors) - MOST + 2)]
+            self.anchors.append((stream_s, real_s))
+
+    def begin_gap(self, from_s: float, why: str) -> None:
+        """Begin a gap, unless the source is lost already."""
+        if not self.lost:
+            self.gaps = [*self.gaps[1 - MOST :], Gap(from_s, None, " ".join(why.split())[:200])]
+            self.gaps_in_all += 1
+
+    def end_gap(self, to_s: float) -> Gap | None:
+        """End the gap and return it; None if there was none."""
+        if not self.lost:
+            return None
+        self.gaps[-1] = gap = replace(self.gaps[-1], to_s=max(to_s, self.gaps[-1].from_s))
+        self.lost_s += to_s - gap.from_s
+        return gap
+
+    @property
+    def lost(self) -> bool:
+        """True while the source is lost."""
+        return bool(self.gaps) and self.gaps[-1].to_s is None
+
+    def real_time(self, stream_s: float) -> float:
+        """Return the real time at a stream time, by the last anchor before it."""
+        known = [one for one in self.anchors if one[0] <= stream_s] or self.anchors[:1]
+        return known[-1][1] + stream_s - known[-1][0]
+
+    def stream_time(self, real_s: float) -> float:
+        """Return the stream time at a real time; minus infinity before the beginning."""
+        until_s = math.inf
+        for stream_s, since_s in reversed(self.anchors):
+            if since_s <= real_s:
+                # Real time between two anchors may be longer than stream time; the rest belongs to the next anchor.
+                return min(stream_s + real_s - since_s, until_s)
+            until_s = stream_s
+        return -math.inf
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the log for people, with real times as dates in UTC."""
+
+        def date(real_s: float) -> str:
+            return datetime.fromtimestamp(real_s, UTC).isoformat(timespec="seconds")
+
+        counts = {name: getattr(self, name) for name in ("gaps_in_all", "lost_s", "frames_dropped", "frames_damaged")}
+        gaps = [{"from": date(self.real_time(one.from_s)), **asdict(one)} for one in self.gaps]
+        dates = {"began": date(self.anchors[0][1]), "committed": date(self.committed_at)}
+        return {**dates, "lost": self.lost, **counts, "gaps": gaps}
+
+    @classmethod
+    def read(cls, source: Mapping[str, Any] | None) -> WallClockLog | None:
+        """Return the log in the record of a source; None if it was not live. StateCorrupt if it makes no sense."""
+        if (record := (source or {}).get("live")) is None:
+            return None
+        try:
+            found = msgspec.convert(record, cls)
+            found.describe()
+        except (msgspec.ValidationError, LookupError, ValueError, OverflowError) as error:
+            raise StateCorrupt("source.live: it makes no sense") from error
+        return found

@@ -71,8 +71,8 @@ class Thumbnails(Attachment):
         if not own:
             return None
         check_shapes(tensor_shapes(own), [replace(spec, optional=False) for spec in cls.declare()])
-        found = cls(MOST)
-        found.take(own)
+        found, files = cls(MOST), [bytes(one).rstrip(b"\0") for one in own[_JPEG].numpy()]
+        found._kept = list(map(Thumbnail, own[_STEP].tolist(), own[_TIME].tolist(), files))
         return found
 
     @property
@@ -86,9 +86,9 @@ class Thumbnails(Attachment):
         while math.ceil((step + 1) / stride) > self.most:
             stride *= 2
         self._kept = [one for one in self._kept if one.step % stride == 0]
-        if step % stride == 0:
-            self._kept.append(Thumbnail(step, time_s, encode_jpeg(picture)))
         self._last = (step, time_s, picture)
+        if step % stride == 0:
+            self._kept = self.all()
 
     def all(self) -> list[Thumbnail]:
         """Return them in the order of the stream."""
@@ -109,12 +109,6 @@ class Thumbnails(Attachment):
             _STEP: torch.tensor([one.step for one in found]),
             _TIME: torch.tensor([one.time_s for one in found], dtype=torch.float64),
         }
-
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take those of a state."""
-        files = [bytes(one).rstrip(b"\0") for one in tensors[_JPEG].numpy()]
-        steps, times_s = tensors[_STEP].tolist(), tensors[_TIME].tolist()
-        self._kept, self._last = list(map(Thumbnail, steps, times_s, files)), None
 
 
 def shrink(image: Picture) -> Picture:

@@ -12,17 +12,16 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt, StateError, StateMismatch, StateNotFound
 from protokv.state.checkpoint import to_state
-from protokv.state.form import Form, StatePath
-from protokv.state.forms import open_form
 from protokv.state.header import Header, State
 from protokv.state.sources import is_before, list_fingerprints, same_stream
+from protokv.state.store import StatePath, find_store
 
 
 def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
@@ -38,45 +37,16 @@ def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = N
         StateLocked: another writer is writing the state.
         StateError: the state cannot be written; the old one is still there.
     """
-    with Writer(path) as writer:
-        (committed,) = writer.commit(to_state(session, source=source, complete=complete), wait=True)
-    return committed.file_bytes
+    return save_state(to_state(session, source=source, complete=complete), path).file_bytes
 
 
-def save_state(state: State, path: StatePath) -> None:
+def save_state(state: State, path: StatePath) -> Committed:
     """Write a state, as `save` a session."""
-    with open_form(path) as form:
-        form.replace(state)
+    with Writer(path) as writer:
+        return writer.commit(state, wait=True)[-1]
 
 
-def commit(form: Form, state: State, keep: int | None = None) -> None:
-    """Save a state and keep the last `keep` commits, including this one. With None, keep and remove nothing.
-
-    The oldest commits are removed last. A crash leaves at most one commit too many, which the next commit removes; of
-    a folder, or one too few.
-
-    Raises:
-        StateLocked: another writer has committed meanwhile.
-        StateError: it cannot be written; the old state is still there.
-    """
-    before = None
-    if keep is not None and keep > 1:
-        with suppress(StateNotFound, StateCorrupt, StateMismatch):
-            before = form.read_header()
-    form.replace(state, before if before is not None and is_before(before, state) else None)
-    if keep is None:
-        return
-    # The new state is in place. A writer that may not list or remove leaves the others to the next commit.
-    with suppress(StateError):
-        ours = [(header, at) for at, header in form.list_kept() if same_stream(header, state)]
-        past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_before(header, state))
-        stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
-        for at in {at for _, at in ours} - stay:
-            form.retire(at)
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """A state on disk: its steps, stream time in seconds and bytes."""
 
     steps: int
@@ -101,20 +71,19 @@ class Writer:
         """
         if keep is not None and keep < 1:
             raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
-        self.path = path
-        self._background = background
-        self._form, self._keep = open_form(path), keep
+        self.path, self._keep, self._background = path, keep, background
+        self._store = find_store(path)
         self._pool: ThreadPoolExecutor | None = None
         self._in_flight: Future[Committed] | None = None
 
     @property
     def locked(self) -> bool:
         """True if a second writer is refused; False on a file system without locks."""
-        return self._form.locked
+        return self._store.locked
 
     def __enter__(self) -> Self:
         """Take the right to write. StateError if a state cannot be written there; StateLocked if another has it."""
-        self._form.__enter__()
+        self._store.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
@@ -125,7 +94,7 @@ class Writer:
             if kind is None:
                 self.collect()
         finally:
-            self._form.__exit__()
+            self._store.__exit__()
 
     def commit(self, state: State, *, wait: bool = False) -> list[Committed]:
         """Save a state; its tensors may change as soon as this returns. With `wait`, return when it is on disk.
@@ -153,13 +122,29 @@ class Writer:
         return [write.result()]
 
     def _write(self, state: State) -> Committed:
-        commit(self._form, state, self._keep)
-        return Committed(state.clock.steps, state.clock.stream_time_s, self._form.stored_bytes())
+        store, before = self._store, None
+        if self._keep is not None and self._keep > 1:
+            with suppress(StateNotFound, StateCorrupt, StateMismatch):
+                before, _ = store.read_header()
+        store.replace(state, before if before is not None and is_before(before, state) else None)
+        if self._keep is not None:
+            # The new state is in place. A writer that may not list or remove leaves the others to the next commit.
+            with suppress(StateError):
+                self._retire(state, self._keep)
+        return Committed(state.clock.steps, state.clock.stream_time_s, store.read_header()[1])
+
+    def _retire(self, state: State, keep: int) -> None:
+        """Remove all kept commits of this stream but the last ones, the oldest last."""
+        ours = [(header, at) for at, header in self._store.list_kept() if same_stream(header, state)]
+        past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_before(header, state))
+        stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
+        for at in {at for _, at in ours} - stay:
+            self._store.retire(at)
 
 
 def check_target(path: StatePath) -> None:
     """Check that a state could be written to `path`, before hours of work. StateError if not."""
-    open_form(path).check_target()
+    find_store(path).check_target()
 
 
 def check_not_read(target: StatePath, *inputs: object) -> None:
@@ -183,7 +168,7 @@ def check_replaceable(target: StatePath, state: Header) -> None:
         StateError: it cannot be read at the moment.
     """
     try:
-        there = list_fingerprints(open_form(target, to_read=True).read_header())
+        there = list_fingerprints(find_store(target, to_read=True).read_header()[0])
     except StateNotFound:
         return
     except (StateCorrupt, StateMismatch):

@@ -1,6 +1,6 @@
 """Objects at `s3://`, `gs://` and `az://` addresses: list, identify, fetch. Videos and subtitles are read through it.
 
-`protokv.state.objects` writes states with it. Credentials, region and endpoint come from the environment (`AWS_*`,
+`protokv.state.store` writes states with it. Credentials, region and endpoint come from the environment (`AWS_*`,
 `GOOGLE_*`, `AZURE_*`). The extra `object-store` is imported when a store is first used.
 https://developmentseed.org/obstore
 """

@@ -29,8 +29,7 @@ from protokv.ingestion import (
 from protokv.ingestion.live import ConnectionEnd, Mailbox, backoff
 from protokv.memories import DurableConfig
 from protokv.state.reader import Reader
-from protokv.state.sources import SourcePart
-from protokv.state.wall_clock import WallClockLog
+from protokv.state.sources import SourcePart, WallClockLog
 from protokv.video.sampling import Step
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone

@@ -21,7 +21,7 @@ from protokv.errors import SourceDenied, SourceError
 from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, Summary, ingest
 from protokv.memories import DurableConfig
 from protokv.state.reader import Reader
-from protokv.state.wall_clock import WallClockLog
+from protokv.state.sources import WallClockLog
 from tests.ingestion.camera import send
 from tests.mock_backbone import MockBackbone
 from tests.video.test_stream import Quiet, served

@@ -116,7 +116,7 @@ def test_a_commit_that_fails_behind_the_stream_ends_the_ingest_at_once(
     def refuse(*_: object) -> None:
         raise StateError("the disk is gone")
 
-    monkeypatch.setattr("protokv.state.writer.commit", refuse)
+    monkeypatch.setattr(Writer, "_write", refuse)
     monkeypatch.setattr("protokv.ingestion.run.Writer", partial(Writer, background=True))
     path, seen = tmp_path / "s.safetensors", []
     run = ingest(Prepared(4, 200), path, CONFIG, backbone=mock, every=Every(n_steps=3))

@@ -17,7 +17,7 @@ from protokv.core.session import Answer, Session
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
 from protokv.state.reader import load_state
-from protokv.state.wall_clock import WallClockLog
+from protokv.state.sources import WallClockLog
 from protokv.state.writer import save_state
 from tests.cli.conftest import write_video
 from tests.mock_backbone import MockBackbone

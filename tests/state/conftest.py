@@ -10,8 +10,8 @@ import torch
 
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
-from protokv.state.forms import load_forms
 from protokv.state.header import State
+from protokv.state.store import FORMS
 
 if TYPE_CHECKING:
     from tests.state.s3 import S3Server
@@ -64,7 +64,7 @@ def moment(make_state: Callable[..., State], step: int, **changes: Any) -> State
     return make_state(seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes)
 
 
-EVERY_FORM = pytest.mark.parametrize("suffix", sorted(load_forms()))
+EVERY_FORM = pytest.mark.parametrize("suffix", sorted(FORMS))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from protokv.state.compare import compare
+from protokv.state.describe import compare
 from tests.state.conftest import make as make_state
 
 

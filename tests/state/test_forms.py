@@ -13,10 +13,7 @@ import zarr
 
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateError, StateLocked, StateNotFound, UnknownForm
-from protokv.state.digest import NAMES
-from protokv.state.form import Form
-from protokv.state.forms import load_forms, open_form
-from protokv.state.pt import PtForm
+from protokv.state.header import NAMES
 from protokv.state.reader import Reader, load_state
 from protokv.state.writer import Writer, check_target, save_state
 from tests.state.conftest import EVERY_FORM, moment, same
@@ -117,36 +114,25 @@ def test_readers_beside_a_writer_only_ever_see_whole_states(path, make_state):
     assert not wrong
 
 
-def test_the_path_chooses_the_form_and_others_may_be_registered(make_state, tmp_path, monkeypatch):
+def test_the_path_chooses_the_form(make_state, tmp_path):
     for name in ["a.npz", "a", "zarr"]:
         with pytest.raises(UnknownForm, match="safetensors"):
             save_state(make_state(), tmp_path / name)
     with pytest.raises(UnknownForm, match="is a video, not a state"):
         load_state("talk.mp4")
 
-    class Entry:
-        name = ".elsewhere"
-
-        def load(self) -> type[Form]:
-            return PtForm
-
-    monkeypatch.setattr("protokv.state.forms.entry_points", lambda group: [Entry()] if group == "protokv.forms" else [])
-    load_forms.cache_clear()
-    assert open_form(tmp_path / "a.elsewhere").path == tmp_path / "a.elsewhere"
-    load_forms.cache_clear()
-
 
 AXES = ("layer", "kv_head", "prototype")
-INFO = {
-    "bank.mass": TensorSpec("bank.mass", AXES, (2, 3, 11), torch.float32, "tokens in it", "tokens"),
+INFO = (
+    TensorSpec("bank.mass", AXES, (2, 3, 11), torch.float32, "tokens in it", "tokens"),
     # Of another tensor; it is ignored.
-    "near.step": TensorSpec("near.step", AXES, (2, 3, 11), torch.int64, "no such thing"),
-}
+    TensorSpec("near.step", AXES, (2, 3, 11), torch.int64, "no such thing"),
+)
 
 
 def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(make_state, tmp_path):
     xarray = pytest.importorskip("xarray")
-    state, path = make_state(tensor_info=INFO), tmp_path / "a.zarr"
+    state, path = make_state(specs=INFO), tmp_path / "a.zarr"
     save_state(state, path)
     group = zarr.open_group(path, mode="r")
     for name, tensor in state.tensors.items():
@@ -162,14 +148,14 @@ def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(make_state
         assert found["mass"].dims == AXES
 
 
-def test_a_zarr_folder_with_files_of_others_is_not_replaced_and_a_damaged_one_is(make_state, tmp_path):
+def test_a_zarr_folder_of_others_is_not_replaced_and_a_damaged_state_is(make_state, tmp_path):
     path = tmp_path / "a.zarr"
-    for file in ("notes.txt", "near/notes.txt"):
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(StateError, match=r"no \.zarr of ours"):
         save_state(make_state(), path)
-        (path / file).write_text("mine")
-        with pytest.raises(StateError, match="no state of ours"):
-            save_state(make_state(), path)
-        (path / file).unlink()
+    (path / "notes.txt").unlink()
+    save_state(make_state(), path)
     (path / "bank" / "mass" / "c.0.0.0").unlink()
     save_state(make_state(seed=3), path)
     assert same(load_state(path), make_state(seed=3))

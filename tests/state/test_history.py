@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from protokv.errors import StateError, StateNotFound
-from protokv.state import writer
-from protokv.state.forms import open_form
 from protokv.state.reader import Reader, load_state
 from protokv.state.sources import is_before, list_fingerprints, next_source_part, read_source_part
+from protokv.state.store import find_store
 from protokv.state.writer import Writer, save_state
 from tests.state.conftest import EVERY_FORM, same
 from tests.state.conftest import moment as at
 
 
 def commit(state, path: Path, keep: int | None = None) -> None:
-    writer.commit(open_form(path), state, keep)
+    with Writer(path, keep=keep) as writer:
+        writer.commit(state, wait=True)
 
 
 def kept(path: Path) -> list[Path]:
-    return [Path(at) for at, _ in open_form(path).list_kept()]
+    return [Path(at) for at, _ in find_store(path).list_kept()]
 
 
 def times(path: Path) -> list[float]:

@@ -23,12 +23,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from protokv.errors import StateCorrupt, StateMismatch
-from protokv.state.compare import compare
-from protokv.state.describe import convert, describe
-from protokv.state.digest import canonical_json, digest_document
-from protokv.state.forms import load_forms
-from protokv.state.header import FORMAT_VERSION
+from protokv.state.describe import compare, convert, describe
+from protokv.state.header import FORMAT_VERSION, canonical_json, digest_document
 from protokv.state.reader import Reader, load_state, read_thumbnails
+from protokv.state.store import FORMS
 from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, make, same
 
@@ -207,4 +205,4 @@ def test_damaged_bytes_never_load_as_another_state(suffix: str, data: st.DataObj
 
 
 def test_every_form_has_its_hostile_states() -> None:
-    assert HOSTILE.keys() == load_forms().keys()
+    assert HOSTILE.keys() == FORMS.keys()

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
-from protokv.state.digest import NAMES
-from protokv.state.header import FORMAT_VERSION, Header
-from protokv.state.wall_clock import Gap, WallClockLog
+from protokv.state.header import FORMAT_VERSION, NAMES, Header
+from protokv.state.sources import Gap, WallClockLog
 from protokv.video import Damage, SourceInfo
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "format.md"

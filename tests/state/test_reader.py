@@ -29,7 +29,6 @@ def test_a_reader_tells_what_a_state_is_and_asks_any_of_its_commits(path: Path) 
     assert reader.wall_clocks == []
     assert reader.commits_s == [2.0, reader.header.clock.stream_time_s]
     assert reader.file_bytes == path.stat().st_size
-    assert reader.committed_at == path.stat().st_mtime
     assert reader.transcript.lines == []
     past = reader.at(reader.commits_s[0])
     for one, time_s in zip((past, reader), reader.commits_s, strict=True):

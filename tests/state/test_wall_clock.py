@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt
-from protokv.state.wall_clock import MOST, WallClockLog
+from protokv.state.sources import MOST, WallClockLog
 
 STEPS = st.lists(st.tuples(st.floats(0.1, 1e5), st.floats(-1e3, 1e5)), min_size=1, max_size=30)
 

@@ -1,0 +1,349 @@
+"""A state at a path, its lock, its commits and its kept commits: `Store` for a file system, `BucketStore` for objects.
+
+The suffix of the path chooses the form. A commit of `video.safetensors` that is kept lies beside it as
+`video.safetensors@000123.000s`; it is a complete state, and `*.safetensors` does not match it.
+
+At `s3://`, `gs://` and `az://` the one file of `.safetensors` or `.pt` is an object, put whole by one conditional
+request. It replaces the object only if that is still the one which this writer has seen (`If-Match` with its ETag, or
+`If-None-Match: *` where nothing was), so a second writer is found without a lock. S3 takes at most 5 GB in one request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace as changed
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from protokv.errors import (
+    SourceError,
+    SourceNotFound,
+    StateCorrupt,
+    StateError,
+    StateLocked,
+    StateMismatch,
+    StateNotFound,
+    UnknownForm,
+    did_you_mean,
+)
+from protokv.state.commit import (
+    explain_read_errors,
+    explain_write_errors,
+    lock,
+    not_found,
+    recover,
+    replace,
+    retire,
+)
+from protokv.state.forms import Form, PtForm, SafetensorsForm, Stored
+from protokv.state.header import KEY, MOST_BYTES, Header, State, seal, unseal
+from protokv.state.zarr import ZarrForm
+from protokv.texts import find_broken
+from protokv.video.address import VIDEO_SUFFIXES
+from protokv.video.bucket import explain_errors, fetch, list_beginning, open_store
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutMode, PutResult, UpdateVersion
+
+T = TypeVar("T")
+
+StatePath = str | os.PathLike[str]
+
+FORMS: dict[str, Form] = {one.suffix: one for one in (SafetensorsForm(), ZarrForm(), PtForm())}
+DEFAULT_SUFFIX = SafetensorsForm.suffix
+
+# A kept commit has the name of the state with its stream time appended.
+KEPT_SUFFIX = re.compile(r"@(\d{6,}\.\d{3})s$")
+
+# File systems allow names of 255 bytes; the suffix and the names of kept and unfinished commits take some of them.
+_LONGEST_STEM_BYTES = 200
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+://")
+
+
+class Store:
+    """A state at a path in the file system. As a context manager: the right to write there.
+
+    The path holds the old or the new state whole at any time. Every method raises only `StateError` or a subclass:
+    `StateNotFound` if nothing is there, `StateCorrupt` if it is damaged or hostile (naming the tensor or field if
+    possible), `StateMismatch` if a newer version wrote it.
+
+    Attributes:
+        path: where the state is.
+        form: how it lies there.
+        locked: True if a second writer is refused. True only between `__enter__` and `__exit__`, and False there too on
+            a file system without locks.
+    """
+
+    locked: bool = False
+
+    def __init__(self, path: StatePath, form: Form) -> None:
+        """Touch nothing yet."""
+        self.path, self.form = path, form
+
+    @property
+    def _target(self) -> Path:
+        """The path with links resolved, so that a commit replaces the target of a link."""
+        return Path(os.path.realpath(self.path))
+
+    # ---- write ----
+
+    def check_target(self) -> None:
+        """Raise StateError if the folder is missing or not writable, or something other than a state is there."""
+        with explain_write_errors(self.path):
+            target, folder, what = self._target, Path(self.path).parent, f"cannot write the state {self.path}"
+            if not target.parent.is_dir():
+                raise StateError(f"{what}: there is no folder {folder}", hint="create the folder first")
+            if not os.access(target.parent, os.W_OK):
+                raise StateError(f"{what}: {folder} is read-only", hint="choose a folder that you may write to")
+            recover(target)
+            if os.path.lexists(target) and self.form.is_foreign(target):
+                raise StateError(f"{what}: what is there is no {self.form.suffix} of ours", hint="choose another name")
+
+    def __enter__(self) -> Self:
+        """Take the right to write, without waiting. StateError as `check_target`; StateLocked if another has it."""
+        self.check_target()
+        self._lock = lock(self.path)
+        self.locked = self._lock.__enter__()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Give the right back."""
+        self.locked = False
+        self._lock.__exit__(None, None, None)
+
+    def replace(self, state: State, keep: Header | None = None) -> None:
+        """Put a state in place atomically and durably. One thread at a time may call this.
+
+        The old one, which has the header `keep`, becomes a kept commit, unless something has its name; None: it goes.
+
+        Raises:
+            StateLocked: another writer has committed since this store was entered or last committed.
+            StateError: the state cannot be written. In both cases the old state is still there.
+        """
+        self.check_target()
+        with explain_write_errors(self.path):
+            target = self._target
+            kept = None if keep is None else target.with_name(target.name + format_kept_suffix(keep))
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+            plain = changed(state, tensors=tensors)
+            document = seal(plain)
+            replace(
+                target,
+                lambda path: self.form.write(path, document, plain),
+                None if kept is None or os.path.lexists(kept) else kept,
+            )
+
+    # ---- read ----
+
+    def look(self, read: Callable[[Stored], T], at: str | None = None) -> T:
+        """Return `read(stored)` of the kept commit `at` or the current state; again if it was replaced meanwhile."""
+        path = at or self.path
+        target = Path(os.path.realpath(path))
+
+        def identify() -> tuple[int, int]:
+            with suppress(OSError):
+                recover(target)
+            found = target.stat()
+            return found.st_ino, found.st_mtime_ns
+
+        while True:
+            with explain_read_errors(path):
+                seen = identify()
+                try:
+                    if not (target.is_dir() if self.form.is_folder else target.is_file()):
+                        raise StateCorrupt(
+                            f"expected a state, which is a {'folder' if self.form.is_folder else 'file'}"
+                        )
+                    found = read(self.form.map(target))
+                except Exception:
+                    # A folder may have been read in part from the old state, and in part from the new one.
+                    if identify() == seen:
+                        raise
+                    continue
+                if identify() == seen:
+                    return found
+
+    def read_header(self, at: str | None = None) -> tuple[Header, int]:
+        """Read and verify the header alone; return it and the stored bytes of the state, without kept commits."""
+        return self.look(lambda stored: (stored.header, stored.nbytes), at)
+
+    # ---- kept commits ----
+
+    def list_kept(self) -> Iterator[tuple[str, Header]]:
+        """Yield the place and header of each kept commit, of any stream. Skip files that only have such a name."""
+        with explain_read_errors(self.path):
+            target = self._target
+            found = sorted(target.parent.iterdir()) if target.parent.is_dir() else []
+            places = [str(one) for one in found if not one.is_symlink()]
+        yield from self._read_kept(os.fspath(target), places)
+
+    def _read_kept(self, ours: str, places: Iterable[str]) -> Iterator[tuple[str, Header]]:
+        """Yield those of the places that are kept commits of the state at `ours`."""
+        for at in places:
+            if (named := KEPT_SUFFIX.search(at)) and at[: named.start()] == ours:
+                with suppress(StateNotFound, StateCorrupt, StateMismatch):
+                    header, _ = self.read_header(at)
+                    if format_kept_suffix(header) == named[0]:
+                        yield at, header
+
+    def retire(self, at: str) -> None:
+        """Remove a kept commit. If a reader prevents that, the next commit removes it."""
+        with suppress(OSError):
+            retire(self._target, Path(at))
+
+
+class BucketStore(Store):
+    """A state that is one object."""
+
+    def __init__(self, address: str, form: Form) -> None:
+        super().__init__(address, form)
+        self._address = address
+        self._bucket, self._key = open_store(address)
+        self._mode: PutMode = "create"
+
+    def check_target(self) -> None:
+        """Ask for the object, and remember which one is there; of a missing one, ask for its bucket."""
+        with _explain(self._address, "write"):
+            try:
+                self._mode = _condition(self._bucket.head(self._key))
+            except FileNotFoundError:
+                self._mode = "create"
+                any(list_beginning(self._address))
+
+    def __enter__(self) -> Self:
+        """Remember which object is to be replaced."""
+        self.check_target()
+        self.locked = True
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Nothing is held."""
+        self.locked = False
+
+    def replace(self, state: State, keep: Header | None = None) -> None:
+        """Put the object in place; before, let the store copy the old one."""
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
+            path = Path(folder, "state")
+            Store(path, self.form).replace(state)
+            with _explain(self._address, "write"):
+                if keep is not None:
+                    self._bucket.copy(self._key, self._key + format_kept_suffix(keep))
+                try:
+                    put = self._bucket.put(self._key, path, mode=self._mode, use_multipart=False)
+                except (AlreadyExistsError, PreconditionError) as error:
+                    raise StateLocked(
+                        f"the state {self._address} was committed to by another writer meanwhile",
+                        hint="it is not overwritten; continue from the state that is there now, or write elsewhere",
+                    ) from error
+            self._mode = _condition(put)
+
+    def look(self, read: Callable[[Stored], T], at: str | None = None) -> T:
+        """Copy the object into a temporary file and read that."""
+        address = at or self._address
+        with tempfile.TemporaryDirectory(prefix="protokv-") as folder, _explain(address, "read"):
+            fetch(address, path := Path(folder, "state"))
+            with explain_read_errors(address):
+                return read(self.form.map(path))
+
+    def read_header(self, at: str | None = None) -> tuple[Header, int]:
+        """Read the header alone: of a `.safetensors` without the tensors."""
+        address = at or self._address
+        with _explain(address, "read"):
+            found = self._bucket.get(open_store(address)[1], options={"range": (0, 2 * MOST_BYTES)})
+            start = found.bytes().to_bytes()
+        length = int.from_bytes(start[:8], "little")
+        if self.form.suffix == ".safetensors" and length <= len(start) - 8:
+            with explain_read_errors(address):
+                document = json.loads(start[8 : 8 + length])["__metadata__"][KEY]
+                return unseal(document)[0], int(found.meta["size"])
+        return super().read_header(at)
+
+    def list_kept(self) -> Iterator[tuple[str, Header]]:
+        """Yield the objects beside the state whose name and header agree, oldest first."""
+        with _explain(self._address, "read"):
+            places = list(list_beginning(f"{self._address}@"))
+        yield from self._read_kept(self._address, places)
+
+    def retire(self, at: str) -> None:
+        """Delete an object if the store allows it."""
+        with suppress(SourceError), explain_errors(at, "write"):
+            self._bucket.delete(open_store(at)[1])
+
+
+def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
+    """Return the condition that this object is still there. Google asks for a version, the others for a tag."""
+    return cast("UpdateVersion", {name: found[name] for name in ("e_tag", "version") if found.get(name)})
+
+
+@contextmanager
+def _explain(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
+    """Turn an error of the store into a StateError."""
+    try:
+        with explain_errors(os.fspath(address), doing):
+            yield
+    except SourceNotFound:
+        raise not_found(address) from None
+    except SourceError as error:
+        why = error.message.partition(": ")[2]
+        raise StateError(f"cannot {doing} the state {address}: {why}", hint=error.hint) from error
+
+
+def format_kept_suffix(header: Header) -> str:
+    """Return what the name of a kept commit with this header ends in."""
+    return f"@{header.clock.stream_time_s:010.3f}s"
+
+
+def is_url(path: StatePath) -> bool:
+    """Return True if a path names a place outside the file system."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def name_state(stem: str) -> str:
+    """Return the file name of a state for what it is of; a long one is cut, and ends in a digest of all of it."""
+    name = os.fsencode(stem)
+    if len(name) > _LONGEST_STEM_BYTES:
+        stem = f"{name[: _LONGEST_STEM_BYTES - 9].decode(errors='ignore')}-{hashlib.sha256(name).hexdigest()[:8]}"
+    return stem + DEFAULT_SUFFIX
+
+
+def find_suffix(path: StatePath) -> str | None:
+    """Return the suffix that chooses the form of a state or kept commit; None if there is none."""
+    name = KEPT_SUFFIX.sub("", os.fspath(path).rstrip("/"))
+    return next((suffix for suffix in FORMS if name.endswith(suffix)), None)
+
+
+def find_store(path: StatePath, *, to_read: bool = False) -> Store:
+    """Return the store of a state at this path. With `to_read`, a file without a suffix has the default form.
+
+    Raises:
+        UnknownForm: the suffix names no form, or it is that of a video; or the path is not UTF-8.
+        StateError: a package for an object store is not installed.
+    """
+    if find_broken(str(path)) is not None:
+        # Found out by the libraries of the forms only when a whole video is watched.
+        raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
+    suffix, outside = find_suffix(path), is_url(path)
+    if to_read and suffix is None and not outside:
+        if PurePath(path).suffix.lower() in VIDEO_SUFFIXES:
+            watch = f"watch it first: protokv ingest {path}; it writes {PurePath(path).stem}{DEFAULT_SUFFIX}"
+            raise UnknownForm(f"{path} is a video, not a state", hint=watch)
+        suffix = DEFAULT_SUFFIX
+    known = {name: one for name, one in FORMS.items() if not (outside and one.is_folder)}
+    if suffix not in known:
+        raise UnknownForm(
+            f"expected a path that ends in one of {', '.join(sorted(known))}, got {path}",
+            hint=did_you_mean(PurePath(path).suffix, known) or "choose another name",
+        )
+    try:
+        return BucketStore(os.fspath(path), known[suffix]) if outside else Store(path, known[suffix])
+    except SourceError as error:
+        raise StateError(error.message, hint=error.hint) from error
