@@ -29,36 +29,26 @@ COUNTERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class TokenPositions:
-    """Where tokens were: coordinates `[n, 2]` float32 in the image and stream positions `[n, P]` float64."""
-
-    coordinates: Tensor
-    positions: Tensor
-
-    def at(self, tokens: Tensor | slice) -> TokenPositions:
-        """Return those of some of the tokens."""
-        return TokenPositions(self.coordinates[tokens], self.positions[tokens])
-
-
-@dataclass(frozen=True, slots=True)
 class FarTokens:
     """Tokens on their way into the bank, flat over `B = L * H`.
 
     Attributes:
         keys, values: `[B, T, D]` float32, the rotation of keys removed.
-        token_positions: shared by all heads.
+        coordinates, positions: `[T, 2]` float32 in the image and `[T, P]` float64 in the stream; shared by all heads.
         mass: `[T]` int64, of how many tokens each counts; one of mass 0 must change nothing.
     """
 
     keys: Tensor
     values: Tensor
-    token_positions: TokenPositions
+    coordinates: Tensor
+    positions: Tensor
     mass: Tensor
 
     def counted_only(self) -> FarTokens:
         """Return the tokens that have a mass; this waits for the device."""
         kept = self.mass.nonzero().squeeze(1)
-        return FarTokens(self.keys[:, kept], self.values[:, kept], self.token_positions.at(kept), self.mass[kept])
+        shared = self.coordinates[kept], self.positions[kept], self.mass[kept]
+        return FarTokens(self.keys[:, kept], self.values[:, kept], *shared)
 
 
 class PrototypeBank(StatePart):
@@ -71,7 +61,7 @@ class PrototypeBank(StatePart):
         key_center, value_center: `[L, H, K, D]` float32, c_k (rotation removed) and p_k.
         mass: `[L, H, K]` int64, n_k; 0 is a free slot.
         mean: `[L, H, K, 2]` float32, mu_k.
-        covariance: `[L, H, K, 2, 2]` float32, Sigma_k; absent under a rule that has no use for it.
+        covariance: `[L, H, K, 2, 2]` float32, Sigma_k; a bank that has no use for it lacks it.
         position: `[L, H, K, P]` float64, tau_k, the rotary anchor.
         last_step: `[L, H, K]` int64, the step that last touched the slot; -1: none did.
         opened, absorbed, merged, expired, recycled: `[L, H]` int64, see `COUNTERS`.
@@ -93,10 +83,10 @@ class PrototypeBank(StatePart):
     expired: Tensor
     recycled: Tensor
 
-    def __init__(self, shape: MemoryShape, prototypes: int, *, spread: bool = True) -> None:
-        """Make a bank of free slots, with Sigma if `spread`."""
+    def __init__(self, shape: MemoryShape, prototypes: int) -> None:
+        """Make a bank of free slots."""
         self._names = []
-        for spec in self.declare(shape, prototypes, spread=spread):
+        for spec in self.declare(shape, prototypes):
             self._names.append(spec.name.removeprefix("bank."))
             setattr(self, self._names[-1], spec.allocate(shape.device))
         # Rows that changed since the last call of `take_touched_`, with repeats; None: any may have.
@@ -113,36 +103,30 @@ class PrototypeBank(StatePart):
         )
 
     @classmethod
-    def declare(cls, shape: MemoryShape, prototypes: int, *, spread: bool = True) -> tuple[TensorSpec, ...]:
+    def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
         """Declare a bank of K prototypes."""
         head, slot = (LAYER, "kv_head"), (LAYER, "kv_head", "prototype")
         heads = (shape.layers, shape.kv_heads)
         slots, P = (*heads, prototypes), shape.position_components
         f32, f64, i64 = torch.float32, torch.float64, torch.int64
-        sigma = TensorSpec(
-            "bank.covariance", (*slot, "xy", "xy_other"), (*slots, 2, 2), f32, "covariance of its coordinates"
-        )
-        mean = "mean coordinates of its tokens"
-        touched = "step that last touched it; -1: none"
+        square, touched = (*slot, "xy", "xy_other"), "step that last touched it; -1: none"
+        counters = [(name, what, "tokens" if "tokens" in what else "slots") for name, what in COUNTERS.items()]
         return (
             *cls.declare_centers(shape, prototypes),
             TensorSpec("bank.mass", slot, slots, i64, "tokens in it; 0: a free slot", "tokens"),
-            TensorSpec("bank.mean", (*slot, "xy"), (*slots, 2), f32, mean, "share of the image"),
-            *([sigma] if spread else []),
+            TensorSpec("bank.mean", (*slot, "xy"), (*slots, 2), f32, "mean place of its tokens", "share of the image"),
+            TensorSpec("bank.covariance", square, (*slots, 2, 2), f32, "covariance of their places"),
             TensorSpec("bank.position", (*slot, "component"), (*slots, P), f64, "its rotary anchor", "position"),
             TensorSpec("bank.last_step", slot, slots, i64, touched, "step", fill=-1),
-            *(
-                TensorSpec(f"bank.{name}", head, heads, i64, meaning, "tokens" if "tokens" in meaning else "slots")
-                for name, meaning in COUNTERS.items()
-            ),
+            *(TensorSpec(f"bank.{name}", head, heads, i64, what, unit) for name, what, unit in counters),
         )
 
     def open_(self, rows: Tensor, tokens: FarTokens, head: Tensor | int, token: Tensor, step: int) -> None:
         """Initialize free slots `rows` `[n]` from a token `[n]` of a head each, with Sigma = I."""
         self.mass.view(-1)[rows] = tokens.mass[token]
-        self.mean.flatten(0, 2)[rows] = tokens.token_positions.coordinates[token]
+        self.mean.flatten(0, 2)[rows] = tokens.coordinates[token]
         self.covariance.flatten(0, 2)[rows] = torch.eye(2, device=rows.device)
-        self.position.flatten(0, 2)[rows] = tokens.token_positions.positions[token]
+        self.position.flatten(0, 2)[rows] = tokens.positions[token]
         self.last_step.view(-1).index_fill_(0, rows, step)
         self.put_centers_(rows, tokens.keys[head, token], tokens.values[head, token])
         self.touch_(rows)
@@ -187,8 +171,8 @@ class PrototypeBank(StatePart):
             {
                 "slots": alive[layer].numel(),
                 "slots_in_use": int(alive[layer].sum()),
-                "mass_quantiles": _quantiles(self.mass[layer][alive[layer]].double()),
-                "age_quantiles_steps": _quantiles((step - self.last_step[layer])[alive[layer]].float()),
+                "mass_quantiles": _quantiles(self.mass[layer][alive[layer]]),
+                "age_quantiles_steps": _quantiles((step - self.last_step[layer])[alive[layer]]),
                 **{name: int(getattr(self, name)[layer].sum()) for name in COUNTERS},
             }
             for layer in range(self.mass.shape[0])
@@ -209,19 +193,12 @@ def _quantiles(values: Tensor) -> list[float]:
     """Return minimum, quartiles and maximum; nothing where there are no values."""
     if not values.numel():
         return []
-    ordered = values.sort().values
-    last = len(ordered) - 1
-    return [float(ordered[round(share * last)]) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    shares = torch.arange(5, dtype=torch.float64, device=values.device) / 4
+    return [float(one) for one in values.double().quantile(shares, interpolation="nearest")]
 
 
 class Rule(StatePart):
-    """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place.
-
-    Attributes:
-        needs_spread: whether it reads the Sigma of prototypes.
-    """
-
-    needs_spread: ClassVar[bool] = True
+    """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place."""
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -249,7 +226,3 @@ class Rule(StatePart):
     def live_tensors(self) -> dict[str, Tensor]:
         """Return its part of the state."""
         return {}
-
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take its part of a checked state, after the bank took its own; drop all that was derived from the bank."""
-        return

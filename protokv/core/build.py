@@ -70,8 +70,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
             "positions: this model has sliding layers, whose windows do not move with a memory",
             hint="leave positions=compact out",
         )
-    specs = (*cls.declare(config, shape), *_carried_specs(shape))
-    wanted = sum(spec.nbytes for spec in specs)
+    wanted = sum(spec.nbytes for spec in declare_memory(config, shape))
     there = sum(map(device_bytes, set(shape.layer_devices or (shape.device,))))
     if wanted > there:
         raise OutOfMemory(
@@ -100,11 +99,8 @@ def declare_memory(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec
         ConfigError: the config does not fit the model.
     """
     recent = RecentSteps.declare(shape) if config.recent_frames else ()
-    return (*config.memory.declare(config, shape), *recent, *_carried_specs(shape))
-
-
-def _carried_specs(shape: MemoryShape) -> tuple[TensorSpec, ...]:
-    return () if shape.hybrid is None else HybridState.declare(shape)
+    carried = () if shape.hybrid is None else HybridState.declare(shape)
+    return (*config.memory.declare(config, shape), *recent, *carried)
 
 
 def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]) -> Memory:
@@ -118,8 +114,7 @@ def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, ten
     try:
         check_shapes(tensor_shapes(tensors), declare_memory(config, shape))
         memory = build_memory(config, shape, rotary)
-        own = {spec.name for spec in memory.specs()}
-        memory.load({name: tensor for name, tensor in tensors.items() if name in own})
+        memory.load(tensors)
     except ConfigError as error:
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
     return memory

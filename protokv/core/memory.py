@@ -14,11 +14,11 @@ from torch import Tensor
 from protokv.core.context import Context
 from protokv.core.hybrid import HybridState
 from protokv.core.near import Slots
-from protokv.core.packing import check_shapes, unpack
+from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV, StepTokens
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, add_up, tensor_shapes
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, add_up
 
 
 class Memory(ABC):
@@ -91,10 +91,12 @@ class Memory(ABC):
 
     @abstractmethod
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a state that `tensors` gave, packed or whole, on any device. Change nothing if it is refused.
+        """Take a state that `tensors` gave, packed or whole, on any device, into this empty memory.
+
+        Its names, shapes and dtypes are checked already (`core.build.restore_memory`).
 
         Raises:
-            StateCorrupt: a tensor is missing, unknown, of a wrong shape or dtype, or holds an index out of range.
+            StateCorrupt: a tensor holds an index out of range; this memory is then of no use.
         """
 
     @abstractmethod
@@ -179,18 +181,10 @@ class LocalMemory(Memory):
         return {name: tensor.contiguous() for name, tensor in self.live_tensors().items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a state that `tensors` gave, packed or whole, on any device. Change nothing if it is refused."""
-        check_shapes(tensor_shapes(tensors), self.specs())
+        """Take a state whose form is checked."""
         tensors = unpack(tensors, self.specs())
-        self._check(tensors)
-        self._take(tensors)
-
-    def _check(self, tensors: Mapping[str, Tensor]) -> None:
         for part in self.parts():
             part.check(tensors)
-
-    def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        for part in self.parts():
             part.take(tensors)
 
     def nbytes(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from protokv.core.context import SlotContext
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
+
+# The parts of tokens, and the axis of each that counts them.
+_AXES: Final = {"keys": 2, "values": 2, "positions": 0, "coordinates": 0, "usable": 0}
 
 
 class Slots(StatePart):
@@ -49,10 +53,8 @@ class Slots(StatePart):
         held = self.keys[:, :, self.sink]
         for name, given in (("keys", keys), ("values", values)):
             if given.shape != held.shape or given.dtype != held.dtype:
-                raise ValueError(
-                    f"prompt prefix: {name} must be {list(held.shape)} {held.dtype}, "
-                    f"got {list(given.shape)} {given.dtype}"
-                )
+                wanted, got = (f"{list(one.shape)} {one.dtype}" for one in (held, given))
+                raise ValueError(f"prompt prefix: {name} must be {wanted}, got {got}")
         self.keys[:, :, self.sink] = keys
         self.values[:, :, self.sink] = values
         self.bias[:, :, self.sink] = 0.0
@@ -121,11 +123,11 @@ class Tokens:
     usable: Tensor
 
     def __len__(self) -> int:
-        return self.positions.shape[0]
+        return len(self.positions)
 
 
 class NearWindow(StatePart):
-    """A ring of W exact tokens in the near part of the slots."""
+    """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in `Tokens`, of the slots."""
 
     def __init__(self, slots: Slots, position_components: int) -> None:
         near = slots.near
@@ -148,37 +150,27 @@ class NearWindow(StatePart):
 
     def append(self, step: StepKV) -> Tokens:
         """Take a step; return the tokens that left for it, in stream order."""
-        W, T = self.step.shape[0], step.positions.shape[0]
-        usable = step.usable
+        W, T = len(self.step), len(step.positions)
+        kept, usable = min(T, W), step.usable
         if usable is None:
             usable = torch.ones(T, dtype=torch.bool, device=self.step.device)
+        new = Tokens(step.keys, step.values, step.positions, step.coordinates, usable)
         leaving = 0
         while self._lengths and len(self) + T > W:
             leaving += self._lengths[0]
             self._evict(self._lengths.popleft())
-        held = len(self)
         # Evicted tokens stay in their slots until they are overwritten below, so they are copied out first.
         left = self._ring(self._start - leaving, leaving)
         out = self._at(left)
         self.usable.index_fill_(0, left, True)
-        kept = min(T, W)
         if kept < T:
-            surplus = slice(0, T - kept)
-            out = Tokens(
-                torch.cat((out.keys, step.keys[:, :, surplus]), 2),
-                torch.cat((out.values, step.values[:, :, surplus]), 2),
-                torch.cat((out.positions, step.positions[surplus])),
-                torch.cat((out.coordinates, step.coordinates[surplus])),
-                torch.cat((out.usable, usable[surplus])),
-            )
+            surplus = {name: getattr(new, name).narrow(axis, 0, T - kept) for name, axis in _AXES.items()}
+            out = Tokens(**{n: torch.cat((getattr(out, n), surplus[n]), axis) for n, axis in _AXES.items()})
         if kept:
-            slots = self._ring(self._start + held, kept)
-            self.keys.index_copy_(2, slots, step.keys[:, :, T - kept :])
-            self.values.index_copy_(2, slots, step.values[:, :, T - kept :])
-            self.positions[slots] = step.positions[T - kept :]
-            self.coordinates[slots] = step.coordinates[T - kept :]
+            slots = self._ring(self._start + len(self), kept)
+            for name, axis in _AXES.items():
+                getattr(self, name).index_copy_(axis, slots, getattr(new, name).narrow(axis, T - kept, kept))
             self.step.index_fill_(0, slots, step.step)
-            self.usable[slots] = usable[T - kept :]
             self._bias[:, :, slots] = usable[T - kept :].log()
             self._lengths.append(kept)
         self.last_step = step.step
@@ -194,33 +186,25 @@ class NearWindow(StatePart):
         # Written by an index, a number is copied from the host first.
         self._bias.index_fill_(2, slots, -torch.inf)
         self.step.index_fill_(0, slots, -1)
-        self._start = (self._start + n) % self.step.shape[0]
+        self._start = (self._start + n) % len(self.step)
 
     def _ring(self, start: int, n: int) -> Tensor:
-        first = start % max(self.step.shape[0], 1)
+        first = start % max(len(self.step), 1)
         return self._twice[first : first + n]
 
     def _at(self, slots: Tensor) -> Tokens:
-        return Tokens(
-            self.keys.index_select(2, slots),
-            self.values.index_select(2, slots),
-            self.positions[slots],
-            self.coordinates[slots],
-            self.usable[slots],
-        )
+        return Tokens(**{name: getattr(self, name).index_select(axis, slots) for name, axis in _AXES.items()})
 
     @staticmethod
     def declare(shape: MemoryShape, tokens: int | None) -> tuple[TensorSpec, ...]:
         """Declare a window of W tokens, or of any number (None)."""
         L, H, D, P, W = shape.layers, shape.kv_heads, shape.head_size, shape.position_components, tokens
-        kv, token = (LAYER, "kv_head", "near_token", "feature"), ("near_token",)
+        kv, token, place = (LAYER, "kv_head", "near_token", "feature"), ("near_token",), "stream position of each token"
         i64, f32 = torch.int64, torch.float32
         return (
             TensorSpec("near.keys", kv, (L, H, W, D), shape.dtype, "keys of the near window, rotated"),
             TensorSpec("near.values", kv, (L, H, W, D), shape.dtype, "values of the near window"),
-            TensorSpec(
-                "near.positions", (*token, "component"), (W, P), i64, "stream position of each token", "position"
-            ),
+            TensorSpec("near.positions", (*token, "component"), (W, P), i64, place, "position"),
             TensorSpec("near.coordinates", (*token, "xy"), (W, 2), f32, "centre of each cell", "share of the image"),
             TensorSpec("near.step", token, (W,), i64, "step of each token; -1: free", "step", fill=-1),
             TensorSpec("near.usable", token, (W,), torch.bool, "False for tokens dropped as not finite", fill=1),
@@ -229,15 +213,8 @@ class NearWindow(StatePart):
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return its part of the state."""
-        return {
-            "near.keys": self.keys,
-            "near.values": self.values,
-            "near.positions": self.positions,
-            "near.coordinates": self.coordinates,
-            "near.step": self.step,
-            "near.usable": self.usable,
-            "near.ring": torch.tensor([self._start, len(self), self.last_step]),
-        }
+        held = {f"near.{name}": getattr(self, name) for name in (*_AXES, "step")}
+        return held | {"near.ring": torch.tensor([self._start, len(self), self.last_step])}
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Return the bias of its slots."""
@@ -245,22 +222,18 @@ class NearWindow(StatePart):
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Check that the ring lies in the window."""
-        W = tensors["near.step"].shape[0]
+        W = len(tensors["near.step"])
         start, count, last_step = tensors["near.ring"].tolist()
         if not (0 <= start < max(W, 1) and 0 <= count <= W):
             raise StateCorrupt(f"state: tensor near.ring holds {start}, {count}, {last_step} for a window of {W}")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state: of a window of this size, or of a smaller one that never evicted."""
-        W = tensors["near.step"].shape[0]
+        W = len(tensors["near.step"])
         self._start, count, self.last_step = tensors["near.ring"].tolist()
-        self.keys[:, :, :W] = tensors["near.keys"]
-        self.values[:, :, :W] = tensors["near.values"]
-        self.positions[:W] = tensors["near.positions"]
-        self.coordinates[:W] = tensors["near.coordinates"]
-        self.step[:W] = tensors["near.step"]
         self.usable.fill_(True)
-        self.usable[:W] = tensors["near.usable"]
+        for name, axis in {**_AXES, "step": 0}.items():
+            getattr(self, name).narrow(axis, 0, W).copy_(tensors[f"near.{name}"])
         ring = (self._start + torch.arange(count, device=self.step.device)) % max(W, 1)
         self._lengths = deque(torch.unique_consecutive(self.step[ring], return_counts=True)[1].tolist())
         self._bias.fill_(-torch.inf)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.arrays import write_rows_
-from protokv.core.bank import FarTokens, PrototypeBank, Rule, TokenPositions
+from protokv.core.bank import FarTokens, PrototypeBank, Rule
 from protokv.core.context import Context
 from protokv.core.memory import LocalMemory
 from protokv.core.near import NearWindow, Slots, Tokens
@@ -83,11 +83,11 @@ class PrototypeMemory(LocalMemory):
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        K, S, rule = config.prototypes, config.slots_per_prototype, self.rule_type(config)
+        K, S = config.prototypes, config.slots_per_prototype
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components)
-        self._bank = self.bank_type(config)(shape, K, spread=rule.needs_spread)
-        self._rule: Rule | None = rule(self._bank, config, shape) if K else None
+        self._bank = self.bank_type(config)(shape, K)
+        self._rule: Rule | None = self.rule_type(config)(self._bank, config, shape) if K else None
         # Of each prototype its slots among those of all heads, [B * K, S].
         far = torch.arange(self._slots.far.start, self._slots.far.stop, device=shape.device)
         heads = self._slots.keys.shape[2] * torch.arange(shape.layers * shape.kv_heads, device=shape.device)
@@ -115,13 +115,13 @@ class PrototypeMemory(LocalMemory):
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the prompt prefix, the near window, the bank and its rule's own."""
-        K, rule = config.prototypes, cls.rule_type(config)
+        K = config.prototypes
         return (
             *Slots.declare(shape),
             *Sanitizer.declare(),
             *NearWindow.declare(shape, config.near_tokens),
-            *cls.bank_type(config).declare(shape, K, spread=rule.needs_spread),
-            *(rule.declare(config, shape) if K else ()),
+            *cls.bank_type(config).declare(shape, K),
+            *(cls.rule_type(config).declare(config, shape) if K else ()),
         )
 
     def parts(self) -> Sequence[StatePart]:
@@ -145,8 +145,8 @@ class PrototypeMemory(LocalMemory):
     def _far_tokens(self, tokens: Tokens) -> FarTokens:
         """Return tokens as the bank takes them: the rotation of their keys removed."""
         keys = unrotate(tokens.keys, *self._rotary(tokens.positions)).flatten(0, 1)
-        token_positions = TokenPositions(tokens.coordinates, tokens.positions.double())
-        return FarTokens(keys, tokens.values.float().flatten(0, 1), token_positions, tokens.usable.long())
+        values = tokens.values.float().flatten(0, 1)
+        return FarTokens(keys, values, tokens.coordinates, tokens.positions.double(), tokens.usable.long())
 
     def context(self) -> Context:
         """Return all slots, with the pseudo-tokens up to date."""

@@ -18,12 +18,12 @@ from torch import Tensor
 from protokv.core.compact import Anchoring, compact_context, far_span, find_next_position, find_shift
 from protokv.core.context import Context, Segment
 from protokv.core.memory import LocalMemory, Memory
-from protokv.core.packing import check_shapes, unpack
+from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import find_usable
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, TensorSpec, add_up, tensor_shapes
+from protokv.core.tensors import LAYER, MemoryShape, TensorSpec, add_up
 from protokv.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -113,13 +113,9 @@ class LayerShards(Memory):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state of the memory of all layers, however it was split when it was saved."""
         specs = self.specs()
-        check_shapes(tensor_shapes(tensors), specs)
         tensors = unpack(tensors, specs)
-        # Into new parts, so that nothing has changed if the last of them refuses.
-        parts = self._empty_parts()
-        for run, part in zip(self._runs, parts, strict=True):
+        for run, part in zip(self._runs, self._parts, strict=True):
             part.load({spec.name: _cut_layers(spec, tensors[spec.name], run) for spec in specs if spec.name in tensors})
-        self._parts = parts
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part over all devices; tensors that all layers share are held once a device."""

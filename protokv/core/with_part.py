@@ -10,9 +10,8 @@ from torch import Tensor
 from protokv.core.context import Context
 from protokv.core.hybrid import HybridState
 from protokv.core.memory import Memory
-from protokv.core.packing import check_shapes
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, tensor_shapes
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 
 
 class MemoryWithPart(Memory):
@@ -51,17 +50,11 @@ class MemoryWithPart(Memory):
         return self.inner.tensors() | self.part.live_tensors()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take both. Change nothing if one of them is refused."""
-        own, rest = self._split(tensors)
-        check_shapes(tensor_shapes(own), self._declared)
+        """Take both."""
+        own = {spec.name: tensors[spec.name] for spec in self._declared if spec.name in tensors}
         self.part.check(own)
-        self.inner.load(rest)
         self.part.take(own)
-
-    def _split(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        names = {spec.name for spec in self._declared}
-        own = {name: tensor for name, tensor in tensors.items() if name in names}
-        return own, {name: tensor for name, tensor in tensors.items() if name not in own}
+        self.inner.load({name: tensor for name, tensor in tensors.items() if name not in own})
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part."""

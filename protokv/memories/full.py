@@ -45,23 +45,20 @@ class FullCache(ExactMemory):
     def append(self, step: StepKV) -> None:
         """Take one step; double the window first if the step does not fit."""
         step = self._admit(step, self._near.last_step)
-        capacity = self._near.step.shape[0]
-        needed = len(self._near) + step.positions.shape[0]
+        capacity, needed = len(self._near.step), len(self._near) + len(step.positions)
         if needed > capacity:
             while capacity < needed:
                 capacity *= 2
-            self._reallocate(self.live_tensors(), capacity)
+            state = self.live_tensors()
+            self._slots, self._near = self._allocate(capacity)
+            self._near.take(state)
+            self._slots.take(state)
         self._near.append(step)
 
-    def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        self._sanitizer.take(tensors)
-        self._reallocate(tensors, max(1, tensors["near.step"].numel()))
-
-    def _reallocate(self, state: Mapping[str, Tensor], capacity: int) -> None:
-        slots, near = self._allocate(capacity)
-        near.take(state)
-        slots.take(state)
-        self._slots, self._near = slots, near
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take a state whose form is checked, into a window of its size."""
+        self._slots, self._near = self._allocate(max(1, len(tensors["near.step"])))
+        super().load(tensors)
 
 
 FullConfig.memory = FullCache

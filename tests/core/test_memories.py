@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from functools import cache
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.build import build_memory
+from protokv.core.build import build_memory, restore_memory
 from protokv.core.memory import Memory
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
@@ -230,32 +231,32 @@ def test_saved_tensors_are_contiguous_and_none_shares_memory(config: MemoryConfi
     assert len(set(starts)) == len(starts)
 
 
-def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(
-    config: MemoryConfig, shape: MemoryShape
-) -> None:
-    memory = fed(config, shape)
-    good = copy_of(memory)
+def test_a_state_that_does_not_fit_is_refused_by_name(config: MemoryConfig, shape: MemoryShape) -> None:
+    good, rotary = copy_of(fed(config, shape)), World(shape, 0).rotary
+    bad = [("bank.extra", good | {"bank.extra": torch.zeros(1)})]
     for name, tensor in good.items():
-        missing = {other: held for other, held in good.items() if other != name}
-        reshaped = good | {name: torch.zeros(*tensor.shape, 1, dtype=tensor.dtype)}
-        retyped = good | {name: tensor.to(torch.float16 if tensor.dtype == torch.float64 else torch.float64)}
-        for bad in (missing, reshaped, retyped):
-            with pytest.raises(StateCorrupt, match=name.replace(".", r"\.")):
-                memory.load(bad)
-    with pytest.raises(StateCorrupt, match=r"bank\.extra"):
-        memory.load(good | {"bank.extra": torch.zeros(1)})
-    assert same(good, copy_of(memory))
-
-
-def test_a_ring_that_contradicts_itself_is_refused(config: MemoryConfig, shape: MemoryShape) -> None:
-    memory = fed(config, shape)
-    good = copy_of(memory)
-    if "near.ring" not in good:
-        pytest.skip("it has no ring")
-    start, count, last = good["near.ring"].tolist()
-    for ring in ([10**6, count, last], [start, 10**6, last], [start, -1, last]):
-        with pytest.raises(StateCorrupt, match=r"near\."):
-            memory.load(good | {"near.ring": torch.tensor(ring)})
+        other_dtype = torch.float16 if tensor.dtype == torch.float64 else torch.float64
+        bad += [
+            (name, {other: held for other, held in good.items() if other != name}),
+            (name, good | {name: torch.zeros(*tensor.shape, 1, dtype=tensor.dtype)}),
+            (name, good | {name: tensor.to(other_dtype)}),
+        ]
+    if "near.ring" in good:
+        start, count, last = good["near.ring"].tolist()
+        for ring in ([10**6, count, last], [start, 10**6, last], [start, -1, last]):
+            bad.append(("near.ring", good | {"near.ring": torch.tensor(ring)}))
+    if "kept.count" in good:
+        far, near, last = good["kept.count"].tolist()
+        for count in ([-1, near, last], [far, BUDGET, last], [far, -1, last], [10**9, near, last]):
+            bad.append(("kept.count", good | {"kept.count": torch.tensor(count)}))
+    if "archive.lengths" in good:
+        cut = good["archive.lengths"]
+        twice = torch.cat((cut[:1] + cut[1:2], cut[2:], cut[:1] * 0))
+        for lengths in (cut - 1, twice, torch.cat((cut[:2].sum()[None], cut[2:])), cut[:0]):
+            bad.append(("archive.", good | {"archive.lengths": lengths}))
+    for name, tensors in bad:
+        with pytest.raises(StateCorrupt, match=re.escape(name)):
+            restore_memory(config, shape, rotary, tensors)
 
 
 def test_steps_out_of_order_are_refused(config: MemoryConfig, shape: MemoryShape) -> None:

@@ -32,8 +32,8 @@ class DurableBank(PrototypeBank):
         rows: `[L * H * K, 3 + P]` int64, mass, step, the bits of two coordinates and of P positions of a prototype.
     """
 
-    def __init__(self, shape: MemoryShape, prototypes: int, *, spread: bool = False) -> None:
-        super().__init__(shape, prototypes, spread=spread)
+    def __init__(self, shape: MemoryShape, prototypes: int) -> None:
+        super().__init__(shape, prototypes)
         size, P, D = self.mass.shape, shape.position_components, shape.head_size
         rows = torch.zeros(*size, 3 + P, dtype=torch.int64, device=shape.device)
         rows[..., 1] = -1
@@ -41,6 +41,11 @@ class DurableBank(PrototypeBank):
         self.mean, self.position = rows[..., 2:3].view(torch.float32), rows[..., 3:].view(torch.float64)
         self.rows = rows.flatten(0, 2)
         self._make_centers((*size, 2 * D), shape)
+
+    @classmethod
+    def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
+        """Declare a bank of K prototypes without Sigma."""
+        return tuple(spec for spec in super().declare(shape, prototypes) if spec.name != "bank.covariance")
 
     def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:
         centers = torch.zeros(size, device=shape.device)

@@ -81,8 +81,6 @@ class Points:
 class DurableRule(Rule):
     """Absorbs steps into one bank of `[L, H, K]` prototypes. B = L * H; n = C + T points."""
 
-    needs_spread = False
-
     @classmethod
     def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the counts of novelty, the weights of the near window, the known costs and whose turn it is."""
@@ -169,8 +167,7 @@ class DurableRule(Rule):
         """Return T tokens of the step before `after` as rows of a bank, `[B, T, 3 + P]`; what has no mass has no step
         and no position."""
         B, T, _ = tokens.keys.shape
-        places, mass = tokens.token_positions, tokens.mass[:, None]
-        bits = (places.coordinates.view(torch.int64), places.positions.view(torch.int64))
+        mass, bits = tokens.mass[:, None], (tokens.coordinates.view(torch.int64), tokens.positions.view(torch.int64))
         rows = torch.cat((mass, after.long().expand(T, 1), *bits), 1).mul_(usable[:, None])
         rows[:, 1] -= 1
         return rows.expand(B, *rows.shape)

@@ -196,7 +196,7 @@ def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConf
     B, T, D = tokens.keys.shape
     device = bank.mass.device
     head = torch.arange(B, device=device)
-    directions, coordinates = normalize(tokens.keys), tokens.token_positions.coordinates
+    directions, coordinates = normalize(tokens.keys), tokens.coordinates
     # c, p and mu move the same way, each at its rate: they stand side by side, with Sigma after, [B * K, 2 D + 6].
     points = torch.cat((tokens.keys, tokens.values, coordinates.expand(B, T, 2)), 2)
     held = torch.cat((bank.key_center, bank.value_center, bank.mean, bank.covariance.flatten(3)), 3).flatten(0, 2)
@@ -232,7 +232,7 @@ def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConf
                 column += config.spatial_weight * whitened.square_().sum(1)
             cost[head, t + 1 - start :, slot] = column
         rows, is_new = torch.stack(chosen[start:], 1), torch.stack(opened[start:], 1)
-        _count_tokens_(bank, rows, is_new, tokens.token_positions.positions[start:stop], step, config)
+        _count_tokens_(bank, rows, is_new, tokens.positions[start:stop], step, config)
     rows, is_new = torch.stack(chosen, 1), torch.stack(opened, 1)
     residual = points - torch.stack(after, 1)[..., :-4]
     changed = rows.view(-1)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
+from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.core.near import NearWindow, Slots
 from protokv.memories import DurableConfig
 from protokv.memories.durable.memory import Durable
@@ -50,8 +50,8 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_four_if_it_is_
         newest = newest[len(newest) - min(len(newest), window) :]
         repeats.see_(near.newest(), step)
         left = near.append(step)
-        places = TokenPositions(left.coordinates, left.positions.double())
-        far = FarTokens(left.keys.flatten(0, 1), left.values.flatten(0, 1), places, left.usable.long())
+        places = left.coordinates, left.positions.double()
+        far = FarTokens(left.keys.flatten(0, 1), left.values.flatten(0, 1), *places, left.usable.long())
         mass = repeats.weigh_(far, bank).mass.tolist()
         assert mass == [weights[position] for position in left.positions[:, 0].tolist()]
         absorbed += sum(is_usable and not weight for is_usable, weight in zip(left.usable.tolist(), mass, strict=True))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from protokv.core.bank import FarTokens, TokenPositions
+from protokv.core.bank import FarTokens
 from protokv.core.step import StepKV
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
@@ -54,11 +54,10 @@ class Watched(DurableRule):
         rows = chosen[0].view(B, -1) % K if chosen else torch.arange(K).expand(B, K)
         for head in range(B):
             mine = rows[head].tolist()
-            places = tokens.token_positions
             points = [before[head][row] for row in mine]
             for t, mass in enumerate(weighed.tolist()):
                 center = torch.cat((tokens.keys[head, t], tokens.values[head, t])).tolist()
-                where = (places.coordinates[t].tolist(), places.positions[t].tolist())
+                where = (tokens.coordinates[t].tolist(), tokens.positions[t].tolist())
                 where = where if mass else ([0.0] * 2, [0.0] * len(where[1]))
                 points.append(Point(center, mass, step if mass else -1, *where))
             for point in points:
@@ -271,8 +270,8 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
         config = small_durable(K, split=(0, 1), center_bits=bits)
         merging = DurableRule((QuantizedBank if bits == 8 else DurableBank)(shape, K), config, shape)
         keys = torch.zeros(4 * layers, 196, 128)
-        where = TokenPositions(torch.zeros(196, 2), torch.zeros(196, 3, dtype=torch.float64))
-        step = FarTokens(keys, keys, where, torch.ones(196, dtype=torch.int64))
+        where = torch.zeros(196, 2), torch.zeros(196, 3, dtype=torch.float64)
+        step = FarTokens(keys, keys, *where, torch.ones(196, dtype=torch.int64))
         counts = []
         with Counting() as counting:
             for index in range(K // 196 + 4):

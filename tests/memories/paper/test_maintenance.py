@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.bank import FarTokens, PrototypeBank, TokenPositions
+from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.memories import PaperConfig
 from protokv.memories.paper.rule import Anchor, decay_, draw, merge_close_, merge_order, recycle_
 from tests.core.streams import World, shape_of
@@ -46,8 +46,8 @@ def bank_of(keys: Tensor, *, layers: int = 1, heads: int = 1) -> PrototypeBank:
     """A bank whose prototypes have these key centres `[L * H, K, D]`, values of 0 and mass 1, seen at step 0."""
     B, K, D = keys.shape
     bank = PrototypeBank(shape_of(layers=layers, heads=heads, size=D), K)
-    seen = TokenPositions(torch.rand(B * K, 2), torch.arange(B * K, dtype=torch.float64)[:, None])
-    tokens = FarTokens(keys.reshape(1, -1, D), torch.zeros(1, B * K, D), seen, torch.ones(B * K, dtype=torch.int64))
+    seen = torch.rand(B * K, 2), torch.arange(B * K, dtype=torch.float64)[:, None]
+    tokens = FarTokens(keys.reshape(1, -1, D), torch.zeros(1, B * K, D), *seen, torch.ones(B * K, dtype=torch.int64))
     bank.open_(torch.arange(B * K), tokens, 0, torch.arange(B * K), 0)
     bank.absorbed += 10**12
     return bank
@@ -222,8 +222,8 @@ def test_merging_side_by_side_is_what_is_written_out(
 
 def _newest(tokens: int, heads: int) -> FarTokens:
     keys = torch.arange(heads * tokens * 4.0).view(heads, tokens, 4)
-    places = TokenPositions(torch.rand(tokens, 2), torch.arange(tokens, dtype=torch.float64)[:, None])
-    return FarTokens(keys, -keys, places, torch.ones(tokens, dtype=torch.int64))
+    places = torch.rand(tokens, 2), torch.arange(tokens, dtype=torch.float64)[:, None]
+    return FarTokens(keys, -keys, *places, torch.ones(tokens, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(("tokens", "reopened"), [(5, 3), (2, 2), (0, 0)])
