@@ -120,7 +120,7 @@ class ResultFlags:
     )
     dry_run: bool = option("--dry-run", "Show the cost of a run; ask nothing.", MOST_USED, default=False)
     report: bool = option("--report", "Show the results in SOURCE..., merged; ask nothing.", default=False)
-    plot: Path | None = option("--plot FILE", "Figure to draw, .png.")
+    plot: Path | None = option("--plot FILE", "Figure of accuracy over the delay: .png, .pdf, .svg.")
     table: Path | None = option("--csv FILE", "All numbers as a CSV file.")
     force: bool = option("--force", "Start over and replace the results.", default=False)
 
@@ -165,7 +165,7 @@ def replay(
     ```sh
     protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory durable,sliding-window --budget 512
     protokv replay --dataset ovo-bench --data-root data/ovo-bench --memory durable --budget 4k -o ovo.jsonl
-    protokv replay --report results.jsonl --plot curves.png
+    protokv replay --report results.jsonl --csv numbers.csv --plot curves.pdf
     ```
     """
     out = output.open()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +22,11 @@ FinishReason = Literal["stop", "length", "repetition"]
 MOST_NEW_TOKENS = 16_384
 
 
-def log_probability(logits: Tensor, token: Tensor) -> Tensor:
-    """Return the log softmax of the logits at a token, `[1]` float32; it does not depend on `Decoding`.
+class TokenChance(NamedTuple):
+    """A token, and its log probability in nats before penalties and temperature."""
 
-    Args:
-        logits: `[vocabulary]` float32.
-        token: `[1]` int64.
-    """
-    return logits.log_softmax(-1)[token]
+    id: int
+    log_probability: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +41,10 @@ class Decoding:
         repetition_penalty: makes tokens of the prompt's text and of the answer so far less likely: their positive
             logits are divided by it, and negative ones multiplied.
         seed: of the draw; the same seed gives the same answer on the same device.
+        presence_penalty, frequency_penalty: subtracted from the logits of tokens of the answer so far: once, and as
+            often as they are there, as OpenAI's interface has it.
+        stop: the answer ends before the first of these texts.
+        top_logprobs: the answer says the chances of its tokens and of so many likeliest ones; None: it does not.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -55,6 +56,10 @@ class Decoding:
     top_k: int = 0
     repetition_penalty: float = 1.0
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_new_tokens <= MOST_NEW_TOKENS:
@@ -101,14 +106,36 @@ class Chooser:
         self._generator = torch.Generator(device=device).manual_seed(decoding.seed)
         penalises = decoding.repetition_penalty != 1
         self._ids = torch.tensor(list(prompt), dtype=torch.int64, device=device) if penalises else None
+        self._counts: Tensor | None = None
+        self._chances: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return a token id `[1]` int64 for logits `[vocabulary]` float32, on their device."""
-        if self._ids is None:
-            return self._choose(logits)
-        chosen = self._choose(penalise(logits, self._ids, self._decoding.repetition_penalty))
-        self._ids = torch.cat((self._ids, chosen))
+        decoding, shown = self._decoding, logits
+        if self._ids is not None:
+            shown = penalise(shown, self._ids, decoding.repetition_penalty)
+        if decoding.presence_penalty or decoding.frequency_penalty:
+            counts = self._counts = torch.zeros_like(logits) if self._counts is None else self._counts
+            shown = shown - decoding.presence_penalty * (counts > 0) - decoding.frequency_penalty * counts
+        chosen = self._choose(shown)
+        if self._counts is not None:
+            self._counts[chosen] += 1
+        if self._ids is not None:
+            self._ids = torch.cat((self._ids, chosen))
+        likely = logits.log_softmax(-1)
+        wanted = min(decoding.top_logprobs or 0, len(likely))
+        ids = torch.cat((chosen, likely.topk(wanted).indices)) if wanted else chosen
+        self._chances.append((ids, likely[ids]))
         return chosen
+
+    def mean_logprob(self) -> float:
+        """Return the mean log probability of the chosen tokens; it does not depend on `Decoding`."""
+        return float(torch.stack([chances[0] for _, chances in self._chances]).mean())
+
+    def read_chances(self) -> list[list[TokenChance]]:
+        """Return the chances at each token: first of the chosen one, then of the `top_logprobs` likeliest."""
+        read = ((ids.tolist(), chances.tolist()) for ids, chances in self._chances)
+        return [[TokenChance(*one) for one in zip(*both, strict=True)] for both in read]
 
     def _choose(self, logits: Tensor) -> Tensor:
         temperature, top_k, top_p = self._decoding.temperature, self._decoding.top_k, self._decoding.top_p
@@ -140,11 +167,14 @@ def read_token(token: Tensor) -> int:
 
 
 class TextStream:
-    """Turns a growing list of ids into pieces of text; an incomplete character waits for its rest."""
+    """Turns a growing list of ids into pieces of text; an incomplete character waits for its rest.
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        """Start with no ids; `decode` is the backbone's."""
-        self._decode = decode
+    `stopped` is True once one of the stops has come; it and what is behind it is never shown.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()) -> None:
+        """Start with no ids; `decode` is the backbone's, and the text ends before the first text of `stop`."""
+        self._decode, self._stop, self.stopped = decode, stop, False
         self._ids: list[int] = []
         self._shown = 0
 
@@ -154,12 +184,17 @@ class TextStream:
         text = self._decode(self._ids)
         if text.endswith("�"):
             return ""
-        return self._advance(text)
+        # The beginning of a stop waits for its rest.
+        begun = [n for one in self._stop for n in range(1, len(one)) if text.endswith(one[:n])]
+        return self._advance(text, max(begun, default=0))
 
     def finish(self) -> str:
         """Return the text that was held back."""
-        return self._advance(self._decode(self._ids)) if self._ids else ""
+        return self._advance(self._decode(self._ids)) if self._ids and not self.stopped else ""
 
-    def _advance(self, text: str) -> str:
-        piece, self._shown = text[self._shown :], len(text)
+    def _advance(self, text: str, held: int = 0) -> str:
+        end = min((at for one in self._stop if (at := text.find(one)) >= 0), default=-1)
+        self.stopped = end >= 0
+        end = end if self.stopped else len(text) - held
+        piece, self._shown = text[self._shown : end], max(end, self._shown)
         return piece

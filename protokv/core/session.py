@@ -20,7 +20,7 @@ from protokv.core.backbone import Backbone, PreparedStep, Turn
 from protokv.core.build import build_memory, choose_rotary, make_shape, restore_memory
 from protokv.core.compact import CompactPlacement, PositionLimit
 from protokv.core.context import EmptyContext
-from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, is_repeating, log_probability, read_token
+from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, TokenChance, is_repeating, read_token
 from protokv.core.evidence import RecordedContext, find_evidence
 from protokv.core.memory import Memory
 from protokv.core.parts import (
@@ -58,6 +58,7 @@ class Answer:
         evidence: the stream times that the answer stands on; None unless asked for.
         finish_reason: why it ended: the model ended it, it has the most tokens allowed, or it repeated itself.
         turns: earlier turns of the conversation that the model read, the newest ones.
+        chances: of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for them.
     """
 
     question: str
@@ -71,6 +72,7 @@ class Answer:
     evidence: Evidence | None = None
     finish_reason: FinishReason = "stop"
     turns: int = 0
+    chances: list[list[TokenChance]] | None = None
 
 
 class SavedSession(Protocol):
@@ -369,9 +371,8 @@ class Session:
         found = find_evidence(self, reading) if evidence else None
         # Penalties count the text before and after the video; -1 stands for the video between the two.
         choose = Chooser(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
-        text = TextStream(self.backbone.decode)
+        text = TextStream(self.backbone.decode, decoding.stop)
         chosen = choose(reading.logits[-1])
-        log_probabilities = [log_probability(reading.logits[-1], chosen)]
         token = read_token(chosen)
         first = time.perf_counter()
         pieces, ids, position = [], list[int](), reading.next_position
@@ -381,6 +382,8 @@ class Session:
             if piece := text.push(token):
                 pieces.append(piece)
                 yield piece
+            if text.stopped:
+                break
             if len(ids) == decoding.max_new_tokens:
                 finish_reason = "length"
                 break
@@ -394,7 +397,6 @@ class Session:
                 hidden = self.backbone.forward(embedded, where, reading.context, reading.local_kv)
                 logits = self.backbone.logits(hidden[-1])
                 chosen = choose(logits)
-                log_probabilities.append(log_probability(logits, chosen))
             token = read_token(chosen)
             position += 1
         if piece := text.finish():
@@ -408,10 +410,11 @@ class Session:
             total_ms=(time.perf_counter() - began) * 1e3,
             context_tokens=reading.context.visible_tokens() + len(reading.prelude),
             tokens=len(ids),
-            mean_logprob=float(torch.cat(log_probabilities).mean()),
+            mean_logprob=choose.mean_logprob(),
             evidence=found,
             finish_reason=finish_reason,
             turns=kept,
+            chances=None if decoding.top_logprobs is None else choose.read_chances()[: len(ids)],
         )
 
     @torch.inference_mode()

@@ -29,6 +29,8 @@ from protokv.replay.streams import Stream
 from protokv.words.transcript import Transcript
 
 SHORT_ANSWER = Decoding(max_new_tokens=16)
+# What a row says of decoding; a replay uses nothing else.
+_DECODING = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Setup:
             config=variant.to_dict(),
             stream=stream.facts | {"fps": self.fps, "frames_per_step": self.frames_per_step},
             model=self.model,
-            decoding=asdict(self.decoding),
+            decoding={name: getattr(self.decoding, name) for name in _DECODING},
             dataset=question.dataset,
             prompt=question.prompt,
             prompt_hash=BENCHMARKS[question.dataset].prompt_hash if question.dataset else "",

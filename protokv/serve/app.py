@@ -35,17 +35,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """The limits of a server.
+    """The limits of a server."""
 
-    Attributes:
-        body_bytes: the most of a request.
-        waiting: the most questions that are being answered or wait.
-        answer_s: the longest time for an answer, waiting included.
-    """
-
-    body_bytes: int = 1 << 20
-    waiting: int = 16
-    answer_s: float = 120.0
+    body_bytes: int = 1 << 20  # the most of a request
+    waiting: int = 16  # the most questions that are being answered or wait
+    answer_s: float = 120.0  # the longest time for an answer, waiting included
 
 
 class TooMuch(ProtoKVError):
@@ -53,15 +47,9 @@ class TooMuch(ProtoKVError):
 
 
 def build_app(states: States, *, token: str | None = None, limits: ServerLimits | None = None) -> Starlette:
-    """Build the application.
+    """Build the application; without a token (`Authorization: Bearer TOKEN`) everybody on this machine may ask.
 
-    Args:
-        states: answer the questions.
-        token: clients must send it (`Authorization: Bearer TOKEN`); None: everybody on this machine may ask.
-        limits: of the server.
-
-    Raises:
-        ConfigError: no client could send the token.
+    ConfigError: no client could send the token.
     """
     server, page = _Server(states, Access(token), limits or ServerLimits()), Page(states)
     return Starlette(
@@ -111,11 +99,8 @@ class _Server:
         return JSONResponse({"status": "ok"})
 
     async def models(self, _: Request) -> Response:
-        found = self._states.list_all()
-        models = [
-            {"id": name, "object": "model", "created": self._states.read_commit_time(path), "owned_by": "protokv"}
-            for name, path in found.items()
-        ]
+        times = {name: self._states.read_commit_time(path) for name, path in self._states.list_all().items()}
+        models = [{"id": name, "object": "model", "created": s, "owned_by": "protokv"} for name, s in times.items()]
         return JSONResponse({"object": "list", "data": models})
 
     def guard(self, handler: Handler) -> Handler:
@@ -133,7 +118,7 @@ class _Server:
         path = self._states.find(asked.model)
         if self._waiting >= self._limits.waiting:
             raise TooMuch("too many questions at once; ask again later")
-        pieces, reply = self._ask(asked, path, request), chat.Completion(asked)
+        pieces, reply = self._ask(asked, path, request), chat.Completion(asked, self._states.decode)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:
@@ -143,10 +128,7 @@ class _Server:
         return JSONResponse(reply.whole(item))
 
     async def _ask(self, asked: chat.ChatRequest, path: Path, request: Request) -> AsyncIterator[str | Answer]:
-        """Yield pieces of the answer as they come, and last the answer. Raises what the thread raised.
-
-        It ends when the client leaves: nobody waits for an answer that nobody reads.
-        """
+        """Yield pieces of the answer, and last the answer; raise what the thread raised. End when the client leaves."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | Answer | BaseException]()
         until_s = time.monotonic() + self._limits.answer_s
         left = False
@@ -159,9 +141,12 @@ class _Server:
                 pass
             queue.put_nowait(HTTPException(400, "the client has left"))
 
+        def release() -> None:
+            self._waiting -= 1
+
         def end(work: Future[Answer | None]) -> None:
             # The place is free as soon as the answer is made, however slowly its client reads it.
-            loop.call_soon_threadsafe(self._release)
+            loop.call_soon_threadsafe(release)
             if not work.cancelled() and (last := work.exception() or work.result()) is not None:
                 send(last)
 
@@ -185,9 +170,6 @@ class _Server:
             work.cancel()
             watcher.cancel()
 
-    def _release(self) -> None:
-        self._waiting -= 1
-
     def _answer(
         self, asked: chat.ChatRequest, path: Path, send: Callable[[str], None], stop: Callable[[], bool]
     ) -> Answer | None:
@@ -205,7 +187,7 @@ class _Server:
         return None
 
     async def _body(self, request: Request) -> bytes:
-        body = bytearray()
+        body = b""
         try:
             async for part in request.stream():
                 body += part
@@ -213,7 +195,7 @@ class _Server:
                     raise HTTPException(413, f"a request has at most {self._limits.body_bytes:,} bytes")
         except ClientDisconnect:
             raise HTTPException(400, "the request was cut short") from None
-        return bytes(body)
+        return body
 
 
 async def _events(
@@ -232,11 +214,9 @@ async def _events(
 
 
 def _status(error: ProtoKVError) -> int:
-    for kind, status in ((StateNotFound, 404), (ConfigError, 400), (TooMuch, 503)):
-        if isinstance(error, kind):
-            return status
-    # The state is damaged, or another model made it.
-    return 409
+    known = ((StateNotFound, 404), (ConfigError, 400), (TooMuch, 503))
+    # Otherwise the state is damaged, or another model made it.
+    return next((status for kind, status in known if isinstance(error, kind)), 409)
 
 
 def _error(message: str, status: int) -> dict[str, Any]:

@@ -9,30 +9,28 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from protokv.core.backbone import Turn
-from protokv.core.decoding import Decoding
+from protokv.core.decoding import Decoding, TokenChance
 from protokv.core.session import Answer
 from protokv.errors import ConfigError
 from protokv.texts import admit_question, find_broken, read_json
 
 MOST_ANSWER_TOKENS = 1024
+MOST_LIKELY = 20
+_LENGTHS = "max_completion_tokens", "max_tokens"
 
-# Fields that a state cannot serve, with the values that ask for nothing.
-_UNUSED: dict[str, tuple[Any, ...]] = {
-    "n": (1, None),
-    "tools": (None, []),
-    "functions": (None, []),
-    "stop": (None, []),
-    "logprobs": (None, False),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "response_format": (None, {"type": "text"}),
-    "modalities": (None, ["text"]),
+# Fields that a state cannot serve: the values that ask for nothing, and what to do instead.
+_UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "n": ((1, None), "a state gives 1 answer; ask again with another seed"),
+    "tools": ((None, []), "a state answers in text and calls nothing"),
+    "functions": ((None, []), "a state answers in text and calls nothing"),
+    "logit_bias": ((None, {}), "supported are temperature, top_p, presence_penalty and frequency_penalty"),
+    "response_format": ((None, {"type": "text"}), 'supported is {"type": "text"}; ask for JSON in the question'),
+    "modalities": ((None, ["text"]), 'supported is ["text"]'),
 }
 
 
@@ -53,13 +51,10 @@ class ChatRequest:
 def parse(body: bytes, published: Decoding) -> ChatRequest:
     """Return the request in a body; `published` is how the model chooses tokens where the request does not say.
 
-    Raises:
-        ConfigError: a state cannot answer it; the field is named.
+    ConfigError: a state cannot answer it; the field is named.
     """
     data = _read_object(body)
-    stream_options = data.get("stream_options") or {}
-    if not isinstance(stream_options, dict):
-        raise ConfigError("stream_options: expected an object")
+    options = data.get("stream_options")
     question, turns, system = _read_messages(data.get("messages"))
     return ChatRequest(
         model=data["model"],
@@ -68,7 +63,7 @@ def parse(body: bytes, published: Decoding) -> ChatRequest:
         system=system,
         decoding=_read_decoding(data, published),
         stream=data.get("stream") is True,
-        usage=stream_options.get("include_usage") is True,
+        usage=isinstance(options, dict) and options.get("include_usage") is True,
         evidence=data.get("evidence") is True,
     )
 
@@ -81,9 +76,9 @@ def _read_object(body: bytes) -> dict[str, Any]:
         raise ConfigError(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError("the body is not a JSON object")
-    for name, allowed in _UNUSED.items():
+    for name, (allowed, instead) in _UNUSED.items():
         if data.get(name) not in allowed:
-            raise ConfigError(f"{name}: a state cannot do that")
+            raise ConfigError(f"{name}: {instead}")
     if not isinstance(data.get("model"), str) or find_broken(data["model"]) is not None:
         raise ConfigError("model: expected the name of a state")
     return data
@@ -91,15 +86,28 @@ def _read_object(body: bytes) -> dict[str, Any]:
 
 def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
     """Return how to choose tokens. ConfigError."""
-    lengths = "max_completion_tokens", "max_tokens"
-    most = _number(data, lengths, published.max_new_tokens, 1, 2**53)
+    if data.get("top_logprobs") and data.get("logprobs") is not True:
+        raise ConfigError("top_logprobs: it needs logprobs to be true")
+    top = _number(data, ("top_logprobs",), 0, 0, MOST_LIKELY)
     return replace(
         published,
-        max_new_tokens=min(int(most), MOST_ANSWER_TOKENS),
+        max_new_tokens=int(min(_number(data, _LENGTHS, published.max_new_tokens, 1, 2**53), MOST_ANSWER_TOKENS)),
         temperature=_number(data, ("temperature",), published.temperature, 0.0, 2.0),
         top_p=_number(data, ("top_p",), published.top_p, 1e-6, 1.0),
+        presence_penalty=_number(data, ("presence_penalty",), 0.0, -2.0, 2.0),
+        frequency_penalty=_number(data, ("frequency_penalty",), 0.0, -2.0, 2.0),
         seed=int(_number(data, ("seed",), 0, 0, 2**53)),
+        stop=_read_stop(data.get("stop")),
+        top_logprobs=int(top) if data.get("logprobs") is True else None,
     )
+
+
+def _read_stop(stop: object) -> tuple[str, ...]:
+    """Return the texts that end an answer. ConfigError."""
+    texts = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(texts, list) or len(texts) > 4 or not all(isinstance(one, str) and one for one in texts):
+        raise ConfigError("stop: expected a text, or a list of at most 4 texts")
+    return tuple(texts)
 
 
 def _read_messages(messages: object) -> tuple[str, list[Turn], str | None]:
@@ -135,10 +143,9 @@ def _read_text(content: object) -> str:
     if isinstance(content, list):
         if not all(isinstance(one, dict) and one.get("type") == "text" for one in content):
             raise ConfigError("messages: a state answers questions in text and takes no pictures")
-        texts = [one.get("text") for one in content]
-        if not all(isinstance(text, str) for text in texts):
+        if not all(isinstance(one.get("text"), str) for one in content):
             raise ConfigError("messages: a part has no text")
-        return "\n".join(texts)
+        return "\n".join(one["text"] for one in content)
     return content if isinstance(content, str) else ""
 
 
@@ -150,24 +157,23 @@ def _number(data: Mapping[str, Any], names: tuple[str, ...], default: float, lea
     return float(value)
 
 
+_UNENDED = {"logprobs": None, "finish_reason": None}
+
+
 class Completion:
     """An answer as OpenAI's chat completions have it: whole, or the events of a stream."""
 
-    def __init__(self, request: ChatRequest) -> None:
-        self._request = request
+    def __init__(self, request: ChatRequest, decode: Callable[[list[int]], str]) -> None:
+        """Begin; `decode` is the backbone's."""
+        self._request, self._decode = request, decode
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the whole answer."""
         message = {"role": "assistant", "content": answer.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason(answer)}
-        return {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": _usage(answer),
-            **_extras(answer),
-        }
+        choice = {"index": 0, "message": message, **self._ending(answer)}
+        head = {**self._head, "object": "chat.completion"}
+        return {**head, "choices": [choice], "usage": _usage(answer), **_extras(answer)}
 
     def begin(self) -> str:
         """Return the events before the first piece."""
@@ -179,7 +185,7 @@ class Completion:
 
     def end(self, answer: Answer) -> str:
         """Return the events after the last piece."""
-        last = self._chunk({}, self._reason(answer), **_extras(answer))
+        last = self._chunk({}, self._ending(answer), **_extras(answer))
         if self._request.usage:
             last += _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(answer)})
         return last + "data: [DONE]\n\n"
@@ -188,30 +194,29 @@ class Completion:
         """Return the event of an error in the middle of an answer."""
         return _event({"error": error})
 
-    def _chunk(self, delta: Mapping[str, Any], reason: str | None = None, **more: Any) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _chunk(self, delta: Mapping[str, Any], ending: Mapping[str, Any] = _UNENDED, **more: Any) -> str:
+        choice = {"index": 0, "delta": delta, **ending}
         return _event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **more})
 
-    @staticmethod
-    def _reason(answer: Answer) -> str:
-        return "stop" if answer.finish_reason == "stop" else "length"
+    def _ending(self, answer: Answer) -> dict[str, Any]:
+        """Return why an answer ended, and if wanted the chances of its tokens; a stream has all of them at its end."""
+        found = None
+        if answer.chances is not None:
+            each = [[self._chance(one) for one in chances] for chances in answer.chances]
+            found = {"content": [{**chosen, "top_logprobs": top} for chosen, *top in each], "refusal": None}
+        return {"logprobs": found, "finish_reason": "stop" if answer.finish_reason == "stop" else "length"}
+
+    def _chance(self, one: TokenChance) -> dict[str, Any]:
+        text = self._decode([one.id])
+        return {"token": text, "logprob": one.log_probability, "bytes": list(text.encode())}
 
 
 def _extras(answer: Answer) -> dict[str, Any]:
-    """Return what is not in OpenAI's interface.
-
-    The stream time of the state; why the answer ended, since "repetition" has no word there; how many earlier turns the
-    model read; and the evidence, if it was wanted.
-    """
-    found: dict[str, Any] = {
-        "stream_time_s": answer.stream_time_s,
-        "ended": answer.finish_reason,
-        "turns": answer.turns,
-    }
-    if answer.evidence is not None:
-        found["evidence"] = [asdict(span) for span in answer.evidence.spans]
-        found["faint"] = answer.evidence.faint
-    return found
+    """Return what OpenAI's interface has not: "repetition" as a reason, turns that the model read, and the evidence."""
+    found = {"stream_time_s": answer.stream_time_s, "ended": answer.finish_reason, "turns": answer.turns}
+    if answer.evidence is None:
+        return found
+    return {**found, "evidence": [asdict(span) for span in answer.evidence.spans], "faint": answer.evidence.faint}
 
 
 def _event(data: Mapping[str, Any]) -> str:
@@ -220,8 +225,5 @@ def _event(data: Mapping[str, Any]) -> str:
 
 
 def _usage(answer: Answer) -> dict[str, int]:
-    return {
-        "prompt_tokens": answer.context_tokens,
-        "completion_tokens": answer.tokens,
-        "total_tokens": answer.context_tokens + answer.tokens,
-    }
+    read, given = answer.context_tokens, answer.tokens
+    return {"prompt_tokens": read, "completion_tokens": given, "total_tokens": read + given}

@@ -21,16 +21,13 @@ from protokv.state.header import Header
 from protokv.state.reader import read_thumbnails
 from protokv.state.sources import WallClockLog, describe_sources
 
-_HTML = Path(__file__).with_name("page.html")
-
 
 class Page:
     """The routes of the page."""
 
     def __init__(self, states: States) -> None:
         """Read the file."""
-        self._states = states
-        self._html = _HTML.read_text(encoding="utf-8")
+        self._states, self._html = states, Path(__file__).with_name("page.html").read_text(encoding="utf-8")
         self._headers = {"Content-Security-Policy": _policy(self._html), **_PRIVATE}
 
     async def index(self, _: Request) -> Response:
@@ -42,7 +39,10 @@ class Page:
         name = request.query_params.get("name", "")
         path = self._states.find(name)
         header, pictures = await anyio.to_thread.run_sync(read_thumbnails, path)
-        thumbnails = [{"time_s": one.time_s, "src": _data_url(one.jpeg)} for one in pictures]
+        thumbnails = [
+            {"time_s": one.time_s, "src": f"data:image/jpeg;base64,{base64.b64encode(one.jpeg).decode()}"}
+            for one in pictures
+        ]
         facts = {"name": name, "committed": self._states.read_commit_time(path), **_facts(header)}
         return JSONResponse({**facts, "thumbnails": thumbnails})
 
@@ -75,11 +75,6 @@ def _facts(header: Header) -> dict[str, Any]:
         "complete": header.complete,
         "model": header.backbone.name,
         "memory": header.memory.get("kind"),
-        "live": None
-        if log is None
-        else {"lost": log.lost, "committed": log.committed_at, "anchors": log.anchors, "gaps": log.gaps_in_all},
+        "live": log
+        and {"lost": log.lost, "committed": log.committed_at, "anchors": log.anchors, "gaps": log.gaps_in_all},
     }
-
-
-def _data_url(jpeg: bytes) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"

@@ -7,7 +7,7 @@ no web.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 from protokv.core.backbone import Backbone
@@ -28,7 +28,7 @@ class States:
         self._folder, self._backbone, self._most = Path(folder), backbone, most
         self._root = self._folder.resolve()
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
-        self.decoding = backbone.decoding
+        self.decoding, self.decode = backbone.decoding, backbone.decode
 
     def list_all(self) -> dict[str, Path]:
         """Return the states by name: the path below the folder, without the suffix unless two differ only in it."""
@@ -36,12 +36,10 @@ class States:
             found = [Path(one) for one in find_states(str(self._folder))]
         except StateNotFound:
             return {}
-        found = [one for one in found if self._is_inside(one)]
-        below = [_text(one.relative_to(self._folder)) for one in found]
-        stems = [one.removesuffix(Path(one).suffix) for one in below]
-        return {
-            stem if stems.count(stem) == 1 else whole: one for stem, whole, one in zip(stems, below, found, strict=True)
-        }
+        below = {_text(one.relative_to(self._folder)): one for one in found if self._is_inside(one)}
+        short = {name: name.removesuffix(Path(name).suffix) for name in below}
+        alike = Counter(short.values())
+        return {short[name] if alike[short[name]] == 1 else name: one for name, one in below.items()}
 
     def find(self, name: str) -> Path:
         """Return where the state of a name is. StateNotFound."""
@@ -67,9 +65,7 @@ class States:
     def open_session(self, path: Path) -> Session:
         """Return the session of the last commit of a state. Two threads must not ask for sessions or use one at once.
 
-        Raises:
-            StateNotFound: it is gone.
-            StateError: it cannot be read, or another model made it.
+        StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
         """
         if not self._is_inside(path):
             raise StateNotFound(f"{path.name} is not in the folder of the states, or a link that leads elsewhere")

@@ -130,3 +130,33 @@ def test_a_group_of_tokens_again_and_again_is_a_repetition_wherever_it_begins(gr
 )
 def test_laughter_and_tables_are_no_repetition(ids: list[int]) -> None:
     assert not is_repeating(ids)
+
+
+@pytest.mark.parametrize(("presence", "frequency"), [(0.7, 0.0), (0.0, 0.4), (-1.0, 0.4)])
+def test_tokens_of_the_answer_are_penalised_as_in_openais_interface(presence: float, frequency: float) -> None:
+    logits, counts = torch.randn(9, generator=torch.Generator().manual_seed(3)), torch.zeros(9)
+    choose = Chooser(Decoding(presence_penalty=presence, frequency_penalty=frequency), CPU, prompt=range(9))
+    for _ in range(12):
+        expected = int((logits - presence * (counts > 0) - frequency * counts).argmax())
+        assert read_token(choose(logits)) == expected
+        counts[expected] += 1
+    chances = [chance for (chance,) in choose.read_chances()]
+    assert choose.mean_logprob() == pytest.approx(sum(one.log_probability for one in chances) / 12)
+    assert [one.log_probability for one in chances] == pytest.approx(
+        logits.log_softmax(-1)[[c.id for c in chances]].tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [((), "a star. A ring."), ((". A",), "a star"), (("x", "ring", "star."), "a "), (("ring!",), "a star. A ring.")],
+)
+def test_a_stop_and_its_beginning_are_never_shown(stop: tuple[str, ...], shown: str) -> None:
+    stream, pieces = TextStream(lambda ids: bytes(ids).decode(), stop), list[str]()
+    for byte in b"a star. A ring.":
+        pieces.append(stream.push(byte))
+        assert shown.startswith("".join(pieces))
+        if stream.stopped:
+            break
+    assert "".join(pieces) + stream.finish() == shown
+    assert stream.stopped == (shown != "a star. A ring.")

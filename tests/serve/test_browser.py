@@ -118,6 +118,16 @@ def test_an_answer_comes_in_pieces_as_text_with_its_spans(opened: Any, address: 
     assert page.title() == f"{SCRIPT} · ProtoKV"
 
 
+def test_on_a_phone_the_page_scrolls_to_the_answer(opened: Any, address: str, words: threading.Event) -> None:
+    page = opened(f"{address}#clip", viewport={"width": 390, "height": 420}, has_touch=True)
+    words.set()
+    for _ in range(3):
+        page.fill("#question", "What appeared?")
+        page.tap("#send")
+        playwright.expect(page.locator("article").first).to_contain_text("61\u00a0% of attention")
+        playwright.expect(page.locator("article .answer").first).to_be_in_viewport(ratio=1)
+
+
 def test_a_live_state_has_its_clock_and_the_page_asks_for_the_token(opened: Any, folder: Path) -> None:
     with server(folder, token="right") as address:
         page = opened(f"http://{address}/#door")

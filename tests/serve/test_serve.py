@@ -107,6 +107,30 @@ def test_the_official_client_lists_states_and_asks_them_at_once_and_in_pieces(fo
         assert (short.choices[0].finish_reason, short.ended, short.usage.completion_tokens) == ("length", "length", 1)
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "in pieces"])
+def test_stops_penalties_and_chances_of_tokens_are_those_of_the_engine(running: str, streamed: bool) -> None:
+    def read(**options: Any) -> tuple[str, Any]:
+        """The text of an answer, and its last choice."""
+        if not streamed:
+            (choice,) = ask(one, **options).choices
+            return choice.message.content.strip(), choice
+        choices = [chunk.choices[0] for chunk in ask(one, stream=True, **options)]
+        return "".join(choice.delta.content or "" for choice in choices).strip(), choices[-1]
+
+    with client(running) as one:
+        whole, last = read()
+        first, second, *_ = whole.split()
+        assert last.logprobs is None
+        text, last = read(stop=["never", second[1:]])
+        assert (text, last.finish_reason) == (f"{first} {second[0]}", "stop")
+        assert read(presence_penalty=2.0, frequency_penalty=2.0)[0] != whole
+        _, last = read(logprobs=True, top_logprobs=2)
+        assert "".join(one.token for one in last.logprobs.content).strip() == whole
+        for token in last.logprobs.content:
+            assert token.logprob == token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob
+            assert bytes(token.bytes).decode() == token.token
+
+
 def test_a_new_commit_answers_the_next_question_and_asking_changes_no_state(folder: Path) -> None:
     path = folder / "door.safetensors"
     with server(folder) as address, client(address) as one:
@@ -157,8 +181,11 @@ def test_all_of_a_conversation_counts_and_text_may_come_in_parts(made: Path) -> 
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, openai.BadRequestError, "pictures"),
         ({"temperature": 9.0}, openai.BadRequestError, "temperature"),
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
-        ({"n": 2}, openai.BadRequestError, "n: a state"),
-        ({"stop": ["x"]}, openai.BadRequestError, "stop: a state"),
+        ({"n": 2}, openai.BadRequestError, "another seed"),
+        ({"stop": ["a", 3]}, openai.BadRequestError, "at most 4 texts"),
+        ({"top_logprobs": 3}, openai.BadRequestError, "needs logprobs"),
+        ({"presence_penalty": 9.0}, openai.BadRequestError, "presence_penalty: expected a number from -2 to 2"),
+        ({"logit_bias": {"3": 1}}, openai.BadRequestError, "supported are temperature"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
     ],
 )
