@@ -23,9 +23,9 @@ from protokv.ingestion.watching import Ending, Run, RunStart
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import from_state
 from protokv.state.sources import SourcePart
-from protokv.state.store import StatePath, name_state
+from protokv.state.store import StatePath, find_store, name_state
 from protokv.state.thumbnails import Thumbnails
-from protokv.state.writer import Writer, check_not_read, check_target
+from protokv.state.writer import check_not_read
 from protokv.timings import Timings, stage
 from protokv.video import Source, address, open_source
 from protokv.video.bucket import is_object
@@ -93,13 +93,13 @@ def _events(
 ) -> Generator[Event, None, None]:
     path = default_target(source) if target is None else target
     check_not_read(path, source)
-    check_target(path)
+    find_store(path).check_target()
     if options.transcribe is not None:
         write_subtitles(source, options.subtitles, options.transcribe, options.device, should_stop)
     with ExitStack() as opened:
         video = _open_source(source, options, opened)
         # Lock before the state is read, so that nobody else writes between this and the first commit.
-        writer = opened.enter_context(Writer(path, keep=options.keep))
+        store = opened.enter_context(find_store(path, keep=options.keep))
         start = _start(path, video, options.find_subtitles(source, video), options, timings)
         _limit_thumbnails(start.session, options.thumbnails)
         live, clock = isinstance(video, LiveSource), start.session.clock
@@ -110,7 +110,7 @@ def _events(
             return should_stop() or ending.is_reached(start.session.clock.stream_time_s)
 
         every = options.every or (LIVE if live else MINUTELY)
-        yield from Run(start, video, writer, ending, options.chunk, timings).watch(every, stop)
+        yield from Run(start, video, store, ending, options.chunk, timings).watch(every, stop)
 
 
 def _open_source(source: AnySource, options: IngestOptions, opened: ExitStack) -> Source:

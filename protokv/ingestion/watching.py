@@ -1,6 +1,6 @@
 """One run over one source: take its steps, watch them, commit the state, and give the events.
 
-Owns the order of these, and saves the watched steps whatever ends the run. The caller makes the session; the writer
+Owns the order of these, and saves the watched steps whatever ends the run. The caller makes the session; the store
 writes states.
 """
 
@@ -23,8 +23,8 @@ from protokv.ingestion.prefetch import DEPTH, ReadyStep, StopRequest, prefetch
 from protokv.state.checkpoint import to_state
 from protokv.state.reader import Reader
 from protokv.state.sources import SourcePart, end_time
+from protokv.state.store import Store
 from protokv.state.thumbnails import Thumbnails, shrink
-from protokv.state.writer import Committed, Writer
 from protokv.timings import Timings, stage
 from protokv.video import Damage, Source, read_steps
 from protokv.video.sampling import Step
@@ -80,13 +80,13 @@ class Run:
         self,
         start: RunStart,
         source: Source,
-        writer: Writer,
+        store: Store,
         ending: Ending,
         chunk: int = 1,
         timings: Timings | None = None,
     ) -> None:
         session, segment, record = start.session, start.segment, start.record
-        self._session, self._source, self._writer, self._segment = session, source, writer, segment
+        self._session, self._source, self._store, self._segment = session, source, store, segment
         self._live = source if isinstance(source, LiveSource) else None
         self._ending, self._chunk, self._timings, session.timings = ending, chunk, timings, timings
         self._thumbnails = next((one for one in session.attachments if isinstance(one, Thumbnails)), None)
@@ -117,12 +117,12 @@ class Run:
                 # Not after an error within a step, which leaves half a step in the memory, and not if writing failed.
                 if self._session.intact and self._unsaved and not isinstance(error, StateError):
                     with suppress(Exception):
-                        self._commit(wait=True)
+                        self._commit()
                         clock = self._session.clock
-                        error.add_note(f"{self._writer.path} holds what was watched until {clock.stream_time_s:g} s")
+                        error.add_note(f"{self._store.path} holds what was watched until {clock.stream_time_s:g} s")
                 raise
             yield from self._report_notes()
-            yield from self._commit(wait=True)
+            yield self._commit()
         yield self._summary()
 
     def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[Event]:
@@ -138,10 +138,9 @@ class Run:
                 if steps:
                     yield from self._watch_chunk(steps)
                 yield from (one for one in news if one is not None)
-                yield from self._report_commits(self._writer.collect())
                 due = self._due(every) or any(isinstance(one, SourceLost) for one in news)
                 if not stop.ask() and self._unsaved and due:
-                    yield from self._commit()
+                    yield self._commit()
                 if error is not None:
                     if self._watched_none:
                         raise error
@@ -233,7 +232,7 @@ class Run:
 
     # ---- the state ----
 
-    def _commit(self, *, wait: bool = False) -> list[Commit]:
+    def _commit(self) -> Commit:
         self._committed, self._committed_at = self._session.clock, time.perf_counter()
         record = {
             **(self._source.info.to_dict() if self._live is None else self._live.record(self._committed.stream_time_s)),
@@ -248,14 +247,11 @@ class Run:
             record["words"] = {**self._subtitles.record, **lost}
         with stage(self._timings, "commit"):
             state = to_state(self._session, source=self._segment.record(record), complete=self._complete)
-            return self._report_commits(self._writer.commit(state, wait=wait))
+            committed = self._store.commit(state)
+        self._bytes = committed.file_bytes
+        return Commit(str(self._store.path), *committed)
 
     # ---- the events ----
-
-    def _report_commits(self, landed: list[Committed]) -> list[Commit]:
-        if landed:
-            self._bytes = landed[-1].file_bytes
-        return [Commit(str(self._writer.path), one.steps, one.stream_time_s, one.file_bytes) for one in landed]
 
     def _report_notes(self) -> Iterator[SourceNoted | WordsLost]:
         for note in [one for one in self._source.notes if one not in self._noted]:
@@ -272,12 +268,12 @@ class Run:
             how = "finished" if segment.done else "continued"
         thumbnails = 0 if self._thumbnails is None else self._thumbnails.most
         return Started(
-            state=str(self._writer.path),
+            state=str(self._store.path),
             source=self._source.info.name,
             how=how,
             steps=clock.steps,
             stream_time_s=clock.stream_time_s,
-            locked=self._writer.locked,
+            locked=self._store.locked,
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=session.memory.bytes_held,
@@ -309,14 +305,14 @@ class Run:
         if self._complete:
             watched_s = end_time(watched_s, segment.start_s, self._source.info.duration_s, clock)
         return Summary(
-            state=str(self._writer.path),
+            state=str(self._store.path),
             steps=clock.steps,
             stream_time_s=clock.stream_time_s,
             watched_s=watched_s,
             tokens_seen=clock.tokens_seen,
             state_bytes=self._session.memory.bytes_held,
             # A state that was just written may have been moved away since: do not ask the disk.
-            file_bytes=Reader.open(self._writer.path).file_bytes if self._bytes is None else self._bytes,
+            file_bytes=Reader.open(self._store.path).file_bytes if self._bytes is None else self._bytes,
             elapsed_s=time.perf_counter() - self._began,
             complete=self._complete,
             damaged=not self._damage.ok,

@@ -26,9 +26,9 @@ from protokv.state.checkpoint import ATTACHED, read_config
 from protokv.state.header import Header, State
 from protokv.state.reader import Reader
 from protokv.state.sources import WallClockLog, describe_sources
-from protokv.state.store import StatePath
+from protokv.state.store import StatePath, find_store
 from protokv.state.thumbnails import Thumbnails
-from protokv.state.writer import Writer, check_not_read, check_replaceable
+from protokv.state.writer import check_not_read, check_replaceable
 from protokv.words.transcript import Transcript
 
 
@@ -179,13 +179,13 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
         StateLocked: another writer is writing `target`.
     """
     check_not_read(target, path)
-    with Writer(target) as writer:
+    with find_store(target) as store:
         state = Reader.open(path, verify=digests).state
         Thumbnails.read(state.tensors)
         _, memory = restore(state)
         if not overwrite:
             check_replaceable(target, state)
-        (written,) = writer.commit(replace(state, specs=(*memory.specs(), *ATTACHED)), wait=True)
+        written = store.commit(replace(state, specs=(*memory.specs(), *ATTACHED)))
     return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
 
 

@@ -15,13 +15,14 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace as changed
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 from protokv.errors import (
+    ConfigError,
     SourceError,
     SourceNotFound,
     StateCorrupt,
@@ -43,6 +44,7 @@ from protokv.state.commit import (
 )
 from protokv.state.forms import Form, PtForm, SafetensorsForm, Stored
 from protokv.state.header import KEY, MOST_BYTES, Header, State, seal, unseal
+from protokv.state.sources import is_before, same_stream
 from protokv.state.zarr import ZarrForm
 from protokv.texts import find_broken
 from protokv.video.address import VIDEO_SUFFIXES
@@ -67,6 +69,14 @@ _LONGEST_STEM_BYTES = 200
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
+class Committed(NamedTuple):
+    """A state on disk: its steps, stream time in seconds and bytes."""
+
+    steps: int
+    stream_time_s: float
+    file_bytes: int
+
+
 class Store:
     """A state at a path in the file system. As a context manager: the right to write there.
 
@@ -77,15 +87,16 @@ class Store:
     Attributes:
         path: where the state is.
         form: how it lies there.
+        keep: number of commits to keep, including the current one; None: keep and remove nothing.
         locked: True if a second writer is refused. True only between `__enter__` and `__exit__`, and False there too on
             a file system without locks.
     """
 
     locked: bool = False
 
-    def __init__(self, path: StatePath, form: Form) -> None:
+    def __init__(self, path: StatePath, form: Form, keep: int | None = None) -> None:
         """Touch nothing yet."""
-        self.path, self.form = path, form
+        self.path, self.form, self.keep = path, form, keep
 
     @property
     def _target(self) -> Path:
@@ -118,27 +129,48 @@ class Store:
         self.locked = False
         self._lock.__exit__(None, None, None)
 
-    def replace(self, state: State, keep: Header | None = None) -> None:
+    def commit(self, state: State) -> Committed:
         """Put a state in place atomically and durably. One thread at a time may call this.
 
-        The old one, which has the header `keep`, becomes a kept commit, unless something has its name; None: it goes.
+        The old one becomes a kept commit if it is an earlier moment of the same stream and `keep` is above 1.
 
         Raises:
             StateLocked: another writer has committed since this store was entered or last committed.
             StateError: the state cannot be written. In both cases the old state is still there.
         """
+        old = None
+        if self.keep is not None and self.keep > 1:
+            with suppress(StateNotFound, StateCorrupt, StateMismatch):
+                old, _ = self.read_header()
+        self._replace(state, format_kept_suffix(old) if old is not None and is_before(old, state) else None)
+        if self.keep is not None:
+            # The new state is in place. A writer that may not list or remove leaves the others to the next commit.
+            with suppress(StateError):
+                self._retire_others(state, self.keep)
+        return Committed(state.clock.steps, state.clock.stream_time_s, self.read_header()[1])
+
+    def _replace(self, state: State, kept: str | None) -> None:
+        """Put a state in place; the old one gets a name that ends in `kept`, unless something has it."""
         self.check_target()
         with explain_write_errors(self.path):
             target = self._target
-            kept = None if keep is None else target.with_name(target.name + format_kept_suffix(keep))
+            past = None if kept is None else target.with_name(target.name + kept)
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
             plain = changed(state, tensors=tensors)
             document = seal(plain)
             replace(
                 target,
                 lambda path: self.form.write(path, document, plain),
-                None if kept is None or os.path.lexists(kept) else kept,
+                None if past is None or os.path.lexists(past) else past,
             )
+
+    def _retire_others(self, state: State, keep: int) -> None:
+        """Remove all kept commits of this stream but the last ones, the oldest last."""
+        ours = [(header, at) for at, header in self.list_kept() if same_stream(header, state)]
+        past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_before(header, state))
+        stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
+        for at in {at for _, at in ours} - stay:
+            self._retire(at)
 
     # ---- read ----
 
@@ -177,15 +209,8 @@ class Store:
     # ---- kept commits ----
 
     def list_kept(self) -> Iterator[tuple[str, Header]]:
-        """Yield the place and header of each kept commit, of any stream. Skip files that only have such a name."""
-        with explain_read_errors(self.path):
-            target = self._target
-            found = sorted(target.parent.iterdir()) if target.parent.is_dir() else []
-            places = [str(one) for one in found if not one.is_symlink()]
-        yield from self._read_kept(os.fspath(target), places)
-
-    def _read_kept(self, ours: str, places: Iterable[str]) -> Iterator[tuple[str, Header]]:
-        """Yield those of the places that are kept commits of the state at `ours`."""
+        """Yield the place and header of each kept commit, of any stream. Skip what only has such a name."""
+        ours, places = self._list_places()
         for at in places:
             if (named := KEPT_SUFFIX.search(at)) and at[: named.start()] == ours:
                 with suppress(StateNotFound, StateCorrupt, StateMismatch):
@@ -193,7 +218,14 @@ class Store:
                     if format_kept_suffix(header) == named[0]:
                         yield at, header
 
-    def retire(self, at: str) -> None:
+    def _list_places(self) -> tuple[str, list[str]]:
+        """Return where the state is, and what is beside it, in order."""
+        with explain_read_errors(self.path):
+            target = self._target
+            found = sorted(target.parent.iterdir()) if target.parent.is_dir() else []
+            return os.fspath(target), [str(one) for one in found if not one.is_symlink()]
+
+    def _retire(self, at: str) -> None:
         """Remove a kept commit. If a reader prevents that, the next commit removes it."""
         with suppress(OSError):
             retire(self._target, Path(at))
@@ -202,8 +234,8 @@ class Store:
 class BucketStore(Store):
     """A state that is one object."""
 
-    def __init__(self, address: str, form: Form) -> None:
-        super().__init__(address, form)
+    def __init__(self, address: str, form: Form, keep: int | None = None) -> None:
+        super().__init__(address, form, keep)
         self._address = address
         self._bucket, self._key = open_store(address)
         self._mode: PutMode = "create"
@@ -227,16 +259,16 @@ class BucketStore(Store):
         """Nothing is held."""
         self.locked = False
 
-    def replace(self, state: State, keep: Header | None = None) -> None:
+    def _replace(self, state: State, kept: str | None) -> None:
         """Put the object in place; before, let the store copy the old one."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
             path = Path(folder, "state")
-            Store(path, self.form).replace(state)
+            Store(path, self.form).commit(state)
             with _explain(self._address, "write"):
-                if keep is not None:
-                    self._bucket.copy(self._key, self._key + format_kept_suffix(keep))
+                if kept is not None:
+                    self._bucket.copy(self._key, self._key + kept)
                 try:
                     put = self._bucket.put(self._key, path, mode=self._mode, use_multipart=False)
                 except (AlreadyExistsError, PreconditionError) as error:
@@ -267,14 +299,11 @@ class BucketStore(Store):
                 return unseal(document)[0], int(found.meta["size"])
         return super().read_header(at)
 
-    def list_kept(self) -> Iterator[tuple[str, Header]]:
-        """Yield the objects beside the state whose name and header agree, oldest first."""
+    def _list_places(self) -> tuple[str, list[str]]:
         with _explain(self._address, "read"):
-            places = list(list_beginning(f"{self._address}@"))
-        yield from self._read_kept(self._address, places)
+            return self._address, list(list_beginning(f"{self._address}@"))
 
-    def retire(self, at: str) -> None:
-        """Delete an object if the store allows it."""
+    def _retire(self, at: str) -> None:
         with suppress(SourceError), explain_errors(at, "write"):
             self._bucket.delete(open_store(at)[1])
 
@@ -321,13 +350,16 @@ def find_suffix(path: StatePath) -> str | None:
     return next((suffix for suffix in FORMS if name.endswith(suffix)), None)
 
 
-def find_store(path: StatePath, *, to_read: bool = False) -> Store:
+def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = None) -> Store:
     """Return the store of a state at this path. With `to_read`, a file without a suffix has the default form.
 
     Raises:
+        ConfigError: `keep` is below 1.
         UnknownForm: the suffix names no form, or it is that of a video; or the path is not UTF-8.
         StateError: a package for an object store is not installed.
     """
+    if keep is not None and keep < 1:
+        raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
     if find_broken(str(path)) is not None:
         # Found out by the libraries of the forms only when a whole video is watched.
         raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
@@ -344,6 +376,6 @@ def find_store(path: StatePath, *, to_read: bool = False) -> Store:
             hint=did_you_mean(PurePath(path).suffix, known) or "choose another name",
         )
     try:
-        return BucketStore(os.fspath(path), known[suffix]) if outside else Store(path, known[suffix])
+        return BucketStore(str(path), known[suffix], keep) if outside else Store(path, known[suffix], keep)
     except SourceError as error:
         raise StateError(error.message, hint=error.hint) from error

@@ -22,7 +22,7 @@ from protokv.errors import StateCorrupt, StateError, StateNotFound
 from protokv.state import commit
 from protokv.state.header import State
 from protokv.state.reader import Reader, load_state
-from protokv.state.writer import Writer
+from protokv.state.store import find_store
 from tests.state.conftest import EVERY_FORM, make, moment, same
 
 CALLS = ("replace", "link", "mkdir", "unlink", "rmdir", "fsync", "stat", "lstat", "listdir", "scandir", "open")
@@ -76,8 +76,8 @@ def counted(act: Callable[[int, Callable[[], object]], None]) -> Iterator[iterto
 
 
 def save(path: Path, state: State) -> None:
-    with Writer(path, keep=2) as writer:
-        writer.commit(state, wait=True)
+    with find_store(path, keep=2) as store:
+        store.commit(state)
 
 
 def fatal_calls(act: Callable[[], object], instants: int) -> range:

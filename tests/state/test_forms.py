@@ -15,7 +15,8 @@ from protokv.core.tensors import TensorSpec
 from protokv.errors import StateError, StateLocked, StateNotFound, UnknownForm
 from protokv.state.header import NAMES
 from protokv.state.reader import Reader, load_state
-from protokv.state.writer import Writer, check_target, save_state
+from protokv.state.store import find_store
+from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, moment, same
 
 DTYPES = list(NAMES)
@@ -71,7 +72,7 @@ def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path, ma
         with pytest.raises(StateNotFound, match="no state at"):
             read(path)
     save_state(make_state(), path)
-    check_target(path)
+    find_store(path).check_target()
     for change, match in UNREADABLE:
         with pytest.raises(StateError, match=match):
             save_state(make_state(**change), path)
@@ -80,11 +81,11 @@ def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path, ma
 
 @EVERY_FORM
 def test_one_of_two_writers_commits_and_the_other_is_refused(path, make_state):
-    with Writer(path) as first:
+    with find_store(path) as first:
         assert first.locked
-        with pytest.raises(StateLocked), Writer(path):
+        with pytest.raises(StateLocked), find_store(path):
             pass
-        (committed,) = first.commit(moment(make_state, 4), wait=True)
+        committed = first.commit(moment(make_state, 4))
     assert same(load_state(path), moment(make_state, 4))
     assert committed.file_bytes == Reader.open(path).file_bytes
 
@@ -106,9 +107,9 @@ def test_readers_beside_a_writer_only_ever_see_whole_states(path, make_state):
 
     reader = threading.Thread(target=read)
     reader.start()
-    with Writer(path) as writer:
+    with find_store(path) as store:
         for n in range(8):
-            writer.commit(states[n % 4], wait=True)
+            store.commit(states[n % 4])
     done.set()
     reader.join()
     assert not wrong

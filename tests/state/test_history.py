@@ -6,20 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from protokv.errors import StateError, StateNotFound
 from protokv.state.reader import Reader, load_state
 from protokv.state.sources import is_before, list_fingerprints, next_source_part, read_source_part
 from protokv.state.store import find_store
-from protokv.state.writer import Writer, save_state
+from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, same
 from tests.state.conftest import moment as at
 
 
 def commit(state, path: Path, keep: int | None = None) -> None:
-    with Writer(path, keep=keep) as writer:
-        writer.commit(state, wait=True)
+    with find_store(path, keep=keep) as store:
+        store.commit(state)
 
 
 def kept(path: Path) -> list[Path]:
@@ -103,78 +102,25 @@ def test_a_link_stays_a_link_and_its_target_has_the_history(make_state, tmp_path
     assert load_state(link, at_s=2.0).clock.steps == 1
 
 
-def commit_and(state, path: Path, then) -> None:
-    """Commit in the background, and call `then` before leaving the writer."""
-    with Writer(path, background=True) as writer:
-        writer.commit(state)
-        then(writer)
-
-
-class TestWriter:
-    @EVERY_FORM
-    def test_a_background_write_has_the_bytes_of_one_in_the_foreground(self, suffix, make_state, tmp_path):
-        states = [at(make_state, step) for step in (1, 2, 3)]
-        with (
-            Writer(tmp_path / f"a{suffix}", keep=3) as now,
-            Writer(tmp_path / f"b{suffix}", keep=3, background=True) as later,
-        ):
-            landed = []
-            for state in states:
-                live = replace(state, tensors={name: tensor.clone() for name, tensor in state.tensors.items()})
-                assert [one.steps for one in now.commit(state)] == [state.clock.steps]
-                landed += later.commit(live)
-                # The stream changes the tensors in place while they are written.
-                for tensor in live.tensors.values():
-                    tensor.zero_()
-            landed += later.collect(wait=True)
-        assert [one.steps for one in landed] == [1, 2, 3]
-        for at_s in (2.0, 4.0, 6.0):
-            mine, other = (load_state(tmp_path / f"{name}{suffix}", at_s=at_s) for name in "ab")
-            assert same(mine, other)
-
-    @pytest.mark.gpu
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-    def test_on_a_device_the_copy_is_written_although_the_stream_changes_the_tensors(self, make_state, tmp_path):
-        host = at(make_state, 1)
-        live = replace(host, tensors={name: tensor.cuda() for name, tensor in host.tensors.items()})
-        with Writer(tmp_path / "a.safetensors") as writer:
-            assert writer.commit(live) == []
-            for tensor in live.tensors.values():
-                tensor.zero_()
-            assert [one.steps for one in writer.collect(wait=True)] == [1]
-        assert same(load_state(tmp_path / "a.safetensors"), host)
-
-    def test_an_error_of_the_thread_is_raised_by_the_next_call_and_at_the_end(self, make_state, tmp_path):
-        path = tmp_path / "a.safetensors"
-        save_state(at(make_state, 1), path)
-        bad = replace(at(make_state, 2), settings={"not": object()})
-        for then in (lambda w: w.commit(at(make_state, 3), wait=True), lambda w: w.collect(wait=True), lambda w: None):
-            with pytest.raises(StateError, match="not plain JSON"):
-                commit_and(bad, path, then)
-            assert same(load_state(path), at(make_state, 1))
-        with pytest.raises(ZeroDivisionError):  # the error of the stream comes first
-            commit_and(bad, path, lambda _: 1 / 0)
-
-
 ONE, TWO, THREE = ({"name": f"{letter}.mp4", "fingerprint": letter} for letter in "abc")
 
 
-class TestSources:
-    def test_sources_are_listed_in_order_with_the_beginning_of_each(self, make_state):
-        state = at(make_state, 3, source=ONE, complete=True)
-        for step, source in [(5, TWO), (9, THREE)]:
-            segment = next_source_part(state)
-            assert (segment.first_step, segment.start_s) == (state.clock.steps, state.clock.stream_time_s)
-            state = at(make_state, step, source=segment.record(source), complete=True)
-            assert read_source_part(state) == replace(segment, done=True)
-        assert list_fingerprints(state) == ("a", "b", "c")
-        places = [(one["name"], one.get("first_step"), one.get("start_s")) for one in read_source_part(state).earlier]
-        assert places == [("a.mp4", None, None), ("b.mp4", 3, 6.0)]
-        assert (state.source["first_step"], state.source["start_s"]) == (5, 10.0)
+def test_sources_are_listed_in_order_with_the_beginning_of_each(make_state):
+    state = at(make_state, 3, source=ONE, complete=True)
+    for step, source in [(5, TWO), (9, THREE)]:
+        segment = next_source_part(state)
+        assert (segment.first_step, segment.start_s) == (state.clock.steps, state.clock.stream_time_s)
+        state = at(make_state, step, source=segment.record(source), complete=True)
+        assert read_source_part(state) == replace(segment, done=True)
+    assert list_fingerprints(state) == ("a", "b", "c")
+    places = [(one["name"], one.get("first_step"), one.get("start_s")) for one in read_source_part(state).earlier]
+    assert places == [("a.mp4", None, None), ("b.mp4", 3, 6.0)]
+    assert (state.source["first_step"], state.source["start_s"]) == (5, 10.0)
 
-    def test_a_record_that_makes_no_sense_is_named(self, make_state):
-        good = {**TWO, "earlier": [ONE], "first_step": 1, "start_s": 2.0}
-        read_source_part(at(make_state, 3, source=good))
-        for field, value in (("earlier", 5), ("earlier", ["a"]), ("first_step", 1.5), ("start_s", "0")):
-            with pytest.raises(StateError, match=rf"source: .*\$\.{field}"):
-                read_source_part(at(make_state, 3, source={**good, field: value}))
+
+def test_a_record_that_makes_no_sense_is_named(make_state):
+    good = {**TWO, "earlier": [ONE], "first_step": 1, "start_s": 2.0}
+    read_source_part(at(make_state, 3, source=good))
+    for field, value in (("earlier", 5), ("earlier", ["a"]), ("first_step", 1.5), ("start_s", "0")):
+        with pytest.raises(StateError, match=rf"source: .*\$\.{field}"):
+            read_source_part(at(make_state, 3, source={**good, field: value}))

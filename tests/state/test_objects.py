@@ -10,7 +10,8 @@ import pytest
 from protokv.core.step import StreamClock
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound, UnknownForm
 from protokv.state.reader import Reader, load_state
-from protokv.state.writer import Writer, save_state
+from protokv.state.store import find_store
+from protokv.state.writer import save_state
 from tests.state.conftest import same
 
 pytest.importorskip("obstore")
@@ -50,19 +51,19 @@ def test_a_second_writer_is_found_and_overwrites_nothing(there: bool, url: str, 
     if there:
         save_state(make_state(), url)
     mine, others = at(make_state(), 6), at(make_state(), 7)
-    with Writer(url) as writer:
+    with find_store(url) as writer:
         if there:
-            writer.commit(mine, wait=True)
+            writer.commit(mine)
         save_state(others, url)
         with pytest.raises(StateLocked, match="by another writer meanwhile"):
-            writer.commit(at(make_state(), 8), wait=True)
+            writer.commit(at(make_state(), 8))
     assert same(load_state(url), others)
 
 
 def test_commits_are_kept_and_read_at_a_time(url: str, make_state: Any, store: S3Server, tmp_path: Any) -> None:
-    with Writer(url, keep=2) as writer:
+    with find_store(url, keep=2) as writer:
         for seconds in (5, 6, 7):
-            writer.commit(at(make_state(), seconds), wait=True)
+            writer.commit(at(make_state(), seconds))
     assert Reader.open(url).commits_s == [6.0, 7.0]
     assert load_state(url, at_s=6.5).clock.stream_time_s == 6.0
     assert len(store.objects(tmp_path.name)) == 2
@@ -78,5 +79,5 @@ def test_what_is_no_state_is_one_error(url: str, store: S3Server, tmp_path: Any)
         assert "/tmp" not in caught.value.message
     with pytest.raises(UnknownForm):
         load_state("s3://bucket/a.zarr")
-    with pytest.raises(StateError, match=r"cannot write the state s3://none/a.pt: .*404"), Writer("s3://none/a.pt"):
+    with pytest.raises(StateError, match=r"cannot write the state s3://none/a.pt: .*404"), find_store("s3://none/a.pt"):
         pass
