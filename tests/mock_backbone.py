@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.core.attention import LocalKV
+from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone, BackboneIdentity, PreparedStep
-from protokv.core.context import Context
 from protokv.core.step import StepPositions, StepTokens
 from protokv.errors import ConfigError
 
@@ -81,13 +80,12 @@ class MockBackbone(Backbone):
         self,
         embeddings: Tensor,
         positions: Tensor,
-        context: Context,
-        local_kv: LocalKV,
+        cache: TokenCache,
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
-        for layer in range(self.layers):
-            local_kv.append(layer, embeddings[None] + layer, embeddings[None])
+        for number, layer in enumerate(cache.memory_layers):
+            layer.append(embeddings[None] + number, embeddings[None])
         return embeddings + positions
 
     def logits(self, hidden: Tensor) -> Tensor:

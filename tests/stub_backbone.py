@@ -86,10 +86,10 @@ class StubBackbone(Backbone):
         cos, sin = self._rotary(positions.to(self.device))
         return cos.to(positions.device), sin.to(positions.device)
 
-    def forward(self, embeddings: Tensor, positions: Tensor, context: Any, local_kv: Any, **_: Any) -> Tensor:
+    def forward(self, embeddings: Tensor, positions: Tensor, cache: Any, **_: Any) -> Tensor:
         query, keys, values, hidden = self._made_for(len(positions))
         for layer in range(self.layers):
-            out = local_kv.attend(layer, query[0], keys[0], values[0], context, self.head_size**-0.5)
+            out = cache.attend(layer, query[0], keys[0], values[0], self.head_size**-0.5)
             assert out.shape == (self._heads, len(positions), self.head_size)
         return hidden
 

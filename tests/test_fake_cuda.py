@@ -152,10 +152,10 @@ def test_a_steady_step_and_a_token_in_half_precision_can_be_captured(kind: str, 
             for index in range(24, 27 if kind != "infinipot-v" else 24):
                 session.take([step], [float(index)])
         with torch.inference_mode():
-            reading = session.read_question("what?", 4)
+            reading = session.read_question("what?")
             where = backbone.text_positions(9000, 1)
             with capturing():
-                hidden = backbone.forward(backbone.embed_text([0]), where, reading.context, reading.local_kv)
+                hidden = backbone.forward(backbone.embed_text([0]), where, reading.cache)
         assert data_of(hidden).isfinite().all()
 
 

@@ -113,13 +113,12 @@ def test_a_steady_step_and_a_decoding_step_are_captured_as_cuda_graphs(kind: str
         session.take([step], [40.0])
     watched.replay()
     with torch.inference_mode():
-        reading = session.read_question("what?", 4)
-        context, tail = reading.context, reading.local_kv
+        cache = session.read_question("what?").cache
         token, where = torch.zeros((), dtype=torch.int64, device="cuda"), backbone.text_positions(9000, 1)
-        backbone.forward(backbone.embed_token(token), where, context, tail)
+        backbone.forward(backbone.embed_token(token), where, cache)
         decoded = torch.cuda.CUDAGraph()
         with torch.cuda.graph(decoded):
-            hidden = backbone.forward(backbone.embed_token(token), where, context, tail)
+            hidden = backbone.forward(backbone.embed_token(token), where, cache)
             logits = backbone.logits(hidden[-1])
     decoded.replay()
     assert logits.isfinite().all()

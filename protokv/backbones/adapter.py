@@ -5,7 +5,7 @@ A family adds its vision tower and positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -18,16 +18,14 @@ from torch import Tensor
 from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.loading import Placement, find_devices, identify, read_decoding
 from protokv.core.backbone import MOST_WORDS, Backbone, BackboneIdentity, Turn
-from protokv.core.context import Context, EmptyContext
+from protokv.core.context import Context
 from protokv.core.decoder import Decoder
-from protokv.core.hybrid import HybridState
-from protokv.core.layers import HybridShape, LayerKind
+from protokv.core.layers import LayerKind, declare_layers
+from protokv.core.packing import check_shapes
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache, layer_tensors
-from protokv.core.tensors import tensor_shapes
+from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache
+from protokv.core.tensors import TensorSpec, tensor_shapes
 from protokv.errors import ConfigError, ModelError
-
-_KINDS = {f"{kind.name.lower()}_attention": kind for kind in LayerKind}
 
 
 class Adapter(Backbone):
@@ -57,14 +55,6 @@ class Adapter(Backbone):
             self._embedding = model.get_input_embeddings()
         config = self._decoder.config
         self.identity = identity
-        named = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-        if odd := set(named) - _KINDS.keys():
-            raise ModelError(
-                f"some of its layers have {min(odd)}, which is not supported",
-                hint=f"supported are {', '.join(_KINDS)}",
-            )
-        modes = getattr(config, "kv_sharing_modes", None) or [None] * len(named)
-        self._kinds = [(_KINDS[kind], mode == "reuse") for kind, mode in zip(named, modes, strict=True)]
         self.max_position = getattr(config, "max_position_embeddings", None)
         # Embeddings are not quantised in a quantised model.
         self.dtype = self._embedding.weight.dtype
@@ -73,9 +63,11 @@ class Adapter(Backbone):
         spread = find_devices(model, [f"{text}.embed_tokens", *layers])
         self.device, *others = spread or [self._embedding.weight.device]
         try:
-            own = [i for i, layer in enumerate(StreamCache(config).layers) if isinstance(layer, MemoryLayer)]
+            cache = StreamCache(config)
         except ConfigError as error:
             raise ModelError(error.message, hint=error.hint) from error
+        own = [i for i, layer in enumerate(cache.layers) if isinstance(layer, MemoryLayer)]
+        self.layer_kinds = [kind for kind, _ in cache.kinds]
         self.layers = len(own)
         self.kv_heads, self.head_size = self._read_heads(own[0])
         self.layer_devices = [others[i] for i in own] if others else None
@@ -92,21 +84,22 @@ class Adapter(Backbone):
         return config.num_key_value_heads, size
 
     @cached_property
-    def hybrid(self) -> HybridShape | None:  # type: ignore[override]
-        """What layers hold without full attention: read off after a few tokens were forwarded; None: there are none."""
-        if all(kind == (LayerKind.FULL, False) for kind in self._kinds):
-            return None
+    def _layer_specs(self) -> tuple[TensorSpec, ...]:
+        """What layers hold that a memory does not serve: read off after a few tokens were forwarded."""
+        if set(self.layer_kinds) == {LayerKind.FULL}:
+            return ()
         cache = StreamCache(self._decoder.config)
         with torch.inference_mode():
-            self.forward(self.embed_text([0] * 4), self.text_positions(0, 4), EmptyContext(), cache)
-        held = layer_tensors(cache.layers)
-        window = next((layer.sliding_window for layer in cache.layers if getattr(layer, "is_sliding", False)), None)
-        shapes, devices = tensor_shapes(held), {name: one.device for name, one in held.items()}
-        return HybridShape(len(self._kinds), shapes, self._kinds, window, devices)
+            self.forward(self.embed_text([0] * 4), self.text_positions(0, 4), cache)
+        return declare_layers(cache.tensors())
 
-    def new_local_kv(self, capacity: int, hybrid: HybridState | None = None) -> StreamCache:
-        """Return the layers of the model, which hold what `hybrid` has of them."""
-        return StreamCache(self._decoder.config, hybrid)
+    def new_cache(self, held: Mapping[str, Tensor] | None = None) -> StreamCache:
+        """Return the layers of the model before the first token, or with what `TokenCache.tensors` returned."""
+        cache = StreamCache(self._decoder.config)
+        if held is not None:
+            check_shapes(tensor_shapes(held), self._layer_specs)
+            cache.load_layers(held, self._decoder.layer_devices())
+        return cache
 
     @property
     def prefix_ids(self) -> list[int]:
@@ -183,17 +176,15 @@ class Adapter(Backbone):
         self,
         embeddings: Tensor,
         positions: Tensor,
-        context: Context,
-        local_kv: Any,
+        cache: Any,
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         """Run `[T, E]` through the language model."""
-        local_kv.context = context
         output = self._text(
             **self._inputs(embeddings),
-            **self._step_arguments(steps, local_kv),
-            **{ARGUMENT: local_kv},
+            **self._step_arguments(steps, cache),
+            **{ARGUMENT: cache},
             position_ids=self._decoder.to_ids(positions),
         )
         hidden: Tensor = output.last_hidden_state[0].to(self.device)

@@ -16,7 +16,7 @@ published files, from the 33rd full frame on).
 
 Qwen3.5 feeds no layer (no DeepStack), and its language model is a hybrid. Three of four layers are gated delta nets,
 linear attention with a recurrent state of constant size and a short convolution; they run by transformers' own code on
-the states of `core.hybrid`. The others have full attention with gated outputs and serve a memory. They rotate a part of
+the states of `core.layers`. The others have full attention with gated outputs and serve a memory. They rotate a part of
 each key by interleaved M-RoPE, and so does a memory (`core.rotary`). A linear layer reads all tokens in order and
 cannot read some of them again, so `recent_frames` is refused.
 """

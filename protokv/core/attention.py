@@ -1,6 +1,6 @@
 """Attention over a context and over the tokens being forwarded now, at the cost of attention without a bias.
 
-The tokens being forwarded (`LocalKV`) are causal and the slots of a context are not, so each set is attended to by
+The tokens being forwarded (`TokenCache`) are causal and the slots of a context are not, so each set is attended to by
 itself, and the results are merged by their log-sum-exp. Query heads of one KV head are stacked as queries, so keys and
 values are never repeated; the bias of a slot is broadcast over queries. Knows no model and no memory.
 """
@@ -8,15 +8,16 @@ values are never repeated; the bias of a slot is broadcast over queries. Knows n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from copy import copy
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
 
 from protokv.core import kernels
-from protokv.core.context import Context, Segment
-from protokv.core.hybrid import HybridState
+from protokv.core.context import Context, EmptyContext, Segment
 from protokv.core.rotary import rotate
+from protokv.errors import ConfigError
 
 NAME: Final = "protokv"
 """The name of our attention in transformers, where `protokv.core.stream_cache` registers it."""
@@ -105,83 +106,166 @@ class Masks:
         return self._made[wanted][1]
 
 
-class LocalKV:
-    """Keys and values `[L, H, n, D]` of the tokens forwarded since the context was taken.
+class LayerTokens:
+    """Keys and values of one layer for the tokens since a context was taken, with room for more.
 
-    While watching these are one step, which the memory then appends. While asking they are the question and the answer
-    so far, and are dropped afterwards: this is why asking changes nothing. Layers append in turn, and `length` moves
-    when the last layer has. Keys and values of a layer stay on the device of that layer. Models of transformers have
-    `protokv.core.stream_cache.StreamCache` in its place.
+    Attributes:
+        number: which one it is of the layers that a memory serves.
+        length: n.
+        keys, values: `[..., H, n, D]`, on the device of the layer; None before the first.
     """
 
-    hybrid: HybridState | None = None
+    keys: Tensor | None
+    values: Tensor | None
 
-    def __init__(
-        self, layers: int, kv_heads: int, capacity: int, head_size: int, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """Make it empty.
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self.keys, self.values, self.length = None, None, 0
+        # Room for more tokens than there are, and what the present forward reads of the context.
+        self._room: tuple[Tensor, Tensor] | None = None
+        self._segments: Sequence[Segment] | None = None
+
+    def fork(self) -> Self:
+        """Return the same tokens; nothing is copied until it takes more."""
+        other = copy(self)
+        other._room = other._segments = None
+        return other
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add `[..., H, T, D]`, rotated as the model made them; return all, `[..., H, n, D]`."""
+        start, self.length, self._segments = self.length, self.length + keys.shape[-2], None
+        if not start:
+            # A whole step is kept as the model made it.
+            self.keys, self.values = keys, values
+            return keys, values
+        if self._room is None or self._room[0].shape[-2] < self.length:
+            assert self.keys is not None
+            assert self.values is not None
+            size = (*keys.shape[:-2], max(2 * start, self.length + 32), keys.shape[-1])
+            self._room = keys.new_empty(size), values.new_empty(size)
+            self._room[0].narrow(-2, 0, start).copy_(self.keys)
+            self._room[1].narrow(-2, 0, start).copy_(self.values)
+        self._room[0].narrow(-2, start, keys.shape[-2]).copy_(keys)
+        self._room[1].narrow(-2, start, keys.shape[-2]).copy_(values)
+        self.keys, self.values = (held.narrow(-2, 0, self.length) for held in self._room)
+        return self.keys, self.values
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[H, n, D]` of all its tokens."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys.view(self.keys.shape[-3:]), self.values.view(self.values.shape[-3:])
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens. ValueError if there are not so many."""
+        n = abs(tokens_to_remove)
+        if n > self.length:
+            raise ValueError(f"only the {self.length} tokens since the last commit can be removed, not {n}")
+        if n:
+            assert self.keys is not None
+            assert self.values is not None
+            self.length -= n
+            self.keys, self.values, self._room = self.keys[..., :-n, :], self.values[..., :-n, :], None
+
+
+class TokenCache:
+    """The tokens forwarded since a context was taken, in each layer.
+
+    While watching these are a step, until the memory has it. A question is forwarded with a fork, which is dropped:
+    this is why asking changes nothing. Models of transformers have `protokv.core.stream_cache.StreamCache`.
+
+    Attributes:
+        layers: those that the memory serves; transformers' own are among them in a `StreamCache`.
+        context: what new tokens attend to besides each other.
+        masks: as attention takes them.
+    """
+
+    layers: list[Any]
+
+    def __init__(self, layers: int) -> None:
+        self.layers = [LayerTokens(number) for number in range(layers)]
+        self.context: Context = EmptyContext()
+        self.masks = Masks()
+
+    @property
+    def memory_layers(self) -> Sequence[LayerTokens]:
+        """The layers that a memory serves, L."""
+        return self.layers
+
+    @property
+    def length(self) -> int:
+        """Tokens forwarded so far, n."""
+        return self.memory_layers[-1].length
+
+    def fork(self, context: Context | None = None) -> Self:
+        """Return another with the same tokens, which reads `context`; what it takes stays its own."""
+        other = copy(self)
+        other.masks = Masks()
+        other.layers = [other._fork_layer(layer) for layer in self.layers]
+        if context is not None:
+            other.context = context
+        return other
+
+    def _fork_layer(self, layer: Any) -> Any:
+        """Return a copy of a layer, for this cache."""
+        return layer.fork()
+
+    def attend(self, number: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        """Append keys and values `[H, T, D]` of a layer, and attend with `[Hq, T, D]` as `read_layer` does."""
+        layer = self.memory_layers[number]
+        return self.read_layer(layer, query, *layer.append(keys, values), None, scaling)
+
+    def read_layer(
+        self, layer: LayerTokens, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+    ) -> Tensor:
+        """Attend to the context in place, and to the tokens of a layer.
 
         Args:
-            layers: L.
-            kv_heads: H.
-            capacity: the most tokens it can take.
-            head_size: D.
-            dtype: of keys and values.
-            device: where `read_all` returns them.
-        """
-        self._layers, self._capacity = layers, capacity
-        self._empty = torch.empty(layers, kv_heads, 0, head_size, dtype=dtype, device=device)
-        # Keys and values of each layer, with room for `capacity` tokens.
-        self._held: list[tuple[Tensor, Tensor]] = []
-        self._masks = Masks()
-        self.length = 0
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, context: Context, scaling: float) -> Tensor:
-        """Append keys and values of one layer, and attend to a context and to all local tokens.
-
-        Args:
-            layer: index of the layer.
+            layer: it has taken `keys` and `values`.
             query: `[Hq, T, D]`, rotated.
-            key: `[H, T, D]`, rotated.
-            value: `[H, T, D]`.
-            context: what the tokens attend to besides each other.
+            keys: `[H, n, D]`, as `LayerTokens.append` returned them.
+            values: theirs.
+            mask: as `Masks` takes it.
             scaling: the factor on the logits.
 
         Returns:
             `[Hq, T, D]`.
         """
-        keys, values = self.append(layer, key, value)
-        causal = self._masks(None, query.shape[1], keys.shape[1], query.shape[0] // keys.shape[0], query.device)
-        return attend(query, context.at(layer, query), (keys, values), scaling, causal)
+        # Attention is the same in any order of features that both sides share.
+        query, keys = self.to_halves(query), self.to_halves(keys)
+        if layer._segments is None:
+            # Layers that share these keys read what this one has read.
+            layer._segments = self.context.at(layer.number, query)
+        heads, T, _ = query.shape
+        mask = self.masks(mask, T, keys.shape[1], heads // keys.shape[0], query.device)
+        return attend(query, layer._segments, (keys, values), scaling, mask)
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add `[H, T, D]` of one layer; return all of that layer, `[H, n + T, D]`."""
-        start, stop = self.length, self.length + keys.shape[1]
-        if stop > self._capacity:
-            raise ValueError(f"room for {self._capacity} local tokens cannot take {stop}")
-        if layer == self._layers - 1:
-            self.length = stop
-        if not start and stop == self._capacity:
-            # Tokens that fill it at once, such as a step, are kept as the model made them.
-            self._held.append((keys, values))
-            return keys, values
-        if layer == len(self._held):
-            size = (keys.shape[0], self._capacity, keys.shape[2])
-            self._held.append((keys.new_empty(size), values.new_empty(size)))
-        held_keys, held_values = self._held[layer]
-        held_keys[:, start:stop] = keys
-        held_values[:, start:stop] = values
-        return held_keys[:, :stop], held_values[:, :stop]
-
-    def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[H, n, D]` of one layer; between forwards."""
-        keys, values = self._held[layer]
-        return keys[:, : self.length], values[:, : self.length]
+    def to_halves(self, x: Tensor) -> Tensor:
+        """Return `[..., D]` with the features of rotated pairs half a key apart."""
+        return x
 
     def read_all(self) -> tuple[Tensor, Tensor]:
-        """Return keys, rotated as the model made them, and values of all layers, `[L, H, n, D]` each."""
-        if not self.length:
-            return self._empty, self._empty
-        keys, values = zip(*(self.read(layer) for layer in range(self._layers)), strict=True)
-        device = self._empty.device
-        return torch.stack([one.to(device) for one in keys]), torch.stack([one.to(device) for one in values])
+        """Return keys, rotated as the model made them, and values of all layers, `[L, H, n, D]` each, on one device.
+
+        Raises:
+            ConfigError: the layers differ in size.
+        """
+        each = [layer.read() for layer in self.memory_layers]
+        if len({keys.shape for keys, _ in each}) > 1:
+            raise ConfigError("its layers with full attention differ in size, so one memory cannot serve them")
+        device = each[0][0].device
+        keys, values = (torch.stack([part.detach().to(device) for part in parts]) for parts in zip(*each, strict=True))
+        return self.to_halves(keys), values
+
+    def settle(self) -> None:
+        """Forget the tokens, which the memory has taken."""
+        for layer in self.memory_layers:
+            layer.clear()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what layers hold that the memory does not serve, as `protokv.core.layers` names it."""
+        return {}

@@ -1,7 +1,7 @@
 """`Backbone`, the interface of a vision-language model that reads a stream.
 
 A backbone turns frames and text into embeddings, gives steps their stream positions, and runs the language model with a
-`Context` and a `LocalKV` (`protokv.core.attention`). It knows no memories, states or command line. `protokv.backbones`
+`TokenCache` (`protokv.core.attention`). It knows no memories, states or command line. `protokv.backbones`
 finds the class of a model by the family of its config.
 """
 
@@ -18,13 +18,14 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from protokv.core.attention import LocalKV
+from protokv.core.attention import TokenCache
 from protokv.core.context import Context
 from protokv.core.decoding import Decoding
-from protokv.core.hybrid import HybridState
-from protokv.core.layers import HybridShape
+from protokv.core.layers import LayerKind
+from protokv.core.packing import check_shapes
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import StepPositions, StepTokens, StreamClock
+from protokv.core.tensors import tensor_shapes
 from protokv.errors import ConfigError
 
 MOST_WORDS: Final = 1024
@@ -79,7 +80,7 @@ class Backbone(ABC):
         identity: name, family and digests of the model.
         layers, kv_heads, head_size, position_components: `L`, `H`, `D`, `P` of the keys and values of its layers with
             full attention.
-        hybrid: what the other layers hold; None: there are none.
+        layer_kinds: of all layers of the model; empty: all have full attention.
         frames_per_step: sampled frames that make one step.
         default_fps: the sampling rate of its training, in frames per second.
         stop_ids: tokens that end an answer.
@@ -101,7 +102,7 @@ class Backbone(ABC):
     kv_heads: int
     head_size: int
     position_components: int
-    hybrid: HybridShape | None = None
+    layer_kinds: Sequence[LayerKind] = ()
     frames_per_step: int
     default_fps: float
     stop_ids: frozenset[int]
@@ -292,18 +293,17 @@ class Backbone(ABC):
         self,
         embeddings: Tensor,
         positions: Tensor,
-        context: Context,
-        local_kv: LocalKV,
+        cache: TokenCache,
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
-        """Run the language model over `T` tokens; their keys and values are appended to `local_kv`.
+        """Run the language model over `T` tokens.
 
         Args:
             embeddings: `[T, E]`.
             positions: `[T, P]` int64.
-            context: the memory that they attend to, besides themselves and the local tokens.
-            local_kv: keys and values of the tokens forwarded since the context was taken.
+            cache: of `new_cache`: the context that the tokens attend to, and earlier tokens; takes their keys and
+                values.
             steps: the consecutive steps that the embeddings belong to, for families that feed more than embeddings to
                 the layers.
 
@@ -320,11 +320,14 @@ class Backbone(ABC):
         line = torch.arange(start, start + n_tokens, device=self.device)
         return line[:, None].expand(-1, self.position_components)
 
-    def new_local_kv(self, capacity: int, hybrid: HybridState | None = None) -> LocalKV:
-        """Return an empty `LocalKV` for `capacity` tokens, with a fork of what other layers carry."""
-        local = LocalKV(self.layers, self.kv_heads, capacity, self.head_size, dtype=self.dtype, device=self.device)
-        local.hybrid = hybrid
-        return local
+    def new_cache(self, held: Mapping[str, Tensor] | None = None) -> TokenCache:
+        """Return the layers of the model before the first token, or with what `TokenCache.tensors` returned.
+
+        Raises:
+            StateCorrupt: the layers of this model hold nothing of the kind.
+        """
+        check_shapes(tensor_shapes(held or {}), ())
+        return TokenCache(self.layers)
 
     def unknown_words(self, question: str) -> list[str]:
         """Return the words of a question that the tokenizer cannot represent, in order; none for real models."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.backbone import Backbone
-from protokv.core.hybrid import HybridState
+from protokv.core.layers import LayerKind
 from protokv.core.memory import Memory
 from protokv.core.packing import check_shapes
 from protokv.core.recent import RecentSteps, WithRecent
@@ -21,13 +21,27 @@ from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
 from protokv.core.tensors import MemoryShape, TensorSpec, tensor_shapes
-from protokv.core.with_part import HybridMemory
 from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
 from protokv.machine import memory_bytes
 
 
-def make_shape(backbone: Backbone) -> MemoryShape:
-    """Return what a memory must know of a backbone."""
+def make_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
+    """Return what a memory must know of a backbone.
+
+    Raises:
+        ConfigError: the model has layers that cannot do what a setting says.
+    """
+    others = set(backbone.layer_kinds) - {LayerKind.FULL}
+    if others and config.recent_frames:
+        raise ConfigError(
+            "recent_frames: this model has layers that read every token once, in order, so no step is read again",
+            hint="leave recent_frames out, or use a model of which all layers have full attention",
+        )
+    if LayerKind.SLIDING in others and config.positions == "compact":
+        raise ConfigError(
+            "positions: this model has sliding layers, whose windows do not move with a memory",
+            hint="leave positions=compact out",
+        )
     return MemoryShape(
         layers=backbone.layers,
         kv_heads=backbone.kv_heads,
@@ -39,7 +53,6 @@ def make_shape(backbone: Backbone) -> MemoryShape:
         layer_devices=backbone.layer_devices,
         frames_per_step=backbone.frames_per_step,
         embedding_size=backbone.embed_text(backbone.prefix_ids).shape[1],
-        hybrid=backbone.hybrid,
     )
 
 
@@ -60,16 +73,6 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
         OutOfMemory: the memory does not fit the device.
     """
     cls = config.memory
-    if shape.hybrid is not None and config.recent_frames:
-        raise ConfigError(
-            "recent_frames: this model has layers that read every token once, in order, so no step is read again",
-            hint="leave recent_frames out, or use a model of which all layers have full attention",
-        )
-    if shape.hybrid is not None and shape.hybrid.slides and config.positions == "compact":
-        raise ConfigError(
-            "positions: this model has sliding layers, whose windows do not move with a memory",
-            hint="leave positions=compact out",
-        )
     wanted = sum(spec.nbytes for spec in declare_memory(config, shape))
     there = sum(map(device_bytes, set(shape.layer_devices or (shape.device,))))
     if wanted > there:
@@ -80,8 +83,6 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
         )
     spread = len(set(shape.layer_devices or ())) > 1
     memory: Memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
-    if shape.hybrid is not None:
-        return HybridMemory(memory, shape)
     if not config.recent_frames:
         return memory
     if not cls.hides_recent:
@@ -99,8 +100,7 @@ def declare_memory(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec
         ConfigError: the config does not fit the model.
     """
     recent = RecentSteps.declare(shape) if config.recent_frames else ()
-    carried = () if shape.hybrid is None else HybridState.declare(shape)
-    return (*config.memory.declare(config, shape), *recent, *carried)
+    return (*config.memory.declare(config, shape), *recent)
 
 
 def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]) -> Memory:

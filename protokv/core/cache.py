@@ -20,20 +20,10 @@ from protokv.core.attention import NAME, Masks
 from protokv.core.build import build_memory
 from protokv.core.context import EMPTY, Context, EmptyContext
 from protokv.core.decoder import Decoder
-from protokv.core.hybrid import settle_tensors
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.stream_cache import (
-    ARGUMENT,
-    USE_OURS,
-    CacheSlots,
-    MemoryLayer,
-    StreamCache,
-    fork_layer,
-    layer_tensors,
-    restore_layers,
-)
+from protokv.core.stream_cache import ARGUMENT, USE_OURS, CacheSlots, StreamCache, layer_tensors
 from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import ConfigError
 
@@ -88,9 +78,7 @@ class MemoryCache(StreamCache):
         """Forget everything: the stream begins anew."""
         super().reset()
         self._shared, self._positions = _Shared(), []
-        # What transformers' own layers held after the last commit.
-        self._settled: dict[str, Tensor] = {}
-        self.seen = self.steps = 0
+        self._settled, self.seen, self.steps = {}, 0, 0
         # Positions are read from the device only when a question needs them.
         self._next_position = torch.zeros((), dtype=torch.int64)
         self._take_context(EmptyContext())
@@ -147,7 +135,6 @@ class MemoryCache(StreamCache):
         if prefix and self.memory is not None:
             raise ConfigError("a prefix comes first, and the cache has steps already", hint="commit it as a step")
         keys, values = self.read_all()
-        keys = self.to_halves(keys)
         positions = self._take_positions(T, keys.device)
         if coordinates is None:
             coordinates = torch.full((T, 2), 0.5, device=keys.device)
@@ -165,29 +152,21 @@ class MemoryCache(StreamCache):
             kv = keys[:, :, some], values[:, :, some]
             memory.append(StepKV(*kv, positions[some], coordinates[some], self.steps))
             self.steps += 1
-        self.seen += T
         self._next_position = torch.maximum(self._next_position.to(positions.device), positions.max() + 1)
         self._positions = []
-        for layer in layers:
-            layer.clear()
-        self._settled = settle_tensors(layer_tensors(self.layers), self._settled)
-        restore_layers(self.layers, self._settled, self.seen)
+        self.settle()
         self._take_memory(memory)
 
     @_plain_tensors()
-    def fork(self) -> Self:
+    def fork(self, context: Context | None = None) -> Self:
         """Return a cache for a question: it reads the same memory, and what it takes stays its own.
 
         The next commit ends it. A fork that commits is the one that the stream goes on with.
         """
-        other = copy(self)
-        other.masks = Masks()
-        other.layers = [
-            layer.fork(other) if isinstance(layer, MemoryLayer) else fork_layer(layer) for layer in self.layers
-        ]
+        other = super().fork(context)
         other._positions = list(self._positions)
         if self.memory is not None:
-            other._take_context(self.memory.recall())
+            other._take_context(context or self.memory.recall())
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -62,7 +62,7 @@ def find_evidence(session: SessionView, reading: Reading) -> Evidence:
     Raises:
         ConfigError: the context does not know where its slots stand in the stream.
     """
-    backbone, clock, context = session.backbone, session.clock, reading.context
+    backbone, clock, context = session.backbone, session.clock, reading.cache.context
     assert isinstance(context, RecordedContext)
     layers = range(backbone.layers) if backbone.reading_layers is None else backbone.reading_layers
     prefix, prelude = len(backbone.prefix_ids), reading.prelude
@@ -76,7 +76,8 @@ def find_evidence(session: SessionView, reading: Reading) -> Evidence:
                 f"{session.config.name} does not tell what an answer stood on", hint="ask without evidence"
             )
         segments = context.inner.at(layer, query)
-        to_slots, to_local = shares(query[:, -1], segments, reading.local_kv.read(layer)[0], backbone.head_size**-0.5)
+        local_keys, _ = reading.cache.memory_layers[layer].read()
+        to_slots, to_local = shares(query[:, -1], segments, local_keys, backbone.head_size**-0.5)
         bias = torch.cat([segment.bias for segment in segments], 1)
         to_slots = torch.where(bias > EMPTY, to_slots / bias.clamp(min=0.0).exp(), 0.0)
         # The prompt prefix stands before the stream.

@@ -1,18 +1,23 @@
-"""The kinds of a model's layers, and the sizes of what those hold that a memory does not serve."""
+"""What layers of a model hold that a memory does not serve: windows of sliding layers, states of linear ones.
+
+In a state the tensor `layers.kinds` names the kind of each layer, and what layer 3 holds is `layers.3.NAME`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 
+from protokv.core.sanitize import LARGEST
+from protokv.core.tensors import TensorSpec
+from protokv.errors import StateCorrupt
+
+PREFIX: Final = "layers."
 KINDS: Final = "layers.kinds"
-"""The tensor of a state that names the kind of each layer; what layer 3 holds is `layers.3.NAME`."""
-
-Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class LayerKind(IntEnum):
@@ -23,39 +28,58 @@ class LayerKind(IntEnum):
     LINEAR = 2
 
 
-@dataclass(frozen=True, slots=True)
-class HybridShape:
-    """What layers hold whose attention a memory does not serve.
+def split_layers(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return what layers hold, and the other tensors of a state."""
+    own = {name: one for name, one in tensors.items() if name.startswith(PREFIX)}
+    return own, {name: one for name, one in tensors.items() if name not in own}
 
-    Attributes:
-        layers: M.
-        tensors: shape and dtype of each tensor, by name; the tokens of a window (axis 1 of keys and values) may be any.
-        kinds: of the M layers, and whether a layer shares the tokens of an earlier one; None: a state that is read
-            without its model says so itself.
-        window: W, tokens that sliding layers read; None: there are none, or only the model knows.
-        devices: of each tensor; empty: all on the device of the memory.
+
+def declare_layers(held: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    """Declare what layers hold: the kinds, and by the name of a layer `[H, n, D]` of a window, or a state."""
+    found = []
+    for name, one in held.items():
+        sizes, what = tuple(one.shape), name.split(".")[-1 if is_window(name) else -2]
+        if name == KINDS:
+            meaning = "of each layer of the model: its kind (0 full, 1 sliding, 2 linear), and whether it shares tokens"
+            found.append(TensorSpec(name, ("model_layer", "field"), sizes, torch.int32, meaning))
+        elif is_window(name):
+            dims = tuple(f"{name.rpartition('.')[0]} {axis}" for axis in ("head", "token", "feature"))
+            meaning = f"last {what} of a sliding layer, rotated"
+            found.append(TensorSpec(name, dims, (sizes[0], None, *sizes[2:]), one.dtype, meaning))
+        else:
+            dims = tuple(f"{name} {axis}" for axis in range(len(sizes)))
+            found.append(TensorSpec(name, dims, sizes, one.dtype, f"{what} of a linear layer, as transformers has it"))
+    return tuple(found)
+
+
+def is_window(name: str) -> bool:
+    """Return whether a tensor has the last tokens of a sliding layer."""
+    return name.endswith((".keys", ".values"))
+
+
+def describe_layers(held: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the kind of every layer of the model that left this; nothing if all have full attention. StateCorrupt."""
+    if not held:
+        return {}
+    kinds = held.get(KINDS)
+    if kinds is None or kinds.ndim != 2 or kinds.shape[1] != 2 or kinds.dtype != torch.int32:
+        raise StateCorrupt(f"state: tensor {KINDS} is missing, or no pair for each layer")
+    rows: list[list[int]] = kinds.tolist()
+    if any(kind not in set(LayerKind) or shares not in (0, 1) for kind, shares in rows):
+        raise StateCorrupt(f"state: tensor {KINDS} names a kind of layer that there is not")
+    return {"layer_kinds": [{"kind": LayerKind(kind).name.lower(), "shared": bool(shares)} for kind, shares in rows]}
+
+
+def settle_tensors(held: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what layers hold without numbers that are not finite; nothing waits for the device.
+
+    A token of a window becomes 0. A state cannot drop single tokens, so it is again as it was before the forward.
     """
-
-    layers: int
-    tensors: Shapes
-    kinds: Sequence[tuple[LayerKind, bool]] | None = None
-    window: int | None = None
-    devices: Mapping[str, torch.device] = field(default_factory=dict)
-
-    @property
-    def slides(self) -> bool:
-        """Whether some layers are sliding."""
-        return any(name.endswith(".keys") for name in self.tensors)
-
-    @property
-    def recurs(self) -> bool:
-        """Whether some layers are linear."""
-        return any("_states" in name for name in self.tensors)
-
-    @classmethod
-    def of(cls, found: Shapes) -> HybridShape | None:
-        """Return what a state holds of these tensors; None if it is nothing. ValueError."""
-        if KINDS not in found:
-            return None
-        (layers, _), _ = found[KINDS]
-        return cls(layers, {name: one for name, one in found.items() if name.startswith("layers.") and name != KINDS})
+    settled = {}
+    for name, one in held.items():
+        small = one.abs() <= LARGEST
+        if is_window(name):
+            settled[name] = one.masked_fill(~small.all(2, keepdim=True), 0)
+        else:
+            settled[name] = torch.where(small.all(), one, before.get(name, torch.zeros_like(one)))
+    return settled

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.hybrid import HybridState
 from protokv.core.near import Slots
 from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
@@ -34,14 +33,6 @@ class Memory(ABC):
     bounded: bool = True
     hides_recent: bool = True
     joins_steps: bool = True
-
-    def fork(self) -> HybridState | None:
-        """Return what layers carry that the memory does not serve, for a forward to advance; None if it serves all."""
-        return None
-
-    def advance(self, advanced: HybridState | None) -> None:
-        """Keep what the forward of a step advanced."""
-        return
 
     @abstractmethod
     def start(self, keys: Tensor, values: Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from protokv.core.attention import LocalKV
+from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone
 from protokv.core.context import Context
 from protokv.core.memory import Memory
@@ -54,14 +54,12 @@ class StepBatch:
     Attributes:
         steps: the steps.
         forward_positions: where their tokens are forwarded, `[T, P]`.
-        context: what they attend to besides each other.
-        local_kv: receives their keys and values.
+        cache: knows what they attend to besides each other, and receives their keys and values.
     """
 
     steps: Sequence[PositionedStep]
     forward_positions: Tensor
-    context: Context
-    local_kv: LocalKV
+    cache: TokenCache
 
     @property
     def tokens(self) -> list[StepTokens]:
@@ -79,16 +77,14 @@ class Reading:
     """A question that was forwarded.
 
     Attributes:
-        logits: `[n, vocabulary]` float32 of its tokens, or of the last one if an answer follows.
-        context: what it attended to.
-        local_kv: its keys and values, after those of steps that were read again.
+        logits: `[n, vocabulary]` float32 of its tokens, or of the last one alone.
+        cache: what it attended to, and its tokens after those of steps that were read again.
         next_position: position of the first token of the answer.
         prelude: stream positions `[R, P]` of the steps that were read again.
     """
 
     logits: Tensor
-    context: Context
-    local_kv: LocalKV
+    cache: TokenCache
     next_position: int
     prelude: Tensor
 
@@ -119,15 +115,13 @@ class SessionView(Protocol):
     backbone: Backbone
     config: Any
     memory: Memory
+    cache: TokenCache
     clock: StreamClock
     placement: TokenPlacement
 
     @property
     def transcript(self) -> SpokenWords | None:
         """What was said so far; None: nobody keeps it."""
-
-    def new_local_kv(self, capacity: int) -> LocalKV:
-        """Return room for tokens to forward."""
 
 
 class SessionListener:

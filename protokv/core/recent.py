@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from protokv.core.context import Context
 from protokv.core.memory import Memory
-from protokv.core.step import StepTokens
+from protokv.core.step import StepKV, StepTokens
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
-from protokv.core.with_part import MemoryWithPart
 from protokv.errors import StateCorrupt
 
 
@@ -73,13 +73,28 @@ class RecentSteps(StatePart):
             self.steps.append((StepTokens(embeddings, (height, width), slice(*visual), added), positions))
 
 
-class WithRecent(MemoryWithPart):
-    """A memory and the last steps."""
-
-    part: RecentSteps
+class WithRecent(Memory):
+    """A memory (`inner`, empty at first), and the last steps (`part`)."""
 
     def __init__(self, inner: Memory, steps: int, shape: MemoryShape) -> None:
-        super().__init__(inner, RecentSteps(steps, shape), RecentSteps.declare(shape))
+        self.inner, self.part, self._declared = inner, RecentSteps(steps, shape), RecentSteps.declare(shape)
+        self.bounded, self.hides_recent, self.joins_steps = inner.bounded, inner.hides_recent, inner.joins_steps
+
+    def start(self, keys: Tensor, values: Tensor) -> None:
+        """Take the prompt prefix."""
+        self.inner.start(keys, values)
+
+    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
+        """Select as the memory does."""
+        return self.inner.select(features, grid)
+
+    def append(self, step: StepKV) -> None:
+        """Take one step."""
+        self.inner.append(step)
+
+    def context(self) -> Context:
+        """Return the memory's context."""
+        return self.inner.context()
 
     def observe(self, tokens: StepTokens, positions: Tensor) -> None:
         """Keep a step that was appended; the oldest one goes."""
@@ -91,5 +106,28 @@ class WithRecent(MemoryWithPart):
 
     def recall(self) -> Context:
         """Return the memory without the time of the recent steps."""
-        context, steps = super().recall(), self.part.steps
+        context, steps = self.inner.recall(), self.part.steps
         return context.before(int(steps[0][1][:, 0].min())) if steps else context
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Return those of both."""
+        return (*self.inner.specs(), *self._declared)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return those of both."""
+        return self.inner.tensors() | self.part.live_tensors()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take both."""
+        own = {spec.name: tensors[spec.name] for spec in self._declared if spec.name in tensors}
+        self.part.check(own)
+        self.part.take(own)
+        self.inner.load({name: tensor for name, tensor in tensors.items() if name not in own})
+
+    def nbytes(self) -> dict[str, int]:
+        """Return bytes by part."""
+        return self.inner.nbytes() | self.part.nbytes()
+
+    def report(self) -> dict[str, Any]:
+        """Return the memory's report."""
+        return self.inner.report()

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.core.attention import LocalKV
+from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone, PreparedStep, Turn
 from protokv.core.build import build_memory, choose_rotary, make_shape, restore_memory
 from protokv.core.compact import CompactPlacement, PositionLimit
-from protokv.core.context import EmptyContext
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, TokenChance, is_repeating, read_token
 from protokv.core.evidence import RecordedContext, find_evidence
+from protokv.core.layers import declare_layers, split_layers
 from protokv.core.memory import Memory
 from protokv.core.parts import (
     Attachment,
@@ -36,6 +36,7 @@ from protokv.core.parts import (
 )  # fmt: skip
 from protokv.core.settings import MemoryConfig, check_fps
 from protokv.core.step import StepKV, StepTokens, StreamClock
+from protokv.core.tensors import TensorSpec, count_bytes
 from protokv.core.turns import read_ids
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.timings import Timings, stage
@@ -92,6 +93,7 @@ class Session:
 
     Attributes:
         backbone, config, memory, clock: what it joins.
+        cache: what layers of the model hold that the memory does not serve; steps and questions forward with its forks.
         attachments: what its state has besides the memory, such as thumbnails. They listen to it.
         placement: where tokens stand while they are forwarded.
         intact: whether memory and clock agree about the steps seen. False after an error within a step: such a
@@ -107,11 +109,12 @@ class Session:
         backbone: Backbone,
         config: MemoryConfig,
         memory: Memory,
+        cache: TokenCache,
         clock: StreamClock,
         attachments: Sequence[Attachment] = (),
     ) -> None:
         """Join a backbone and a memory that has its prompt prefix; `start` and `resume` make them from a config."""
-        self.backbone, self.config, self.memory, self.clock = backbone, config, memory, clock
+        self.backbone, self.config, self.memory, self.cache, self.clock = backbone, config, memory, cache, clock
         self.attachments = list(attachments)
         compact = config.positions == "compact"
         self.placement = CompactPlacement(backbone) if compact else TokenPlacement()
@@ -145,16 +148,14 @@ class Session:
         """
         rate = backbone.default_fps if fps is None else fps
         check_fps(rate)
-        memory = build_memory(config, make_shape(backbone), choose_rotary(backbone, config))
-        prefix = len(backbone.prefix_ids)
-        local_kv = backbone.new_local_kv(prefix, memory.fork())
+        memory = build_memory(config, make_shape(backbone, config), choose_rotary(backbone, config))
+        prefix, cache = len(backbone.prefix_ids), backbone.new_cache()
         with torch.inference_mode():
-            embeddings = backbone.embed_text(backbone.prefix_ids)
-            backbone.forward(embeddings, backbone.text_positions(0, prefix), EmptyContext(), local_kv)
-            memory.start(*local_kv.read_all())
-            memory.advance(local_kv.hybrid)
+            backbone.forward(backbone.embed_text(backbone.prefix_ids), backbone.text_positions(0, prefix), cache)
+            memory.start(*cache.read_all())
+            cache.settle()
         clock = StreamClock(0, 0.0, prefix, 0, fps=rate, frames_per_step=backbone.frames_per_step)
-        return cls(backbone, config, memory, clock, attachments)
+        return cls(backbone, config, memory, cache, clock, attachments)
 
     @classmethod
     def resume(
@@ -176,9 +177,9 @@ class Session:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
         clock.check()
         attached = {spec.name for one in attachments for spec in one.declare()}
-        own = {name: tensor for name, tensor in state.tensors.items() if name not in attached}
-        memory = restore_memory(config, make_shape(backbone), choose_rotary(backbone, config), own)
-        return cls(backbone, config, memory, clock, attachments)
+        layers, own = split_layers({name: one for name, one in state.tensors.items() if name not in attached})
+        memory = restore_memory(config, make_shape(backbone, config), choose_rotary(backbone, config), own)
+        return cls(backbone, config, memory, backbone.new_cache(layers), clock, attachments)
 
     @property
     def transcript(self) -> SpokenWords | None:
@@ -239,9 +240,8 @@ class Session:
     def _forward_and_append(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
         with stage(self.timings, "memory"):
             batch = self.position_steps(steps, starts_s)
-            shown = batch.embeddings, batch.forward_positions, batch.context, batch.local_kv
         with stage(self.timings, "forward"):
-            self.backbone.forward(*shown, steps=batch.tokens)
+            self.backbone.forward(batch.embeddings, batch.forward_positions, batch.cache, steps=batch.tokens)
         with stage(self.timings, "memory"):
             self.append(batch)
 
@@ -255,17 +255,13 @@ class Session:
         positions = concatenate([step.positions for step in positioned])
         context = self.placement.place(self.memory.context(), self.clock)
         shown = self.placement.forward_positions(positions, context)
-        return StepBatch(positioned, shown, context, self.new_local_kv(len(positions)))
-
-    def new_local_kv(self, capacity: int) -> LocalKV:
-        """Return room for `capacity` tokens to forward, and a fork of what layers carry."""
-        return self.backbone.new_local_kv(capacity, self.memory.fork())
+        return StepBatch(positioned, shown, self.cache.fork(context))
 
     @torch.inference_mode()
     def append(self, batch: StepBatch) -> None:
         """Put forwarded steps into the memory: the part of `take` after the forward."""
-        keys, values = batch.local_kv.read_all()
-        keys = self.placement.stream_keys(keys, batch.context)
+        keys, values = batch.cache.read_all()
+        keys = self.placement.stream_keys(keys, batch.cache.context)
         counts = [len(step.positions) for step in batch.steps]
         split = (torch.split(keys, counts, 2), torch.split(values, counts, 2))
         if self.transcript is None and any(step.tokens.words for step in batch.steps):
@@ -278,9 +274,10 @@ class Session:
             self.memory.append(StepKV(own_keys, own_values, step.positions, step.coordinates, index, None, words))
             self.memory.observe(step.tokens, step.positions)
             for listener in self.listeners:
-                listener.after_append(self, step, batch.context)
+                listener.after_append(self, step, batch.cache.context)
             self.clock, self.words_end = step.clock, step.words_end
-        self.memory.advance(batch.local_kv.hybrid)
+        batch.cache.settle()
+        self.cache = batch.cache
         self.intact = True
 
     def _position(
@@ -325,7 +322,7 @@ class Session:
 
     def prefill(self, question: str | list[int]) -> Tensor:
         """Return the logits `[n, vocabulary]` float32 of the tokens after the video, from which `ask` answers."""
-        return self.read_question(question, room=0).logits
+        return self.read_question(question, whole=True).logits
 
     def ask(
         self,
@@ -367,7 +364,7 @@ class Session:
         decoding = decoding or self.backbone.decoding
         began = time.perf_counter()
         asked, kept = read_ids(self.backbone, question, turns, system)
-        reading = self.read_question(asked, decoding.max_new_tokens, record=evidence)
+        reading = self.read_question(asked, record=evidence)
         found = find_evidence(self, reading) if evidence else None
         # Penalties count the text before and after the video; -1 stands for the video between the two.
         choose = Chooser(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
@@ -394,7 +391,7 @@ class Session:
             with torch.inference_mode():
                 embedded = self.backbone.embed_token(chosen)
                 where = self.backbone.text_positions(position, 1)
-                hidden = self.backbone.forward(embedded, where, reading.context, reading.local_kv)
+                hidden = self.backbone.forward(embedded, where, reading.cache)
                 logits = self.backbone.logits(hidden[-1])
                 chosen = choose(logits)
             token = read_token(chosen)
@@ -408,7 +405,7 @@ class Session:
             stream_time_s=self.clock.stream_time_s,
             ttft_ms=(first - began) * 1e3,
             total_ms=(time.perf_counter() - began) * 1e3,
-            context_tokens=reading.context.visible_tokens() + len(reading.prelude),
+            context_tokens=reading.cache.context.visible_tokens() + len(reading.prelude),
             tokens=len(ids),
             mean_logprob=choose.mean_logprob(),
             evidence=found,
@@ -418,34 +415,42 @@ class Session:
         )
 
     @torch.inference_mode()
-    def read_question(self, question: str | list[int], room: int, *, record: bool = False) -> Reading:
-        """Forward a question, or token ids as they are, after the memory, with room for an answer of `room` tokens.
+    def read_question(self, question: str | list[int], *, whole: bool = False, record: bool = False) -> Reading:
+        """Forward a question, or token ids as they are, after the memory.
 
-        With room, the logits are those of the last token alone: all of a long question would take gigabytes. With
-        `record`, the context keeps the queries that read it, for `find_evidence`.
+        The logits are those of the last token, or of the `whole` question, which may take gigabytes. With `record`, the
+        context keeps the queries that read it, for `find_evidence`.
         """
         backbone, placement = self.backbone, self.placement
         ids = read_ids(backbone, question)[0] if isinstance(question, str) else question
         prelude = self.memory.prelude()
         positions = [where for _, where in prelude]
-        local_kv = self.new_local_kv(sum(map(len, positions)) + len(ids) + room)
         context, clock = self.memory.recall(), self.clock
         if clock == self.words_end and self.memory.hides_recent and not prelude:
             ids, context, clock = backbone.after_words(ids, context, clock)
         context = placement.place(context, clock)
-        start = placement.text_start(context, clock)
+        start, cache = placement.text_start(context, clock), self.cache.fork(context)
         if prelude:
             steps = [tokens for tokens, _ in prelude]
             shown = placement.forward_positions(torch.cat(positions), context)
-            backbone.forward(torch.cat([one.embeddings for one in steps]), shown, context, local_kv, steps=steps)
+            backbone.forward(torch.cat([one.embeddings for one in steps]), shown, cache, steps=steps)
             start = max(start, int(shown.max()) + 1)
         if record:
-            context = RecordedContext(context)
+            cache.context = RecordedContext(context)
         where = backbone.text_positions(start, len(ids))
-        hidden = backbone.forward(backbone.embed_text(ids), where, context, local_kv)
-        logits = backbone.logits(hidden[-1:] if room else hidden)
-        return Reading(logits, context, local_kv, start + len(ids), torch.cat(positions) if prelude else where[:0])
+        hidden = backbone.forward(backbone.embed_text(ids), where, cache)
+        logits = backbone.logits(hidden if whole else hidden[-1:])
+        return Reading(logits, cache, start + len(ids), torch.cat(positions) if prelude else where[:0])
 
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return everything the memory holds, by the names of the snapshot."""
-        return self.memory.tensors()
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what the memory and the layers beside it hold, by the names of a state."""
+        return self.memory.tensors() | self.cache.tensors()
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Return the declarations of these tensors."""
+        return (*self.memory.specs(), *declare_layers(self.cache.tensors()))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all that is held of the stream, without attachments."""
+        return self.memory.bytes_held + count_bytes(*self.cache.tensors().values())

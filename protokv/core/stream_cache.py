@@ -27,11 +27,10 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttent
 from transformers.integrations import sdpa_attention
 from transformers.masking_utils import sdpa_mask
 
-from protokv.core.attention import NAME, Masks, attend
-from protokv.core.context import Context, EmptyContext, Segment
-from protokv.core.hybrid import HybridState
-from protokv.core.layers import LayerKind
-from protokv.errors import ConfigError
+from protokv.core.attention import NAME, LayerTokens, Masks, TokenCache
+from protokv.core.context import EmptyContext
+from protokv.core.layers import KINDS, LayerKind, is_window, settle_tensors
+from protokv.errors import ConfigError, StateCorrupt
 
 ARGUMENT: Final = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else (
     "past_key_values"
@@ -42,26 +41,16 @@ USE_OURS: Final = 'load the model with attn_implementation="protokv"'
 _LAYER: Final = "protokv_layer"
 
 
-class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
-    """A layer with full attention: what the memory shows of it, and the tokens since the last commit.
-
-    Attributes:
-        number: which one it is of the layers that the memory serves.
-        length: n.
-        keys, values: of these tokens, `[1, H, n, D]`; None before the first.
-    """
+class MemoryLayer(LayerTokens, CacheLayerMixin):  # type: ignore[misc]
+    """A layer with full attention, as transformers calls it; keys and values are `[1, H, n, D]`."""
 
     is_sliding = False
     is_croppable = True
-    keys: Tensor | None
-    values: Tensor | None
 
     def __init__(self, owner: StreamCache, number: int) -> None:
-        super().__init__()
-        self.owner, self.number, self.length = owner, number, 0
-        # Keys and values with room for more tokens than there are, and what the present forward reads of the context.
-        self._room: tuple[Tensor, Tensor] | None = None
-        self._segments: Sequence[Segment] | None = None
+        CacheLayerMixin.__init__(self)
+        super().__init__(number)
+        self.owner = owner
 
     @property
     def owner(self) -> StreamCache:
@@ -73,14 +62,6 @@ class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
     @owner.setter
     def owner(self, owner: StreamCache) -> None:
         self._owner = ref(owner)
-
-    def fork(self, owner: StreamCache) -> MemoryLayer:
-        """Return a layer of another cache with the same tokens; nothing is copied until it takes more."""
-        other = MemoryLayer(owner, self.number)
-        other.length, other.keys, other.values = self.length, self.keys, self.values
-        if self.is_initialized:
-            other.dtype, other.device, other.is_initialized = self.dtype, self.device, True
-        return other
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take dtype and device of the first tokens.
@@ -116,7 +97,7 @@ class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         if not self.is_initialized or key_states.shape[0] != 1:
             self.lazy_initialization(key_states, value_states)
-        local, self._segments = self._append(key_states, value_states), None
+        local = self.append(key_states, value_states)
         if self.owner.reads_in_place:
             keys = local[0][:]
             setattr(keys, _LAYER, self)
@@ -133,54 +114,6 @@ class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
         each = bias.repeat_interleave(groups, 0)[None, :, None]
         kwargs["position_bias"] = each.expand(1, -1, key_states.shape[2], -1)
         return torch.cat((slots.keys[None], local[0]), 2), torch.cat((slots.values[None], local[1]), 2)
-
-    def _append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put `[1, H, T, D]` after the tokens since the last commit; return all of these, `[1, H, n, D]`."""
-        start, self.length = self.length, self.length + keys.shape[2]
-        if not start:
-            # A whole step is kept as the model made it.
-            self.keys, self.values = keys, values
-            return keys, values
-        if self._room is None or self._room[0].shape[2] < self.length:
-            size = (*keys.shape[:2], max(2 * start, self.length + 32), keys.shape[3])
-            room = keys.new_empty(size), values.new_empty(size)
-            for new, old in zip(room, (self.keys, self.values), strict=True):
-                assert old is not None
-                new[:, :, :start] = old
-            self._room = room
-        keys_room, values_room = self._room
-        keys_room[:, :, start : self.length], values_room[:, :, start : self.length] = keys, values
-        self.keys, self.values = keys_room[:, :, : self.length], values_room[:, :, : self.length]
-        return self.keys, self.values
-
-    @torch.no_grad()
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-        """Attend to the slots in place, and to the new tokens; nothing can be trained through it.
-
-        Args:
-            query: `[Hq, T, D]`, rotated.
-            keys: `[H, n, D]`, as `update` returned them.
-            values: theirs.
-            mask: `[T, n]`, as transformers made it: True or 0 where a token is seen; None: every token sees those
-                before it, and the queries are the last ones.
-            scaling: the factor on the logits.
-
-        Returns:
-            `[Hq, T, D]`.
-        """
-        owner = self.owner
-        # Attention is the same in any order of features that both sides share.
-        query, keys = owner.to_halves(query), owner.to_halves(keys)
-        if self._segments is None:
-            # Layers that share these keys read what this one has read.
-            self._segments = owner.context.at(self.number, query)
-        groups = query.shape[0] // keys.shape[0]
-        mask = owner.masks(mask, query.shape[1], keys.shape[1], groups, query.device)
-        return attend(query, self._segments, (keys, values), scaling, mask)
-
-    def clear(self) -> None:
-        """Forget the tokens since the last commit."""
-        self.keys, self.values, self._room, self._segments, self.length = None, None, None, None, 0
 
     def reset(self) -> None:
         """Forget the tokens since the last commit; transformers' name for it."""
@@ -205,21 +138,6 @@ class MemoryLayer(CacheLayerMixin):  # type: ignore[misc]
         """Return -1: any number of tokens may come."""
         return -1
 
-    def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens, of those since the last commit.
-
-        Raises:
-            ValueError: there are not so many.
-        """
-        n = abs(tokens_to_remove)
-        if n > self.length:
-            raise ValueError(f"only the {self.length} tokens since the last commit can be removed, not {n}")
-        if n:
-            assert self.keys is not None
-            assert self.values is not None
-            self.length -= n
-            self.keys, self.values, self._room = self.keys[:, :, :-n], self.values[:, :, :-n], None
-
 
 def attention_forward(
     module: torch.nn.Module,
@@ -233,7 +151,7 @@ def attention_forward(
     """Attend as transformers calls it: query `[1, Hq, T, D]`, key and value `[1, H, n, D]`; returns `[1, T, Hq, D]`.
 
     Keys that no memory returned go to transformers' own function: those of sliding layers, of vision towers, and of a
-    model that is used without a memory.
+    model that is used without a memory. Nothing can be trained through slots.
     """
     layer: MemoryLayer | None = getattr(key, _LAYER, None)
     if layer is None:
@@ -242,7 +160,9 @@ def attention_forward(
         )
         return out
     mask = None if attention_mask is None else attention_mask[0, 0]
-    attended = layer.attend(query[0], key[0], value[0], mask, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    with torch.no_grad():
+        attended = layer.owner.read_layer(layer, query[0], key[0], value[0], mask, scaling)
     return attended.transpose(0, 1).unsqueeze(0), None
 
 
@@ -259,20 +179,19 @@ class CacheSlots:
     bias: Tensor
 
 
-class StreamCache(TransformersCache):  # type: ignore[misc]
-    """The layers of a decoder while tokens are forwarded after a context. `Backbone.forward` fills one.
+class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
+    """The layers of a decoder of transformers while tokens are forwarded after a context.
 
     Attributes:
         query_heads: Hq.
-        context: what new tokens attend to besides each other.
+        kinds: of each layer, and whether it shares the tokens of an earlier one.
         seen: tokens before these, as masks count.
-        masks: as attention takes them.
     """
 
     reads_in_place = True
 
-    def __init__(self, config: Any, hybrid: HybridState | None = None) -> None:
-        """Make the layers of the decoder of a config, which hold what `hybrid` has of them.
+    def __init__(self, config: Any) -> None:
+        """Make the layers of the decoder of a config.
 
         Raises:
             ConfigError: the model has layers that no memory serves.
@@ -286,84 +205,86 @@ class StreamCache(TransformersCache):  # type: ignore[misc]
                     hint="use a model of which each layer has full, sliding or linear attention",
                 )
             layers.append(MemoryLayer(self, sum(isinstance(one, MemoryLayer) for one in layers)) if own else layer)
-        super().__init__(layers=layers)
+        TransformersCache.__init__(self, layers=layers)
         if not self.memory_layers:
             raise ConfigError(
                 "none of its layers has full attention, so a memory has nothing to serve",
                 hint="use a checkpoint with layers of full attention",
             )
+        named = getattr(config, "layer_types", None) or [""] * len(layers)
+        self.kinds = [_find_kind(layer, name) for layer, name in zip(layers, named, strict=True)]
         self.query_heads: int = config.num_attention_heads
-        self.context: Context = EmptyContext()
-        self.masks, self._hybrid = Masks(), hybrid
-        self.seen = 0
-        if hybrid is not None:
-            self.seen = restore_layers(self.layers, hybrid.held)
+        self.context, self.masks, self.seen = EmptyContext(), Masks(), 0
+        # What transformers' own layers held when the tokens since then began.
+        self._settled: dict[str, Tensor] = {}
 
     @property
     def memory_layers(self) -> list[MemoryLayer]:
         """The layers that a memory serves."""
         return [layer for layer in self.layers if isinstance(layer, MemoryLayer)]
 
-    @property
-    def hybrid(self) -> HybridState | None:
-        """What the other layers hold now; None if there are none."""
-        if self._hybrid is None:
-            return None
-        found = self._hybrid.fork()
-        found.held = layer_tensors(self.layers)
-        return found
+    def _fork_layer(self, layer: Any) -> Any:
+        """Return a copy of a layer; states that transformers writes in place are copied."""
+        if isinstance(layer, MemoryLayer):
+            other = layer.fork()
+            other.owner = self
+            return other
+        other = copy(layer)
+        for name, held in vars(layer).items():
+            if isinstance(held, dict):
+                fresh = {i: one.clone() if isinstance(one, Tensor) else one for i, one in held.items()}
+                setattr(other, name, fresh)
+        return other
 
-    @property
-    def length(self) -> int:
-        """Tokens forwarded so far, n."""
-        return self.memory_layers[-1].length
+    def settle(self) -> None:
+        """Forget the tokens, which the memory has taken; no number that is not finite stays in other layers."""
+        self.seen += self.length
+        super().settle()
+        if len(self.memory_layers) < len(self.layers):
+            self._settled = settle_tensors(layer_tensors(self.layers), self._settled)
+            restore_layers(self.layers, self._settled, self.seen)
 
-    def read(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values `[H, n, D]` of one layer that the memory serves, on its device."""
-        layer = self.memory_layers[number]
-        assert layer.keys is not None
-        assert layer.values is not None
-        return layer.keys[0], layer.values[0]
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what layers hold that the memory does not serve; nothing if all have full attention."""
+        if len(self.memory_layers) == len(self.layers):
+            return {}
+        kinds = torch.tensor([tuple(map(int, row)) for row in self.kinds], dtype=torch.int32)
+        return {KINDS: kinds} | layer_tensors(self.layers)
 
-    def read_all(self) -> tuple[Tensor, Tensor]:
-        """Return keys, rotated as the model made them, and values of all layers, `[L, H, n, D]` each, on one device.
+    def load_layers(self, held: Mapping[str, Tensor], devices: Sequence[torch.device], seen: int | None = None) -> None:
+        """Take what `tensors` returned.
+
+        Args:
+            held: by name, on any device.
+            devices: of all layers of the model.
+            seen: tokens before these; None: as many as a window holds.
 
         Raises:
-            ConfigError: the layers differ in size.
+            StateCorrupt: these are not the layers of this model.
         """
-        each = [self.read(number) for number in range(len(self.memory_layers))]
-        if len({keys.shape for keys, _ in each}) > 1:
-            raise ConfigError("its layers with full attention differ in size, so one memory cannot serve them")
-        device = each[0][0].device
-        keys, values = (torch.stack([part.detach().to(device) for part in parts]) for parts in zip(*each, strict=True))
-        return keys, values
+        own = self.tensors()
+        if (own.get(KINDS) is None) != (held.get(KINDS) is None) or (own and not torch.equal(own[KINDS], held[KINDS])):
+            raise StateCorrupt(f"state: tensor {KINDS} is not that of this model")
+        try:
+            self._settled = {
+                name: one.to(devices[int(name.split(".")[1])]) for name, one in held.items() if name != KINDS
+            }
+            self.seen = restore_layers(self.layers, self._settled, seen)
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
+            raise StateCorrupt("the state has layers that this model has not") from error
 
     def slots(self, number: int) -> CacheSlots | None:
         """Return the slots of a layer that are to be read as keys; None: none are."""
         return None
 
-    def to_halves(self, x: Tensor) -> Tensor:
-        """Return `[..., D]` with the features of rotated pairs half a key apart."""
-        return x
 
-
-def fork_layer(layer: Any) -> Any:
-    """Return a copy of one of transformers' own layers. States that it writes in place are copied."""
-    other = copy(layer)
-    for name, held in vars(layer).items():
-        if isinstance(held, dict):
-            fresh = {i: one.clone() if isinstance(one, Tensor) else one for i, one in held.items()}
-            setattr(other, name, fresh)
-    return other
-
-
-def find_kind(layer: Any) -> tuple[LayerKind, bool]:
-    """Return the kind of a layer, and whether it shares the tokens of an earlier one, whose kind it does not tell."""
+def _find_kind(layer: Any, name: str) -> tuple[LayerKind, bool]:
+    """Return the kind of a layer, and whether it shares the tokens of an earlier one; then only its name tells."""
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         return LayerKind.LINEAR, False
     if isinstance(layer, CacheLayerMixin):
         return (LayerKind.SLIDING if layer.is_sliding else LayerKind.FULL), False
-    return LayerKind.FULL, True
+    return (LayerKind.SLIDING if name.startswith("sliding") else LayerKind.FULL), True
 
 
 def layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
@@ -397,12 +318,14 @@ def restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: i
         `seen`.
 
     Raises:
-        KeyError, ValueError, IndexError, AttributeError: these layers hold nothing of that name.
+        KeyError, ValueError, IndexError, AttributeError: these layers hold nothing of that name, or a shorter window.
     """
     for name, held in tensors.items():
         _, number, kind, *rest = name.split(".")
         layer = layers[int(number)]
-        if kind in ("keys", "values"):
+        if is_window(name):
+            if held.shape[1] >= layer.sliding_window:
+                raise ValueError(f"{name} is longer than the window")
             if not layer.is_initialized:
                 layer.lazy_initialization(held[None], held[None])
             setattr(layer, kind, held[None])

@@ -18,8 +18,6 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from protokv.core.layers import HybridShape
-
 Unit = Literal["", "tokens", "slots", "position", "step", "seconds", "share of the image"]
 
 LAYER: Final = "layer"
@@ -139,7 +137,6 @@ class MemoryShape:
         first_layer: index in the whole model of the first of these layers.
         frames_per_step: sampled frames that make a step.
         embedding_size: E, of what the language model reads; None: unknown.
-        hybrid: what layers hold that are none of these L; None: these are all.
     """
 
     layers: int
@@ -154,7 +151,6 @@ class MemoryShape:
     first_layer: int = 0
     frames_per_step: int = 1
     embedding_size: int | None = None
-    hybrid: HybridShape | None = None
 
     @property
     def of_model(self) -> tuple[int, slice]:

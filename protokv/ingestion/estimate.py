@@ -8,7 +8,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from protokv.core.memory import Memory
 from protokv.core.session import Session
 from protokv.errors import SourceUnreadable
 from protokv.ingestion.options import IngestOptions
@@ -44,13 +43,14 @@ class Estimate:
     words_lost: str  # what of them cannot be read; empty: nothing as yet
 
 
-def most_bytes(memory: Memory, thumbnails: int, *, words: bool = False) -> int | None:
+def most_bytes(session: Session, thumbnails: int, *, words: bool = False) -> int | None:
     """Return the most bytes of the tensors of a state with so many thumbnails; None if they grow with the stream.
 
     With `words` it has a transcript, too.
     """
     attached = (Thumbnails(thumbnails).capacity_bytes if thumbnails else 0) + words * Transcript.capacity_bytes()
-    return None if memory.most_bytes is None else memory.most_bytes + attached
+    beside = attached + session.state_bytes - session.memory.bytes_held
+    return None if session.memory.most_bytes is None else session.memory.most_bytes + beside
 
 
 def estimate_end_bytes(session: Session, end_s: float, thumbnails: Thumbnails | None) -> int:
@@ -107,8 +107,8 @@ def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnail
         steps=steps,
         tokens=None if steps is None else round(steps * per_step),
         tokens_per_step=per_step,
-        state_bytes=session.memory.bytes_held,
-        most_bytes=most_bytes(session.memory, thumbnails, words=subtitles.may_come),
+        state_bytes=session.state_bytes,
+        most_bytes=most_bytes(session, thumbnails, words=subtitles.may_come),
         end_bytes=None if steps is None else estimate_end_bytes(session, steps * clock.step_seconds, pictures),
         seconds=None if steps is None or per_step_s is None else steps * per_step_s,
         tried_steps=tried,

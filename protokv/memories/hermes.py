@@ -29,9 +29,9 @@ from torch import Tensor
 
 from protokv.core.evidence import RecordedContext
 from protokv.core.parts import PositionedStep, SessionListener, SessionView
+from protokv.core.recent import WithRecent
 from protokv.core.rotary import rerotate
 from protokv.core.settings import Share
-from protokv.core.with_part import MemoryWithPart
 from protokv.errors import ConfigError
 from protokv.memories.compressed import CompressedConfig, CompressedMemory
 
@@ -197,7 +197,7 @@ class ProbeListener(SessionListener):
 
     def before_append(self, session: SessionView, step: PositionedStep) -> None:
         """Let the memory make room for the step."""
-        memory = session.memory.inner if isinstance(session.memory, MemoryWithPart) else session.memory
+        memory = session.memory.inner if isinstance(session.memory, WithRecent) else session.memory
         assert isinstance(memory, Hermes)
         tokens = len(step.positions)
         if probes := memory.probes_for(tokens):
@@ -211,7 +211,7 @@ def find_queries(session: SessionView, text: str) -> Tensor:
     placed = placement.place(session.memory.context(), session.clock)
     start = placement.text_start(placed, session.clock)
     context, positions = RecordedContext(placed), backbone.text_positions(start, len(ids))
-    backbone.forward(backbone.embed_text(ids), positions, context, session.new_local_kv(len(ids)))
+    backbone.forward(backbone.embed_text(ids), positions, session.cache.fork(context))
     queries = torch.stack([query.to(backbone.device) for query in context.queries])
     if start == session.clock.next_position:
         return queries

@@ -22,9 +22,8 @@ from protokv.backbones.chat import check_text
 from protokv.backbones.files import digest_weights, read_model_file
 from protokv.backbones.loading import Packaged, Placement, PlacementRequest
 from protokv.backbones.pixels import PixelConfig, TimedGrid
-from protokv.core.attention import LocalKV
+from protokv.core.attention import TokenCache
 from protokv.core.backbone import MOST_WORDS, BackboneIdentity, PreparedStep, Turn
-from protokv.core.context import Context
 from protokv.core.step import StepTokens
 from protokv.mini.network import LanguageModel, VisionTower, select_prefix
 
@@ -156,13 +155,12 @@ class Embedded(TimedGrid, Packaged):
         self,
         embeddings: Tensor,
         positions: Tensor,
-        context: Context,
-        local_kv: LocalKV,
+        cache: TokenCache,
         *,
         steps: Sequence[StepTokens] = (),
     ) -> Tensor:
         """Run `[T, E]` through the language model."""
-        return self._language(embeddings, positions, context, local_kv)
+        return self._language(embeddings, positions, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `[..., vocabulary]` float32."""

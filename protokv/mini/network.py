@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protokv.core.attention import LocalKV
-from protokv.core.context import Context
+from protokv.core.attention import TokenCache
 from protokv.core.rotary import rotate
 
 EPSILON = 1e-6
@@ -70,7 +69,7 @@ class VisionTower:
 
 
 class LanguageModel:
-    """Embeddings to hidden states and logits, over a context and a local KV."""
+    """Embeddings to hidden states and logits, over a `TokenCache`."""
 
     def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         """Take the `text_config` of a checkpoint and its weights, named without `model.`."""
@@ -95,7 +94,7 @@ class LanguageModel:
         cos, sin = angle.cos(), angle.sin()
         return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
-    def __call__(self, embeddings: Tensor, positions: Tensor, context: Context, local_kv: LocalKV) -> Tensor:
+    def __call__(self, embeddings: Tensor, positions: Tensor, cache: TokenCache) -> Tensor:
         """Return the final hidden states `[T, E]` of embeddings `[T, E]` at positions `[T, 3]`."""
         x, T, D = embeddings, len(embeddings), self.head_size
         both = self._query_heads + self._heads
@@ -104,7 +103,7 @@ class LanguageModel:
             qkv = _linear(_norm(x, w["input_layernorm.weight"]), w, "qkv").view(T, -1, D).transpose(0, 1)
             rotated = rotate(qkv[:both], cos, sin)
             query = rotated[: self._query_heads]
-            mixed = local_kv.attend(layer, query, rotated[self._query_heads :], qkv[both:], context, D**-0.5)
+            mixed = cache.attend(layer, query, rotated[self._query_heads :], qkv[both:], D**-0.5)
             x = x + functional.linear(mixed.transpose(0, 1).reshape(T, -1), w["self_attn.o_proj.weight"])
             x = x + _gated(_norm(x, w["post_attention_layernorm.weight"]), w)
         return _norm(x, self._last_norm)

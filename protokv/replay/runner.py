@@ -18,6 +18,7 @@ import torch
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
+from protokv.core.layers import LayerKind
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
@@ -126,7 +127,8 @@ class _Run:
         if self.variant.blind:
             return
         # Layers without full attention change with every step.
-        horizon = None if self.session.backbone.hybrid is not None else self.variant.config.horizon
+        hybrid = set(self.session.backbone.layer_kinds) - {LayerKind.FULL}
+        horizon = None if hybrid else self.variant.config.horizon
         self.waiting.append((tokens, start_s))
         if horizon is None:
             self.catch_up()
@@ -173,7 +175,7 @@ class _Run:
             ttft_ms=round(answer.ttft_ms, 3),
             total_ms=round(answer.total_ms, 3),
             context_tokens=max(0, answer.context_tokens - len(session.backbone.prefix_ids)),
-            state_bytes=0 if self.variant.blind else session.memory.bytes_held,
+            state_bytes=0 if self.variant.blind else session.state_bytes,
             step_ms=round(1e3 * self.busy_s / max(1, now.steps), 3),
             tokens_seen=now.tokens_seen,
             device=str(session.backbone.device),

@@ -11,11 +11,11 @@ from protokv.backbones.files import hash_config
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.build import restore_memory
 from protokv.core.cache import MemoryCache
-from protokv.core.layers import KINDS
+from protokv.core.layers import declare_layers, split_layers
 from protokv.core.packing import pack
 from protokv.core.settings import parse_budget
 from protokv.core.step import StreamClock
-from protokv.core.stream_cache import MemoryLayer, find_kind, layer_tensors, restore_layers
+from protokv.core.stream_cache import MemoryLayer
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.state.checkpoint import CACHE, check_fits, read_config
@@ -24,7 +24,6 @@ from protokv.state.reader import load_state
 from protokv.state.store import StatePath
 from protokv.state.writer import save_state
 
-_LAYERS = "layers."
 # Numbers of each weight that tell one model from another.
 _SAMPLE = 16
 
@@ -94,9 +93,7 @@ class Cache(MemoryCache):
         if self.memory is None or self.length:
             raise ConfigError("only committed tokens are saved", hint="call commit() first, and save before a question")
         own, specs = self.memory.tensors(), self.memory.specs()
-        others = {name: held.contiguous() for name, held in layer_tensors(self.layers).items()}
-        if len(self.memory_layers) < len(self.layers):
-            others[KINDS] = torch.tensor([find_kind(layer) for layer in self.layers], dtype=torch.int32)
+        others = {name: held.contiguous() for name, held in self.tensors().items()}
         sink = own["sink.keys"].shape[2]
         state = State(
             backbone=self._identify(own["sink.keys"].dtype),
@@ -105,7 +102,7 @@ class Cache(MemoryCache):
             clock=StreamClock(self.steps, float(self.steps), self.next_position, self.seen - sink, 1.0, 1),
             settings={"kind": CACHE},
             tensors=pack(own, specs) | others,
-            specs=specs,
+            specs=(*specs, *declare_layers(others)),
         )
         save_state(state, path)
 
@@ -131,7 +128,7 @@ class Cache(MemoryCache):
         return cache
 
     def _restore(self, state: State) -> None:
-        own = {name: one for name, one in state.tensors.items() if not name.startswith(_LAYERS)}
+        layers, own = split_layers(state.tensors)
         devices, (L, H, sink, D) = self.decoder.layer_devices(), own["sink.keys"].shape
         if len(self.memory_layers) != L:
             raise StateCorrupt(f"the state has {L} layers, the model has {len(self.memory_layers)}")
@@ -140,14 +137,7 @@ class Cache(MemoryCache):
         memory = restore_memory(self.config, shape, self.decoder.rotary(D, self.decoder.components), own)
         state.clock.check()
         self.steps, self._next_position = state.clock.steps, torch.tensor(state.clock.next_position)
-        self.seen = state.clock.tokens_seen + sink
-        rest = {name: held for name, held in state.tensors.items() if name not in own and name != KINDS}
-        try:
-            placed = {name: held.to(devices[int(name.split(".")[1])]) for name, held in rest.items()}
-            restore_layers(self.layers, placed, self.seen)
-            self._settled = placed
-        except (KeyError, ValueError, IndexError, AttributeError) as error:
-            raise StateCorrupt("the state has layers that this model has not") from error
+        self.load_layers(layers, devices, state.clock.tokens_seen + sink)
         self._take_memory(memory)
 
     def _identify(self, dtype: torch.dtype) -> BackboneIdentity:

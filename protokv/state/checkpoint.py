@@ -36,7 +36,7 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
     Raises:
         StateCorrupt: the clock contradicts itself: a fault of this program or of the machine.
     """
-    tensors, specs = session.tensors(), session.memory.specs()
+    tensors, specs = session.tensors(), session.specs()
     session.clock.check()
     attached = {name: tensor for one in session.attachments for name, tensor in one.live_tensors().items()}
     return State(

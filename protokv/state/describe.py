@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from protokv.core.build import restore_memory
-from protokv.core.layers import HybridShape
+from protokv.core.layers import declare_layers, describe_layers, split_layers
 from protokv.core.memory import Memory
-from protokv.core.tensors import MemoryShape, tensor_shapes
+from protokv.core.tensors import MemoryShape, count_bytes, tensor_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import ATTACHED, read_config
@@ -51,7 +51,9 @@ def describe(
     config, memory = restore(state)
     found, wall_clock = Thumbnails.read(state.tensors), WallClockLog.read(state.source)
     pictures = [] if found is None else found.all()
+    layers, _ = split_layers(state.tensors)
     clock, sources, parts = state.clock, describe_sources(state), memory.nbytes()
+    parts |= {"layers": count_bytes(*layers.values())} if layers else {}
     source = sources[-1]
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
@@ -100,6 +102,7 @@ def describe(
         if pictures
         else None,
         **memory.report(),
+        **describe_layers(layers),
         **({"verified": _list_checks(state, config, memory)} if values else {}),
     }
 
@@ -145,7 +148,8 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
         return torch.ones(size), torch.zeros(size)
 
     attached = {spec.name for spec in ATTACHED}
-    own = {name: tensor for name, tensor in state.tensors.items() if name not in attached}
+    layers, own = split_layers({name: one for name, one in state.tensors.items() if name not in attached})
+    describe_layers(layers)
     return config, restore_memory(config, shape, no_rotation, own)
 
 
@@ -160,11 +164,10 @@ def _read_shape(state: State) -> MemoryShape:
         (L, H, P0, D), dtype = shapes["sink.keys"]
         # Every memory holds positions of something, and their components are the last axis.
         components = next(shape[-1] for name, (shape, _) in shapes.items() if name.endswith(".positions"))
-        hybrid = HybridShape.of(shapes)
     except (KeyError, ValueError, IndexError, StopIteration) as error:
-        raise StateCorrupt("the state lacks sink.keys, positions or layers in their form") from error
+        raise StateCorrupt("the state lacks sink.keys or positions in their form") from error
     frames, cpu = state.clock.frames_per_step, torch.device("cpu")
-    return MemoryShape(L, H, D, components, P0, dtype, cpu, frames_per_step=frames, hybrid=hybrid)
+    return MemoryShape(L, H, D, components, P0, dtype, cpu, frames_per_step=frames)
 
 
 def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, digests: bool = True) -> dict[str, Any]:
@@ -185,7 +188,9 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
         _, memory = restore(state)
         if not overwrite:
             check_replaceable(target, state)
-        written = store.commit(replace(state, specs=(*memory.specs(), *ATTACHED)))
+        layers, _ = split_layers(state.tensors)
+        specs = (*memory.specs(), *declare_layers(layers), *ATTACHED)
+        written = store.commit(replace(state, specs=specs))
     return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
 
 

@@ -320,7 +320,7 @@ def run_language(
                     config=variant.to_dict(),
                     **facts,
                     **measured,
-                    state_bytes=session.memory.bytes_held,
+                    state_bytes=session.state_bytes,
                     step_ms=round(step_ms, 2),
                 )
 

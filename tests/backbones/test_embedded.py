@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from protokv.backbones import load_backbone
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone
-from protokv.core.context import EmptyContext
 from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
@@ -92,9 +91,9 @@ def test_the_language_model_gives_the_same_bits(
     embeddings = torch.randn(n, tokens.embeddings.shape[1], generator=torch.Generator().manual_seed(seed))
     seen = []
     for backbone in (ours, theirs):
-        tail = backbone.new_local_kv(n + 1)
-        hidden = backbone.forward(embeddings, backbone.text_positions(7, n), EmptyContext(), tail)
-        last = backbone.forward(embeddings[:1], backbone.text_positions(7 + n, 1), EmptyContext(), tail)
+        tail = backbone.new_cache()
+        hidden = backbone.forward(embeddings, backbone.text_positions(7, n), tail)
+        last = backbone.forward(embeddings[:1], backbone.text_positions(7 + n, 1), tail)
         seen.append((hidden, backbone.logits(hidden), last, *tail.read_all()))
     for mine, other in zip(*seen, strict=True):
         assert torch.equal(mine, other)

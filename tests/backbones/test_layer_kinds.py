@@ -16,10 +16,9 @@ from torch import Tensor
 import protokv
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.hybrid import HybridState
+from protokv.core.layers import LayerKind
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
-from protokv.core.with_part import HybridMemory
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state import checkpoint
@@ -74,11 +73,6 @@ def copies(session: Session) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in session.tensors().items()}
 
 
-def carried_of(session: Session) -> HybridState:
-    assert isinstance(session.memory, HybridMemory)
-    return session.memory.part
-
-
 @pytest.mark.parametrize("pieces", [(1, 1, 3), (5,)], ids=str)
 def test_a_stream_in_any_pieces_gives_the_logits_of_the_whole_model(
     model: tuple[Backbone, Upstream], pieces: tuple[int, ...]
@@ -108,13 +102,13 @@ def test_what_is_carried_has_one_size_and_continues_to_the_bit(
     backbone, steps = model[0], video(model[0], 12)
     # A window of 40 tokens is full by then.
     whole = watched(backbone, steps[:8])
-    sizes = carried_of(whole).nbytes()
+    sizes = whole.state_bytes
     protokv.save(whole, tmp_path / "state.safetensors")
     resumed = protokv.load(tmp_path / "state.safetensors", backbone)
     for session in (whole, resumed):
         for images in steps[8:]:
             session.watch(images)
-    assert carried_of(whole).nbytes() == sizes
+    assert whole.state_bytes == sizes
     ours, theirs = resumed.tensors(), whole.tensors()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -150,8 +144,7 @@ def test_a_state_of_other_layers_or_without_a_tensor_is_refused(model: tuple[Bac
 def test_what_such_layers_cannot_do_is_refused(model: tuple[Backbone, Upstream]) -> None:
     with pytest.raises(ConfigError, match="recent_frames"):
         watched(model[0], [], recent_frames=2)
-    carried = model[0].hybrid
-    if carried is not None and carried.slides:
+    if LayerKind.SLIDING in model[0].layer_kinds:
         with pytest.raises(ConfigError, match="positions"):
             watched(model[0], [], positions="compact")
 

@@ -257,7 +257,7 @@ def _measure_memory(visit: Visit, backbone: Any, kind: str, budget: int, prepare
             _lap(laps)
             batch = session.position_steps([steps[i % len(steps)]], [at()])
             _lap(laps)
-            shown = batch.embeddings, batch.forward_positions, batch.context, batch.local_kv
+            shown = batch.embeddings, batch.forward_positions, batch.cache
             backbone.forward(*shown, steps=batch.tokens)
             _lap(laps)
             session.append(batch)

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from protokv.core import kernels
-from protokv.core.attention import LocalKV, Masks, attend, causal_mask
+from protokv.core.attention import Masks, TokenCache, attend, causal_mask
 from protokv.core.context import EMPTY, Segment
 from protokv.core.evidence import shares
 from protokv.core.kernels import merge, merge_pair
@@ -288,19 +288,25 @@ def test_half_precision_keeps_the_float32_bias() -> None:
     assert rms(attend(query, [segment], tail, 0.0) - expected) < 0.3 * rms(flat - expected)
 
 
-def test_a_tail_shows_each_layer_all_tokens_so_far() -> None:
-    tail = LocalKV(2, 1, 5, 4, dtype=torch.float32, device=CPU)
-    first, second = torch.randn(1, 2, 4), torch.randn(1, 3, 4)
-    for layer in range(2):
-        keys, _ = tail.append(layer, first + layer, first)
-        assert torch.equal(keys, first + layer)
-    for layer in range(2):
-        keys, _ = tail.append(layer, second + layer, second)
-        assert torch.equal(keys, torch.cat([first, second], 1) + layer)
-    assert tail.length == 5
-    keys, values = tail.read_all()
-    assert torch.equal(keys, torch.stack([torch.cat([first, second], 1) + layer for layer in range(2)]))
-    assert torch.equal(values, torch.cat([first, second], 1).expand(2, -1, -1, -1))
+def test_a_cache_shows_each_layer_all_tokens_so_far_and_a_fork_keeps_its_own() -> None:
+    cache = TokenCache(2)
+    parts = [torch.randn(1, n, 4) for n in (2, 3, 50)]
+
+    def grow(cache: TokenCache, part: Tensor) -> None:
+        for number, layer in enumerate(cache.memory_layers):
+            layer.append(part + number, part)
+
+    grow(cache, parts[0])
+    grow(cache, parts[1])
+    fork = cache.fork()
+    grow(fork, parts[2] + 1)
+    grow(cache, parts[2])
+    for one, last in ((cache, parts[2]), (fork, parts[2] + 1)):
+        whole = torch.cat((*parts[:2], last), 1)
+        assert one.length == 55
+        keys, values = one.read_all()
+        assert torch.equal(keys, torch.stack([whole, whole + 1]))
+        assert torch.equal(values, whole.expand(2, -1, -1, -1))
 
 
 def test_a_mask_is_made_once_a_forward() -> None:
@@ -316,12 +322,6 @@ def test_a_mask_is_made_once_a_forward() -> None:
         assert made is masks(mask, 1, 3, 2, CPU)
         assert made is not None
         assert (made[0] == 0).tolist() == [[True, False, True]] * 2
-
-
-def test_a_tail_refuses_more_tokens_than_it_was_made_for() -> None:
-    tail = LocalKV(1, 1, 2, 4, dtype=torch.float32, device=CPU)
-    with pytest.raises(ValueError, match="room for 2 local tokens cannot take 3"):
-        tail.append(0, torch.zeros(1, 3, 4), torch.zeros(1, 3, 4))
 
 
 @given(cases())

@@ -40,17 +40,17 @@ def literal(session: Session) -> dict[int, float]:
     placement = session.placement
     recorded = RecordedContext(placement.place(session.memory.recall(), session.clock))
     ids = backbone.suffix_ids(QUESTION)
-    tail = backbone.new_local_kv(len(ids))
+    tail = session.cache.fork(recorded)
     with torch.inference_mode():
         positions = backbone.text_positions(placement.text_start(recorded.inner, session.clock), len(ids))
-        backbone.forward(backbone.embed_text(ids), positions, recorded, tail)
+        backbone.forward(backbone.embed_text(ids), positions, tail)
     layers = backbone.reading_layers or range(backbone.layers)
     found: dict[int, float] = {}
     for layer in layers:
         query, places = recorded.queries[layer], recorded.positions_at(layer)
         assert places is not None
         segments = recorded.inner.at(layer, query)
-        weights = plain.weights(query, segments, tail.read(layer)[0], backbone.head_size**-0.5)[:, -1]
+        weights = plain.weights(query, segments, tail.memory_layers[layer].read()[0], backbone.head_size**-0.5)[:, -1]
         bias = torch.cat([segment.bias for segment in segments], 1)
         heads, groups = len(weights), len(weights) // len(bias)
         for head in range(heads):

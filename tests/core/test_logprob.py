@@ -29,9 +29,8 @@ def test_an_answer_says_the_mean_log_probability_of_its_tokens(tiny: Backbone, m
     answer = session.ask("what is first ?", decoding)
     ids = tiny.suffix_ids("what is first ?") + chosen
     with torch.inference_mode():
-        context, tail = session.memory.recall(), tiny.new_local_kv(len(ids))
         positions = tiny.text_positions(session.clock.next_position, len(ids))
-        logits = tiny.logits(tiny.forward(tiny.embed_text(ids), positions, context, tail))
+        logits = tiny.logits(tiny.forward(tiny.embed_text(ids), positions, session.cache.fork(session.memory.recall())))
     first = len(ids) - len(chosen) - 1
     said = logits[first:].log_softmax(-1)
     each = [float(said[i, token]) for i, token in enumerate(chosen)]

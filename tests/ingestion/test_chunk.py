@@ -59,15 +59,15 @@ def test_each_step_attends_to_the_memory_before_the_chunk_and_to_the_chunk_so_fa
     expected = []
     with torch.inference_mode():
         tokens = [tiny.embed_steps([one], [0.0])[0] for one in prepared]
-        local_kv, context, next_position = tiny.new_local_kv(100), session.memory.context(), session.clock.next_position
+        cache, next_position = session.cache.fork(session.memory.context()), session.clock.next_position
         for index, one in enumerate(tokens, start=9):
             stands = tiny.step_positions(
                 one, origin=len(tiny.prefix_ids), start=next_position, index=index, time_s=float(index)
             )
             next_position = max(next_position, max(stands.highest) + 1)
-            before = local_kv.length
-            tiny.forward(one.embeddings, stands.positions, context, local_kv, steps=[one])
-            keys, values = (part[:, :, before:] for part in local_kv.read_all())
+            before = cache.length
+            tiny.forward(one.embeddings, stands.positions, cache, steps=[one])
+            keys, values = (part[:, :, before:] for part in cache.read_all())
             expected.append((keys, values, stands.positions, index))
     taken: list[StepKV] = []
     append = session.memory.append

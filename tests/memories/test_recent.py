@@ -11,7 +11,6 @@ import torch
 import protokv
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.context import EmptyContext
 from protokv.core.recent import WithRecent
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
@@ -66,9 +65,8 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(ti
         stands[:, list(tiny.moving)] -= int(stands[0, 0]) - prefix
     embedded = [tiny.embed_text(tiny.prefix_ids), *(tokens.embeddings for tokens, _ in prelude), tiny.embed_text(ids)]
     places = [tiny.text_positions(0, prefix), stands, tiny.text_positions(int(stands.max()) + 1, len(ids))]
-    tail = tiny.new_local_kv(sum(map(len, embedded)))
     with torch.inference_mode():
-        hidden = tiny.forward(torch.cat(embedded), torch.cat(places), EmptyContext(), tail)
+        hidden = tiny.forward(torch.cat(embedded), torch.cat(places), tiny.new_cache())
         expected = tiny.logits(hidden[-len(ids) :])
     allowed = near_logits(session, expected)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **allowed)
@@ -90,8 +88,8 @@ def test_recent_steps_are_bounded_and_a_question_reads_them_once_right_before_it
     for seed in range(7, 9):
         session.watch(random_frames(seed))
     assert session.memory.nbytes()["recent"] == before > 0
-    reading = session.read_question(QUESTION, room=0)
-    held = len(tiny.prefix_ids) + reading.context.visible_tokens() + reading.local_kv.length
+    reading = session.read_question(QUESTION)
+    held = len(tiny.prefix_ids) + reading.cache.context.visible_tokens() + reading.cache.length
     assert reading.next_position <= held + 12
     assert torch.isfinite(reading.logits).all()
     # A window that holds them as single tokens reads no more than without.

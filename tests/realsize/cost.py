@@ -18,12 +18,12 @@ from typing import Any
 
 import av
 import torch
+from torch import Tensor
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
-from protokv.core.stream_cache import StreamCache
 from protokv.memories import MemoryConfig
 from tests.benchmarks.results import write_table
 from tests.realsize.build import build
@@ -38,13 +38,12 @@ NOTE = (
 )
 
 
-def fill(session: Session, one: StreamCache, count: int, tokens: StepTokens) -> None:
+def fill(session: Session, keys: Tensor, values: Tensor, count: int, tokens: StepTokens) -> None:
     """Append so many steps, whose keys and values are those of one step with noise."""
-    keys, values = one.read_all()
     drift = [0.3 * part.std() * torch.randn_like(part) for part in (keys, values)]
     for i in range(count):
         batch = session.position_steps([tokens], [session.clock.steps * session.clock.step_seconds])
-        for layer, held in enumerate(batch.local_kv.memory_layers):
+        for layer, held in enumerate(batch.cache.memory_layers):
             own = (part[layer] + noise[layer].roll(i, 1) for part, noise in zip((keys, values), drift, strict=True))
             held.update(*(part[None] for part in own))
         session.append(batch)
@@ -76,12 +75,14 @@ def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, 
         lap("vision")
         batch = session.position_steps([tokens], [start_s])
         lap("context")
-        backbone.forward(batch.embeddings, batch.forward_positions, batch.context, batch.local_kv, steps=batch.tokens)
+        backbone.forward(batch.embeddings, batch.forward_positions, batch.cache, steps=batch.tokens)
         lap("forward")
+        read = None if i else batch.cache.read_all()
+        began = time.process_time()
         session.append(batch)
         lap("memory")
-        if not i:
-            fill(session, batch.local_kv, budget // len(tokens) + 4, tokens)
+        if read is not None:
+            fill(session, *read, budget // len(tokens) + 4, tokens)
             spent.clear()
     found = {"decode": decode} | {part: fmean(each) for part, each in spent.items()}
     whole = sum(found.values())
