@@ -25,25 +25,19 @@ def write_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
 def add_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
     """Add `new` `[n, F]` to rows `[n]` of `held` `[N, F]`, rows that occur twice in a fixed order."""
     if held.device.type == "cpu":
-        # Sequential; threads that accumulate into one row add in any order.
-        held.index_add_(0, rows, new)
+        held.index_add_(0, rows, new)  # one after the other
     else:
         held.index_put_((rows,), new, accumulate=True)
 
 
 def least_from(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least number along the last axis and its first index."""
-    if has_data_here(numbers):
+    # numpy reads them in place, and several times as fast; a fake tensor has no data.
+    if numbers.device.type == "cpu" and type(numbers) is Tensor:
         place = torch.from_numpy(numbers.numpy().argmin(-1))
         return numbers.gather(-1, place[..., None]).squeeze(-1), place
     least = numbers.min(-1)
     return least.values, least.indices
-
-
-def has_data_here(numbers: Tensor) -> bool:
-    """Return whether numpy can read the numbers in place."""
-    # A fake tensor has no data.
-    return numbers.device.type == "cpu" and type(numbers) is Tensor
 
 
 def chunks(rows: int, at_once: int, device: torch.device) -> Iterator[slice]:

@@ -1,7 +1,6 @@
 """`PrototypeBank`: the far memory, K prototypes for every layer and KV head; `Rule`: how tokens enter it.
 
-The bank owns the tensors of the prototypes and the counters of what happened to them. Prototypes are addressed by their
-row in the flat view `[L * H * K]`. Knows nothing of rotation, contexts or files.
+Prototypes are addressed by their row in the flat view `[L * H * K]`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,9 +65,6 @@ class PrototypeBank(StatePart):
         last_step: `[L, H, K]` int64, the step that last touched the slot; -1: none did.
         opened, absorbed, merged, expired, recycled: `[L, H]` int64, see `COUNTERS`.
     """
-
-    center_names: ClassVar[tuple[str, ...]] = ("key_center", "value_center")
-    """The tensors that hold the centres. A bank that holds them in another form overrides the methods on centres."""
 
     key_center: Tensor
     value_center: Tensor
@@ -133,16 +129,14 @@ class PrototypeBank(StatePart):
 
     def free_(self, rows: Tensor) -> None:
         """Empty slots `rows` `[n]`; their `last_step` tells that they were used."""
-        for name in (*self.center_names, "mass", "mean", "covariance", "position"):
+        for name in ("key_center", "value_center", "mass", "mean", "covariance", "position"):
             getattr(self, name).flatten(0, 2).index_fill_(0, rows, 0)
         self.touch_(rows)
 
     def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values `[..., D]` float32 of prototypes `rows` `[...]`."""
-        keys, values = (
-            center.flatten(0, 2).index_select(0, rows.flatten()).view(*rows.shape, center.shape[3])
-            for center in (self.key_center, self.value_center)
-        )
+        flat = [center.flatten(0, 2) for center in (self.key_center, self.value_center)]
+        keys, values = (center.index_select(0, rows.flatten()).view(*rows.shape, center.shape[1]) for center in flat)
         return keys, values
 
     def put_centers_(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -162,7 +156,7 @@ class PrototypeBank(StatePart):
         touched, self._touched = self._touched, []
         if touched is None:
             return torch.arange(self.mass.numel(), device=self.mass.device)
-        return torch.cat(touched) if touched else torch.empty(0, dtype=torch.int64, device=self.mass.device)
+        return torch.cat(touched) if touched else self.mass.new_empty(0)
 
     def report(self, step: int) -> list[dict[str, Any]]:
         """Return for each layer, over its heads: slots in use, quantiles of mass and age, counters."""

@@ -52,7 +52,6 @@ def make_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
         device=backbone.device,
         layer_devices=backbone.layer_devices,
         frames_per_step=backbone.frames_per_step,
-        embedding_size=backbone.embed_text(backbone.prefix_ids).shape[1],
     )
 
 

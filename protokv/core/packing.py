@@ -36,22 +36,19 @@ def check_shapes(found: Mapping[str, tuple[Sequence[int], torch.dtype]], specs: 
                 continue
             raise StateCorrupt(f"state: tensor {name} is missing")
         shape, dtype = found[name]
-        fits = len(shape) == len(spec.shape) and dtype == spec.dtype
-        if not fits or not all(map(_may_have, spec.dims, spec.shape, shape)):
-            axes = zip(spec.dims, spec.shape, strict=True)
-            wanted = ", ".join(dim if size is None else str(size) for dim, size in axes)
+        axes = list(zip(spec.dims, spec.shape, shape, strict=False))
+        fits = all(want in (None, size) or (dim in SLOTS and size < want) for dim, want, size in axes)
+        if not fits or len(shape) != len(spec.shape) or dtype != spec.dtype:
+            wanted = ", ".join(
+                dim if size is None else str(size) for dim, size in zip(spec.dims, spec.shape, strict=True)
+            )
             raise StateCorrupt(f"state: tensor {name} must be [{wanted}] {spec.dtype}, got {list(shape)} {dtype}")
-        for dim, want, size in zip(spec.dims, spec.shape, shape, strict=True):
+        for dim, want, size in axes:
             if (want is None or dim in SLOTS) and sizes.setdefault(dim, (size, name))[0] != size:
                 first, other = sizes[dim]
                 raise StateCorrupt(f"state: tensor {name} must have {first} {dim} entries as {other} has, got {size}")
-    for name in found:
-        if name not in declared:
-            raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
-
-
-def _may_have(dim: str, want: int | None, size: int) -> bool:
-    return want is None or size == want or (dim in SLOTS and size < want)
+    for name in found.keys() - declared.keys():
+        raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
 
 
 def pack(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
@@ -86,13 +83,10 @@ def unpack(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[s
 
 def _used(tensor: Tensor, spec: TensorSpec, axis: int, at_least: int) -> int:
     """Return how many entries of an axis to keep, at least `at_least`, so that the rest hold only `fill`."""
-    size = tensor.shape[axis]
-    bits = _BITS[tensor.element_size()]
+    size, bits = tensor.shape[axis], _BITS[tensor.element_size()]
     fill = torch.full((1,), spec.fill, dtype=spec.dtype, device=tensor.device).view(bits)
-    entries = tensor.view(bits).movedim(axis, 0)
+    entries = tensor.view(bits).movedim(axis, 0).unsqueeze(-1).flatten(1)
     if at_least == size or bool((entries[size - 1] != fill).any()):
         return size
-    others = tuple(range(1, entries.ndim))
-    differing = entries[at_least:] != fill
-    (needed,) = (differing.any(others) if others else differing).nonzero(as_tuple=True)
-    return at_least + (int(needed[-1]) + 1 if len(needed) else 0)
+    differing = (entries[at_least:] != fill).any(1).nonzero()
+    return at_least + (int(differing[-1]) + 1 if len(differing) else 0)

@@ -1,17 +1,15 @@
 """`PrototypeMemory`: a near window and a bank of prototypes, shown as one context.
 
 A step enters the near window; the tokens that leave it for this step go into the bank under a rule (`Rule`), by which
-memories of this kind differ. The context has one shape for the life of a stream, `[sink P0 | K * S | W]`: each of K
-prototypes is shown as S pseudo-tokens, which are a function of the state alone. A pseudo-token is the centre of its
-prototype, the key rotated to the anchor. Only those of prototypes that changed are written again. Keys enter the bank
-with their rotation removed.
+memories of this kind differ. The context has one shape for the life of a stream, `[sink P0 | K * S | W]`. Pseudo-tokens
+are centres of prototypes, keys rotated to the anchor. Only those of prototypes that changed are written again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -56,7 +54,7 @@ class PrototypeConfig(MemoryConfig):
 
     @property
     def slots_per_prototype(self) -> int:
-        """S, pseudo-tokens that show one prototype."""
+        """S."""
         return 1
 
     @property
@@ -74,12 +72,18 @@ class PrototypeConfig(MemoryConfig):
 
     @property
     def merged_budget(self) -> int:
-        """Return what of the budget the near window and the prototypes have."""
+        """What of the budget the near window and the prototypes have."""
         return self.budget
 
 
 class PrototypeMemory(LocalMemory):
-    """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older ones."""
+    """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older ones.
+
+    Attributes:
+        rule: by which tokens enter the bank.
+    """
+
+    rule: ClassVar[type[Rule]]
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
@@ -87,7 +91,7 @@ class PrototypeMemory(LocalMemory):
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components)
         self._bank = self.bank_type(config)(shape, K)
-        self._rule: Rule | None = self.rule_type(config)(self._bank, config, shape) if K else None
+        self._rule: Rule | None = self.rule(self._bank, config, shape) if K else None
         # Of each prototype its slots among those of all heads, [B * K, S].
         far = torch.arange(self._slots.far.start, self._slots.far.stop, device=shape.device)
         heads = self._slots.keys.shape[2] * torch.arange(shape.layers * shape.kv_heads, device=shape.device)
@@ -97,11 +101,6 @@ class PrototypeMemory(LocalMemory):
     def bank_type(config: Any) -> type[PrototypeBank]:
         """Return the class of the bank under these settings."""
         return PrototypeBank
-
-    @staticmethod
-    def rule_type(config: Any) -> type[Rule]:
-        """Return the rule by which tokens enter the bank."""
-        raise NotImplementedError
 
     def new_slots(self, config: Any, shape: MemoryShape) -> Slots:
         """Return the slots that attention reads, all free."""
@@ -121,7 +120,7 @@ class PrototypeMemory(LocalMemory):
             *Sanitizer.declare(),
             *NearWindow.declare(shape, config.near_tokens),
             *cls.bank_type(config).declare(shape, K),
-            *(cls.rule_type(config).declare(config, shape) if K else ()),
+            *(cls.rule.declare(config, shape) if K else ()),
         )
 
     def parts(self) -> Sequence[StatePart]:
@@ -134,7 +133,6 @@ class PrototypeMemory(LocalMemory):
         self._take_step(self._admit(step, self._near.last_step))
 
     def _take_step(self, step: StepKV) -> None:
-        """Take one step that was admitted (Algorithm 1, a step at a time)."""
         if self._rule is not None:
             self._rule.see_(self._near.newest, step)
         leaving = self._near.append(step)
@@ -154,11 +152,10 @@ class PrototypeMemory(LocalMemory):
         return self._slots.context(self._near.positions, self._anchors)
 
     def _write_far(self) -> None:
-        """Bring the pseudo-tokens up to date."""
         if not self._config.prototypes:
             return
         slots, S = self._slots, self._config.slots_per_prototype
-        for rows in torch.split(self._changed_rows(), max(1, _TOKENS_AT_ONCE // S)):
+        for rows in torch.split(self._bank.take_touched_(), max(1, _TOKENS_AT_ONCE // S)):
             where = self._slots_of_rows.index_select(0, rows)
             cos, sin = self._rotary(self._bank.position.flatten(0, 2)[rows].round().long())
             keys, values = self._pseudo_tokens(rows)
@@ -168,10 +165,6 @@ class PrototypeMemory(LocalMemory):
                 write_rows_(held.flatten(0, 2), where.view(-1), new.flatten(0, 1))
         far = slots.bias[:, :, slots.far]
         far.copy_(self._spread(self._compute_bias(self._bank.mass)))
-
-    def _changed_rows(self) -> Tensor:
-        """Return the prototypes to write again, `[n]`, some perhaps twice."""
-        return self._bank.take_touched_()
 
     def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys without rotation, and values, of prototypes `rows` `[n]`: `[n, 1, D]` or `[n, S, D]` float32."""
@@ -183,7 +176,7 @@ class PrototypeMemory(LocalMemory):
         return mass.log()
 
     def _anchors(self) -> Tensor:
-        """Return the stream positions that the pseudo-tokens are rotated to, `[L, H, K * S, P]` int64."""
+        """Return where the pseudo-tokens stand, `[L, H, K * S, P]` int64."""
         return self._spread(self._bank.position.round().long())
 
     def _spread(self, held: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """`Sanitizer`: drops tokens whose keys or values hold numbers that cannot be used, before a memory takes them.
 
-A half-precision model overflows now and then; one such number in a key would spoil every cost and centre that it
-meets. A token is dropped if any number of its keys or values, in any layer and head, is not finite or is beyond
-`LARGEST`, up to which squares weighted with the mass of 10**9 tokens are finite in float32. Dropped tokens are set to 0
-and marked (`StepKV.usable`): shapes do not change, and nothing waits for the device, which counts the drops.
+One number that is not finite would spoil every cost and centre that it meets. A token is dropped if any number of its
+keys or values, in any layer and head, is not finite or is beyond `LARGEST`, up to which squares weighted with the mass
+of 10**9 tokens are finite in float32. Dropped tokens are set to 0 and marked (`StepKV.usable`): shapes do not change,
+and nothing waits for the device, which counts the drops.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ class Sanitizer(StatePart):
     """Admits the steps of one memory and counts the tokens that it drops."""
 
     def __init__(self, shape: MemoryShape) -> None:
-        (spec,) = self.declare()
-        self.dropped = spec.allocate(shape.device)
+        self.dropped = torch.zeros(1, dtype=torch.int64, device=shape.device)
 
     @staticmethod
     def declare() -> tuple[TensorSpec, ...]:
         """Declare the counter."""
-        return (
-            TensorSpec("sanitize.dropped", ("field",), (1,), torch.int64, "tokens dropped as not finite", "tokens"),
-        )
+        meaning = "tokens dropped as not finite"
+        return (TensorSpec("sanitize.dropped", ("field",), (1,), torch.int64, meaning, "tokens"),)
 
     def admit(self, step: StepKV) -> StepKV:
         """Return the step with unusable tokens set to 0 and marked."""

@@ -1,9 +1,7 @@
 """How a memory declares its state: `TensorSpec` for a tensor, `StatePart` for a holder of tensors.
 
-`MemoryShape` has the sizes of the model.
-
-A declaration is arithmetic on settings and on the sizes of the model; it allocates nothing. What is allocated, saved,
-checked on loading and counted in bytes follows from it. Knows of memories only which axes hold slots (`SLOTS`).
+A declaration is arithmetic on settings and on the sizes of the model (`MemoryShape`); it allocates nothing. What is
+allocated, saved, checked on loading and counted in bytes follows from it.
 """
 
 from __future__ import annotations
@@ -13,12 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch import Tensor
-
-Unit = Literal["", "tokens", "slots", "position", "step", "seconds", "share of the image"]
 
 LAYER: Final = "layer"
 
@@ -49,7 +45,7 @@ class TensorSpec:
     shape: tuple[int | None, ...]
     dtype: torch.dtype
     meaning: str
-    unit: Unit = ""
+    unit: str = ""
     fill: float = 0
     optional: bool = False
 
@@ -57,11 +53,6 @@ class TensorSpec:
     def layer_axis(self) -> int | None:
         """The axis of the layers; None if the tensor is the same for all layers."""
         return self.dims.index(LAYER) if LAYER in self.dims else None
-
-    @property
-    def group(self) -> str:
-        """The first part of its name."""
-        return self.name.partition(".")[0]
 
     @property
     def nbytes(self) -> int:
@@ -86,10 +77,7 @@ class StatePart(ABC):
             held.copy_(tensors[name])
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise StateCorrupt, naming the tensor, if a number of a state that serves as an index is out of range.
-
-        Names, shapes and dtypes are checked already. Of `self` only settings are used.
-        """
+        """Raise StateCorrupt, naming the tensor, if a number that serves as an index is out of range."""
         return
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
@@ -136,7 +124,6 @@ class MemoryShape:
         part_of: number of layers of the whole model if these are only some of them; None: these are all.
         first_layer: index in the whole model of the first of these layers.
         frames_per_step: sampled frames that make a step.
-        embedding_size: E, of what the language model reads; None: unknown.
     """
 
     layers: int
@@ -150,7 +137,6 @@ class MemoryShape:
     part_of: int | None = None
     first_layer: int = 0
     frames_per_step: int = 1
-    embedding_size: int | None = None
 
     @property
     def of_model(self) -> tuple[int, slice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,8 +84,6 @@ class QuantizedBank(DurableBank):
         key_exponents, value_exponents: `[L, H, K, D / g]` uint8, the powers of two that they are whole numbers of: the
             bits of the exponent of a float32.
     """
-
-    center_names: ClassVar[tuple[str, ...]] = ("key_codes", "key_exponents", "value_codes", "value_exponents")
 
     key_codes: Tensor
     key_exponents: Tensor

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.bank import PrototypeBank, Rule
+from protokv.core.bank import PrototypeBank
 from protokv.core.context import Context, SlotContext
 from protokv.core.near import Slots
 from protokv.core.prototypes import PrototypeMemory
@@ -36,6 +36,8 @@ _DECODED_TOGETHER = 2**25
 
 class Durable(PrototypeMemory):
     """W exact tokens, and K prototypes a layer and KV head that keep what is distinct and merge what is redundant."""
+
+    rule = DurableRule
 
     def __init__(
         self, config: DurableConfig, shape: MemoryShape, rotary: Rotary, *, within: Slots | None = None
@@ -115,11 +117,6 @@ class Durable(PrototypeMemory):
     @property
     def _is_quantized(self) -> bool:
         return isinstance(self._bank, QuantizedBank)
-
-    @staticmethod
-    def rule_type(config: Any) -> type[Rule]:
-        """Return the rule by which tokens enter the bank."""
-        return DurableRule
 
     @staticmethod
     def far_slots(config: Any) -> int:

@@ -48,7 +48,7 @@ class Words(StatePart):
     def declare(specs: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
         """Declare the tensors of a memory as those of words."""
         for spec in specs:
-            if spec.group != "sink":
+            if not spec.name.startswith("sink."):
                 dims = tuple(f"word_{dim}" if dim in SLOTS else dim for dim in spec.dims)
                 yield replace(spec, name=_PREFIX + spec.name, dims=dims, meaning=f"of words: {spec.meaning}")
         yield TensorSpec("words.seen", ("field",), (1,), torch.int64, "tokens of words that came", "tokens")

@@ -9,10 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from protokv.core.bank import Rule
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
@@ -23,18 +21,15 @@ __all__ = ["ContinuityConfig", "PaperConfig"]
 
 
 class Paper(PrototypeMemory):
-    """The paper's two tiers. A pseudo-token is a centre and one of the likeliest residuals of its prototype."""
+    """The paper's two tiers."""
+
+    rule = PaperRule
 
     def __init__(self, config: PaperConfig, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
         self._residuals: Residuals | None = None
         if isinstance(self._rule, PaperRule) and config.residual:
             self._residuals = self._rule.residuals = Residuals(config, shape, config.prototypes)
-
-    @staticmethod
-    def rule_type(config: Any) -> type[Rule]:
-        """Return the paper's rule."""
-        return PaperRule
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -47,11 +42,6 @@ class Paper(PrototypeMemory):
         """Return the holders of these."""
         return super().parts() if self._residuals is None else (*super().parts(), self._residuals)
 
-    def _changed_rows(self) -> Tensor:
-        rows = super()._changed_rows()
-        # Decoding residuals costs more than finding those that occur twice.
-        return rows if self._residuals is None else torch.unique(rows)
-
     def _pseudo_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = super()._pseudo_tokens(rows)
         if self._residuals is None:
@@ -60,7 +50,6 @@ class Paper(PrototypeMemory):
         return keys + key_modes, values + value_modes
 
     def _compute_bias(self, mass: Tensor) -> Tensor:
-        """Return the logit bias of prototypes of `mass`; log 0 = -inf hides free slots."""
         if self._config.mass_bias == "off":
             return (mass > 0).log()
         return mass.log() - (math.log(self._config.pseudo_tokens) if self._config.mass_bias == "log_n_over_s" else 0.0)

@@ -1,10 +1,8 @@
 """`Residuals`: what a centre averages away, as product-quantizer histograms of each prototype (Algorithm 3).
 
-Owns the histograms H^K and H^V, the update counts n_res, the codebooks of each layer and
-head, and the reservoir that they are fitted to. Until a head's reservoir is full, its residuals wait there with the
-prototype that they belong to; then its codebooks are fitted, once, and the waiting residuals are counted. Invariant:
-for every prototype of a fitted head, the counts of each subspace sum to n_res. Knows nothing of how prototypes are
-chosen.
+Until a head's reservoir is full, its residuals wait there with the prototype that they belong to; then its codebooks
+are fitted, once, and the waiting residuals are counted. Invariant: for every prototype of a fitted head, the counts of
+each subspace sum to n_res.
 
 A residual of size D is split into G parts; each part is named by the nearest of its C codewords. All is deterministic:
 ties go to the lowest code, and scores of tuples of codes are whole numbers, so that equal sums are equal.
@@ -14,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,20 +30,6 @@ ITERATIONS = 10
 """Lloyd iterations of a fit."""
 SMOOTHING = 1e-5
 """epsilon of the histogram probabilities. The paper leaves it open; this is its first author's value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Which prototypes T tokens went to, and their residuals.
-
-    Attributes:
-        prototype: `[B, T]` int64, the prototype that absorbed the token; -1 where the token is a prototype by itself.
-        key_residual, value_residual: `[B, T, D]` float32, against the centre after the update; undefined at -1.
-    """
-
-    prototype: Tensor
-    key_residual: Tensor
-    value_residual: Tensor
 
 
 class Residuals(StatePart):
@@ -75,17 +58,14 @@ class Residuals(StatePart):
         head, heads = (LAYER, "kv_head"), (shape.layers, shape.kv_heads)
         slot, slots = (*head, "prototype"), (*heads, prototypes)
         f32, i32, i64 = torch.float32, torch.int32, torch.int64
-        part = (*slot, "subquantizer")
-        counts = [
-            TensorSpec(name, (*part, "codeword"), (*slots, G, C), i32, f"{kind} codes counted", "tokens")
-            for name, kind in zip(_COUNTS, ("key", "value"), strict=True)
-        ]
+        counts = (*slot, "subquantizer", "codeword"), (*slots, G, C), i32
         book = (*head, "subquantizer", "codeword", "part_feature"), (*heads, G, C, D // G), f32
         waiting = (*head, "residual", "feature"), (*heads, R, D), f32
         owner = (*head, "residual"), (*heads, R), i64
         wait = "residuals that wait for the codebooks"
         return (
-            *counts,
+            TensorSpec("residual.key_counts", *counts, "key codes counted", "tokens"),
+            TensorSpec("residual.value_counts", *counts, "value codes counted", "tokens"),
             TensorSpec("residual.updates", slot, slots, i32, "residuals counted or waiting", "tokens"),
             TensorSpec("codebook.keys", *book, "codewords of key residuals"),
             TensorSpec("codebook.values", *book, "codewords of value residuals"),
@@ -97,43 +77,39 @@ class Residuals(StatePart):
             TensorSpec("warmup.count", head, heads, i64, "residuals that came", "tokens", fill=R, optional=True),
         )
 
-    def record_(self, assigned: Assignment) -> Tensor:
-        """Take the residuals of one step; return the heads `[n]`, flat over `L * H`, that were fitted by it."""
+    def record_(self, keys: Tensor, values: Tensor, prototype: Tensor) -> Tensor:
+        """Take the residuals of one step; return the heads `[n]`, flat over `L * H`, that were fitted by it.
+
+        Args:
+            keys: `[B, T, D]` float32, residuals against the centre after the update.
+            values: theirs.
+            prototype: `[B, T]` int64, which absorbed the token; -1 where the token is a prototype by itself.
+        """
         K = self._size[2]
-        valid = assigned.prototype >= 0
-        heads = torch.arange(len(valid), device=valid.device)[:, None]
-        rows = heads * K + assigned.prototype.clamp(min=0)
+        valid = prototype >= 0
+        rows = torch.arange(len(valid), device=valid.device)[:, None] * K + prototype.clamp(min=0)
         self.updates.view(-1).index_add_(0, rows.view(-1), valid.int().view(-1))
         ready = rows.new_empty(0)
         if self._warmup:
-            valid = valid & ~self._reserve(assigned, valid)
-            full = self._warmup["warmup.count"] == self._config.warmup_residuals
-            ready = (full & ~self.fitted).view(-1).nonzero().squeeze(1)
+            # Those of heads that are not fitted go into their reservoirs.
+            count, most = self._warmup["warmup.count"].view(-1), self._config.warmup_residuals
+            place = count[:, None] + valid.cumsum(1) - 1
+            waits = valid & ~self.fitted.view(-1, 1) & (place < most)
+            head, token = waits.nonzero(as_tuple=True)
+            for name, given in zip(_WARMUP[:3], (keys, values, prototype), strict=True):
+                self._warmup[name].flatten(0, 1)[head, place[head, token]] = given[head, token]
+            count += waits.sum(1)
+            valid = valid & ~waits
+            ready = ((count == most) & ~self.fitted.view(-1)).nonzero().squeeze(1)
             self._fit(ready)
-        self._count(assigned.key_residual, assigned.value_residual, assigned.prototype, valid)
+        self._count(keys, values, prototype, valid)
         return ready
-
-    def _reserve(self, assigned: Assignment, valid: Tensor) -> Tensor:
-        """Put residuals of heads that are not fitted into their reservoirs; return which, `[L * H, T]` bool."""
-        count = self._warmup["warmup.count"].view(-1)
-        place = count[:, None] + valid.cumsum(1) - 1
-        waits: Tensor = valid & ~self.fitted.view(-1, 1) & (place < self._config.warmup_residuals)
-        head, token = waits.nonzero(as_tuple=True)
-        at = place[head, token]
-        for name, given in (
-            ("warmup.keys", assigned.key_residual),
-            ("warmup.values", assigned.value_residual),
-            ("warmup.owner", assigned.prototype),
-        ):
-            self._warmup[name].flatten(0, 1)[head, at] = given[head, token]
-        count += waits.sum(1)
-        return waits
 
     def _fit(self, heads: Tensor) -> None:
         """Fit the codebooks of `heads` `[n]`, and count what waited for them."""
         config = self._config
         keys, values, owner = (self._warmup[name].flatten(0, 1) for name in _WARMUP[:3])
-        # One head at a time, so that a codebook does not depend on which heads happen to be ready together.
+        # One head at a time: a codebook does not depend on which heads are ready together.
         for head in heads.tolist():
             for samples, codebook in ((keys, self.key_codebook), (values, self.value_codebook)):
                 codebook.flatten(0, 1)[head] = fit_codebook(samples[head], config.subquantizers, config.codewords)
@@ -178,12 +154,10 @@ class Residuals(StatePart):
         """Give residuals that wait for prototypes `rows` `[n]` to `prototypes` `[n]` of the same head."""
         if not self._warmup:
             return
-        K = self._size[2]
-        owner = self._warmup["warmup.owner"].flatten(0, 1)
+        K, owner = self._size[2], self._warmup["warmup.owner"].flatten(0, 1)
         names = torch.arange(K, device=owner.device).repeat(len(owner))
         names[rows] = prototypes
-        renamed = names.view(-1, K).gather(1, owner.clamp(min=0))
-        owner.copy_(torch.where(owner >= 0, renamed, owner))
+        owner.copy_(torch.where(owner >= 0, names.view(-1, K).gather(1, owner.clamp(min=0)), owner))
 
     def modes(self, rows: Tensor, modes: int) -> tuple[Tensor, Tensor]:
         """Decode the S likeliest residuals of prototypes `rows` `[n]`: of keys and of values, `[n, S, D]` float32 each.
@@ -206,16 +180,15 @@ class Residuals(StatePart):
         """Return for each layer: residual updates held, how far the codebooks are, and the entropy of their usage."""
         R = self._config.warmup_residuals
         count = self._warmup["warmup.count"] if self._warmup else torch.full_like(self.fitted, R, dtype=torch.int64)
-        # Counts of each codeword over all prototypes, [L, H, G, C].
-        used = [counts.sum(2) for counts in self.counts.values()]
+        keys, values = (counts.sum(2) for counts in self.counts.values())
         return [
             {
                 "residual_updates": int(self.updates[layer].sum()),
                 "codebooks": "fitted" if bool(fitted.all()) else "warming up",
                 "warmup_residuals": int(count[layer].min()),
                 "warmup_target": R,
-                "key_usage_entropy_bits": _entropy(used[0][layer]),
-                "value_usage_entropy_bits": _entropy(used[1][layer]),
+                "key_usage_entropy_bits": _entropy(keys[layer]),
+                "value_usage_entropy_bits": _entropy(values[layer]),
             }
             for layer, fitted in enumerate(self.fitted)
         ]
@@ -243,10 +216,10 @@ class Residuals(StatePart):
         found = [tensors[name] for name in _WARMUP if name in tensors]
         if not found and tensors["codebook.fitted"].all():
             return
+        if len(found) < len(_WARMUP):
+            missing = next(name for name in _WARMUP if name not in tensors)
+            raise StateCorrupt(f"state: tensor {missing} is missing while heads wait for their codebooks")
         R, K = self._config.warmup_residuals, self._size[2]
-        for name in _WARMUP:
-            if name not in tensors:
-                raise StateCorrupt(f"state: tensor {name} is missing while heads wait for their codebooks")
         *_, owner, count = found
         if ((owner < -1) | (owner >= K)).any() or ((count < 0) | (count > R)).any():
             raise StateCorrupt(f"state: tensors warmup.owner and warmup.count lead beyond {K} prototypes or {R} places")
@@ -261,8 +234,7 @@ def _entropy(used: Tensor) -> float:
 def fit_codebook(samples: Tensor, subquantizers: int, codewords: int) -> Tensor:
     """Return the codebook `[G, C, D / G]` of samples `[n, D]`, `n >= C`, by Lloyd's k-means in each subspace.
 
-    A codeword that no sample chooses moves to the sample that is farthest from its own codeword, the next one to the
-    next.
+    A codeword that no sample chooses moves to the sample farthest from its own codeword, the next one to the next.
     """
     n, G, C = samples.shape[0], subquantizers, codewords
     parts = samples.view(n, G, -1).transpose(0, 1).contiguous()
@@ -287,9 +259,7 @@ def fit_codebook(samples: Tensor, subquantizers: int, codewords: int) -> Tensor:
 def _spread_out(parts: Tensor, codewords: int) -> Tensor:
     """Choose first codewords `[G, C, d]` among samples `[G, n, d]`: k-means++ (Arthur and Vassilvitskii, 2007).
 
-    Each is drawn with a chance that grows with the squared distance to those already drawn, so that residuals which
-    occur many times (a recycled token meets its own copy: exactly 0) take one codeword. Multiples of the golden ratio
-    stand in for random numbers.
+    Multiples of the golden ratio stand in for random numbers.
     """
     n = parts.shape[1]
     chosen = [parts[:, 0]]
@@ -320,9 +290,8 @@ def decode_residuals(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
 def top_modes(counts: Tensor, modes: int) -> Tensor:
     """Return the S likeliest tuples of codes of histograms `[n, G, C]`, best first: `[n, S, G]` int64.
 
-    This is Algorithm 3 with a beam of S instead of B = 4 S, which is as good: the score of a tuple is a sum over
-    subspaces, so a prefix that S other prefixes beat loses to those, whatever comes after. Ties go to the better
-    prefix, then to the lower code. Where there are fewer than S tuples in all, they are repeated in order.
+    This is Algorithm 3 with a beam of S instead of B = 4 S, which is as good, as a score is a sum over subspaces. Ties
+    go to the better prefix, then to the lower code. Where there are fewer than S tuples, they are repeated in order.
     """
     G, C = counts.shape[1:]
     total = counts.sum(2, keepdim=True).double() + C * SMOOTHING

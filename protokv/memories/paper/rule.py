@@ -7,8 +7,8 @@ prototype took which token, what died and what was merged.
 
 The paper merges "each pair" of close prototypes and leaves the order open. Settled: a step makes `PASSES` passes over
 the prototypes that have a close one, in the order of `merge_order`. In a pass, a prototype without a close one before
-it stays, and the others go into the first one that stays and is close to them. Pairs, and groups around one centre,
-come out as the loop over pairs has them; of a long chain of close ones a rest waits for the next step.
+it stays, and the others go into the first one that stays and is close to them. Of a long chain of close ones a rest
+waits for the next step.
 
 A setting is what the paper's tables vary: the ablation (residuals, mass bias, continuity, idle decay), the budget's
 allocation (S and the split), the coefficients, and the anchors. Not here are dynamic allocation and joint histograms.
@@ -29,6 +29,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from protokv.core.arrays import add_rows_, least_from
 from protokv.core.bank import FarTokens, PrototypeBank, Rule
@@ -36,12 +37,12 @@ from protokv.core.prototypes import PrototypeConfig
 from protokv.core.settings import Share, Weight
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError
-from protokv.memories.paper.residuals import Assignment, Residuals
+from protokv.memories.paper.residuals import Residuals
 
+# Added to the diagonal of Sigma, which shrinks towards 0 while all tokens come from one place.
 SIGMA_FLOOR = 1e-4
-"""Added to the diagonal of Sigma, which shrinks towards 0 while all tokens come from one place."""
+# Passes of merging in one step; more passes settle hardly more pairs.
 PASSES = 4
-"""Passes of merging in one step; more passes settle hardly more pairs."""
 # Costs `B * T * K` that are held at once. Longer steps are split; results do not depend on it.
 _BLOCK_ELEMENTS = 2**25
 
@@ -124,10 +125,7 @@ class ContinuityConfig(PaperConfig):
 
     Faster to update than `durable`, and as good only for what came while slots were free: of content shown after two
     minutes of distraction it answers .26 at 1/45 of the tokens, where `durable` answers .97 (`samples/studies/delay/`).
-
-    Merging stays: two centres closer than its thresholds say one thing twice, and the slot that it frees is opened by
-    the next evicted token. Recycling goes: it copies a token of the near window into that slot, which is then counted
-    a second time when it leaves the window.
+    Recycling goes too: it copies a token of the near window, which is counted again when it leaves the window.
     """
 
     name: ClassVar[str] = "continuity"
@@ -165,11 +163,11 @@ class PaperRule(Rule):
         tokens = tokens.counted_only()
         if tokens.keys.shape[1] == 0:
             return
-        assigned, rows = assign_(self._bank, tokens, step, self._config)
+        rows, *residuals = assign_(self._bank, tokens, step, self._config)
         self._moved.view(-1)[rows] = True
         if self.residuals is not None:
             K = self._moved.shape[1]
-            fitted = self.residuals.record_(assigned)
+            fitted = self.residuals.record_(*residuals)
             self._bank.touch_((fitted[:, None] * K + torch.arange(K, device=fitted.device)).view(-1))
 
     def maintain_(self, newest: Callable[[], FarTokens], step: int) -> None:
@@ -186,17 +184,17 @@ class PaperRule(Rule):
 # Algorithm 1
 
 
-def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> tuple[Assignment, Tensor]:
+def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> list[Tensor]:
     """Put each token into the prototype of least cost (equation 1), in order; free slots come before all others.
 
     Returns:
-        Where each token went, and the rows of the bank `[T * B]` that changed.
+        The rows of the bank `[T * B]` that changed, and what `Residuals.record_` takes.
     """
     L, H, K = bank.mass.shape
     B, T, D = tokens.keys.shape
     device = bank.mass.device
     head = torch.arange(B, device=device)
-    directions, coordinates = normalize(tokens.keys), tokens.coordinates
+    directions, coordinates = normalize(tokens.keys, dim=-1), tokens.coordinates
     # c, p and mu move the same way, each at its rate: they stand side by side, with Sigma after, [B * K, 2 D + 6].
     points = torch.cat((tokens.keys, tokens.values, coordinates.expand(B, T, 2)), 2)
     held = torch.cat((bank.key_center, bank.value_center, bank.mean, bank.covariance.flatten(3)), 3).flatten(0, 2)
@@ -223,7 +221,7 @@ def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConf
             opened.append(is_free)
             after.append(new)
             # Only these prototypes changed, and they are neither free nor idle now.
-            column = (-normalize(new[:, None, :D]) @ directions[:, t + 1 : stop].mT).squeeze(1)
+            column = (-normalize(new[:, None, :D], dim=-1) @ directions[:, t + 1 : stop].mT).squeeze(1)
             if config.spatial_weight:
                 mean, spread = new[:, -6:].double().split_with_sizes((2, 4), 1)
                 root = torch.linalg.cholesky_ex(spread.view(B, 2, 2) + floor).L
@@ -243,8 +241,8 @@ def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConf
     bank.opened += is_new.sum(1).view(L, H)
     bank.absorbed += (~is_new).sum(1).view(L, H)
     bank.touch_(changed)
-    prototype = (rows % K).masked_fill_(is_new, -1)
-    return Assignment(prototype, residual[..., :D].contiguous(), residual[..., D : 2 * D].contiguous()), changed
+    residuals = (residual[..., part : part + D].contiguous() for part in (0, D))
+    return [changed, *residuals, (rows % K).masked_fill_(is_new, -1)]
 
 
 def _count_tokens_(
@@ -272,16 +270,9 @@ def _costs(
 ) -> Tensor:
     """Return equation 1 for all tokens and prototypes, `[B, T, K]` float32; a free slot costs minus infinity.
 
-    The squared Mahalanobis distance is a quadratic form in x^2, xy, y^2, x, y and 1: a narrow product, in float64
-    because this form cancels where Sigma is close to `SIGMA_FLOOR`.
-
-    Args:
-        bank: K prototypes in each of B heads.
-        held: `[B * K, 2 D + 6]`, keys, values, mean coordinates and Sigma.
-        directions: `[B, T, D]`, normalized keys.
-        coordinates: `[T, 2]`.
-        step: the current one.
-        config: the weights.
+    `held` is `[B * K, 2 D + 6]`, `directions` are normalized keys `[B, T, D]`. The squared Mahalanobis distance is a
+    quadratic form in x^2, xy, y^2, x, y and 1: a narrow product, in float64 because this form cancels where Sigma is
+    close to `SIGMA_FLOOR`.
     """
     B, T, D = directions.shape
     K = bank.mass.shape[2]
@@ -290,7 +281,7 @@ def _costs(
     keys = held.view(B, K, -1)[:, :, :D]
     cost = torch.empty(B, T, K, device=held.device)
     for head in range(B):
-        torch.addmm(constant[head], directions[head], normalize(keys[head]).T, alpha=-1, out=cost[head])
+        torch.addmm(constant[head], directions[head], normalize(keys[head], dim=-1).T, alpha=-1, out=cost[head])
     if config.spatial_weight:
         x, y = coordinates.double().unbind(1)
         features = torch.stack((x * x, x * y, y * y, x, y, torch.ones_like(x)), 1)
@@ -305,21 +296,11 @@ def _costs(
     return cost
 
 
-def normalize(vectors: Tensor) -> Tensor:
-    """Return vectors `[..., D]` at length 1; zeros stay zeros."""
-    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / length.clamp_min_(1e-12)
-
-
 # Algorithm 2
 
 
 def decay_(bank: PrototypeBank, residuals: Residuals | None, step: int, config: PaperConfig) -> None:
-    """n <- floor((1 - gamma) n) for idle prototypes, in whole numbers; mass 0 frees the slot.
-
-    A prototype is idle when it has absorbed nothing for more than T_idle steps. With `decay="floor"` it decays in each
-    of those steps, with `decay="interval"` in the first one after each T_idle steps.
-    """
+    """n <- floor((1 - gamma) n) for idle prototypes, in whole numbers; mass 0 frees the slot."""
     age = step - bank.last_step
     idle = (bank.mass > 0) & (age > config.idle_steps)
     if config.decay == "interval":
@@ -339,8 +320,7 @@ def decay_(bank: PrototypeBank, residuals: Residuals | None, step: int, config: 
 def merge_order(slots: int) -> tuple[int, ...]:
     """Return the order in which the slots of a head are looked at for merging: without any pattern, always the same.
 
-    Along a line of centres, each close to the next, an order by place would make every decision wait for the one
-    before.
+    By place, along a line of centres each close to the next, every decision would wait for the one before.
     """
     return tuple(sorted(range(slots), key=lambda slot: sha256(b"%d" % slot).digest()))
 
@@ -348,11 +328,7 @@ def merge_order(slots: int) -> tuple[int, ...]:
 def merge_close_(bank: PrototypeBank, moved: Tensor, residuals: Residuals | None, config: PaperConfig) -> None:
     """Merge prototypes whose root-mean-square distances are below eps_K for keys and below eps_V for values.
 
-    Args:
-        bank: changed.
-        moved: `[L * H, K]` bool, prototypes that moved since the last search; on return those to search for next time.
-        residuals: follow the merges.
-        config: the thresholds.
+    `moved` `[L * H, K]` bool are the prototypes that moved since the last search; on return those to search next time.
     """
     K = bank.mass.shape[2]
     rank = torch.tensor(merge_order(K), device=moved.device).argsort()
@@ -375,10 +351,9 @@ def merge_close_(bank: PrototypeBank, moved: Tensor, residuals: Residuals | None
 
 
 def _find_close(bank: PrototypeBank, head: int, moved: Tensor, config: PaperConfig) -> Tensor:
-    """Return the slots `[v]` of a head that are close to another one, and some that only nearly are.
+    """Return the slots `[v]` of a head that may be close to another one; one of each pair has `moved` `[K]`.
 
-    At least one of a close pair has `moved` `[K]`. The squared distances are float32 products, so a margin lets through
-    all pairs that may be close; `_plan_merges` decides.
+    The squared distances are float32 products, so a margin lets through all that are close; `_plan_merges` decides.
     """
     alive = bank.mass.flatten(0, 1)[head] > 0
     asking = (moved & alive).nonzero().squeeze(1)
@@ -396,12 +371,7 @@ def _find_close(bank: PrototypeBank, head: int, moved: Tensor, config: PaperConf
 
 
 def _plan_merges(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tensor, Tensor]:
-    """Plan all passes over some prototypes of one head. In float64, so that centres of large groups stay exact.
-
-    Args:
-        bank: is only read.
-        rows: `[v]` int64, in merge order.
-        config: the thresholds.
+    """Plan all passes over prototypes `rows` `[v]` of one head, in merge order. In float64: large groups stay exact.
 
     Returns:
         For each the index in `rows` of the prototype that it is part of in the end, and whether it had a close one when
@@ -445,8 +415,7 @@ def _within(points: Tensor, most: float) -> Tensor:
 def _write_merged(bank: PrototypeBank, rows: Tensor, owner: Tensor, config: PaperConfig) -> None:
     """Make each owner what it is together with its members; `rows` and `owner` `[v]` are those of `_plan_merges`.
 
-    The masses before the merge weight everything; Sigma is moment-matched. The anchor is the newest ("recent") or
-    oldest ("first") of all members, of equal ones the first in order, or their mean.
+    The masses before the merge weight everything; Sigma is moment-matched. Of equal anchors the first in order stays.
     """
     grown = torch.bincount(owner)[owner] > 1
     targets, group = torch.unique(rows[owner][grown], return_inverse=True)
@@ -488,13 +457,9 @@ def _write_merged(bank: PrototypeBank, rows: Tensor, owner: Tensor, config: Pape
 
 
 def recycle_(bank: PrototypeBank, newest: Callable[[], FarTokens], seed: int, step: int, shape: MemoryShape) -> Tensor:
-    """Open slots that died or were merged away with distinct tokens of the newest near step, drawn at random.
+    """Open slots that died or were merged away with distinct tokens of the newest near step; return the rows `[n]`.
 
-    Slots that no token has opened yet are left to evicted tokens. If more slots are free than the step has tokens in
-    the window, the highest ones stay free.
-
-    Returns:
-        The rows that were opened, `[n]`.
+    Slots that no token has opened yet are left to evicted tokens. If there are too few tokens, the highest stay free.
     """
     K = bank.mass.shape[2]
     freed = ((bank.mass == 0) & (bank.last_step >= 0)).flatten(0, 1)
@@ -514,10 +479,9 @@ def recycle_(bank: PrototypeBank, newest: Callable[[], FarTokens], seed: int, st
 
 
 def draw(seed: int, step: int, shape: MemoryShape, tokens: int) -> Tensor:
-    """Draw numbers in [0, 1) for each head and token, `[L * H, T]` float32 on the CPU.
+    """Draw numbers in [0, 1) for each head and token, `[L * H, T]` float32 on the CPU, by the seed and the step alone.
 
-    They are a function of the seed and the step alone: no generator is state, every device draws the same, and some
-    layers of a model draw what the whole model draws for them.
+    Some layers of a model draw what the whole model draws for them.
     """
     layers, mine = shape.of_model
     generator = torch.Generator().manual_seed(step_seed(seed, step))

@@ -126,7 +126,7 @@ def test_a_step_equals_the_step_written_out(
         # Small banks stand for large ones.
         patch.setattr(rule, "WHOLE", whole)
         patch.setattr(repeats, "DEEP", 1)
-        patch.setattr(Durable, "rule_type", staticmethod(lambda config: Watched))
+        patch.setattr(Durable, "rule", Watched)
         memory = Durable(small_durable(budget, split=split, center_bits=bits), shape, world.rotary)
         memory.start(*world.sink())
         compared = Watched.compared
@@ -139,7 +139,7 @@ def test_a_step_equals_the_step_written_out(
 
 
 def test_most_steps_are_compared_and_not_left_out_for_their_ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Durable, "rule_type", staticmethod(lambda config: Watched))
+    monkeypatch.setattr(Durable, "rule", Watched)
     world = World(shape_of(heads=1), 3, things=400)
     memory, compared = Durable(small_durable(29), world.shape, world.rotary), Watched.compared
     feed(memory, world, [5] * 20)
