@@ -21,7 +21,7 @@ from protokv.backbones import identify_backbone
 from protokv.core.backbone import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job, locate_state
-from protokv.ingestion.continuation import check_equal, check_memory, check_system
+from protokv.ingestion.continuation import check_equal, check_options
 from protokv.ingestion.events import Progress, Started, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest
@@ -287,8 +287,7 @@ def _check_settings(target: str, header: Header, recipe: Recipe, identity: Backb
     """Refuse a state of another model, memory, system prompt, rate or cost of a frame."""
     try:
         check_fits(header, identity)
-        check_memory(target, header, recipe.options.config)
-        check_system(target, header, recipe.options.system)
+        check_options(target, header, recipe.options)
         if recipe.options.fps is not None:
             check_equal(target, "fps", header.clock.fps, recipe.options.fps)
         for name, wanted in recipe.options.frames.items():

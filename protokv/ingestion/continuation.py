@@ -13,25 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 from protokv.core.backbone import Backbone
-from protokv.errors import StateMismatch, StateNotFound
+from protokv.errors import StateMismatch
 from protokv.ingestion.live import LiveSource
-from protokv.memories import MemoryConfig
+from protokv.ingestion.options import IngestOptions
 from protokv.state.checkpoint import read_config
 from protokv.state.header import Header, State
-from protokv.state.reader import load_state
 from protokv.state.sources import SourcePart, list_fingerprints, next_source_part, read_source_part, source_records
 from protokv.state.store import StatePath
 from protokv.video import Source
 from protokv.words import Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles
-
-
-def load_existing(path: StatePath) -> State | None:
-    """Load the state at a path; None if there is none. StateError if it cannot be read."""
-    try:
-        return load_state(path)
-    except StateNotFound:
-        return None
 
 
 def find_segment(path: StatePath, state: State, source: Source, *, append: bool) -> SourcePart:
@@ -57,18 +48,14 @@ def find_segment(path: StatePath, state: State, source: Source, *, append: bool)
                 return SourcePart(done=True)
     if not append:
         raise _another_source(path, state, source)
-    _check_finished(path, state, source.info.name)
-    return next_source_part(state)
-
-
-def _check_finished(path: StatePath, state: State, ours: str) -> None:
-    """Refuse to append to a state whose last source is not watched to its end; a live source has no end."""
     if not state.complete and state.source is not None and "live" not in state.source:
+        # A live source has no end.
         name = state.source.get("name")
         raise StateMismatch(
-            f"cannot append {ours} to {path}: its last source {name} is not watched to the end",
+            f"cannot append {source.info.name} to {path}: its last source {name} is not watched to the end",
             hint=f"finish it first: the command with {name} again",
         )
+    return next_source_part(state)
 
 
 def _another_source(path: StatePath, state: State, source: Source) -> StateMismatch:
@@ -85,15 +72,19 @@ def _another_source(path: StatePath, state: State, source: Source) -> StateMisma
     )
 
 
-def check_memory(path: StatePath, state: Header, config: MemoryConfig) -> None:
-    """Refuse another memory than the state's. StateMismatch, naming the setting."""
+def check_options(path: StatePath, state: Header, options: IngestOptions) -> None:
+    """Refuse another memory, system prompt or chunk than the state's. StateMismatch, naming the setting."""
     # Read the state's memory as a config, so that settings newer than the state have their defaults.
     found = read_config(state)
     # Whether there are words is settled where the stream begins.
-    config = config.with_words(bool(getattr(found, "words", False)))
+    config = options.config.with_words(bool(getattr(found, "words", False)))
     theirs, ours = found.to_dict(), config.to_dict()
     for field in theirs:
         check_equal(path, f"memory.{field}", theirs[field], ours.get(field))
+    # Each step attended to the others of its chunk, and has read the system prompt; without one, it is the state's.
+    check_equal(path, "chunk", (state.source or {}).get("chunk", 1), options.chunk)
+    if options.system is not None:
+        check_equal(path, "system prompt", state.settings.get("system"), options.system)
 
 
 def check_sampling(path: StatePath, state: State, backbone: Backbone, fps: float | None) -> None:
@@ -101,20 +92,6 @@ def check_sampling(path: StatePath, state: State, backbone: Backbone, fps: float
     check_equal(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
     for field in sorted(state.settings.keys() & backbone.settings.keys()):
         check_equal(path, field, state.settings[field], backbone.settings[field])
-
-
-def check_system(path: StatePath, state: Header, system: str | None) -> None:
-    """Refuse another system prompt than the state's, which all its steps have read; None is the state's own.
-
-    StateMismatch.
-    """
-    if system is not None:
-        check_equal(path, "system prompt", state.settings.get("system"), system)
-
-
-def check_chunk(path: StatePath, state: State, chunk: int) -> None:
-    """Refuse another chunk than the state's, which attended to other steps. StateMismatch."""
-    check_equal(path, "chunk", (state.source or {}).get("chunk", 1), chunk)
 
 
 def check_subtitles(path: StatePath, record: Mapping[str, Any], subtitles: Subtitles) -> None:

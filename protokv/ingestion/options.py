@@ -172,10 +172,6 @@ class IngestOptions:
         """The other keywords of `load_backbone`: what a frame may cost. It is no part of a model's identity."""
         return {"frame_tokens": self.frame_tokens}
 
-    def add_system_prompt(self, backbone: Backbone) -> Backbone:
-        """Return a model with the system prompt, if there is one. Raises as `Backbone.with_system`."""
-        return backbone if self.system is None else backbone.with_system(self.system)
-
     def load_model(self, state: Header | None = None) -> Backbone:
         """Return the model of a new state, or the one to continue a state with; it is loaded unless it is given.
 
@@ -187,7 +183,7 @@ class IngestOptions:
             model = load_backbone(**self.new_model, **self.frames)
         else:
             model = load_recorded_backbone(state, self.backbone, **self.placement, **self.frames)
-        return model if state is not None else self.add_system_prompt(model)
+        return model if state is not None or self.system is None else model.with_system(self.system)
 
     def config_for(self, subtitles: Subtitles) -> MemoryConfig:
         """Return the memory of a new state of a source with these subtitles."""

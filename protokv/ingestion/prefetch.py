@@ -16,7 +16,7 @@ from protokv.core.backbone import Backbone, PreparedStep
 from protokv.timings import Timings, stage
 from protokv.video import Damage
 from protokv.video.sampling import Step
-from protokv.video.source import Image
+from protokv.video.source import Image, never
 
 # Steps that wait to be taken. Two even out frames that take longer; more only hold memory.
 DEPTH = 2
@@ -38,15 +38,21 @@ class ReadyStep:
 
 
 class StopRequest:
-    """A request to stop: the caller is asked in its own thread only, and a Yes is remembered for all threads."""
+    """A request to stop: the caller is asked in its own thread only, and a Yes is remembered for all threads.
 
-    def __init__(self, should_stop: Callable[[], bool]) -> None:
-        self._should_stop = should_stop
-        self.decided = False
+    Attributes:
+        decided: the run is to stop.
+        is_over: because it has reached its end.
+    """
+
+    def __init__(self, should_stop: Callable[[], bool], reaches_end: Callable[[], bool] = never) -> None:
+        self._should_stop, self._reaches_end = should_stop, reaches_end
+        self.decided = self.is_over = False
 
     def ask(self) -> bool:
         """Ask the caller, unless it has said Yes before."""
-        self.decided = self.decided or self._should_stop()
+        self.is_over = self.is_over or self._reaches_end()
+        self.decided = self.decided or self._should_stop() or self.is_over
         return self.decided
 
 

@@ -7,21 +7,24 @@ run itself is in `watching`.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from protokv.core.session import Session
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion import continuation
 from protokv.ingestion.events import Event
 from protokv.ingestion.live import LiveSource, open_stream
 from protokv.ingestion.options import LIVE, MINUTELY, IngestOptions
-from protokv.ingestion.watching import Ending, Run, RunStart
+from protokv.ingestion.prefetch import StopRequest
+from protokv.ingestion.watching import Run, RunStart
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import from_state
+from protokv.state.reader import load_state
 from protokv.state.sources import SourcePart
 from protokv.state.store import StatePath, find_store, name_state
 from protokv.state.thumbnails import Thumbnails
@@ -102,15 +105,18 @@ def _events(
         store = opened.enter_context(find_store(path, keep=options.keep))
         start = _start(path, video, options.find_subtitles(source, video), options, timings)
         _limit_thumbnails(start.session, options.thumbnails)
-        live, clock = isinstance(video, LiveSource), start.session.clock
+        live, session, began_s = isinstance(video, LiveSource), start.session, time.monotonic()
         for_s = (video.options if isinstance(video, LiveSource) else options.live).for_s
-        ending = Ending(for_s, clock.stream_time_s, live=live)
+        from_s = session.clock.stream_time_s
 
-        def stop() -> bool:
-            return should_stop() or ending.is_reached(start.session.clock.stream_time_s)
+        def reaches_end() -> bool:
+            # Stream time stands still while a live source is lost.
+            gone_s = max(session.clock.stream_time_s - from_s, time.monotonic() - began_s if live else 0.0)
+            return for_s is not None and gone_s >= for_s
 
         every = options.every or (LIVE if live else MINUTELY)
-        yield from Run(start, video, store, ending, options.chunk, timings).watch(every, stop)
+        run = Run(start, video, store, options.chunk, timings)
+        yield from run.watch(every, StopRequest(should_stop, reaches_end))
 
 
 def _open_source(source: AnySource, options: IngestOptions, opened: ExitStack) -> Source:
@@ -122,10 +128,8 @@ def _open_source(source: AnySource, options: IngestOptions, opened: ExitStack) -
         video = opened.enter_context(found or open_source(video, options.decoder, max_pixels=pixels))
     if not isinstance(video, LiveSource):
         return options.cut_part(video)
-    if options.start_s or options.duration_s is not None:
-        raise ConfigError(f"{video.info.name} is live, and parts are of files", hint="use --for")
-    if options.chunk > 1:
-        raise ConfigError(f"{video.info.name} is live, and a chunk is for files", hint="leave --chunk out")
+    if options.start_s or options.duration_s is not None or options.chunk > 1:
+        raise ConfigError(f"{video.info.name} is live; parts and chunks are of files", hint="use --for")
     return video
 
 
@@ -133,7 +137,9 @@ def _start(
     path: StatePath, video: Source, subtitles: Subtitles, options: IngestOptions, timings: Timings | None
 ) -> RunStart:
     """Start a session, or continue the one of the state at `path`."""
-    state = None if options.overwrite else continuation.load_existing(path)
+    state = None
+    with suppress(StateNotFound):
+        state = None if options.overwrite else load_state(path)
     if state is None:
         with stage(timings, "model"):
             model = options.load_model()
@@ -144,9 +150,7 @@ def _start(
     segment = continuation.find_segment(path, state, video, append=options.append)
     record = continuation.find_record(state, video, segment)
     continuation.check_subtitles(path, record, subtitles)
-    continuation.check_memory(path, state, options.config)
-    continuation.check_chunk(path, state, options.chunk)
-    continuation.check_system(path, state, options.system)
+    continuation.check_options(path, state, options)
     with stage(timings, "model"):
         model = options.load_model(state)
     continuation.check_sampling(path, state, model, options.fps)

@@ -46,49 +46,20 @@ class RunStart:
     subtitles: Subtitles
 
 
-class Ending:
-    """Decides whether a run has reached its end, after `for_s` seconds; None: never. It begins now.
-
-    `for_s` counts stream time from `from_s` on. On a live source it counts real time too, because stream time stands
-    still while the source is lost. Once `reached`, it stays so.
-    """
-
-    def __init__(
-        self, for_s: float | None, from_s: float, *, live: bool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._for_s, self._from_s, self._live = for_s, from_s, live
-        self._clock, self._began_s = clock, clock()
-        self.reached = False
-
-    def is_reached(self, stream_s: float) -> bool:
-        """Return True if the run is to end, at this stream time."""
-        gone_s = stream_s - self._from_s
-        if self._live:
-            gone_s = max(gone_s, self._clock() - self._began_s)
-        self.reached = self.reached or (self._for_s is not None and gone_s >= self._for_s)
-        return self.reached
-
-
 class Run:
     """One run over one source: watches steps, commits states, and adds up damage.
 
     A live source is waited for and goes on after a loss, with an event for each. Its thread gives the steps, so nothing
-    else prefetches, and it is over when `ending` says so.
+    else prefetches.
     """
 
     def __init__(
-        self,
-        start: RunStart,
-        source: Source,
-        store: Store,
-        ending: Ending,
-        chunk: int = 1,
-        timings: Timings | None = None,
+        self, start: RunStart, source: Source, store: Store, chunk: int = 1, timings: Timings | None = None
     ) -> None:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._store, self._segment = session, source, store, segment
         self._live = source if isinstance(source, LiveSource) else None
-        self._ending, self._chunk, self._timings, session.timings = ending, chunk, timings, timings
+        self._chunk, self._timings, session.timings = chunk, timings, timings
         self._thumbnails = next((one for one in session.attachments if isinstance(one, Thumbnails)), None)
         self._subtitles, self._loss_reported = start.subtitles, False
         self._noted: set[str] = set()
@@ -106,13 +77,13 @@ class Run:
         self._complete = segment.done
         self._bytes: int | None = None
 
-    def watch(self, every: Every, should_stop: Callable[[], bool]) -> Iterator[Event]:
+    def watch(self, every: Every, stop: StopRequest) -> Iterator[Event]:
         """Read to the end of the source, or until asked to stop."""
         yield self._started()
         yield from self._report_notes()
         if not self._segment.done:
             try:
-                yield from self._watch_steps(every, StopRequest(should_stop))
+                yield from self._watch_steps(every, stop)
             except BaseException as error:
                 # Not after an error within a step, which leaves half a step in the memory, and not if writing failed.
                 if self._session.intact and self._unsaved and not isinstance(error, StateError):
@@ -152,12 +123,10 @@ class Run:
                     self._damage, self._complete = self._source.damage, not stop.decided
                     break
         if self._live is not None:
-            self._complete = self._ending.reached or not stop.decided
+            self._complete = stop.is_over or not stop.decided
         if self._complete and self._watched_none:
-            name = self._source.info.name
-            raise SourceUnreadable(
-                f"no frame of {name} can be read", hint="look at it: is it a video, and is it whole?"
-            )
+            what = f"no frame of {self._source.info.name} can be read"
+            raise SourceUnreadable(what, hint="look at it: is it a video, and is it whole?")
 
     def _read_file(self, stop: StopRequest) -> Generator[ReadyStep, None, None]:
         pictures, depth = shrink if self._thumbnails else None, max(DEPTH, self._chunk)

@@ -22,7 +22,6 @@ from protokv.ingestion import (
     Summary,
     ingest,
 )
-from protokv.ingestion.watching import Ending
 from protokv.state.describe import describe
 from protokv.state.reader import Reader, load_state
 from protokv.state.store import Store
@@ -218,24 +217,13 @@ def test_a_state_that_is_moved_away_after_a_commit_is_no_error(mock: MockBackbon
     assert event.file_bytes == moved.stat().st_size
 
 
-@pytest.mark.parametrize(
-    ("for_s", "live", "stream_s", "passed_s", "over"),
-    [
-        (None, True, 1e9, 1e9, False),
-        (60.0, False, 159.0, 1e6, False),
-        (60.0, False, 160.0, 0.0, True),
-        (60.0, True, 100.0, 59.0, False),
-        (60.0, True, 100.0, 60.0, True),
-    ],
-)
-def test_a_run_ends_when_it_was_told_to_and_stays_ended(for_s, live, stream_s, passed_s, over):
-    now_s = 0.0
-    ending = Ending(for_s, 100.0, live=live, clock=lambda: now_s)
-    assert not ending.is_reached(100.0)
-    now_s = passed_s
-    assert ending.is_reached(stream_s) is over
-    now_s = 0.0
-    assert ending.reached is over
+def test_a_run_over_a_file_ends_after_the_stream_time_it_was_told_and_goes_on(
+    mock: MockBackbone, tmp_path: Path
+) -> None:
+    path = tmp_path / "s.safetensors"
+    for reached_s in (2.0, 4.0, 5.0):
+        *_, summary = ingest(A, path, CONFIG, backbone=mock, live=LiveOptions(for_s=2.0))
+        assert (summary.stream_time_s, summary.complete) == (reached_s, reached_s == 5.0)
 
 
 @pytest.mark.parametrize(
