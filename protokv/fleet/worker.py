@@ -290,9 +290,8 @@ def _check_settings(target: str, header: Header, recipe: Recipe, identity: Backb
         check_options(target, header, recipe.options)
         if recipe.options.fps is not None:
             check_equal(target, "fps", header.clock.fps, recipe.options.fps)
-        for name, wanted in recipe.options.frames.items():
-            if wanted is not None:
-                check_equal(target, name, header.settings.get(name, "the model's own"), wanted)
+        if (wanted := recipe.options.frame_tokens) is not None:
+            check_equal(target, "frame_tokens", header.settings.get("frame_tokens", "the model's own"), wanted)
     except ProtoKVError as error:
         hint = "ingest into another folder, or start such states over with --force"
         raise type(error)(error.message, hint=hint) from error

@@ -14,7 +14,7 @@ from protokv.ingestion.options import IngestOptions
 from protokv.state.thumbnails import Thumbnails
 from protokv.video import Source, open_source, read_steps
 from protokv.words import Subtitles
-from protokv.words.find import name_subtitles
+from protokv.words.find import find_subtitles, name_subtitles
 from protokv.words.transcript import Transcript
 
 # Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
@@ -77,19 +77,17 @@ def estimate(source: str | os.PathLike[str], options: IngestOptions) -> Estimate
     """
     with open_source(source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
         video = options.cut_part(opened)
-        subtitles = options.find_subtitles(source, video)
+        subtitles = find_subtitles(video, source, options.subtitles, options.start_s)
         model, config = options.load_model(), options.config_for(subtitles)
         session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
         return _try_steps(video, session, subtitles, options.thumbnails)
 
 
 def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnails: int) -> Estimate:
-    clock, info = session.clock, source.info
-    ends, began = deque[float](maxlen=STEPS + 1), time.perf_counter()
-    tried = 0
-    for step in read_steps(source, clock.fps, clock.frames_per_step):
-        texts = subtitles.between(step.time_s, step.time_s + clock.step_seconds)
-        session.watch(step.images, step.time_s, texts)
+    info, fps, step_s = source.info, session.clock.fps, session.clock.step_seconds
+    ends, began, tried = deque[float](maxlen=STEPS + 1), time.perf_counter(), 0
+    for step in read_steps(source, fps, session.clock.frames_per_step):
+        session.watch(step.images, step.time_s, subtitles.between(step.time_s, step.time_s + step_s))
         tried += 1
         ends.append(time.perf_counter())
         filled = session.clock.tokens_seen > session.config.budget or ends[-1] - began > FILL_S
@@ -97,9 +95,8 @@ def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnail
             break
     if not tried:
         raise SourceUnreadable(f"no frame of {info.name} can be read", hint="check that the file is a video")
-    per_step_s = (ends[-1] - ends[0]) / (len(ends) - 1) if tried > 1 else None
     per_step = session.clock.tokens_seen / tried
-    steps = None if info.duration_s is None else math.ceil(info.duration_s / clock.step_seconds - 1e-6)
+    steps = None if info.duration_s is None else math.ceil(info.duration_s / step_s - 1e-6)
     pictures = Thumbnails(thumbnails) if thumbnails else None
     return Estimate(
         source=info.name,
@@ -109,8 +106,8 @@ def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnail
         tokens_per_step=per_step,
         state_bytes=session.state_bytes,
         most_bytes=most_bytes(session, thumbnails, words=subtitles.may_come),
-        end_bytes=None if steps is None else estimate_end_bytes(session, steps * clock.step_seconds, pictures),
-        seconds=None if steps is None or per_step_s is None else steps * per_step_s,
+        end_bytes=None if steps is None else estimate_end_bytes(session, steps * step_s, pictures),
+        seconds=None if steps is None or tried == 1 else steps * (ends[-1] - ends[0]) / (len(ends) - 1),
         tried_steps=tried,
         words=name_subtitles(subtitles.record),
         words_lost=subtitles.lost or "",

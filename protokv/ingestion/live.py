@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound, SourceUnreadable
@@ -148,19 +147,17 @@ class LiveSource(Source):
         Raises:
             StateCorrupt: the record makes no sense.
         """
-        if (found := WallClockLog.read(record)) is None:
-            return
-        self.log = found
-        size = [record.get(name) for name in ("width", "height")]
-        if all(type(one) is int and one > 0 for one in size):
-            self.info = replace(self.info, width=size[0], height=size[1])  # type: ignore[arg-type]
-        found.begin_gap(stream_s, "nobody watched")
+        if (found := WallClockLog.read(record)) is not None:
+            self.log = found
+            size = {name: value for name in ("width", "height") if type(value := record.get(name)) is int and value > 0}
+            self.info = replace(self.info, **size)
+            found.begin_gap(stream_s, "nobody watched")
 
     def record(self, stream_s: float) -> dict[str, Any]:
         """Return the source's record in a state at a commit."""
-        self.log.committed_at = self.now()
+        self.log.committed_at = now_s = self.now()
         if not self.log.anchors:
-            self.log.add_anchor(stream_s, self.now())
+            self.log.add_anchor(stream_s, now_s)
         return {**self.info.to_dict(), "fingerprint": self.log.stream, "live": asdict(self.log)}
 
     def steps(
@@ -245,19 +242,15 @@ class Feed:
     Attributes:
         mailbox: what the thread gives.
         lines: of its text tracks that came, each with the number of its track, in stream time.
+        frames_damaged: number of frames that could not be decoded, or are damaged.
     """
 
     def __init__(
         self, source: LiveSource, fps: float, frames_per_step: int, from_s: float, elapsed_s: float | None
     ) -> None:
-        """Begin to read.
+        """Begin to read `source`, at stream time `from_s`, with `fps` samples a second.
 
-        Args:
-            source: what is read.
-            fps: samples a second.
-            frames_per_step: samples that make a step.
-            from_s: stream time to go on at.
-            elapsed_s: real time since the stream began; None: it begins with the first frame.
+        `elapsed_s` is real time since the stream began; None: it begins with the first frame.
         """
         kind, options = source_kind(source.address), source.options
         self.mailbox = Mailbox(ROOM, wait=options.waits(kind))
@@ -272,7 +265,7 @@ class Feed:
         # Connecting waits for a publisher, so there is no pause before the next attempt.
         self._listens = waits_for_publisher(source.address, options.input)
         self._began_s = None if elapsed_s is None else self._clock() - elapsed_s
-        self._damaged_before = self._damaged_now = 0
+        self.frames_damaged = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="protokv-feed", daemon=True)
         self._thread.start()
@@ -283,11 +276,6 @@ class Feed:
         self.mailbox.close()
         self._thread.join(LEAVE_S)
 
-    @property
-    def frames_damaged(self) -> int:
-        """Number of frames that could not be decoded, or are damaged."""
-        return self._damaged_before + self._damaged_now
-
     def _run(self) -> None:
         lost_s: float | None = None
         retry_s, give_up_s = self._source.options.retry_s, self._source.options.give_up_s
@@ -295,7 +283,6 @@ class Feed:
         while not self._stop.is_set():
             since_s = self._clock()
             frames, why, error = self._read()
-            self._damaged_before, self._damaged_now = self.frames_damaged, 0
             if self._stop.is_set():
                 return
             now_s, end_s = self._clock(), self._next_slot / self._fps
@@ -320,7 +307,7 @@ class Feed:
 
     def _read(self) -> tuple[int, str, ProtoKVError | None]:
         """Read one connection to its end; return the number of sampled frames, why it ended, and its error."""
-        alive_s, frames, offset_s, fps = self._clock(), 0, 0.0, self._fps
+        alive_s, frames, offset_s, fps, damaged = self._clock(), 0, 0.0, self._fps, self.frames_damaged
 
         def stalled() -> bool:
             return self._clock() - alive_s > self._stall_s
@@ -350,7 +337,7 @@ class Feed:
                         continue
                     frames, self._next_slot = frames + 1, slot + 1
                     self._group.append(Sample(slot / fps, frame.image, frame.decoder))
-                    self._damaged_now = source.damage.frames_lost + source.damage.frames_damaged
+                    self.frames_damaged = damaged + source.damage.frames_lost + source.damage.frames_damaged
                     if len(self._group) == self._n:
                         self._end_step()
                     if self._stop.is_set():
@@ -448,11 +435,17 @@ def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels
     Raises:
         SourceError: it is not there, or not one frame of it can be read.
     """
-    text = os.fspath(source)
+    text, opened = os.fspath(source), None
     kind = source_kind(text)
     if kind not in STREAMED:
         return None
-    connect, opened = partial(_connect, text, options, max_pixels), None
+    from protokv.video.stream import StreamSource
+
+    how: dict[str, Any] = {"max_pixels": max_pixels, "timeout_s": min(options.lost_after_s(kind), 1e6)}
+
+    def connect(should_stop: Callable[[], bool] = never, size: tuple[int, int] | None = None) -> Source:
+        return StreamSource(text, should_stop=should_stop, size=size, options=dict(options.input), **how)
+
     if kind in ("http", "https"):
         try:
             opened = connect()
@@ -460,20 +453,4 @@ def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels
             # A playlist may appear later; any other video on a server is there or not.
             if ".m3u8" not in text:
                 raise
-    if opened is not None and opened.info.seekable:
-        return opened
-    return LiveSource(text, options, connect, opened)
-
-
-def _connect(
-    text: str,
-    options: LiveOptions,
-    max_pixels: int | None,
-    should_stop: Callable[[], bool] = never,
-    size: tuple[int, int] | None = None,
-) -> Source:
-    from protokv.video.stream import StreamSource
-
-    stall_s = min(options.lost_after_s(source_kind(text)), 1e6)
-    how: dict[str, Any] = {"max_pixels": max_pixels, "should_stop": should_stop, "size": size, "timeout_s": stall_s}
-    return StreamSource(text, options=dict(options.input), **how)
+    return opened if opened is not None and opened.info.seekable else LiveSource(text, options, connect, opened)

@@ -1,11 +1,7 @@
-"""The options of an ingest: `IngestOptions`, and `LiveOptions` for sources that may wait or be lost.
-
-`Every` says when to commit on the way.
-"""
+"""The options of an ingest: `IngestOptions`, `LiveOptions` for sources that may wait or be lost, and `Every`."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -24,7 +20,6 @@ from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
 from protokv.video.part import Part
 from protokv.words import Subtitles
-from protokv.words.find import find_subtitles
 
 DEFAULT_MODEL = "protokv/mini"
 """The model where none is named."""
@@ -84,16 +79,12 @@ class LiveOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} is {value:g}", hint="use a time above 0")
-        if self.on_pressure not in (None, "drop", "wait"):
-            raise ConfigError(
-                f"on_pressure is {self.on_pressure!r}", hint=suggest_name(self.on_pressure, ("drop", "wait"))
-            )
+        if self.on_pressure not in (None, *(known := ("drop", "wait"))):
+            raise ConfigError(f"on_pressure is {self.on_pressure!r}", hint=suggest_name(self.on_pressure, known))
 
     def lost_after_s(self, kind: str) -> float:
         """Return the seconds without a frame after which a source of this kind is lost."""
-        if self.stall_s is not None:
-            return self.stall_s
-        return inf if kind == PIPE else STALL_S
+        return self.stall_s or (inf if kind == PIPE else STALL_S)
 
     def waits(self, kind: str) -> bool:
         """Return True if a source of this kind waits for the model, and False if its oldest frames are dropped."""
@@ -167,22 +158,17 @@ class IngestOptions:
         """Keywords of `identify_backbone` for the model of a new state."""
         return self.placement | {"name": self.backbone or DEFAULT_MODEL, "dtype": self.dtype or "auto"}
 
-    @property
-    def frames(self) -> dict[str, Any]:
-        """The other keywords of `load_backbone`: what a frame may cost. It is no part of a model's identity."""
-        return {"frame_tokens": self.frame_tokens}
-
     def load_model(self, state: Header | None = None) -> Backbone:
         """Return the model of a new state, or the one to continue a state with; it is loaded unless it is given.
 
-        Raises as `load_backbone` and `Backbone.with_system`, or as `load_recorded_backbone`.
+        Raises ModelError, or StateMismatch if it is not the state's.
         """
         if isinstance(self.backbone, Backbone):
             model = self.backbone
         elif state is None:
-            model = load_backbone(**self.new_model, **self.frames)
+            model = load_backbone(**self.new_model, frame_tokens=self.frame_tokens)
         else:
-            model = load_recorded_backbone(state, self.backbone, **self.placement, **self.frames)
+            model = load_recorded_backbone(state, self.backbone, **self.placement, frame_tokens=self.frame_tokens)
         return model if state is not None or self.system is None else model.with_system(self.system)
 
     def config_for(self, subtitles: Subtitles) -> MemoryConfig:
@@ -194,12 +180,3 @@ class IngestOptions:
         """Return the part of an open source that is to be watched; all of it by default. Raises as `Part`."""
         whole = not self.start_s and self.duration_s is None
         return video if whole else Part(video, self.start_s, self.duration_s)
-
-    def find_subtitles(self, source: object, video: Source) -> Subtitles:
-        """Return the subtitles that are meant for a source; `video` is the source, or the part, open.
-
-        Raises:
-            SourceNotFound: they are not there.
-        """
-        place = source if isinstance(source, str | os.PathLike) else None
-        return find_subtitles(video, place, self.subtitles, self.start_s)

@@ -34,7 +34,7 @@ from protokv.video import Source, address, open_source
 from protokv.video.bucket import is_object
 from protokv.video.source import never
 from protokv.words import Subtitles
-from protokv.words.find import write_subtitles
+from protokv.words.find import find_subtitles, write_subtitles
 from protokv.words.transcript import Transcript
 
 AnySource = str | os.PathLike[str] | Source
@@ -103,7 +103,8 @@ def _events(
         video = _open_source(source, options, opened)
         # Lock before the state is read, so that nobody else writes between this and the first commit.
         store = opened.enter_context(find_store(path, keep=options.keep))
-        start = _start(path, video, options.find_subtitles(source, video), options, timings)
+        subtitles = find_subtitles(video, source, options.subtitles, options.start_s)
+        start = _start(path, video, subtitles, options, timings)
         _limit_thumbnails(start.session, options.thumbnails)
         live, session, began_s = isinstance(video, LiveSource), start.session, time.monotonic()
         for_s = (video.options if isinstance(video, LiveSource) else options.live).for_s

@@ -56,14 +56,12 @@ class _SubtitleFile(NamedTuple):
     language: str
 
 
-def find_subtitles(
-    source: Source, video: str | os.PathLike[str] | None, choice: str, start_s: float = 0.0
-) -> Subtitles:
+def find_subtitles(source: Source, video: object, choice: str, start_s: float = 0.0) -> Subtitles:
     """Return the subtitles of a video; with an empty record if it has none, or none are wanted.
 
     Args:
         source: the open video, or the part of it that is watched.
-        video: its path or address; None: it has none.
+        video: its path or address; anything else: it has none.
         choice: `auto`, `off`, a file of subtitles, or a language.
         start_s: where in the video the part begins.
 
@@ -107,7 +105,7 @@ def write_subtitles(source: object, choice: str, model: str, device: str, should
         transcribe(Path(source), Path(source).with_suffix(suffix), model, device, should_stop)
 
 
-def find_subtitle_file(video: str | os.PathLike[str] | None, choice: str, *, forced: bool = True) -> str | None:
+def find_subtitle_file(video: object, choice: str, *, forced: bool = True) -> str | None:
     """Return the file of subtitles, or the object, that is meant for a video; None: none.
 
     Without `forced`, one whose name says that it has foreign speech alone is not meant: a track is better.
@@ -201,9 +199,9 @@ def _read(record: dict[str, Any], read: Callable[[], Lines]) -> Subtitles:
     return Subtitles(cues, record | ({"encoding": note} if note else {}), lost or None)
 
 
-def _list_files(video: str | os.PathLike[str] | None) -> Iterator[_SubtitleFile]:
+def _list_files(video: object) -> Iterator[_SubtitleFile]:
     """Give the files of subtitles beside a video: `NAME.srt`, `NAME.LANGUAGE.srt`, `NAME.LANGUAGE.forced.srt`, ..."""
-    if video is None:
+    if not isinstance(video, str | os.PathLike):
         return
     named, path = os.fspath(video), Path(video)
     files: Iterable[str] = ()
