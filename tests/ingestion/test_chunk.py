@@ -12,7 +12,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.errors import SourceUnreadable, StateMismatch
-from protokv.ingestion import Commit, Every, Progress, ingest
+from protokv.ingestion import Commit, Every, LiveOptions, Progress, ingest
 from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state.reader import load_state
 from tests.conftest import random_frames
@@ -90,23 +90,13 @@ def test_progress_and_commits_come_behind_whole_chunks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop_after", [1, 2])
 def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(stop_after: int, tmp_path: Path) -> None:
     whole, path = tmp_path / "whole.safetensors", tmp_path / "s.safetensors"
-    events(whole, chunk=4)
-    told: list[object] = []
-    run = ingest(
-        SOURCE,
-        path,
-        SAVED["durable"],
-        backbone=MockBackbone(),
-        chunk=4,
-        should_stop=lambda: sum(isinstance(event, Progress) for event in told) >= stop_after,
-    )
-    for event in run:
-        told.append(event)
+    events(path, chunk=4, live=LiveOptions(for_s=4.0 * stop_after))
     stopped = load_state(path)
     assert (stopped.clock.steps, (stopped.source or {})["chunk"]) == (4 * stop_after, 4)
     with pytest.raises(StateMismatch, match="its chunk is 4, this run's is 1"):
         events(path)
     events(path, chunk=4)
+    events(whole, chunk=4)
     assert path.read_bytes() == whole.read_bytes()
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from copy import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
-from protokv.ingestion import Every, Progress, Started, Summary, ingest
+from protokv.ingestion import Every, Progress, Summary, ingest
 from protokv.memories import DurableConfig
 from protokv.state.checkpoint import from_state, to_state
 from protokv.state.reader import Reader, load, load_state
@@ -30,70 +29,63 @@ A, B, C = Prepared(1, 9), Prepared(2, 6), Prepared(3, 4)
 
 
 class Run:
-    """Ingests a prepared source; `started` is the first event of the last call."""
+    """Ingests a prepared source, until `stop_after` steps; `started` is the first event of the last call."""
 
-    def __init__(self, backbone: Backbone) -> None:
-        self.backbone = backbone
+    backbone: Backbone = MockBackbone()
 
-    def __call__(self, path: Path | str, source: Source, **options: object) -> Summary:
-        stop_after = options.pop("stop_after", 10**9)
+    def __call__(self, path: Path, source: Source, *, stop_after: int = 10**9, **options: object) -> Summary:
         options = {"config": CONFIGS["durable"], "backbone": self.backbone, "every": Every(n_steps=2), **options}
-        events: list[object] = []
-
-        def enough() -> bool:
-            return sum(isinstance(event, Progress) for event in events) >= stop_after  # type: ignore[operator]
-
-        for event in ingest(source, path, should_stop=enough, **options):  # type: ignore[arg-type]
-            events.append(event)
-        self.started, *_, summary = events
-        assert isinstance(self.started, Started)
-        assert isinstance(summary, Summary)
-        return summary
+        steps: list[object] = []
+        events = ingest(source, path, should_stop=lambda: len(steps) >= stop_after, **options)  # type: ignore[arg-type]
+        self.started = next(events)
+        for event in events:
+            steps += [event] if isinstance(event, Progress) else []
+        assert isinstance(event, Summary)
+        return event
 
 
 @pytest.fixture
-def mock() -> MockBackbone:
-    return MockBackbone()
+def run() -> Run:
+    return Run()
 
 
 @pytest.fixture
-def run(mock: MockBackbone) -> Run:
-    return Run(mock)
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.safetensors"
 
 
-def test_a_system_prompt_stays_with_its_state_and_another_is_refused(run: Run, tiny: Backbone, tmp_path: Path) -> None:
-    system, whole, path = "the star is blue", tmp_path / "whole.safetensors", tmp_path / "s.safetensors"
-    prompted = tiny.with_system(system)
-    run(whole, A, backbone=tiny, system=system)
-    run(path, A, backbone=tiny, system=system, stop_after=2)
+def test_a_system_prompt_stays_with_its_state_and_another_is_refused(
+    run: Run, tiny: Backbone, path: Path, tmp_path: Path
+) -> None:
+    run.backbone, system, whole = tiny, "the star is blue", tmp_path / "whole.safetensors"
+    run(whole, A, system=system)
+    run(path, A, system=system, stop_after=2)
     with pytest.raises(StateMismatch, match="its system prompt is the star is blue, this run's is a ring"):
-        run(path, A, backbone=tiny, system="a ring")
-    run(path, A, backbone=tiny, stop_after=1)
-    run(path, A, backbone=tiny, system=system)
+        run(path, A, system="a ring")
+    run(path, A, stop_after=1)
+    run(path, A, system=system)
     assert path.read_bytes() == whole.read_bytes()
     session = load(path, tiny)
-    assert session.backbone.prefix_ids == prompted.prefix_ids != tiny.prefix_ids
-    assert session.memory.tensors()["sink.keys"].shape[2] == len(prompted.prefix_ids)
-    run(path, B, backbone=tiny, append=True)
+    assert session.backbone.prefix_ids == tiny.with_system(system).prefix_ids != tiny.prefix_ids
+    assert session.memory.tensors()["sink.keys"].shape[2] == len(session.backbone.prefix_ids)
+    run(path, B, append=True)
     assert Reader.open(path).header.settings["system"] == system
     plain = tmp_path / "plain.safetensors"
-    run(plain, A, backbone=tiny)
+    run(plain, A)
     with pytest.raises(StateMismatch, match="its system prompt is None"):
-        run(plain, B, backbone=tiny, system=system, append=True)
-    assert "system" not in Reader.open(plain).header.settings
-    assert load(plain, prompted).backbone.prefix_ids == tiny.prefix_ids
-    for told in ("<|im_end|>", "a ring", ["ring"]):
+        run(plain, B, system=system, append=True)
+    assert load(plain, tiny.with_system(system)).backbone.prefix_ids == tiny.prefix_ids
+    for forged in ("<|im_end|>", "a ring", ["ring"]):
         state = load_state(path)
-        forged = replace(state, settings={**state.settings, "system": told})
         with pytest.raises(StateCorrupt):
-            from_state(forged, tiny)
+            from_state(replace(state, settings={**state.settings, "system": forged}), tiny)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_the_other(
-    name: str, run: Run, tiny: Backbone, tmp_path: Path
+    name: str, run: Run, tiny: Backbone, path: Path
 ) -> None:
-    path, config = tmp_path / "s.safetensors", CONFIGS[name]
+    config = CONFIGS[name]
     how = []
     for source in (A, B, C):
         run(path, source, config=config, backbone=tiny, append=True)
@@ -117,14 +109,16 @@ def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_t
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
-def test_an_interrupted_one_continues_with_the_same_command(stop_after: int, run: Run, tmp_path: Path) -> None:
-    whole, path = tmp_path / "whole.safetensors", tmp_path / "s.safetensors"
-    for target in (whole, path):
-        run(target, A)
+def test_an_interrupted_one_continues_with_the_same_command(
+    stop_after: int, run: Run, path: Path, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.safetensors"
+    run(whole, A)
+    run(path, A, append=True)  # there is none yet
+    assert path.read_bytes() == whole.read_bytes()
     run(whole, B, append=True)
     stopped = run(path, B, append=True, stop_after=stop_after)
-    assert not stopped.complete
-    assert stopped.steps == 5 + stop_after
+    assert (stopped.complete, stopped.steps) == (False, 5 + stop_after)
     run(path, B, append=True)
     assert run.started.how == "continued"
     assert path.read_bytes() == whole.read_bytes()
@@ -138,8 +132,7 @@ def test_the_interval_of_commits_changes_nothing_of_the_state(run: Run, tmp_path
     assert len({path.read_bytes() for path in paths}) == 1
 
 
-def test_no_source_is_watched_twice(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
+def test_no_source_is_watched_twice(run: Run, path: Path) -> None:
     run(path, A)
     run(path, B, append=True)
     before, written = path.read_bytes(), path.stat().st_mtime_ns
@@ -147,30 +140,14 @@ def test_no_source_is_watched_twice(run: Run, tmp_path: Path) -> None:
     for source, append in [(B, True), (A, True), (A, False)]:
         summary = run(path, source, append=append)
         assert run.started.how == "finished"
-        assert summary.complete
-        assert summary.steps == 8
-        assert summary.file_bytes == len(before)
+        assert (summary.complete, summary.steps, summary.file_bytes) == (True, 8, len(before))
     assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, written)
-
-
-def test_a_state_that_began_with_another_source_is_refused_without_it(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
-    run(path, A)
-    run(path, B, append=True)
     with pytest.raises(StateMismatch, match=r"the state of another video, 1\.mp4; this run's source is 2\.mp4"):
         run(path, B)
 
 
-def test_appending_waits_for_the_end_of_the_source_before(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
-    run(path, A, stop_after=3)
-    with pytest.raises(StateMismatch, match=r"its last source 1\.mp4 is not watched to the end") as caught:
-        run(path, B, append=True)
-    assert "1.mp4 again" in caught.value.hint
-
-
-def test_a_state_of_a_program_can_be_continued(run: Run, mock: MockBackbone, tmp_path: Path) -> None:
-    path, session = tmp_path / "s.safetensors", Session.start(mock, CONFIGS["durable"])
+def test_a_state_of_a_program_can_be_continued(run: Run, path: Path) -> None:
+    session = Session.start(run.backbone, CONFIGS["durable"])
     for step in range(3):
         session.watch(random_frames(step))
     save(session, path)
@@ -178,49 +155,42 @@ def test_a_state_of_a_program_can_be_continued(run: Run, mock: MockBackbone, tmp
     assert list_fingerprints(Reader.open(path).header) == (None, "2/6")
 
 
-def changed(mock: MockBackbone, **fields: object) -> dict[str, object]:
-    other = copy(mock)
-    vars(other).update(fields)
-    return {"backbone": other}
-
-
-@pytest.mark.parametrize(
-    ("field", "change"),
-    [
-        ("memory.budget", lambda mock: {"config": DurableConfig(budget=44)}),
-        ("memory.seed", lambda mock: {"config": DurableConfig(budget=40).with_fields({"seed": 1})}),
-        ("fps", lambda mock: {"fps": 3.0}),
-        ("weights_digest", lambda mock: changed(mock, identity=replace(mock.identity, weights_digest="other"))),
-        (
-            next(iter(MockBackbone().settings)),
-            lambda mock: changed(mock, settings={**dict.fromkeys(mock.settings, "other"), "new": 1}),
-        ),
-    ],
-)
-def test_another_memory_rate_model_or_size_of_frames_is_refused_with_the_difference(
-    field: str, change: Callable[[MockBackbone], dict[str, object]], run: Run, mock: MockBackbone, tmp_path: Path
-) -> None:
-    path = tmp_path / "s.safetensors"
-    run(path, A, stop_after=3)
-    before = path.read_bytes()
-    with pytest.raises(StateMismatch, match=field):
-        run(path, A, **change(mock))
-    assert path.read_bytes() == before
-
-
-def test_a_missing_state_is_started(run: Run, tmp_path: Path) -> None:
-    run(tmp_path / "s.safetensors", A, append=True)
-    run(tmp_path / "t.safetensors", A)
-    assert (tmp_path / "s.safetensors").read_bytes() == (tmp_path / "t.safetensors").read_bytes()
-
-
-def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(run: Run, tmp_path: Path) -> None:
-    path, live = tmp_path / "s.safetensors", Prepared(1, 9)
+def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(run: Run, path: Path) -> None:
+    live = Prepared(1, 9)
     live.info = replace(live.info, fingerprint=None)
     run(path, live)
     with pytest.raises(StateMismatch, match="this run's source is"):
         run(path, live)
     assert run(path, live, append=True).steps == 10
+
+
+def changed(**fields: object) -> dict[str, object]:
+    other = MockBackbone()
+    vars(other).update(fields)
+    return {"backbone": other}
+
+
+MOCK = MockBackbone()
+SETTINGS = {**dict.fromkeys(MOCK.settings, "other"), "new": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("memory.budget", {"config": DurableConfig(budget=44)}),
+        ("memory.seed", {"config": DurableConfig(budget=40).with_fields({"seed": 1})}),
+        ("fps", {"fps": 3.0}),
+        ("weights_digest", changed(identity=replace(MOCK.identity, weights_digest="other"))),
+        (next(iter(MOCK.settings)), changed(settings=SETTINGS)),
+        (r"its last source 1\.mp4 is not watched to the end", {"source": B, "append": True}),
+    ],
+)
+def test_another_memory_rate_model_size_of_frames_or_source_is_refused_with_the_difference(said, change, run, path):
+    run(path, A, stop_after=3)
+    before = path.read_bytes()
+    with pytest.raises(StateMismatch, match=said):
+        run(path, **{"source": A, **change})
+    assert path.read_bytes() == before
 
 
 DAMAGED = {
@@ -258,13 +228,8 @@ def test_the_state_says_how_many_of_the_frames_each_decoder_gave(run: Run, tmp_p
                 frame.decoder = "pyav" if frame.time_s >= 3.0 else "decord"
                 yield frame
 
-    path = tmp_path / "s.safetensors"
-    run(path, Mixed(1, 12))
-    whole = Reader.open(path).header.source
-    assert whole is not None
-    assert whole["decoders"] == {"decord": 6, "pyav": 6}
-    for stop_after in (1, 3, 5):
+    for stop_after in (1, 3, 10):
         path = tmp_path / f"{stop_after}.safetensors"
         run(path, Mixed(1, 12), stop_after=stop_after)
         run(path, Mixed(1, 12))
-        assert Reader.open(path).header.source == whole
+        assert Reader.open(path).header.source["decoders"] == {"decord": 6, "pyav": 6}  # type: ignore[index]
