@@ -36,23 +36,29 @@ from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
 CONFIG = DurableConfig(budget=40)
+NEWS = SourceLost | SourceRecovered
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.safetensors"
 
 
 def run(world: World, path: Path, *, until: int | None = None, **options: Any) -> list[Any]:
     """Ingest until the world has nothing more to give, or until this many steps were watched."""
     live = {name: options.pop(name) for name in LiveOptions.__dataclass_fields__ if name in options}
-    text = options.pop("text", "rtsp://admin:s3cret@camera/1")
     events: list[Any] = []
-
-    def enough() -> bool:
-        return sum(isinstance(one, Progress) for one in events) >= (until or 0)
-
-    with world.source(text, **live) as source:
-        stop = world.watched(source) if until is None else enough
+    with world.source(options.pop("text", "rtsp://admin:s3cret@camera/1"), **live) as source:
+        watched = world.watched(source)
+        stop = watched if until is None else lambda: len(times_of(events)) >= until
         options = {"every": Every(n_steps=10**6), "should_stop": stop, **options}
         for event in ingest(source, path, CONFIG, backbone=MockBackbone(), **options):
             events.append(event)
     return events
+
+
+def times_of(events: list[Any]) -> list[float]:
+    return [one.stream_time_s for one in events if isinstance(one, Progress)]
 
 
 def log_of(path: Path) -> WallClockLog:
@@ -61,31 +67,25 @@ def log_of(path: Path) -> WallClockLog:
     return found
 
 
-def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_record(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
+def test_stream_time_goes_on_with_real_time_across_a_loss_and_the_gap_is_on_record(path: Path) -> None:
     world = World([100, gone()], [gone()], [("away", 60.0), 100, gone()])
     events = run(world, path)
     # A loss is one event, however often it is tried again.
-    news = [type(one) for one in events if isinstance(one, SourceLost | SourceRecovered)]
-    assert news == [SourceLost, SourceRecovered, SourceLost]
+    lost, back, _ = news = [one for one in events if isinstance(one, NEWS)]
+    assert [type(one) for one in news] == [SourceLost, SourceRecovered, SourceLost]
     assert world.connections > 3
-    lost, back = (next(one for one in events if isinstance(one, kind)) for kind in (SourceLost, SourceRecovered))
     assert (lost.stream_time_s, lost.why) == (10.0, "rtsp://camera/1 is gone")
     assert (back.stream_time_s, back.gap_s) == (70.0, 60.0)
-    times = [one.stream_time_s for one in events if isinstance(one, Progress)]
-    assert times == [*range(1, 11), *range(71, 81)]
+    assert times_of(events) == [*range(1, 11), *range(71, 81)]
     found = log_of(path)
     assert [(one.from_s, one.to_s) for one in found.gaps] == [(10.0, 70.0), (80.0, None)]
-    assert found.gaps_in_all == 2
-    assert found.anchors == [(0.0, EPOCH)]
-    assert found.stream_time(EPOCH + 75.0) == 75.0
+    assert (found.gaps_in_all, found.anchors, found.stream_time(EPOCH + 75.0)) == (2, [(0.0, EPOCH)], 75.0)
     assert [one.frames_dropped for one in events if isinstance(one, Summary)] == [0]
 
 
-def test_waiting_for_a_camera_at_the_start_is_one_loss_and_no_gap(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
+def test_waiting_for_a_camera_at_the_start_is_one_loss_and_no_gap(path: Path) -> None:
     events = run(World([("away", 7.0), gone()], [("away", 5.0), 50, gone()]), path)
-    news = [(type(one), one.stream_time_s) for one in events if isinstance(one, SourceLost | SourceRecovered)]
+    news = [(type(one), one.stream_time_s) for one in events if isinstance(one, NEWS)]
     assert news == [(SourceLost, 0.0), (SourceRecovered, 0.0), (SourceLost, 5.0)]
     assert log_of(path).gaps_in_all == 1
 
@@ -100,9 +100,7 @@ def test_waiting_for_a_camera_at_the_start_is_one_loss_and_no_gap(tmp_path: Path
         ("tcp://camera:1", {}, [("away", 4.0), gone()], True),
     ],
 )
-def test_a_listening_source_has_waited_and_listens_again_at_once(
-    text: str, options: Any, attempt: list[Any], pauses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listening_source_has_waited_and_listens_again_at_once(text, options, attempt, pauses, path, monkeypatch):
     world = World(*(list(attempt) for _ in range(3)))
     paused: list[int] = []
 
@@ -112,52 +110,47 @@ def test_a_listening_source_has_waited_and_listens_again_at_once(
             yield 1e-3
 
     monkeypatch.setattr("protokv.ingestion.live.backoff", counted)
-    run(world, tmp_path / "s.safetensors", text=text, input=options)
+    run(world, path, text=text, input=options)
     assert [one for one in paused if one <= 3] == ([1, 2, 3] if pauses else [])
 
 
-def test_a_source_that_is_silent_is_lost(tmp_path: Path) -> None:
-    world = World([50, ("quiet", 21.0), 50], [50])
-    events = run(world, tmp_path / "s.safetensors", stall_s=20.0)
-    lost = next(one for one in events if isinstance(one, SourceLost))
-    assert (lost.stream_time_s, lost.why) == (5.0, "no frame for 20 s")
-    assert log_of(tmp_path / "s.safetensors").gaps[0].to_s == 26.0
-
-
-def test_a_silence_that_is_no_loss_is_a_gap_without_repeated_frames(tmp_path: Path) -> None:
-    world = World([55, ("quiet", 12.0), 50])
-    events = run(world, tmp_path / "s.safetensors", stall_s=20.0)
-    steps = [one for one in events if isinstance(one, Progress)]
-    gap = log_of(tmp_path / "s.safetensors").gaps[0]
-    assert (gap.from_s, gap.to_s, gap.why) == (5.5, 17.5, "no frames came")
-    # Five steps and a half one, which is filled; then what comes behind the gap.
-    assert [one.stream_time_s for one in steps] == [1, 2, 3, 4, 5, 6, *[18.5 + i for i in range(5)]]
-    assert not any(isinstance(one, SourceLost) and one.stream_time_s < 17 for one in events)
+@pytest.mark.parametrize(
+    ("script", "gap", "times"),
+    [
+        ([[50, ("quiet", 21.0), 50], [50]], (5.0, 26.0, "no frame for 20 s"), [*range(1, 6), *range(27, 32)]),
+        # Five steps and a half one, which is filled; then what comes behind the gap.
+        ([[55, ("quiet", 12.0), 50]], (5.5, 17.5, "no frames came"), [*range(1, 7), *(18.5 + i for i in range(5))]),
+    ],
+    ids=["lost", "a gap"],
+)
+def test_a_silence_is_a_gap_without_repeated_frames(script: Any, gap: Any, times: Any, path: Path) -> None:
+    events = run(World(*script), path, stall_s=20.0)
+    first = log_of(path).gaps[0]
+    assert (first.from_s, first.to_s, first.why) == gap
+    assert times_of(events) == times
+    lost = [one.stream_time_s for one in events if isinstance(one, SourceLost) and one.stream_time_s < 17]
+    assert lost == ([5.0] if len(script) > 1 else [])
 
 
 @pytest.mark.parametrize("away_s", [0.0, 86_400.0])
-def test_a_later_run_goes_on_in_the_same_stream_after_a_gap(away_s: float, tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
+def test_a_later_run_goes_on_in_the_same_stream_after_a_gap(away_s: float, path: Path) -> None:
     first = World([100, gone()])
     run(first, path, until=7)
     before = log_of(path)
     second = World([50, gone()], began_s=first.now_s + away_s)
     events = run(second, path)
     assert [one.how for one in events if isinstance(one, Started)] == ["continued"]
-    times = [one.stream_time_s for one in events if isinstance(one, Progress)]
+    times, after = times_of(events), log_of(path)
     assert len(times) == 5
     assert times[0] >= max(8.0, first.now_s + away_s)
-    after = log_of(path)
-    assert after.stream == before.stream
-    assert after.anchors[0] == before.anchors[0]
-    assert (after.gaps[0].from_s, after.gaps[0].why) == (7.0, "nobody watched")
-    assert after.gaps[0].to_s == times[0] - 1.0
+    assert (after.stream, after.anchors[0]) == (before.stream, before.anchors[0])
+    gap = after.gaps[0]
+    assert (gap.from_s, gap.to_s, gap.why) == (7.0, times[0] - 1.0, "nobody watched")
     # The size of the frames is that of the stream's first ones, whatever the camera sends by now.
     assert second.sizes[0] == (48, 32)
 
 
-def test_another_camera_is_refused_and_may_be_watched_behind_it(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
+def test_cameras_and_files_may_be_watched_one_behind_the_other(path: Path) -> None:
     run(World([50, gone()]), path)
     with pytest.raises(StateMismatch, match=r"rtsp://other/1"):
         run(World([50, gone()]), path, text="rtsp://other/1")
@@ -165,18 +158,12 @@ def test_another_camera_is_refused_and_may_be_watched_behind_it(tmp_path: Path) 
     assert [one.steps for one in events if isinstance(one, Started | Summary)] == [5, 10]
     assert len(Reader.open(path).header.source["earlier"]) == 1  # type: ignore[index]
     assert log_of(path).anchors[0][0] == 5.0
+    *_, summary = ingest(Prepared(1, 8), path, CONFIG, backbone=MockBackbone(), append=True)
+    assert summary.steps == 14
+    assert run(World([50, gone()]), path, append=True)[-1].steps == 19
 
 
-def test_a_file_can_be_appended_to_a_camera_and_a_camera_to_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
-    list(ingest(Prepared(1, 8), path, CONFIG, backbone=MockBackbone()))
-    run(World([50, gone()]), path, append=True)
-    *_, summary = ingest(Prepared(2, 8), path, CONFIG, backbone=MockBackbone(), append=True)
-    assert summary.steps == 4 + 5 + 4
-
-
-def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_camera(tmp_path: Path) -> None:
-    path = tmp_path / "s.safetensors"
+def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_camera(path: Path) -> None:
     run(World([100, gone()]), path, every=Every(n_steps=2), keep=3)
     assert Reader.open(path).commits_s == [6.0, 8.0, 10.0]
     run(World([100, gone()], began_s=100.0), path, every=Every(n_steps=2), keep=3, until=4)
@@ -185,40 +172,34 @@ def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_cam
     assert Reader.open(path).commits_s == [3.0]
 
 
-def test_a_source_that_is_given_up_leaves_a_state_and_damage(tmp_path: Path) -> None:
-    world = World([50, gone()])
-    *_, summary = run(world, tmp_path / "s.safetensors", give_up_s=0.0)
+def test_a_source_that_is_given_up_leaves_a_state_and_damage(path: Path) -> None:
+    *_, summary = run(World([50, gone()]), path, give_up_s=0.0)
     assert (summary.steps, summary.damaged, summary.damage) == (5, True, "rtsp://camera/1 is gone")
 
 
 @pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied])
-def test_a_wrong_address_is_an_error_at_once_unless_it_was_right_before(
-    kind: type[SourceError], tmp_path: Path
-) -> None:
+def test_a_wrong_address_is_an_error_at_once_unless_it_was_right_before(kind: type[SourceError], path: Path) -> None:
     with pytest.raises(kind):
-        run(World([kind("nothing is at /dev/video9")]), tmp_path / "s.safetensors")
-    assert not (tmp_path / "s.safetensors").exists()
-    *_, summary = run(World([50, gone()], [kind("it restarts")], [50, gone()]), tmp_path / "s.safetensors")
-    assert summary.steps == 10
-    *_, summary = run(World([kind("it restarts")], [50, gone()], began_s=60.0), tmp_path / "s.safetensors")
-    assert summary.steps == 15
+        run(World([kind("nothing is at /dev/video9")]), path)
+    assert not path.exists()
+    assert run(World([50, gone()], [kind("it restarts")], [50, gone()]), path)[-1].steps == 10
+    assert run(World([kind("it restarts")], [50, gone()], began_s=60.0), path)[-1].steps == 15
 
 
-def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_told(tmp_path: Path) -> None:
-    world = World()
-    events = run(world, tmp_path / "s.safetensors")
-    assert [type(one) for one in events] == [Started, SourceLost, Commit, Summary]
+def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_told(path: Path, tmp_path: Path) -> None:
+    assert [type(one) for one in run(World(), path)] == [Started, SourceLost, Commit, Summary]
+    never = {"should_stop": lambda: False}
     with pytest.raises(SourceUnreadable, match="no frame"):
-        run(World(), tmp_path / "t.safetensors", should_stop=lambda: False, for_s=0.05)
-    *_, summary = run(World([10_000]), tmp_path / "u.safetensors", should_stop=lambda: False, for_s=20.0)
+        run(World(), tmp_path / "t.safetensors", for_s=0.05, **never)
+    *_, summary = run(World([10_000]), tmp_path / "u.safetensors", for_s=20.0, **never)
     assert (summary.stream_time_s, summary.complete, summary.damaged) == (20.0, True, False)
 
 
 def test_live_sources_are_committed_by_their_own_interval_and_when_they_are_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("protokv.ingestion.run.LIVE", Every(n_steps=3))
-    events = run(World([70, gone()]), tmp_path / "s.safetensors", every=None)
+    events = run(World([70, gone()]), path, every=None)
     # A loss commits too, so that a question meanwhile is about all there was.
     assert [one.steps for one in events if isinstance(one, Commit)][:3] == [3, 6, 7]
 
@@ -227,10 +208,9 @@ def test_live_sources_are_committed_by_their_own_interval_and_when_they_are_lost
     st.lists(st.tuples(st.integers(1, 40), st.floats(0, 30)), min_size=1, max_size=8), st.sampled_from([1.0, 2.0, 3.7])
 )
 def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fps: float) -> None:
-    scripts = [[n, ("quiet", quiet_s), n, gone()] for n, quiet_s in parts]
-    world = World(*scripts)
+    world = World(*([n, ("quiet", quiet_s), n, gone()] for n, quiet_s in parts))
     with world.source(stall_s=1e9, retry_s=(1e-6, 1e-6)) as source:
-        # The camera refuses every connection after its scripts: that is the end, and the source is tried for ever.
+        # The camera refuses every connection after its scripts, and the source is tried for ever.
         steps = source.steps(fps, 1, SourcePart(), 3.0, world.watched(source))
         items = [one for one in steps if one is not None]
     times = [one.time_s if isinstance(one, Step) else one.stream_time_s for one in items]
@@ -241,32 +221,30 @@ def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fp
     assert len({one.images.tobytes() for one in items if isinstance(one, Step)}) == len(slots)
 
 
-def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(tmp_path: Path) -> None:
-    world, path = World([3000, gone()]), tmp_path / "s.safetensors"
+def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(path: Path) -> None:
+    world = World([3000, gone()])
     source = world.source(on_pressure="drop")
-    events: list[Any] = []
     steps = source.steps
-    source.steps = lambda *a, **k: _late(world, steps(*a, **k))  # type: ignore[method-assign]
+
+    def late(*how: Any) -> Iterator[Any]:
+        """Take the first step when the camera has sent everything."""
+        for i, step in enumerate(steps(*how)):
+            assert i or world.idle.wait(20.0)
+            yield step
+
+    source.steps = late  # type: ignore[method-assign]
+    events: list[Any] = []
     with source:
-        # The model takes its first step when the camera has sent everything.
         for event in ingest(source, path, CONFIG, backbone=MockBackbone(), should_stop=lambda: len(events) > 12):
             events.append(event)
     *_, summary = events
     assert summary.frames_dropped > 500
     assert log_of(path).frames_dropped == summary.frames_dropped
-    slow = [one for one in events if isinstance(one, FramesDropped)]
-    assert len(slow) == 1
-    assert slow[0].stream_fps > slow[0].watched_fps > 0
+    (slow,) = [one for one in events if isinstance(one, FramesDropped)]
+    assert slow.stream_fps > slow.watched_fps > 0
     assert max(one.frames_dropped for one in events if isinstance(one, Progress)) == summary.frames_dropped
     # The newest frames are left.
     assert summary.stream_time_s > 295.0
-
-
-def _late(world: World, steps: Any) -> Any:
-    for i, step in enumerate(steps):
-        if i == 0:
-            assert world.idle.wait(20.0)
-        yield step
 
 
 def step(index: int) -> Step:
@@ -288,8 +266,7 @@ def test_the_oldest_step_is_dropped_and_news_never(actions: list[str], room: int
         mailbox.put(item)
         model.append(item)
         assert mailbox.dropped == dropped
-    assert all(mailbox.get(0.0) is one for one in model)
-    assert mailbox.get(0.0) is None
+    assert all(mailbox.get(0.0) is one for one in [*model, None])
 
 
 def test_a_waiting_sender_goes_on_when_there_is_room_and_when_the_mailbox_closes() -> None:
@@ -299,8 +276,7 @@ def test_a_waiting_sender_goes_on_when_there_is_room_and_when_the_mailbox_closes
     assert [mailbox.get(20.0).index for _ in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
     mailbox.close()
     thread.join(20.0)
-    assert not thread.is_alive()
-    assert mailbox.dropped == 0
+    assert (thread.is_alive(), mailbox.dropped) == (False, 0)
 
 
 @pytest.mark.parametrize(("draw", "part"), [(0.0, 0.5), (1.0, 1.0), (0.5, 0.75)])
