@@ -106,8 +106,7 @@ def test_commits_on_the_way_are_events_in_order_once_they_are_on_disk(path: Path
     assert commits == [1, 2, 3, 4, 5, 5]
 
 
-def test_a_commit_that_fails_ends_the_ingest_at_once(path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_fails_ends_the_ingest_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise StateError("the disk is gone")
 
