@@ -149,7 +149,9 @@ class LiveSource(Source):
         """
         if (found := WallClockLog.read(record)) is not None:
             self.log = found
-            size = {name: value for name in ("width", "height") if type(value := record.get(name)) is int and value > 0}
+            size: dict[str, Any] = {
+                name: value for name in ("width", "height") if type(value := record.get(name)) is int and value > 0
+            }
             self.info = replace(self.info, **size)
             found.begin_gap(stream_s, "nobody watched")
 
