@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,13 +24,6 @@ CASES: dict[str, MemoryConfig] = {name: MemoryConfig.of(name, budget=BUDGET) for
 WORST = [float("nan"), float("inf"), -float("inf"), 3e38, -3e38]
 
 
-@dataclass(frozen=True)
-class Clock:
-    steps: int
-    tokens_seen: int
-    next_position: int
-
-
 def spoilt(step: StepKV, tokens: list[int], number: float, *, of_values: bool = False, head: int = 0) -> StepKV:
     """A step with one number of some tokens replaced, in one layer and head."""
     keys, values = step.keys.clone(), step.values.clone()
@@ -38,13 +31,12 @@ def spoilt(step: StepKV, tokens: list[int], number: float, *, of_values: bool = 
     return replace(step, keys=keys, values=values)
 
 
-def stream(memory: Memory, world: World, steps: int, bad: dict[int, list[int]]) -> Clock:
-    """Steps of five tokens, some of them spoilt by one of the worst numbers; where the stream then stands."""
+def stream(memory: Memory, world: World, steps: int, bad: dict[int, list[int]]) -> None:
+    """Steps of five tokens, some of them spoilt by one of the worst numbers."""
     for index in range(steps):
         step = world.step(index, 5)
         tokens, number = bad.get(index, []), WORST[index % len(WORST)]
         memory.append(spoilt(step, tokens, number, of_values=index % 2 == 1) if tokens else step)
-    return Clock(steps, 5 * steps, world.shape.sink_tokens + world.time if hasattr(world, "time") else 10**9)
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES.keys())

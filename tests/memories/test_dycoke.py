@@ -67,12 +67,6 @@ def test_merging_frame_by_frame_across_a_saved_state_is_merging_the_whole_video(
     assert streamed == merged_at_once(features, share)
 
 
-def test_four_frames_of_196_tokens_leave_370_as_published() -> None:
-    memory, _ = built(DyCokeConfig(), shape_of())
-    kept = [len(memory.select(frame, (14, 14))) for frame in video(0, 8, 196)]
-    assert kept == [196, 58, 58, 58] * 2
-
-
 def test_a_step_on_another_grid_is_whole_and_starts_a_group() -> None:
     memory, _ = built(DyCokeConfig(merge_share=0.5), shape_of())
     grids = [(2, 4), (2, 4), (4, 2), (4, 2), (4, 2), (4, 2), (2, 4)]

@@ -195,17 +195,6 @@ def test_a_stream_that_has_not_begun_can_be_asked(before: str) -> None:
     assert context.next_position == SINK
 
 
-def test_new_steps_read_the_local_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protokv.memories.rekv.LOCAL_TOKENS", 9)
-    shape = shape_of(sink=SINK)
-    memory, world = built(shape, budget=20)
-    feed(memory, world, [4] * 5)
-    context = memory.context()
-    live = context.bias[0, 0] == 0
-    # Two whole steps fit into nine tokens.
-    assert sorted(context.positions()[0, 0, live, 0].tolist()) == [*range(SINK), *range(12, 20)]
-
-
 def test_the_bytes_of_the_archive_are_those_of_its_tokens() -> None:
     shape = shape_of(layers=2, heads=3, size=16, components=3, dtype=torch.bfloat16)
     memory, world = built(shape, budget=8)

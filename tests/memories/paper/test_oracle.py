@@ -17,7 +17,6 @@ from torch import Tensor
 
 from protokv.core.build import build_memory
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape
 from protokv.memories import PaperConfig
 from protokv.memories.paper import rule as paper_rule
 from protokv.memories.paper.memory import Paper
@@ -43,7 +42,7 @@ def configs() -> st.SearchStrategy[PaperConfig]:
             "subquantizers": st.sampled_from([1, 2, 4]),
             "codewords": st.sampled_from([2, 5]),
             "warmup_residuals": st.sampled_from([17, 40]),
-            "idle_steps": st.sampled_from([1, 4, 30]),
+            "idle_steps": st.sampled_from([0, 1, 4, 30]),
             "spatial_weight": st.sampled_from([0.1, 0.0, 1.5]),
             "idle_weight": st.sampled_from([0.01, 0.0, 0.7]),
             "key_rate": st.sampled_from([0.05, 0.3]),
@@ -160,7 +159,7 @@ def first_alike(codebook: Tensor) -> Tensor:
     return alike.to(torch.uint8).argmax(2)
 
 
-def compare_context(fast: Paper, naive: NaiveProtoKV, *, ties: bool = True) -> None:
+def compare_context(fast: Paper, naive: NaiveProtoKV) -> None:
     context = fast.context()
     read = zip(*(context.read(layer) for layer in range(fast._shape.layers)), strict=True)
     keys, values, bias = (part[:, :, context.far].flatten(0, 1) for part in (*map(torch.stack, read), context.bias))
@@ -190,16 +189,7 @@ def compare_context(fast: Paper, naive: NaiveProtoKV, *, ties: bool = True) -> N
 
 @pytest.mark.parametrize("components", [1, 3])
 def test_a_long_stream_goes_through_everything_and_stays_equal(components: int) -> None:
-    goes_through_everything(shape_of(layers=1, heads=3, size=12, components=components))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("components", [1, 3])
-def test_a_long_stream_of_many_heads_stays_equal(components: int) -> None:
-    goes_through_everything(shape_of(layers=2, heads=3, size=12, components=components))
-
-
-def goes_through_everything(shape: MemoryShape) -> None:
+    shape = shape_of(layers=1, heads=3, size=12, components=components)
     config = small_config(budget=45, idle_steps=3, warmup_residuals=60)
     world = World(shape, seed=5)
     fast, naive = Paper(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
@@ -210,7 +200,7 @@ def goes_through_everything(shape: MemoryShape) -> None:
         naive.append(step)
     assert min(margin for head in flat(naive) for _, margin in head.decisions) > TIE
     compare_state(fast, naive)
-    compare_context(fast, naive, ties=False)
+    compare_context(fast, naive)
     state = fast.tensors()
     for counter in ("opened", "absorbed", "merged", "expired", "recycled"):
         assert (state[f"bank.{counter}"] > 0).all(), counter

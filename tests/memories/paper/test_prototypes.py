@@ -8,28 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core import prototypes as pseudo_tokens
-from protokv.core.rotary import rotate, unrotate
 from protokv.memories.paper.memory import Paper
-from tests.core.streams import PlainRotary, World, copy_of, feed, shape_of, small_config
+from tests.core.streams import World, copy_of, feed, shape_of, small_config
 from tests.oracles.invariants import check_bank
-from tests.tolerance import near
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=6, max_size=16)
-
-
-@given(LENGTHS, st.integers(0, 99), st.booleans(), st.sampled_from([0.05, 0.5]))
-def test_mass_is_the_number_of_tokens_that_left_the_window(
-    lengths: list[int], seed: int, merge: bool, noise: float
-) -> None:
-    shape = shape_of(heads=2)
-    world = World(shape, seed, noise=noise)
-    memory = Paper(small_config(decay="off", recycle=False, merge=merge), shape, world.rotary)
-    feed(memory, world, lengths)
-    state = memory.tensors()
-    evicted = sum(lengths) - int(state["near.ring"][1])
-    assert (state["bank.mass"].sum(2) == evicted).all()
-    assert (state["bank.opened"] + state["bank.absorbed"] == evicted).all()
-    assert torch.equal(state["residual.updates"].sum(2).long(), state["bank.absorbed"])
 
 
 @given(LENGTHS, st.integers(0, 99))
@@ -110,20 +93,3 @@ def test_the_report_tells_what_the_bank_holds() -> None:
         assert layer["merged"] == int(state["bank.merged"][index].sum())
         assert layer["codebooks"] == "fitted"
         assert 0 < layer["key_usage_entropy_bits"] <= 2.0
-
-
-@given(st.integers(0, 2**20), st.sampled_from([2, 8, 18]))
-def test_rotation_is_undone(position: int, size: int) -> None:
-    cos, sin = PlainRotary(size)(torch.tensor([[position]]))
-    x = torch.randn(3, 1, size, generator=torch.Generator().manual_seed(position))
-    # There and back: a cosine, a sine, two products and their sum.
-    torch.testing.assert_close(unrotate(rotate(x, cos, sin), cos, sin), x, **near(x, 2 * 4, 2 * float(x.abs().max())))
-
-
-@given(st.integers(0, 2**20), st.sampled_from([2, 8, 18]), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_keys_turn_as_transformers_turns_them_to_the_bit(position: int, size: int, dtype: torch.dtype) -> None:
-    cos, sin = PlainRotary(size)(torch.tensor([[position]]))
-    x = torch.randn(3, 1, size, generator=torch.Generator().manual_seed(position)).to(dtype)
-    exchanged = torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1)
-    assert torch.equal(rotate(x, cos, sin), x * cos + exchanged * sin)
-    assert torch.equal(unrotate(x, cos, sin), x * cos - exchanged * sin)
