@@ -32,18 +32,18 @@ def find_stream_time(text: str, reader: Reader, now: float) -> float:
         return max(0.0, reader.header.clock.stream_time_s - parse_duration(given[1:]))
     is_date = bool(_DATE.fullmatch(given))
     clocks = reader.wall_clocks if is_date or TIME_OF_DAY.fullmatch(given) else []
-    if is_date and not clocks:
-        raise ConfigError(
-            f"{reader.path} is of a video, which has no date", hint="use a time of the video, such as 12m"
-        )
     if not clocks:
+        if is_date:
+            raise ConfigError(
+                f"{reader.path} is of a video, which has no date", hint="use a time of the video, such as 12m"
+            )
         return parse_duration(given)
     wanted = parse_instant(given, now)
-    for clock in reversed(clocks):
-        if (found := clock.stream_time(wanted)) > float("-inf"):
-            return float(found)
-    at, began = (f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}" for one in (wanted, clocks[0].anchors[0][1]))
-    raise StateNotFound(f"{reader.path} knows nothing of {at}: its stream began at {began}")
+    found = next((at for one in reversed(clocks) if (at := one.stream_time(wanted)) > float("-inf")), None)
+    if found is None:
+        at, began = (f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}" for one in (wanted, clocks[0].anchors[0][1]))
+        raise StateNotFound(f"{reader.path} knows nothing of {at}: its stream began at {began}")
+    return float(found)
 
 
 def commit_age_s(reader: Reader, now: float) -> float | None:

@@ -1,7 +1,4 @@
-"""`protokv doctor`: what this machine and this installation have, for a bug report.
-
-Holds no secrets: no value of a variable of the environment, no name of a user's model, and the home folder as `~`.
-"""
+"""`protokv doctor`: what this machine and this installation have, for a bug report without secrets."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from protokv import __version__
 from protokv.machine import free_memory_bytes, memory_bytes
 from protokv_cli.exits import Exit
 from protokv_cli.options import OutputFlags
+from protokv_cli.output import pairs
 
 _PACKAGES: Final = ["torch", "transformers", "tokenizers", "safetensors", "av", "decord", "numpy", "typer", "rich"]
 _CODECS: Final = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
@@ -29,18 +27,18 @@ _VARIABLES: Final = re.compile(r"PROTOKV_|HF_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THRE
 def doctor(*, output: OutputFlags) -> None:
     """Show what this machine has and what is installed; `protokv models` shows which models fit.
 
-    Paste it into a bug report. It holds no values of variables, no names of your models, and the home folder as ~. The
-    exit code is 1 if something is broken.
+    For a bug report: it holds no values of variables, no names of your models, and the home folder as ~. The exit code
+    is 1 if something is broken.
 
     ```sh
-    protokv doctor
     protokv doctor --format json
     ```
     """
     out = output.open()
     with out.errors():
         found = describe_setup()
-        out.show([found])
+        devices = {one["name"]: {**one, "name": ""} for one in found["devices"]}
+        out.show([found], lambda _: [pairs({**found, "devices": devices})])
         if found["problems"]:
             raise typer.Exit(Exit.FAILURE)
 
@@ -53,7 +51,7 @@ def describe_setup() -> dict[str, Any]:
         "protokv": __version__,
         "python": f"{platform.python_version()} in {_hide_home(sys.prefix)}",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} processors",
-        "packages": {name: find_version(name) for name in _PACKAGES},
+        "packages": {name: _find_version(name) for name in _PACKAGES},
         "devices": list_devices(problems),
         "video": {"codecs": [name for name in _CODECS if av is not None and name in av.codecs_available]},
         "variables": sorted(name for name in os.environ if _VARIABLES.match(name)),
@@ -75,8 +73,7 @@ def list_devices(problems: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def find_version(package: str) -> str:
-    """Return the version of an installed package, or that it is not installed. Nothing is imported."""
+def _find_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -6,9 +6,8 @@ import re
 import shlex
 import sys
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +17,7 @@ from protokv_cli.ingest_fleet import FleetFlags, ingest_fleet
 from protokv_cli.options import (
     MOST_USED,
     SUBTITLES,
+    Flags,
     MemoryFlags,
     TimedOutputFlags,
     WatchFlags,
@@ -25,6 +25,7 @@ from protokv_cli.options import (
     note_embedded,
     option,
     parsed,
+    refuse,
 )
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every, parse_pair
@@ -49,11 +50,9 @@ Sources = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StateFlags:
+class StateFlags(Flags, panel="State"):
     """Which state is written, when and how."""
 
-    PANEL: ClassVar[str] = "State"
     state: str | None = option(
         "--output -o STATE", "State to write, or a folder. Default: SOURCE's name .safetensors, here.", MOST_USED
     )
@@ -71,11 +70,9 @@ class StateFlags:
     append: bool = option("--append", "Watch SOURCE after what STATE has watched, if there is one.", default=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceFlags:
+class SourceFlags(Flags, panel="What to watch"):
     """What of a source enters the stream."""
 
-    PANEL: ClassVar[str] = "What to watch"
     start_s: str = option("--start TIME", "Begin a file here, such as 7:30.", default="0", parse=parse_duration)
     duration_s: str | None = option("--duration TIME", "Watch no more of a file than this.", parse=parse_duration)
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="auto")
@@ -90,11 +87,9 @@ class SourceFlags:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveFlags:
+class LiveFlags(Flags, panel="Live sources"):
     """What to do about a source that waits, is lost or has no end."""
 
-    PANEL: ClassVar[str] = "Live sources"
     for_s: str | None = option("--for TIME", "End after this much stream time, such as 1h.", parse=parse_duration)
     stall_s: str | None = option("--stall TIME", "Lost if no frame comes so long. Default: 20s.", parse=parse_duration)
     give_up_s: str | None = option("--give-up TIME", "Try a lost source so long. Default: ever.", parse=parse_duration)
@@ -162,11 +157,11 @@ def ingest(
             alone = [*given(state, "append"), *given(watch, "start_s", "duration_s", "chunk"), *given(live)]
             alone += [*given(output, "timings"), *(["--subtitles FILE"] if names_file(watch.subtitles) else [])]
             hint = "several videos are continued without an option, and watched to their ends"
-            _refuse(alone, "for one video only", hint)
+            refuse((alone, f"{' and '.join(alone)}: for one video only", hint))
             ingest_fleet(out, sources, state.state, chosen, fleet, dry_run=state.dry_run)
             return
         where = "name a folder, a glob or --from LIST; --device says where one video is watched"
-        _refuse(given(fleet), "for several videos only", where)
+        refuse((given(fleet), f"{' and '.join(given(fleet))}: for several videos only", where))
         if _PAGE.match(sources[0]):
             hint = f"yt-dlp -o - {shlex.quote(sources[0])} | protokv ingest -"
             raise SourceUnreadable(f"{sources[0]} is a page, not a video", hint=hint)
@@ -179,11 +174,6 @@ def ingest(
             show_estimate(out, found, chosen.config.budget)
         else:
             _ingest_one(out, sources[0], state.state, chosen, clock)
-
-
-def _refuse(names: list[str], why: str, hint: str) -> None:
-    if names:
-        raise ConfigError(f"{' and '.join(names)}: {why}", hint=hint)
 
 
 def _build(

@@ -16,11 +16,10 @@ import typer
 
 from protokv.ingestion import Event, IngestOptions, events
 from protokv.ingestion.estimate import Estimate
-from protokv.texts import count_text
 from protokv.timings import Timings
 from protokv_cli.exits import Exit
 from protokv_cli.options import note_embedded
-from protokv_cli.output import Format, Output, format_bytes, format_time, pairs
+from protokv_cli.output import Format, Output, format_bytes, format_time
 from protokv_cli.progress import Bar, format_time_left, round_timings, show_timings
 
 # Readers of the JSON lines want to follow the run, not every step.
@@ -48,8 +47,8 @@ class IngestReport:
         self._bar.stop()
 
     def show(self, event: Event) -> None:
-        """Show an event: notes on stderr, and a JSON line, or tables at the end."""
-        out = self._out
+        """Show an event: notes on stderr, and a JSON line, or a table at the end."""
+        out, ends = self._out, isinstance(event, events.Summary)
         if isinstance(event, events.Started):
             self._begun = event
             if event.notice:
@@ -58,18 +57,16 @@ class IngestReport:
         _note_news(out, event)
         if isinstance(event, events.Progress) and not self._show_progress(event):
             return
-        ends, spent = isinstance(event, events.Summary), None if self._timings is None else self._timings.seconds
+        row = {"type": name_event(event), **asdict(event)}
+        if self._timings is not None and ends:
+            row["timings"] = round_timings(self._timings.seconds)
         if out.format is Format.JSON:
-            timings = {"timings": round_timings(spent)} if ends and spent is not None else {}
-            out.json({"type": name_event(event), **asdict(event), **timings})
-        elif isinstance(event, events.Summary):
+            out.json(row)
+        elif ends:
             self._bar.stop()
-            if spent is not None:
-                show_timings(out, spent)
-            if out.format is Format.PLAIN:
-                out.plain(event.state)
-            else:
-                out.table(pairs(_summary_rows(event)))
+            if timings := row.pop("timings", None):
+                show_timings(out, timings)
+            out.record(row)
 
     def _show_progress(self, event: events.Progress) -> bool:
         """Draw the bar; return True if a JSON line is due."""
@@ -78,28 +75,31 @@ class IngestReport:
             self._first = (now_s, done_s)
             self._note_size(event)
         if self._bar.due():
-            where, rest = format_time(done_s), [f"{event.frames_per_second:.0f} frames/s"]
+            parts = [format_time(done_s), f"{event.frames_per_second:.0f} frames/s"]
             if length_s:
                 began_s, from_s = self._first
                 left = format_time_left(done_s - from_s, length_s - done_s, now_s - began_s)
-                rest = [f"{where} / {format_time(length_s)}", *left, *rest]
-                where = f"{min(1.0, done_s / length_s):4.0%}"
-            parts = [where, *rest, f"state {format_bytes(event.state_bytes)}"]
+                share = f"{min(1.0, done_s / length_s):4.0%}"
+                parts = [share, f"{parts[0]} / {format_time(length_s)}", *left, parts[1]]
+            parts.append(f"state {format_bytes(event.state_bytes)}")
             self._bar.show(parts, min(done_s, length_s or done_s), length_s)
-        due = now_s - self._row_s >= JSON_EVERY_S
+        due = self._out.format is Format.JSON and now_s - self._row_s >= JSON_EVERY_S
         self._row_s = now_s if due else self._row_s
-        return due and self._out.format is Format.JSON
+        return due
 
     def _note_size(self, event: events.Progress) -> None:
         """Say how large a new state will be, and what part of the video it keeps: a step's size is known only now."""
-        begun, length_s = self._begun, event.duration_s
+        begun, length_s, disk = self._begun, event.duration_s, "grows with the stream"
         if begun is None or begun.how != "started":
             return
-        on_disk = describe_disk(event.end_bytes, begun.most_bytes)
-        self._out.note(f"state: {format_bytes(event.state_bytes)} in memory; on disk {on_disk}")
+        if event.end_bytes is not None:
+            disk = f"about {format_bytes(event.end_bytes)} at the end"
+        elif begun.most_bytes is not None:
+            disk = f"at most {format_bytes(begun.most_bytes)}"
+        self._out.note(f"state: {format_bytes(event.state_bytes)} in memory; on disk {disk}")
         if length_s and begun.most_bytes is not None:
             tokens = event.tokens_seen * length_s / event.stream_time_s
-            self._out.note(f"the budget {describe_share(tokens, self._chosen.config.budget)}")
+            self._out.note(describe_share(tokens, self._chosen.config.budget))
 
     def end(self, summary: events.Summary, stopped: Exit | None) -> None:
         """Say what to do next, and end with the exit code of a run that was stopped or is not whole.
@@ -153,17 +153,18 @@ def _note_start(out: Output, started: events.Started, source: str) -> None:
 
 def _note_news(out: Output, event: Event) -> None:
     """Write a line if the words of a source are lost, or a live one is lost or too fast."""
-    if isinstance(event, events.WordsLost):
-        out.note(f"Warning: {event.words}: {event.why}; the video is watched all the same")
-    elif isinstance(event, events.SourceNoted):
-        out.note(f"Note: {event.source}: {event.note}")
-    elif isinstance(event, events.SourceLost):
-        out.error(f"{event.source} is lost at {format_time(event.stream_time_s)}: {event.why}; trying again")
-    elif isinstance(event, events.SourceRecovered):
-        out.error(f"{event.source} is back at {format_time(event.stream_time_s)}, after {format_time(event.gap_s)}")
-    elif isinstance(event, events.FramesDropped):
-        rates = f"{event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}"
-        out.note(f"frames are dropped: {rates}; sample fewer with --fps, or let the camera send smaller ones")
+    match event:
+        case events.WordsLost():
+            out.note(f"Warning: {event.words}: {event.why}; the video is watched all the same")
+        case events.SourceNoted():
+            out.note(f"Note: {event.source}: {event.note}")
+        case events.SourceLost():
+            out.error(f"{event.source} is lost at {format_time(event.stream_time_s)}: {event.why}; trying again")
+        case events.SourceRecovered():
+            out.error(f"{event.source} is back at {format_time(event.stream_time_s)}, after {format_time(event.gap_s)}")
+        case events.FramesDropped():
+            rates = f"{event.stream_fps:.1f} a second come, the model takes {event.watched_fps:.1f}"
+            out.note(f"frames are dropped: {rates}; sample fewer with --fps, or let the camera send smaller ones")
 
 
 def name_event(event: Event) -> str:
@@ -171,57 +172,17 @@ def name_event(event: Event) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 
 
-def _summary_rows(summary: events.Summary) -> dict[str, str]:
-    seen = f"{count_text(summary.tokens_seen, 'token')} seen"
-    rows = {
-        "state": summary.state,
-        "stream": ", ".join((format_time(summary.watched_s), count_text(summary.steps, "step"), seen)),
-        "bytes": f"{format_bytes(summary.state_bytes)} of state, {format_bytes(summary.file_bytes)} on disk",
-        "took": f"{summary.elapsed_s:.1f} s",
-    }
-    if not summary.complete:
-        rows["incomplete"] = "stopped before the end of the source"
-    if summary.damaged:
-        rows["damaged"] = summary.damage
-    return rows
-
-
-def describe_disk(end_bytes: int | None, most_bytes: int | None) -> str:
-    """Return what a state takes on disk: about how much at the end, or at most, or that it grows."""
-    if end_bytes is not None:
-        return f"about {format_bytes(end_bytes)} at the end"
-    return "grows with the stream" if most_bytes is None else f"at most {format_bytes(most_bytes)}"
-
-
 def describe_share(tokens: float, budget: int) -> str:
     """Return which part of the tokens of a whole video a budget keeps, and whether that was measured."""
     part = round(tokens / budget)
     if part <= 1:
-        return "keeps all of the video"
+        return "the budget keeps all of the video"
     beyond = f", beyond what was measured (1/{MEASURED}): a greater --budget keeps more" * (part > MEASURED)
-    return f"keeps 1/{part} of the video{beyond}"
+    return f"the budget keeps 1/{part} of the video{beyond}"
 
 
 def show_estimate(out: Output, found: Estimate, budget: int) -> None:
     """Show what a run would take, as a table or one JSON object."""
-    if out.format is Format.JSON:
-        out.json({"type": "estimate", **asdict(found)})
-        return
-    unknown = "unknown: the source does not say how long it is"
-    in_all = "" if found.tokens is None else f", {found.tokens:,} in all"
-    takes, on_disk = "unknown", describe_disk(found.end_bytes, found.most_bytes)
-    if found.seconds is not None:
-        takes = f"about {format_time(round(found.seconds))}, by {count_text(found.tried_steps, 'step')} tried here"
-    rows = {
-        "source": found.source,
-        "length": unknown if found.duration_s is None else format_time(found.duration_s),
-        "steps": unknown if found.steps is None else count_text(found.steps, "step"),
-        "tokens": f"{found.tokens_per_step:g} a step{in_all}",
-        "state": f"{format_bytes(found.state_bytes)} in memory; on disk {on_disk}",
-        "takes": takes,
-    }
+    out.record({"type": "estimate", **asdict(found)}, title="nothing was written; it would be")
     if found.tokens and found.most_bytes is not None:
-        rows["budget"] = describe_share(found.tokens, budget)
-    if found.words:
-        rows["words"] = found.words + (f": {found.words_lost}" if found.words_lost else "")
-    out.table(pairs(rows, title="nothing was written; it would be"))
+        out.note(describe_share(found.tokens, budget))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +12,7 @@ from protokv.errors import ConfigError
 from protokv.texts import count_text, cut
 from protokv_cli.commits import find_stream_time, note_commit
 from protokv_cli.exits import Exit
-from protokv_cli.options import OutputFlags, option
+from protokv_cli.options import Flags, OutputFlags, option
 from protokv_cli.output import Output, Row, format_bytes, format_time, grid, pairs
 
 if TYPE_CHECKING:
@@ -25,26 +24,15 @@ Other = Annotated[
     typer.Argument(metavar="STATE2", help="A second state: show how they differ. Exit 0 if equal, 1 if not."),
 ]
 
-# The newest gaps of a live stream; JSON has all that the state holds.
+# Of a live stream.
 GAPS_SHOWN = 8
-
 # Of a table of layers, beside their number: a terminal has room for a few.
 COLUMNS = 5
 
-# Parts whose names do not say that they are not on disk, or not in memory.
-_PARTS = {
-    "total": "in memory",
-    "context": "context, built anew on load",
-    "plan": "plan, built anew on load",
-    "file": "on disk",
-}
 
-
-@dataclass(frozen=True, kw_only=True)
-class InspectFlags:
+class InspectFlags(Flags, panel="What to show"):
     """What of a state is shown."""
 
-    PANEL: ClassVar[str] = "What to show"
     target: str | None = option("--output -o PATH", "Write the state again, in the form that the suffix names.")
     force: bool = option("--force", "Let --output replace any file.", default=False)
     verify: bool | None = option(
@@ -56,15 +44,14 @@ class InspectFlags:
 
     def refuse_contradictions(self, state: str, other: str | None, many: bool) -> None:
         """Refuse options that do not go together. ConfigError."""
-        writes, verifies = other is not None or self.target is not None, self.verify is True
-        if self.at is not None and writes:
-            raise ConfigError("--at shows one state", hint="leave out the second state and --output")
-        if sum((other is not None, self.target is not None, verifies, self.words)) > 1 or (self.words and self.layers):
-            why = "a second state, --output, --verify, --layers and --words do not go together"
-            raise ConfigError(why, hint="one after the other")
-        if many and (writes or verifies or self.words or self.at is not None):
-            why = f"{state} holds many states, and these options are for one"
-            raise ConfigError(why, hint="name one of the states")
+        chosen = {"a second state": other, "--output": self.target, "--verify": self.verify, "--words": self.words}
+        modes = [name for name, value in chosen.items() if value]
+        more = {"--layers": self.layers and self.words, "--at": self.at and (other or self.target)}
+        together = [*modes, *(name for name, clashes in more.items() if clashes)]
+        if len(together) > 1:
+            raise ConfigError(f"{' and '.join(together)} do not go together", hint="one after the other")
+        if many and (modes or self.at):
+            raise ConfigError(f"{state} holds many states, and these options are for one", hint="name one of them")
 
 
 def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: OutputFlags) -> None:
@@ -74,12 +61,9 @@ def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: O
     and 1 if they differ. With -o: write the state in another form (.safetensors, .pt, .zarr) or place (s3://...).
 
     ```sh
-    protokv inspect video.safetensors
     protokv inspect video.safetensors --layers
-    protokv inspect video.safetensors --at 7:30
-    protokv inspect talk.safetensors --words
+    protokv inspect talk.safetensors --words --at 7:30
     protokv inspect video.safetensors -f json | jq .bytes.total
-    protokv inspect video.safetensors --verify
     protokv inspect video.safetensors -o video.zarr
     protokv inspect monday.safetensors tuesday.safetensors
     protokv inspect states/
@@ -94,51 +78,50 @@ def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: O
         if many:
             from protokv.fleet.states import survey
 
-            names = ("state", "stream_time_s", "steps", "file_bytes", "complete", "failure")
-            out.show(survey(state), names, lambda rows: fleet_tables(list(rows), state.rstrip("/") + "/"))
+            out.show(survey(state), lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"))
+        elif flags.words:
+            _show_words(out, state, flags)
         else:
-            _show_one(out, state, other, flags)
+            document = _read_document(out, state, other, flags)
+            out.show([document], lambda _: document_tables(document, layers=flags.layers))
+            if other is not None and not document["equal"]:
+                raise typer.Exit(Exit.FAILURE)
 
 
-def _show_one(out: Output, state: str, other: str | None, flags: InspectFlags) -> None:
+def _read_document(out: Output, state: str, other: str | None, flags: InspectFlags) -> dict[str, Any]:
+    """Return the document of a state, of two that are compared, or of one written in another form."""
     from protokv.state.describe import compare, convert, describe
     from protokv.state.reader import Reader
-
-    def show(document: dict[str, Any]) -> None:
-        out.show([document], tables=lambda rows: document_tables(document, layers=flags.layers))
 
     digests = flags.verify is not False
     if other is not None:
         found = compare(*(Reader.open(one, verify=digests).state for one in (state, other)))
-        show({"states": [state, other], **found})
-        raise typer.Exit(Exit.DONE if found["equal"] else Exit.FAILURE)
+        return {"states": [state, other], **found}
     if flags.target is not None:
-        show(convert(state, flags.target, overwrite=flags.force, digests=digests))
-        return
+        return convert(state, flags.target, overwrite=flags.force, digests=digests)
     at_s = None if flags.at is None else find_stream_time(flags.at, Reader.open(state), time.time())
-    if flags.words:
-        _show_words(out, Reader.open(state, at_s=at_s, verify=digests))
-        return
     document = describe(state, at_s=at_s, digests=digests, values=flags.verify is True)
     note_commit(out, document["stream"]["duration_s"], at_s)
-    show(document)
+    return document
 
 
-def _show_words(out: Output, reader: Any) -> None:
+def _show_words(out: Output, state: str, flags: InspectFlags) -> None:
     """Show what was said, a line for each step with words."""
+    from protokv.state.reader import Reader
     from protokv.words.find import name_subtitles, recorded_subtitles
 
-    state, transcript = reader.state, reader.transcript
-    note_commit(out, state.clock.stream_time_s, reader.at_s)
-    record = recorded_subtitles(state.source)
+    last = Reader.open(state, verify=flags.verify is not False)
+    reader = last if flags.at is None else last.at(find_stream_time(flags.at, last, time.time()))
+    lines, record = reader.transcript.lines, recorded_subtitles(reader.state.source)
+    note_commit(out, reader.state.clock.stream_time_s, reader.at_s)
     if lost := record.get("lost"):
         out.note(f"Warning: not all words are known: {lost}")
-    if transcript.is_full:
+    if reader.transcript.is_full:
         out.note("older lines may be gone: a state keeps the last ones, about five hours of speech")
-    if not transcript.lines:
+    if not lines:
         out.note(f"no words are known: {name_subtitles(record) if record else 'there were none'}")
-    rows = ({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in transcript.lines)
-    out.show(rows, ("start_s", "text"))
+    rows = ({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in lines)
+    out.show(rows, lambda rows: [grid(("start_s", "text"), rows)])
 
 
 def document_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:
@@ -146,131 +129,96 @@ def document_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]
     if "equal" in d:
         yield from _difference_tables(d)
     elif "output" in d:
-        yield pairs({"state": d["state"], "output": d["output"], "bytes": format_bytes(d["bytes"])}, title="written")
+        yield pairs(d, title="written")
     else:
         yield from _summary_tables(d)
-        if d["stream"]["live"] is not None:
-            yield from _live_tables(d["stream"]["live"])
         if layers:
             yield from _inner_tables(d)
         if "verified" in d:
             yield pairs(dict(line.split(": ", 1) for line in d["verified"]), title="verified")
 
 
-def fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
+def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
     """Yield a table of the rows of `protokv.fleet.states`, and the totals; `root` ends in a slash."""
     cells = [
-        {**row, "state": row["state"].removeprefix(root), "what is wrong": row["failure"] or row["damage"] or ""}
-        for row in rows
+        {**row, "state": row["state"].removeprefix(root), "wrong": row["failure"] or row["damage"]} for row in rows
     ]
-    wrong = ["what is wrong"] if any(one["what is wrong"] for one in cells) else []
-    yield grid(["state", "stream_time_s", "steps", "file_bytes", "complete", *wrong], cells)
+    names = ["state", "stream_time_s", "steps", "file_bytes", "complete"]
+    yield grid([*names, "wrong"] if any(one["wrong"] for one in cells) else names, cells)
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
     total = f"{len(rows)}: {whole} whole, {len(rows) - whole} not"
-    yield pairs({"videos": total, "watched": format_time(seconds), "states": format_bytes(size)})
+    yield pairs({"videos": total, "watched_s": seconds, "states_bytes": size})
 
 
 def _summary_tables(d: Row) -> Iterator[RenderableType]:
-    """Yield what the state has watched, what is kept and whether it is whole; the sources if there are several."""
-    memory, sources, commits = d["memory"], d["stream"]["sources"], d["stream"]["commits_s"]
-    rows: dict[str, Any] = {"watched": _watched(d), "whole": _whole(d)}
-    if d["written"]:
-        rows["written"] = d["written"].replace("T", " ")[:19]
+    """Yield what the state has watched, what is kept, whether it is whole, its sources, and gaps of a live one."""
+    memory, stream, model = d["memory"], d["stream"], d["backbone"]
+    sources = [{**one, "source": one["name"] or "frames from a program"} for one in stream["sources"]]
+    # The decoder that was asked for may have left frames to another.
+    by = " and ".join(stream["decoders"]) or stream["decoder"] or "no decoder"
+    what = f"{sources[0]['source']} ({by})" if len(sources) == 1 else f"{len(sources)} sources"
     changes = [f"{name} = {value}" for name, value in memory["changes"].items() if name != "budget"]
-    rows |= {
-        "kept": _kept(d),
+    rows = {
+        "watched": f"{what}, {format_time(stream['watched_s'])}, {'' if d['complete'] else 'not '}to its end",
+        "whole": _describe_damage(d),
+        "written": (d["written"] or "").replace("T", " ")[:19],
+        "kept": _describe_kept(d),
         "size": f"{format_bytes(d['bytes']['file'])} on disk, {format_bytes(d['bytes']['total'])} in memory",
         "memory": ", ".join([f"{memory['kind']}, budget {count_text(memory['budget'], 'token')}", *changes]),
-        "model": f"{d['backbone']['name']} ({d['backbone']['family']}, {d['backbone']['dtype']})",
+        "model": f"{model['name']} ({model['family']}, {model['dtype']})",
     }
-    if len(commits) > 1:
-        rows["commits"] = f"{', '.join(map(format_time, commits))}; query --at TIME asks them"
+    if len(stream["commits_s"]) > 1:
+        rows["commits"] = f"{', '.join(map(format_time, stream['commits_s']))}; query --at TIME asks them"
     yield pairs(rows)
     if len(sources) > 1:
-        cells = (
-            {**one, "source": _name(one), "decoder": _decoder(one), "damage": (one["damage"] or {}).get("message")}
-            for one in sources
-        )
-        yield grid(["source", "start_s", "end_s", "decoder", "damage"], cells, title=f"{len(sources)} sources")
+        cells = [{**one, "damage": (one["damage"] or {}).get("message")} for one in sources]
+        yield grid(["source", "start_s", "end_s", "decoder", "damage"], cells, title=what)
+    if live := stream["live"]:
+        # The newest gaps; JSON has all that the state holds.
+        gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-GAPS_SHOWN:]]
+        yield pairs({**live, "gaps": []}, title="live")
+        if gaps:
+            yield grid(["gap", "from_s", "to_s", "why"], gaps)
 
 
-def _name(source: Row) -> str:
-    return str(source["name"] or "frames from a program")
-
-
-def _watched(d: Row) -> str:
-    sources = d["stream"]["sources"]
-    name = f"{len(sources)} sources" if len(sources) > 1 else _name(sources[0])
-    by = f" ({_decoder(sources[0])})" if len(sources) == 1 and _decoder(sources[0]) != "-" else ""
-    return f"{name}{by}, {format_time(d['stream']['watched_s'])}, {'' if d['complete'] else 'not '}to its end"
-
-
-def _decoder(source: Row) -> str:
-    """Return who decoded: the decoder that was asked for may have left frames to another."""
-    by = source["decoders"]
-    many = ", ".join(f"{name}: {count_text(n, 'frame')}" for name, n in by.items()) if len(by) > 1 else "".join(by)
-    return many or source["decoder"] or "-"
-
-
-def _whole(d: Row) -> str:
-    damage = "; ".join(_damage(one) for one in d["stream"]["sources"] if one["damage"])
+def _describe_damage(d: Row) -> str:
+    """Return whether every source and the state itself are whole."""
     state = "every byte is the one that was saved" if d["digests"] else "not checked"
     if "verified" in d:
         state = "all that must hold in a state was checked"
-    return f"damaged: {damage}; the state itself: {state}" if damage else f"yes: {state}"
+    damage = []
+    for source in d["stream"]["sources"]:
+        if found := source["damage"]:
+            from_s, lost, bad = found["lost_from_s"], found["frames_lost"], found["frames_damaged"]
+            where = "" if from_s is None else f" from {format_time(source['start_s'] + from_s)}"
+            damage.append(f"{found['message']} ({lost:,} frames lost, {bad:,} damaged{where})")
+    return f"damaged: {'; '.join(damage)}; the state itself: {state}" if damage else f"yes: {state}"
 
 
-def _damage(source: Row) -> str:
-    found = source["damage"]
-    counts = {"lost": found["frames_lost"], "damaged": found["frames_damaged"]}
-    parts = [f"{count_text(n, 'frame')} {what}" for what, n in counts.items() if n]
-    from_s = found["lost_from_s"]
-    where = "" if from_s is None else f" from {format_time(source['start_s'] + from_s)}"
-    return f"{found['message']} ({', '.join(parts)}{where})"
-
-
-def _kept(d: Row) -> str:
+def _describe_kept(d: Row) -> str:
     """Return how much of the stream is kept exactly, since when, and what became of the rest."""
     stream, memory = d["stream"], d["memory"]
-    seen, exact = stream["tokens_seen"], stream["tokens_exact"]
-    seen_text = count_text(seen, "token")
+    seen, exact = count_text(stream["tokens_seen"], "token"), stream["tokens_exact"]
     if exact is None:
-        return f"at most {stream['tokens_kept']:,} of {seen_text}"
-    if exact >= seen:
-        return f"all {seen_text}, exactly"
-    latest = f"{seen_text}: the last {exact:,} exactly (from {format_time(stream['exact_from_s'])})"
-    older = f"{memory['prototypes']:,} prototypes"
+        return f"at most {stream['tokens_kept']:,} of {seen}"
+    if exact >= stream["tokens_seen"]:
+        return f"all {seen}, exactly"
+    latest = f"{seen}: the last {exact:,} exactly (from {format_time(stream['exact_from_s'])})"
+    older = f"older ones as {memory['prototypes']:,} prototypes"
     if "words_prototypes" in d:
         latest += f" and {d['words_tokens_in_use']:,} of words"
         older += f" and {d['words_prototypes']:,} of words"
-    if memory["prototypes"]:
-        return f"{latest}, older ones as {older}"
-    return latest if stream["tokens_kept"] <= exact else f"{latest}, at most {stream['tokens_kept']:,} in all"
-
-
-def _live_tables(live: Row) -> Iterator[RenderableType]:
-    """Yield when a live stream ran and what it missed."""
-    summary = {
-        "began": live["began"],
-        "committed": live["committed"],
-        "source": "lost" if live["lost"] else "there",
-        "gaps": f"{live['gaps_in_all']}, {format_time(live['lost_s'])} together",
-        "frames": f"{live['frames_dropped']} dropped, {live['frames_damaged']} damaged",
-    }
-    yield pairs(summary, title="live")
-    if live["gaps"]:
-        yield grid(
-            ["gap", "from_s", "to_s", "why"], [{**one, "gap": one["from"]} for one in live["gaps"][-GAPS_SHOWN:]]
-        )
+    return f"{latest}, {older if memory['prototypes'] else 'at most {:,} in all'.format(stream['tokens_kept'])}"
 
 
 def _inner_tables(d: Row) -> Iterator[RenderableType]:
     """Yield the constants, the bytes of each part, and what the memory reports of every layer."""
-    settings, memory = d["backbone"]["settings"], d["memory"]
-    yield pairs({name: cut(str(value)) for name, value in settings.items()}, title="frames of the model")
-    yield pairs({name: value for name, value in memory["config"].items() if value is not None}, title="memory")
-    yield pairs({_PARTS.get(name, name): format_bytes(n) for name, n in d["bytes"].items()}, title="bytes")
+    yield pairs({name: cut(str(value)) for name, value in d["backbone"]["settings"].items()}, "frames of the model")
+    yield pairs(d["memory"]["config"], "memory")
+    # The context and the plan are not on disk: they are made when the state is loaded.
+    sizes = {f"{name}_bytes": n for name, n in d["bytes"].items()}
+    yield pairs(sizes, "bytes; total: in memory; file: on disk")
     for name, rows in d.items():
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
             names, cells = list(rows[0]), [{"layer": i, **row} for i, row in enumerate(rows)]
@@ -280,9 +228,8 @@ def _inner_tables(d: Row) -> Iterator[RenderableType]:
 
 def _difference_tables(d: Row) -> Iterator[RenderableType]:
     """Yield the fields and tensors in which two states differ."""
-    a, b = d["states"]
     verdict = f"equal in all {d['tensors_compared']} tensors and the header" if d["equal"] else "different"
-    yield pairs({"a": a, "b": b, "they are": verdict}, title="states")
+    yield pairs(dict(zip("ab", d["states"], strict=True)) | {"they are": verdict}, title="states")
     if d["header"]:
         cells = [{**one, "a": str(one["a"]), "b": str(one["b"])} for one in d["header"]]
         yield grid(["field", "a", "b"], cells, title="header")

@@ -84,14 +84,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def protokv(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            "-V",
-            help="Print it and exit.",
-            is_eager=True,
-            callback=_show_version,
-        ),
+        bool, typer.Option("--version", "-V", help="Print it and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
     """Watch a video of any length in constant memory; save the state; ask about it later.

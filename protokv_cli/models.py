@@ -6,14 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from protokv_cli.options import OutputFlags
-from protokv_cli.output import grid
+from protokv_cli.output import Row, grid
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+# Millions of weights: a greater model takes more than about three hours for an hour of video on a CPU.
+MOST_ON_CPU = 900
+
+NOTES = """GiB: to watch and to answer in bfloat16; *: free here. tokens: most of a step
+An hour of video takes, at 6k tokens and with random weights:
+  LLaVA-OneVision 0.5B on one core of a laptop    three hours
+  Qwen2.5-VL 7B on one H100 (104 ms a second)     six minutes
+  Qwen2.5-VL 7B on one H200 (75 ms a second)      five minutes
+Qwen3.6 and Qwen3.8 have the architecture of Qwen3.5: name them like those
+No network: hf download OWNER/NAME --local-dir DIR, copy it, --model DIR"""
+
 
 def models(*, output: OutputFlags) -> None:
-    """List models of the supported families, what each takes, and which are here and fit this machine.
+    """List models of the supported families, what each takes, which are here and fit, and one for this machine.
 
     Any model of these families can be named, also one that is not listed. A machine without network takes a copy: run
     hf download OWNER/NAME --local-dir FOLDER on another one, copy the folder, and name it: --model FOLDER.
@@ -29,31 +40,40 @@ def models(*, output: OutputFlags) -> None:
         from protokv_cli.doctor import list_devices
 
         room = {one["name"]: one["free_bytes"] for one in list_devices([]) if one["free_bytes"] is not None}
-        out.show(describe_models(room, measure_cached()), ["name"], _tables)
+        out.show(describe_models(room, measure_cached()), _tables)
 
 
-def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield a row per published model, for the free bytes of each device and the bytes in the cache by name."""
+def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return a row per published model, for the free bytes of each device and the bytes in the cache by name.
+
+    Recommended is the greatest one in bfloat16 that fits a GPU or, without one, a CPU in bearable time.
+    """
     from protokv.backbones.sizes import DTYPES_OF_WEIGHTS, KNOWN_MODELS
 
+    rows: list[dict[str, Any]] = []
     for model in KNOWN_MODELS:
         needed = {dtype: model.needed_bytes(dtype) for dtype in DTYPES_OF_WEIGHTS}
-        yield {
-            "name": model.name,
-            "parameters": model.millions * 1_000_000,
-            "visual_tokens": model.tokens,
-            "cached_bytes": cached.get(model.name, 0),
-            "memory_bytes": needed,
-            "fits": {dtype: [one for one, free in room.items() if size <= free] for dtype, size in needed.items()},
-        }
+        fits = {dtype: [one for one, free in room.items() if size <= free] for dtype, size in needed.items()}
+        row = {"name": model.name, "parameters": model.millions * 1_000_000, "visual_tokens": model.tokens}
+        row |= {"cached_bytes": cached.get(model.name, 0), "memory_bytes": needed, "fits": fits, "recommended": False}
+        rows.append(row)
+    on_gpu = [row for row in rows if {*row["fits"]["bfloat16"]} - {"cpu"}]
+    on_cpu = [row for row in rows if row["fits"]["bfloat16"] and row["parameters"] <= MOST_ON_CPU * 1_000_000]
+    if found := on_gpu or on_cpu:
+        max(found, key=lambda row: row["parameters"])["recommended"] = True
+    return rows
 
 
-def _tables(rows: Iterable[Mapping[str, Any]]) -> Iterator[RenderableType]:
+def _tables(rows: Iterable[Row]) -> Iterator[RenderableType]:
+    def size(row: Row, dtype: str) -> str:
+        return f"{row['memory_bytes'][dtype] / 2**30:.0f}{'*' * bool(row['fits'][dtype]):1}"
+
+    rows = list(rows)
     cells = [
-        {"name": row["name"], "step": row["visual_tokens"], "here": "yes" if row["cached_bytes"] else ""}
-        | {dtype: f"{n / 2**30:.0f}{'*' * bool(row['fits'][dtype]):1}" for dtype, n in row["memory_bytes"].items()}
+        {"name": row["name"], "GiB": size(row, "bfloat16"), "GiB in 4bit": size(row, "4bit")}
+        | {"tokens": row["visual_tokens"], "here": "yes" if row["cached_bytes"] else ""}
         for row in rows
     ]
-    yield grid(("name", "float32", "bfloat16", "8bit", "4bit", "step", "here"), cells)
-    yield "GiB of memory by dtype; *: fits the free memory. step: most visual tokens without --frame-tokens"
-    yield "No network: hf download OWNER/NAME --local-dir DIR, copy it, --model DIR"
+    yield grid(("name", "GiB", "GiB in 4bit", "tokens", "here"), cells)
+    yield from (f"For this machine: --model {row['name']}" for row in rows if row["recommended"])
+    yield from NOTES.splitlines()

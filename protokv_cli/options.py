@@ -8,14 +8,15 @@ dataclasses. The help shows an option in the panel of its dataclass, or in the o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, dataclass_transform, get_type_hints
 
 import typer
 
 from protokv.core.settings import parse_budget
+from protokv.errors import ConfigError
 from protokv.memories import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_setting
@@ -29,20 +30,14 @@ SUBTITLES = (
 
 
 def option(
-    declared: str,
-    text: str,
-    panel: str | None = None,
-    *,
-    default: Any = None,
-    parse: Callable[[str], Any] | None = None,
-    **more: Any,
+    declared: str, text: str, panel: str | None = None, *, default: Any = None, parse: Any = None, **more: Any
 ) -> Any:
     """Return a field of a dataclass that is an option.
 
     Args:
         declared: its names and what stands for its value, as the help shows them: `--output -o STATE`.
-        text: what the help says about it.
-        panel: the section of the help that shows it; None: that of its dataclass.
+        text: the help on it.
+        panel: the section of the help; None: that of its dataclass.
         default: its value if it is not given; the help shows numbers and texts.
         parse: reads the text of the command line (`parsed`).
         more: arguments of `typer.Option`.
@@ -51,8 +46,7 @@ def option(
     names = [word for word in words if word.startswith("-")]
     long = next(name for name in names if name.startswith("--")).partition("/")[0]
 
-    declare: Any = typer.Option
-    info = declare(
+    info = typer.Option(
         *names,
         # Without a blank, typer names the type of a flag.
         metavar="".join(words[len(names) :]) or " ",
@@ -66,16 +60,34 @@ def option(
     return field(default=default, metadata={"option": info, "name": long, "parse": parse})
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Flags:
+    """Options of a panel of the help. A subclass is a frozen dataclass of them."""
+
+    PANEL: ClassVar[str]
+
+    def __init_subclass__(cls, panel: str | None = None) -> None:
+        if panel is not None:
+            cls.PANEL = panel
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function for typer whose parameters are the fields of the dataclasses that `function` takes."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.name in groups:
-            parameters += _list_parameters(groups[parameter.name])
-        else:
+        group = groups.get(parameter.name)
+        if group is None:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        kinds = get_type_hints(group)
+        for one in fields(group):
+            info = one.metadata["option"]
+            info.rich_help_panel = info.rich_help_panel or group.PANEL
+            kind: Any = Annotated[kinds[one.name], info]
+            parameters.append(inspect.Parameter(one.name, parameter.KEYWORD_ONLY, default=one.default, annotation=kind))
 
     @wraps(function)
     def call(**values: Any) -> None:
@@ -89,22 +101,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _list_parameters(group: Any) -> Iterator[inspect.Parameter]:
-    hints = get_type_hints(group)
-    for one in fields(group):
-        info = one.metadata["option"]
-        info.rich_help_panel = info.rich_help_panel or group.PANEL
-        kind: Any = Annotated[hints[one.name], info]
-        yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=kind)
-
-
 def parsed(flags: Any, *without: str) -> dict[str, Any]:
     """Return the fields of a dataclass of options as keywords of the library, read from their texts. ConfigError."""
-    found = {one: getattr(flags, one.name) for one in fields(flags) if one.name not in without}
-    return {
-        one.name: value if value is None or one.metadata["parse"] is None else one.metadata["parse"](value)
-        for one, value in found.items()
-    }
+    found = {}
+    for one in fields(flags):
+        value, parse = getattr(flags, one.name), one.metadata["parse"]
+        if one.name not in without:
+            found[one.name] = value if value is None or parse is None else parse(value)
+    return found
 
 
 def given(flags: Any, *names: str) -> list[str]:
@@ -113,15 +117,12 @@ def given(flags: Any, *names: str) -> list[str]:
     return [one.metadata["name"] for one in found if getattr(flags, one.name) != one.default]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DebugFlags:
+class DebugFlags(Flags, panel="Output"):
     """What a person who looks for a fault wants."""
 
-    PANEL: ClassVar[str] = "Output"
     debug: bool = option("--debug", "Show tracebacks.", default=False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class OutputFlags(DebugFlags):
     """What a command writes."""
 
@@ -140,18 +141,15 @@ class OutputFlags(DebugFlags):
         return Output(fmt, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TimedOutputFlags(OutputFlags):
     """What a command writes that also tells where its time went."""
 
     timings: bool = option("--timings", "Show where the time went: on stderr, or as a JSON key.", default=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFlags:
+class ModelFlags(Flags, panel="Model"):
     """Which model, and where it runs."""
 
-    PANEL: ClassVar[str] = "Model"
     model: str | None = option("--model -m MODEL", "A hub name, a folder, or protokv/mini (embedded).", MOST_USED)
     device: str = option("--device NAME", "auto, cpu, cuda, cuda:N or mps.", MOST_USED, default="auto")
     revision: str | None = option("--revision REVISION", "Branch, tag or commit. Default: of the state, or main.")
@@ -170,7 +168,6 @@ class ModelFlags:
             require_model(self.model, self.revision)
 
 
-@dataclass(frozen=True, kw_only=True)
 class WatchFlags(ModelFlags):
     """A model that watches: its weights, and what a frame may cost."""
 
@@ -196,11 +193,9 @@ class WatchFlags(ModelFlags):
         super().check()
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryFlags:
+class MemoryFlags(Flags, panel="Memory"):
     """What a state keeps."""
 
-    PANEL: ClassVar[str] = "Memory"
     memory: str = option("--memory NAME", ", ".join(CONFIGS), MOST_USED, default=DEFAULT_MEMORY)
     budget: str = option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", MOST_USED, default="6k")
     positions: str | None = option("--positions NAME", "stream, or compact: consecutive for what is in memory.")
@@ -213,6 +208,13 @@ class MemoryFlags:
         fixed = {"seed": self.seed} | ({} if self.positions is None else {"positions": self.positions})
         base = MemoryConfig.of(self.memory, budget=parse_budget(self.budget))
         return base.with_fields({**fixed, **dict(map(parse_setting, self.settings or ()))})
+
+
+def refuse(*rules: tuple[object, str, str]) -> None:
+    """Raise ConfigError for the first rule that is broken: whether it is, why that is no command, and a hint."""
+    for broken, why, hint in rules:
+        if broken:
+            raise ConfigError(why, hint=hint)
 
 
 def note_embedded(out: Output, name: str | None) -> None:

@@ -1,8 +1,8 @@
 r"""The streams of a command: results to stdout, messages and errors to stderr.
 
-Results are records, and have one of three formats: `table` for people, `json` (one object a line) for programs, `plain`
-(a line of cells) for shells. Without `--format`, a terminal gets tables and a pipe gets JSON. A lost stderr is ignored.
-A lost stdout ends a command whose purpose is its output, but not one whose purpose is a state.
+Results are records: tables for people, one JSON object a line for programs. Without `--format`, a terminal gets tables
+and a pipe gets JSON. A lost stderr is ignored. A lost stdout ends a command whose purpose is its output, but not one
+whose purpose is a state.
 
 A file name, a state, a video or a model can hold escape sequences, controls and marks that turn the direction of
 writing. Every text that this program writes passes `make_printable` or `format_json`: it is shown, never obeyed.
@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -33,7 +32,7 @@ from protokv.texts import cut
 from protokv_cli.exits import Exit, find_exit_code
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 Row = Mapping[str, Any]
 # Of a message: what a user or a file gave may be in it.
@@ -50,7 +49,6 @@ class Format(StrEnum):
     AUTO = "auto"
     TABLE = "table"
     JSON = "json"
-    PLAIN = "plain"
 
 
 class Output:
@@ -68,64 +66,49 @@ class Output:
         self, fmt: Format = Format.AUTO, *, quiet: bool = False, debug: bool = False, outlives_stdout: bool = False
     ) -> None:
         """Resolve the format. Go on after stdout is lost if the command `outlives_stdout`."""
-        if fmt is Format.AUTO:
-            fmt = Format.TABLE if sys.stdout.isatty() else Format.JSON
-        self.format, self.quiet, self.debug = fmt, quiet, debug
+        chosen = Format.TABLE if sys.stdout.isatty() else Format.JSON
+        self.format, self.quiet, self.debug = chosen if fmt is Format.AUTO else fmt, quiet, debug
         self.lost: OSError | None = None
         self.hide: Callable[[], None] = lambda: None
         self._outlives_stdout = outlives_stdout
-
-    @cached_property
-    def _console(self) -> Console:
-        from rich.console import Console
-
-        return Console(highlight=False, markup=False, emoji=False)
 
     @property
     def draws(self) -> bool:
         """Whether bars are drawn: stderr is a terminal that can move its cursor, and not `--quiet`."""
         return not self.quiet and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
-    def table(self, *rows: RenderableType, style: str | None = None, end: str = "\n") -> None:
+    def table(self, *parts: RenderableType, style: str | None = None, end: str = "\n") -> None:
         """Write tables and styled text to stdout."""
-        with self._console.capture() as captured:
-            for row in rows:
-                self._console.print(make_printable(row) if isinstance(row, str) else row, style=style, end=end)
+        from rich.console import Console
+
+        console = Console(highlight=False, markup=False, emoji=False)
+        with console.capture() as captured:
+            for part in parts:
+                console.print(make_printable(part) if isinstance(part, str) else part, style=style, end=end)
         self._write(captured.get())
 
     def json(self, row: Row) -> None:
         """Write one JSON object as one line of stdout, and flush."""
         self._write(format_json(row) + "\n")
 
-    def plain(self, text: str, end: str = "\n") -> None:
+    def text(self, text: str, end: str = "\n") -> None:
         """Write text to stdout; its lines stay lines."""
         self._write(make_printable(text, lines=True) + end)
 
-    def show(
-        self,
-        rows: Iterable[Row],
-        names: Sequence[str] = (),
-        tables: Callable[[Iterable[Row]], Iterable[RenderableType]] | None = None,
-    ) -> None:
-        """Write records to stdout: as JSON as they come, as lines of cells, or in a table.
+    def record(self, row: Row, title: str = "") -> None:
+        """Write one record: as JSON, or as a table of its fields without those that are empty."""
+        if self.format is Format.JSON:
+            self.json(row)
+        else:
+            self.table(pairs(row, title))
 
-        Args:
-            rows: the records.
-            names: the fields that lines and the table show; none: all, a line for each with its path.
-            tables: what a terminal gets in place of the table.
-        """
+    def show(self, rows: Iterable[Row], tables: Callable[[Iterable[Row]], Iterable[RenderableType]]) -> None:
+        """Write records to stdout: as JSON as they come, or as `tables` shows them."""
         if self.format is Format.TABLE:
-            if tables is None:
-                tables = (lambda rows: [grid(names, rows)]) if names else (lambda rows: map(pairs, map(_flatten, rows)))
             self.table(*tables(rows))
-            return
-        for row in rows:
-            if self.format is Format.JSON:
+        else:
+            for row in rows:
                 self.json(row)
-            elif names:
-                self.plain("\t".join(format_cell(name, row[name]) for name in names))
-            else:
-                self.plain("\n".join(f"{name}\t{make_printable(value)}" for name, value in _flatten(row).items()))
 
     def note(self, text: str) -> None:
         """Write a note or a warning to stderr, unless `--quiet`."""
@@ -213,27 +196,21 @@ def _explain(error: Exception) -> tuple[str, str | None, Exit]:
 
 def make_printable(text: object, *, lines: bool = False) -> str:
     """Return `str(text)` without control, format, private and unpaired characters; `lines` keeps feeds and tabs."""
-    found = str(text)
-    if found.isascii() and found.isprintable():
-        return found
-    return "".join(c if _is_shown(c) or (lines and c in "\n\t") else _escape(c) for c in found)
+    kept = "\n\t" if lines else ""
+    return _escape(str(text), lambda c: c if c in kept else c.encode("unicode_escape", "surrogatepass").decode("ascii"))
 
 
 def format_json(value: Any) -> str:
     r"""Return JSON on one line; characters that are not printable become `\uXXXX`."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c if _is_shown(c) else json.dumps(c)[1:-1] for c in text)
+    return _escape(json.dumps(value, ensure_ascii=False, allow_nan=False), lambda c: json.dumps(c)[1:-1])
 
 
-def _is_shown(c: str) -> bool:
-    # Python calls every space but " " unprintable.
-    return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
+def _escape(text: str, escape: Callable[[str], str]) -> str:
+    def is_shown(c: str) -> bool:
+        # Python calls every space but " " unprintable.
+        return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
 
-
-def _escape(c: str) -> str:
-    return c.encode("unicode_escape", "surrogatepass").decode("ascii")
+    return text if text.isprintable() else "".join(c if is_shown(c) else escape(c) for c in text)
 
 
 def format_bytes(n: float) -> str:
@@ -260,25 +237,32 @@ def format_cell(name: str, value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list):
+    if isinstance(value, list) and value and not isinstance(value[0], str):
         # Of quantiles: the least, the median and the greatest.
-        return " / ".join(f"{value[i]:g}" for i in (0, len(value) // 2, -1)) if value else "-"
-    if isinstance(value, str):
-        return make_printable(value)
+        return " / ".join(f"{value[i]:g}" for i in (0, len(value) // 2, -1))
+    if isinstance(value, str | list | tuple):
+        return make_printable(value if isinstance(value, str) else ", ".join(value) or "-")
     if name.endswith(("bytes", "_s")):
         return format_bytes(value) if name.endswith("bytes") else format_time(value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def pairs(row: Row, title: str = "") -> RenderableType:
-    """Return a table of the names and values of one record, without rules."""
+    """Return a table of the fields of one record and of those in it, without rules, its `type` and empty ones."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in row.items():
-        table.add_row(make_printable(name), make_printable(value))
+
+    def add(part: Row, inside: str = "") -> None:
+        for name, value in part.items():
+            if isinstance(value, Mapping):
+                add(value, f"{inside}{_heading(name)} ")
+            elif value not in (None, "", [], ()) and name != "type":
+                table.add_row(inside + _heading(name), format_cell(name, value))
+
+    add(row)
     return _titled(title, table)
 
 
@@ -290,11 +274,14 @@ def grid(names: Sequence[str], rows: Iterable[Row], title: str = "") -> Renderab
     table = Table(box=None, header_style="cyan")
     for i, name in enumerate(names):
         is_text = i == 0 or any(isinstance(row[name], str) for row in rows)
-        heading = make_printable(name.removesuffix("_s").removesuffix("_bytes").replace("_", " "))
-        table.add_column(heading, overflow="fold", justify="left" if is_text else "right")
+        table.add_column(_heading(name), overflow="fold", justify="left" if is_text else "right")
     for row in rows:
         table.add_row(*(format_cell(name, row[name]) for name in names))
     return _titled(title, table)
+
+
+def _heading(name: str) -> str:
+    return make_printable(name.removesuffix("_s").replace("_", " "))
 
 
 def _titled(title: str, table: RenderableType) -> RenderableType:
@@ -303,10 +290,3 @@ def _titled(title: str, table: RenderableType) -> RenderableType:
     from rich.text import Text
 
     return Group(Text(make_printable(title), style="bold"), table) if title else table
-
-
-def _flatten(document: Row) -> dict[str, Any]:
-    """Return the path and the value of every field of a JSON document that holds something, for grep and cut."""
-    from protokv.state.describe import flatten
-
-    return {make_printable(path): value for path, value in flatten(dict(document)) if value not in ({}, [])}

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
@@ -21,14 +22,20 @@ if _HANG_UP is not None:
 
 
 def run_and_leave(command: Callable[[], object]) -> NoReturn:
-    """Run a command and end the process at once, with its exit code.
+    """Run a command and end the process at once, with its exit code: states are committed, threads joined by then.
 
-    When a command returns, its states are committed, its locks released and its threads joined; only the streams are
-    left to flush. An exception other than SystemExit passes. Half of the time of a short command would be Python's own:
-    taking torch's modules apart at the end, and looking for garbage among them after every 700 new objects.
+    Half of the time of a short command would be Python's own: taking torch's modules apart at the end, and looking for
+    garbage among them after every 700 new objects.
     """
     gc.set_threshold(100_000)
-    _open_closed_streams()
+    # /dev/null for each closed stream (`>&-`), so that no file that is opened later becomes stdout or stderr.
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free descriptor is the one that is closed.
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
     code = 0
     try:
         command()
@@ -44,22 +51,11 @@ def run_and_leave(command: Callable[[], object]) -> NoReturn:
     os._exit(code)
 
 
-def _open_closed_streams() -> None:
-    """Open /dev/null for each closed stream (`>&-`), so that no file that is opened later becomes stdout or stderr."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            # The lowest free descriptor is the one that is closed.
-            os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
-
-
+@dataclass
 class Stop:
     """True once the user has asked to stop; `exit` is the code of the signal."""
 
-    def __init__(self) -> None:
-        self.exit: Exit | None = None
+    exit: Exit | None = None
 
     def __bool__(self) -> bool:
         return self.exit is not None

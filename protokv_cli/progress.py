@@ -41,16 +41,15 @@ class Bar:
     def due(self) -> bool:
         """Return True, once, when it is time to call `show` again."""
         now_s = time.monotonic()
-        if now_s - self._shown_s < self._pause_s:
-            return False
-        self._shown_s = now_s
-        return True
+        is_due = now_s - self._shown_s >= self._pause_s
+        self._shown_s = now_s if is_due else self._shown_s
+        return is_due
 
     def show(self, parts: Sequence[str], done: float, total: float | None) -> None:
         """Show the parts of a text, the most important first, and the share `done` of `total`; None: no end."""
+        name = f"{self._name}: " if self._name else ""
         if not self._draws:
-            text = ", ".join(part.strip() for part in parts)
-            self._out.note(f"{self._name}: {text}" if self._name else text)
+            self._out.note(name + ", ".join(part.strip() for part in parts))
             return
         from rich.cells import set_cell_size
 
@@ -59,7 +58,7 @@ class Bar:
         # What has no room on the right is left out. Characters may be two columns wide.
         self._write(set_cell_size(text, shutil.get_terminal_size().columns - 1).rstrip())
 
-    def stop(self) -> None:
+    def stop(self, *_: object) -> None:
         """Take the bar off the terminal."""
         if self._is_drawn:
             self._write("")
@@ -67,8 +66,7 @@ class Bar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    __exit__ = stop
 
     def _write(self, text: str) -> None:
         self._is_drawn = bool(text)
@@ -85,10 +83,10 @@ def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
 
 def round_timings(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each stage for JSON, with the CPU time of the process so far."""
-    return {**{name: round(value, 4) for name, value in seconds.items()}, "process cpu": round(time.process_time(), 4)}
+    return {name: round(value, 4) for name, value in {**seconds, "process cpu": time.process_time()}.items()}
 
 
-def show_timings(out: Output, seconds: Mapping[str, float]) -> None:
-    """Write one line a stage to stderr, the CPU time of the process last."""
-    for name, value in round_timings(seconds).items():
+def show_timings(out: Output, timings: Mapping[str, float]) -> None:
+    """Write a line to stderr for each stage that `round_timings` gives."""
+    for name, value in timings.items():
         out.error(f"{name:<16}  {value:9.3f} s{' (beside the others)' if name in _PARALLEL_STAGES else ''}")

@@ -5,23 +5,22 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, StateError
 from protokv.timings import Timings
-from protokv_cli.answers import AnswerFlags, Answers, make_answer_row
+from protokv_cli.answers import AnswerFlags, Answers
 from protokv_cli.commits import commit_age_s, find_stream_time, note_commit
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, ModelFlags, TimedOutputFlags, note_embedded, option
-from protokv_cli.output import Format, Output, format_time
-from protokv_cli.parsing import parse_duration, parse_optional
-from protokv_cli.progress import Bar, show_timings
+from protokv_cli.options import MOST_USED, Flags, ModelFlags, TimedOutputFlags, note_embedded, option, refuse
+from protokv_cli.output import Format, format_time, grid
+from protokv_cli.progress import Bar, round_timings, show_timings
 from protokv_cli.questions import AskedQuestion, Refusals, read_questions, read_typed_questions
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
@@ -36,11 +35,9 @@ Arguments = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskFlags:
+class AskFlags(Flags, panel="What to ask"):
     """What is asked of which state."""
 
-    PANEL: ClassVar[str] = "What to ask"
     named: str | None = option("--state -s STATE", "The state; then all arguments are questions.", MOST_USED)
     file: Path | None = option("--questions FILE", "Questions, one a line or a JSON object a line.", MOST_USED)
     at: str | None = option(
@@ -93,40 +90,33 @@ def query(
             from protokv.fleet.plan import is_place
 
         many = is_place(state)
-        _refuse_contradictions(ask, answer, output, many)
+        refuse(
+            (answer.video and not answer.frames, "--video is where --frames looks", "add --frames DIR"),
+            (ask.top and not many, "--top ranks the answers of many states", "name their folder: --state DIR/"),
+            (answer.frames and many, "--frames are of one state", "name the state itself"),
+        )
         if len(texts) > 1 and not any(" " in text for text in texts):
             together = shlex.quote(" ".join(texts))
             out.note(f"Hint: these are {len(texts)} questions of one word; for one question use quotes: {together}")
-        refusals = Refusals(out)
         typed = not texts and ask.file is None and sys.stdin.isatty()
-        questions = read_typed_questions(refusals) if typed else _read_first(texts, ask.file, refusals)
         one = len(texts) == 1 and texts != ["-"] and ask.file is None
-        if output.is_auto and one and not many and out.format is Format.JSON:
-            out.format = Format.PLAIN
+        if output.is_auto and one and not many:
+            out.format = Format.TABLE
+        answers = Answers(out, answer, Refusals(out), clock, timed=output.timings, at_prompt=typed and not many)
+        questions = _read_questions(answers.refusals, texts, ask.file, typed)
         if many:
-            _query_many(out, state, questions, ask, answer, model, refusals)
+            _ask_many(answers, state, list(questions), ask, model)
         else:
-            answers = Answers(out, state, answer, refusals, clock, output.timings, at_prompt=typed, alone=typed or one)
-            _query_one(answers, questions, ask, model)
+            answers.shows, answers.alone = out.format is Format.TABLE, typed or one
+            _ask_one(answers, state, questions, ask, model)
         if not typed:
-            refusals.check()
+            answers.refusals.check()
 
 
-def _refuse_contradictions(ask: AskFlags, answer: AnswerFlags, output: TimedOutputFlags, many: bool) -> None:
-    """Refuse options that do not go together. ConfigError."""
-    rules = {
-        ("--video is where --frames looks", "add --frames DIR"): answer.video is not None and answer.frames is None,
-        ("--top ranks the answers of many states", "name their folder: --state DIR/"): ask.top is not None and not many,
-        ("--evidence is told of one state", "name the state itself"): answer.with_evidence and many,
-        ("--timings are told of one state", "name the state itself"): output.timings and many,
-    }
-    for (why, hint), broken in rules.items():
-        if broken:
-            raise ConfigError(why, hint=hint)
-
-
-def _read_first(texts: list[str], file: Path | None, refusals: Refusals) -> Iterator[AskedQuestion]:
+def _read_questions(refusals: Refusals, texts: list[str], file: Path | None, typed: bool) -> Iterator[AskedQuestion]:
     """Return the questions. The first is read now, so that no model is loaded if there is none."""
+    if typed:
+        return read_typed_questions(refusals)
     questions = read_questions(texts or ([] if file else ["-"]), file, refusals)
     first = next(questions, None)
     if first is None:
@@ -135,77 +125,76 @@ def _read_first(texts: list[str], file: Path | None, refusals: Refusals) -> Iter
     return chain((first,), questions)
 
 
-def _query_one(answers: Answers, questions: Iterator[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:
+def _ask_one(
+    answers: Answers, state: str, questions: Iterator[AskedQuestion], ask: AskFlags, model: ModelFlags
+) -> None:
     """Open a state once, at the commit that is asked for, and print the answers."""
-    out, clock = answers.out, answers.clock
+    out, clock, videos, right = answers.out, answers.clock, list[Any](), list[bool]()
     model.check()
     with Bar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
             from protokv.state.reader import Reader
+            from protokv_cli.frames import find_videos
 
         with clock.stage("state"):
-            reader = Reader.open(answers.state, verify=ask.verify)
+            reader = Reader.open(state, verify=ask.verify)
         at_s = None if ask.at is None else find_stream_time(ask.at, reader, time.time())
-        session = answers.start(reader.at(at_s), model)
-    decoding = answers.how.decoding(session.backbone)
+        answers.how.decoding()
+        if answers.how.frames is not None:
+            videos += find_videos(reader, answers.how.video)
+        note_embedded(out, reader.model)
+        session = reader.at(at_s).session(model.model, timings=clock, **model.placement)
     # The header is that of the last commit, so it has no age for an earlier one.
     age_s = None if ask.at else commit_age_s(reader, time.time())
     note_commit(out, session.clock.stream_time_s, at_s, age_s)
     if answers.at_prompt:
         at = format_time(session.clock.stream_time_s)
-        out.note(f"{answers.state} at {at}; type questions, one conversation; exit or Ctrl-D ends")
-    answers.ask_all(session, decoding, questions, age_s)
-    if answers.timed and out.format is not Format.JSON:
-        show_timings(out, clock.seconds)
-        out.error("decoding: " + ", ".join(f"{name} {value}" for name, value in asdict(decoding).items()))
+        out.note(f"{state} at {at}; type questions, one conversation; exit or Ctrl-D ends")
+    for row in answers.ask_all(state, session, questions, videos):
+        row |= {} if age_s is None else {"commit_age_s": round(age_s, 3)}
+        right += [row["correct"]] if "correct" in row else []
+        if not answers.shows:
+            out.json(row)
+    if right:
+        out.note(f"{sum(right)} of {len(right)} answers as expected ({sum(right) / len(right):.1%})")
+    if answers.timed and answers.shows:
+        show_timings(out, round_timings(clock.seconds))
+        decoding = asdict(answers.how.decoding(session.backbone))
+        out.error("decoding: " + ", ".join(f"{name} {value}" for name, value in decoding.items()))
 
 
-def _query_many(
-    out: Output,
-    place: str,
-    given: Iterator[AskedQuestion],
-    ask: AskFlags,
-    answer: AnswerFlags,
-    model: ModelFlags,
-    refusals: Refusals,
-) -> None:
+def _ask_many(answers: Answers, place: str, questions: list[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
-    from protokv.core.turns import read_ids
     from protokv.fleet.plan import find_states
-    from protokv.fleet.states import ask_all, load_backbone_for, rank_replies
+    from protokv.fleet.states import load_backbone_for
+    from protokv.state.reader import Reader
 
-    at_s = parse_optional(parse_duration, ask.at)
-    states = find_states(place)
-    answer.decoding()
+    out, states, failed = answers.out, find_states(place), list[str]()
+    answers.how.decoding()
     backbone = load_backbone_for(states, model.model, **model.placement)
     note_embedded(out, backbone.identity.name)
-    questions: list[str] = []
-    for one in given:
-        with refusals.at(one.where):
-            read_ids(backbone, one.text, (), answer.system)
-            questions.append(one.text)
-    failed = 0
 
     def make_rows() -> Iterator[dict[str, Any]]:
-        nonlocal failed
-        replies = ask_all(
-            states, backbone, questions, answer.decoding(backbone), at_s=at_s, verify=ask.verify, system=answer.system
-        )
-        answered = []
-        for reply in replies:
-            if reply.answer is None:
-                failed += 1
-                out.error(f"Error: {reply.state}: {reply.failure.message if reply.failure else ''}")
-            elif ask.top is None:
-                yield make_answer_row(reply.answer, reply.state)
+        for state in states:
+            try:
+                reader = Reader.open(state, verify=ask.verify)
+                at_s = None if ask.at is None else find_stream_time(ask.at, reader, time.time())
+                session = reader.at(at_s).session(backbone)
+            except StateError as error:
+                failed.append(state)
+                out.error(f"Error: {state}: {error.message}")
             else:
-                answered.append(reply)
-        for rank, reply in rank_replies(answered, ask.top or 0):
-            if reply.answer is not None:
-                yield {**make_answer_row(reply.answer, reply.state), "rank": rank}
+                yield from answers.ask_all(state, session, questions)
 
-    names = ["state", "mean_logprob", "answer", *(["question"] if len(questions) > 1 else [])]
-    out.show(make_rows(), names if ask.top is None else ["rank", *names])
+    rows: Iterable[dict[str, Any]] = make_rows()
+    if ask.top is not None:
+        # The surest answers of each question. Sorting is stable: of equal ones, the first state's comes first.
+        found = sorted(rows, key=lambda row: -row["mean_logprob"])
+        asked = [[row for row in found if row["question"] == one.text][: ask.top] for one in questions]
+        rows = [row | {"rank": rank} for best in asked for rank, row in enumerate(best, start=1)]
+    names = [*(["rank"] if ask.top else []), "state", "mean_logprob", "answer"]
+    names += ["question"] if len(questions) > 1 else []
+    out.show(rows, lambda rows: [grid(names, rows)])
     if failed:
-        out.error(f"{failed} of {len(states)} states cannot be asked")
+        out.error(f"{len(failed)} of {len(states)} states cannot be asked")
         raise typer.Exit(Exit.PARTIAL)

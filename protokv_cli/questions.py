@@ -39,33 +39,28 @@ class Refusals:
     """The questions that cannot be asked."""
 
     def __init__(self, out: Output) -> None:
-        """Count from zero."""
-        self._out, self._hints, self._count = out, set[str](), 0
+        self._out, self._told = out, set[str]()
 
     @contextmanager
     def at(self, where: str) -> Iterator[None]:
-        """Tell of a question that is refused in this block, and go on. A hint is told once."""
+        """Tell of a question that is refused in this block, and go on. Each line is told once."""
         try:
             yield
         except QuestionError as error:
-            self._count += 1
-            self._out.error(f"Error: {where}{': ' if where else ''}{error.message}")
-            if error.hint and error.hint not in self._hints:
-                self._hints.add(error.hint)
-                self._out.error(f"Hint: {error.hint}")
+            lines = {f"Error: {where}{': ' if where else ''}{error.message}": None}
+            for line in lines | ({f"Hint: {error.hint}": None} if error.hint else {}):
+                if line not in self._told:
+                    self._told.add(line)
+                    self._out.error(line)
 
     def check(self) -> None:
         """End the command with the code for usage if a question was refused."""
-        if self._count:
+        if self._told:
             raise typer.Exit(Exit.USAGE)
 
 
 def read_questions(arguments: Sequence[str], file: Path | None, refusals: Refusals) -> Iterator[AskedQuestion]:
-    """Yield the questions of a file, then the arguments in order; `-` stands for the lines of stdin.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Yield the questions of a file, then the arguments; `-` stands for the lines of stdin. ConfigError: no file."""
     if file is not None:
         try:
             with open_lines(file) as lines:
@@ -79,19 +74,18 @@ def read_questions(arguments: Sequence[str], file: Path | None, refusals: Refusa
                 # Bytes that are no UTF-8 are told with their line.
                 sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
             yield from _parse_lines(sys.stdin, "stdin", refusals)
-            continue
-        where = f"question {number}" if len(arguments) > 1 else ""
-        with refusals.at(where):
-            yield AskedQuestion(argument, where=where)
+        else:
+            where = f"question {number}" if len(arguments) > 1 else ""
+            with refusals.at(where):
+                yield AskedQuestion(argument, where=where)
 
 
 def open_lines(file: Path) -> IO[str]:
     """Open a text file in UTF-8 or, if it begins with the mark of UTF-16, in that, as Windows writes both."""
     with file.open("rb") as beginning:
         marked = beginning.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    if marked:
-        return file.open(encoding="utf-16", errors="replace")
-    return file.open(encoding="utf-8-sig", errors="surrogateescape")
+    encoding, errors = ("utf-16", "replace") if marked else ("utf-8-sig", "surrogateescape")
+    return file.open(encoding=encoding, errors=errors)
 
 
 def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[AskedQuestion]:
@@ -108,9 +102,9 @@ def _parse(line: str, where: str) -> AskedQuestion:
         return AskedQuestion(line, where=where)
     try:
         row = read_json(line)
-        question, expected = row.get("question"), row.get("answer")
     except ValueError as error:
         raise QuestionError(f"not a JSON object: {error}", hint=_HINT) from error
+    question, expected = row.get("question"), row.get("answer")
     if not isinstance(question, str) or not isinstance(expected, str | None):
         raise QuestionError("question, and answer if there is one, must be text", hint=_HINT)
     return AskedQuestion(question, expected, where)
@@ -121,20 +115,17 @@ def read_typed_questions(refusals: Refusals) -> Iterator[AskedQuestion]:
     with suppress(ImportError):
         # For the arrow keys.
         import readline  # noqa: F401
-    while True:
-        # The prompt of `input` goes to stdout, which is for answers only unless it is the terminal.
-        if not sys.stdout.isatty():
-            sys.stderr.write("? ")
-            sys.stderr.flush()
-        try:
-            line = input("? " if sys.stdout.isatty() else "").strip()
-        except (EOFError, KeyboardInterrupt) as end:
-            sys.stderr.write("\n")
-            if isinstance(end, EOFError):
-                return
-            continue
-        if line.lower() in ("exit", "quit"):
-            return
-        if line:
-            with refusals.at(""):
+    line = ""
+    while line.lower() not in ("exit", "quit"):
+        with refusals.at(""):
+            if line:
                 yield AskedQuestion(line)
+        try:
+            # The prompt goes to stdout, which is for answers only unless it is the terminal.
+            line = input("? " if sys.stdout.isatty() else "").strip()
+        except KeyboardInterrupt:
+            line = ""
+            sys.stderr.write("\n")
+        except EOFError:
+            sys.stderr.write("\n")
+            return

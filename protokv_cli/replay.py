@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, SUBTITLES, OutputFlags, WatchFlags, note_embedded, option
+from protokv_cli.options import MOST_USED, SUBTITLES, Flags, OutputFlags, WatchFlags, note_embedded, option, refuse
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_list, parse_optional, parse_variation
 from protokv_cli.process import handle_signals
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from protokv.replay.benchmarks.base import Benchmark
     from protokv.replay.dataset import OpenedStreams
     from protokv.replay.judges import Judge
-    from protokv.replay.memories import Variant
     from protokv.replay.plan import Plan
+    from protokv.replay.streams import Stream
 
 DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu")
 
@@ -34,11 +33,9 @@ Sources = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyFlags:
+class StudyFlags(Flags, panel="What to ask"):
     """What is asked about which videos, when, and under which memories."""
 
-    PANEL: ClassVar[str] = "What to ask"
     questions: Path | None = option("--questions FILE", "Questions about the sources, as above.", MOST_USED)
     delays: str | None = option(
         "--delays TIMES", "Delays after the reference time: 0,30s,2m,10m; default: those that fit.", MOST_USED
@@ -54,29 +51,35 @@ class StudyFlags:
     types: str | None = option("--types NAMES", "Question types to ask, or all; default: those whose answers last.")
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="off")
 
-    def list_variants(self, on_dataset: bool) -> list[Variant]:
-        """Return the memories under test; of a data set, the default alone if none is named. ConfigError."""
+    def plan(
+        self, backbone: Backbone, benchmark: Benchmark | None, streams: Sequence[Stream], fps: float | None
+    ) -> Plan:
+        """Return what is to be done. A data set adds its baselines, and has other defaults. ConfigError."""
         from protokv.memories import DEFAULT_MEMORY
+        from protokv.replay.dataset import fit_variants
         from protokv.replay.memories import list_variants
+        from protokv.replay.plan import make_plan
+        from protokv.replay.runner import Setup
 
-        names, budgets = parse_optional(parse_list, self.memories), parse_optional(parse_list, self.budgets)
-        return list_variants(
-            names or ([DEFAULT_MEMORY] if on_dataset else None),
-            [parse_budget(one) for one in budgets] if budgets else None,
+        names, budgets, delays = (parse_list(text or "") for text in (self.memories, self.budgets, self.delays))
+        variants = list_variants(
+            names or ([DEFAULT_MEMORY] if benchmark else None),
+            [parse_budget(one) for one in budgets] or None,
             [parse_variation(text) for text in self.settings or ()],
         )
+        return make_plan(
+            streams,
+            fit_variants(variants, streams, backbone, baselines=benchmark is not None),
+            [parse_duration(one) for one in delays] or ([0.0] if benchmark else None),
+            Setup.of(backbone, benchmark, fps=fps),
+            intersection=self.intersection,
+            types=parse_optional(parse_list, self.types),
+        )
 
-    def read_delays(self, on_dataset: bool) -> list[float] | None:
-        """Return the delays in seconds; 0 for a data set, and None for those that fit. ConfigError."""
-        delays = parse_optional(parse_list, self.delays)
-        return [parse_duration(one) for one in delays] if delays else [0.0] if on_dataset else None
 
-
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkFlags:
+class BenchmarkFlags(Flags, panel="Published benchmarks"):
     """A published benchmark."""
 
-    PANEL: ClassVar[str] = "Published benchmarks"
     dataset: str | None = option("--dataset NAME", "A published benchmark instead of sources.", MOST_USED)
     data_root: Path | None = option("--data-root DIR", "Folder of the data set, or of several.")
     videos: int | None = option("--videos COUNT", "Take only the first COUNT videos.", min=1)
@@ -90,19 +93,17 @@ class BenchmarkFlags:
 
         if self.dataset is not None:
             found = find_benchmark(self.dataset)
-            if sources:
-                raise ConfigError("a replay has either --dataset or SOURCE", hint="leave one of them out")
+            refuse(
+                (sources, "a replay has either --dataset or SOURCE", "leave one of them out"),
+                (study.questions, "--questions are about sources of your own", "name the videos"),
+                (self.judge and not found.open_ended, "a judge reads open answers", "such as those of rvs-ego"),
+            )
             if self.data_root is None:
                 hint = "name its folder with --data-root; samples/benchmarks/README.md"
                 raise ConfigError(f"where is {self.dataset}?", hint=hint)
-            if study.questions is not None:
-                raise ConfigError("--questions are about sources of your own", hint="name the videos")
-            if self.judge and not found.open_ended:
-                raise ConfigError("a judge reads open answers", hint="such as those of rvs-ego and rvs-movie")
-            opened = open_dataset(found, self.data_root, most_videos=self.videos, subtitles=study.subtitles)
-            return found, opened
-        if self.data_root is not None or self.judge:
-            raise ConfigError("--data-root and --judge are about a data set", hint="name it with --dataset")
+            return found, open_dataset(found, self.data_root, most_videos=self.videos, subtitles=study.subtitles)
+        of_dataset = self.data_root is not None or self.judge
+        refuse((of_dataset, "--data-root and --judge are about a data set", "name it with --dataset"))
         if not sources:
             raise ConfigError("there is nothing to watch", hint="name videos and --questions, or a --dataset")
         if study.questions is None:
@@ -110,11 +111,9 @@ class BenchmarkFlags:
         return None, OpenedStreams(open_files(sources, study.questions, study.subtitles), {}, Counter())
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultFlags:
+class ResultFlags(Flags, panel="Results"):
     """Where the results go."""
 
-    PANEL: ClassVar[str] = "Results"
     results: Path = option(
         "--output -o FILE", "Results; a run continues the file.", MOST_USED, default=Path("results.jsonl")
     )
@@ -193,28 +192,15 @@ def _replay(
     """Run a study, or show its cost; end with the exit code of a run that was stopped or left something out."""
     from protokv.backbones import load_backbone
     from protokv.ingestion.options import DEFAULT_MODEL
-    from protokv.replay.dataset import fit_variants
     from protokv.replay.judges import Judge
-    from protokv.replay.plan import make_plan
     from protokv.replay.rows import RowFile
-    from protokv.replay.runner import Setup
-    from protokv_cli.replay_report import show_cost
 
     for video, why in opened.missing.items():
         out.error(f"left out: {video}: {why}")
     referee = Judge(judge) if judge else None
     loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
     backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
-    is_known = benchmark is not None
-    # A benchmark adds its baselines to the memories.
-    plan = make_plan(
-        opened.streams,
-        fit_variants(study.list_variants(is_known), opened.streams, backbone, baselines=is_known),
-        study.read_delays(is_known),
-        Setup.of(backbone, benchmark, fps=model.fps),
-        intersection=study.intersection,
-        types=parse_optional(parse_list, study.types),
-    )
+    plan = study.plan(backbone, benchmark, opened.streams, model.fps)
     note_embedded(out, model.model)
     if results.dry_run:
         done: Collection[str] = ()
@@ -222,7 +208,8 @@ def _replay(
             rows = RowFile(results.results)
             rows.check(plan.trials.values())
             done = rows.rows.keys()
-        show_cost(out, plan.cost(done), opened)
+        left_out = {"missing": opened.missing, "notes": dict(opened.notes)}
+        out.record({"type": "plan", **plan.cost(done), **left_out}, "hours of video, and answers over all memories")
     elif _run(out, plan, backbone, opened, results, referee):
         raise typer.Exit(Exit.PARTIAL)
 
@@ -234,10 +221,10 @@ def _run(
     from protokv.replay.judges import judge_rows
     from protokv.replay.plan import UnreadableVideo, run_plan
     from protokv.replay.rows import RowFile
-    from protokv_cli.replay_report import ReplayBar, show_report
+    from protokv_cli.replay_report import ReplayBar, name_left_out, show_report
 
     rows, unread = RowFile(results.results, start_over=results.force), dict(opened.missing)
-    with handle_signals(out.note) as stop, ReplayBar(out, plan.cost(rows.rows.keys())["answers"], unread) as bar:
+    with handle_signals(out.note) as stop, ReplayBar(out, plan, rows.rows.keys(), unread) as bar:
         for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
             if isinstance(event, UnreadableVideo) and len(plan.streams) == 1:
                 raise event.error
@@ -247,10 +234,10 @@ def _run(
         without = sum(row is None for row in takewhile(lambda _: not stop, judged))
     if referee and without:
         out.error(f"{without} answers have no verdict of {referee.label}; run the same command again to ask for them")
-    asked = [rows.rows[key] for key in keys]
-    if stop.exit is None or asked:
-        files = {"plot": results.plot, "table": results.table}
-        show_report(out, asked, dropped=plan.dropped, missing=unread, notes=opened.notes, **files)
+    if stop.exit is None or keys:
+        left_out = name_left_out(plan.dropped, unread, opened.notes)
+        asked, files = [rows.rows[key] for key in keys], {"plot": results.plot, "table": results.table}
+        show_report(out, asked, left_out=left_out, missing=unread, **files)
     if stop.exit is not None:
         out.note(f"stopped; what is done is in {results.results}. Continue with the same command.")
         raise typer.Exit(stop.exit)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
@@ -18,11 +17,9 @@ from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerFlags(DebugFlags):
+class ServerFlags(DebugFlags, panel="Server"):
     """Where the server listens, and what it allows."""
 
-    PANEL: ClassVar[str] = "Server"
     host: str = option("--host ADDRESS", "One that other machines can reach needs a token.", default="127.0.0.1")
     port: int = option("--port NUMBER", "Port to listen on; 0: any free port.", default=8000, min=0, max=65535)
     token: str | None = option("--token TOKEN", "Clients must send it; PROTOKV_TOKEN hides it from other users.")
@@ -99,7 +96,8 @@ class _Log(logging.Handler):
         """Write the first line of a record, and its exception."""
         error = record.exc_info[1] if record.exc_info else None
         cause = "" if error is None else f": {type(error).__name__}: {' '.join(str(error).split())}"
-        first = record.getMessage().strip().partition("\n")[0]
-        self._out.note(cut(f"{record.levelname.capitalize()}: {first}{cause}", 300))
+        self._out.note(
+            cut(f"{record.levelname.capitalize()}: {record.getMessage().strip().splitlines()[0]}{cause}", 300)
+        )
         if error is not None and self._out.debug:
             self._out.note("".join(traceback.format_exception(error)))

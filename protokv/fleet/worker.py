@@ -22,7 +22,7 @@ from protokv.core.backbone import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job, locate_state
 from protokv.ingestion.continuation import check_equal, check_options
-from protokv.ingestion.events import Progress, Started, Summary
+from protokv.ingestion.events import Progress, SourceNoted, Started, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest
 from protokv.state.checkpoint import check_fits
@@ -110,6 +110,7 @@ class Outcome:
         elapsed_s: seconds that the worker was busy with it.
         attempts: how often it was begun.
         failure: why it failed; of a watched or finished video, its damage.
+        notes: what a user should know of the video that is no damage.
     """
 
     job: Job
@@ -124,6 +125,7 @@ class Outcome:
     elapsed_s: float = 0.0
     attempts: int = 1
     failure: Failure | None = None
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON; `failure` only if there is one."""
@@ -171,7 +173,7 @@ class Worker:
         job, target, began = found.job, found.state, time.perf_counter()
         anew = found.status == "changed"
         options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
-        from_s = until_s = 0.0
+        from_s, until_s, notes = 0.0, 0.0, list[str]()
         try:
             if not is_url(target):
                 with explain_write_errors(target):
@@ -187,6 +189,8 @@ class Worker:
                     elif isinstance(event, Progress):
                         self._add_watched(event.stream_time_s - until_s)
                         until_s = event.stream_time_s
+                    elif isinstance(event, SourceNoted):
+                        notes.append(event.note)
                     elif isinstance(event, Summary):
                         summary = event
         except Exception as error:
@@ -202,6 +206,7 @@ class Worker:
             file_bytes=summary.file_bytes,
             elapsed_s=time.perf_counter() - began,
             failure=Failure("Damaged", lost) if lost else None,
+            notes=tuple(notes),
         )
 
 
@@ -213,6 +218,7 @@ def preview(jobs: Iterable[Job], recipe: Recipe) -> Iterator[Outcome]:
         if found.status not in ("done", "failed") and source_kind(job.source) == "file" and not is_object(job.source):
             try:
                 with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
+                    found = replace(found, notes=tuple(opened.notes))
                     if opened.info.duration_s is not None:
                         found = replace(found, left_s=max(0.0, opened.info.duration_s - found.stream_time_s))
             except Exception as error:

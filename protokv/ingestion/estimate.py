@@ -41,6 +41,7 @@ class Estimate:
     tried_steps: int
     words: str | None  # the subtitles that would enter the stream; None: none
     words_lost: str  # what of them cannot be read; empty: nothing as yet
+    notes: list[str]  # what a user should know of the source
 
 
 def most_bytes(session: Session, thumbnails: int, *, words: bool = False) -> int | None:
@@ -111,4 +112,5 @@ def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnail
         tried_steps=tried,
         words=name_subtitles(subtitles.record),
         words_lost=subtitles.lost or "",
+        notes=list(source.notes),
     )

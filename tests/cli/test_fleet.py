@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
+def pools(monkeypatch: pytest.MonkeyPatch, mocked: None) -> list[tuple[int, list[str]]]:
     """Put workers of this process, with the mock, in the place of `LocalPool`; list their numbers and devices."""
     made: list[tuple[int, list[str]]] = []
 
@@ -48,14 +48,12 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     return made
 
 
-@pytest.mark.usefixtures("pools", "mocked")
+@pytest.mark.usefixtures("pools")
 def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: Program, folder: Path) -> None:
     planned = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run")
     *plans, total = planned.rows()
-    assert [(row["key"], row["status"]) for row in plans] == [
-        ("bad", "failed"),
-        *((key, "new") for key in ("more/three", "one", "two")),
-    ]
+    new = [(key, "new") for key in ("more/three", "one", "two")]
+    assert [(row["key"], row["status"]) for row in plans] == [("bad", "failed"), *new]
     assert "bad.mp4" in plans[0]["failure"]["message"]
     assert planned.err.splitlines()[-1] == "4 videos: 1 failed, 3 new, 0:06 to watch; nothing was written"
     assert total.items() >= {"type": "forecast", "all": 4, "failed": 1, "videos": 3, "unmeasured": 0}.items()
@@ -65,18 +63,13 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     result = protokv("ingest", folder, "-o", "states/", *SMALL)
     assert result.code == Exit.PARTIAL
     rows = {row["key"]: row for row in result.rows() if row["type"] == "video"}
-    assert {key: row["status"] for key, row in rows.items()} == {
-        "one": "watched",
-        "two": "watched",
-        "more/three": "watched",
-        "bad": "failed",
-    }
+    watched = dict.fromkeys(("one", "two", "more/three"), "watched")
+    assert {key: row["status"] for key, row in rows.items()} == {**watched, "bad": "failed"}
     assert rows["one"]["fleet"].keys() >= {"ended", "watched_s", "times_real_time", "seconds_left"}
     assert result.rows()[-1].items() >= {"type": "fleet", "videos": 4, "watched": 3, "failed": 1, "left": 0}.items()
     (failure,) = map(json.loads, Path("states/failures.jsonl").read_text().splitlines())
-    assert failure["source"] == str(folder / "bad.mp4")
+    assert (failure["source"], "bad.mp4" in failure["message"]) == (str(folder / "bad.mp4"), True)
     assert failure["exit_code"] == protokv("ingest", folder / "bad.mp4", *SMALL).code
-    assert "bad.mp4" in failure["message"]
     assert result.err.splitlines()[-1] == "1 of 4 videos have no whole state; why is in states/failures.jsonl"
 
     assert protokv("ingest", folder / "one.mp4", "-o", "single.safetensors", *SMALL).code == 0
@@ -86,27 +79,22 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     # What is done is not counted again.
     rest = protokv("ingest", folder, "-o", "states/", *SMALL, "--dry-run").rows()[-1]
     assert rest.items() >= {"done": 3, "failed": 1, "videos": 0, "left_s": 0.0}.items()
-
     again = protokv("ingest", folder / "one.mp4", folder / "two.mp4", "-o", "states", *SMALL, "--format", "table")
     assert again.code == 0
-    assert "2: 0 watched, 2 done before, 0 failed, 0 left" in again.out
+    assert "videos 2 watched 0 done 2 stopped 0 failed 0 left 0" in " ".join(again.out.split())
     assert not Path("states/failures.jsonl").exists()
 
 
 @pytest.mark.usefixtures("pools")
-def test_failures_are_lines_on_a_terminal_and_end_the_fleet_beyond_a_number(protokv: Program) -> None:
-    gone = [f"gone{i}.mp4" for i in range(60)]
+def test_failures_are_lines_without_passwords_and_end_the_fleet_beyond_a_number(protokv: Program) -> None:
+    gone = [f"gone{i}.mp4" for i in range(30)]
     result = protokv("ingest", *gone, "-o", "states", *SMALL, "--format", "table")
     assert result.code == Exit.PARTIAL
-    assert sum(line.startswith("failed\tgone") for line in result.out.splitlines()) == 60
-    assert len(Path("states/failures.jsonl").read_text().splitlines()) == 60
+    assert sum(line.startswith("failed\tgone") for line in result.out.splitlines()) == 30
+    assert len(Path("states/failures.jsonl").read_text().splitlines()) == 30
     result = protokv("ingest", *gone, "-o", "states", *SMALL, "--max-failures", "1")
-    assert result.code == Exit.PARTIAL
-    assert result.rows()[-1]["left"] > 50
+    assert (result.code, result.rows()[-1]["left"] > 20) == (Exit.PARTIAL, True)
 
-
-@pytest.mark.usefixtures("pools", "mocked")
-def test_the_password_of_an_address_is_in_no_report_of_a_fleet(protokv: Program) -> None:
     named = "http://admin:s3cret@127.0.0.1:9/a.mp4?token=s3cret"
     planned = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL, "--dry-run")
     result = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL)
@@ -116,7 +104,6 @@ def test_the_password_of_an_address_is_in_no_report_of_a_fleet(protokv: Program)
     assert "s3cret" not in said
 
 
-@pytest.mark.usefixtures("mocked")
 @pytest.mark.parametrize(
     ("options", "made"),
     [
@@ -128,9 +115,9 @@ def test_the_password_of_an_address_is_in_no_report_of_a_fleet(protokv: Program)
     ],
 )
 def test_a_worker_per_device_unless_told_otherwise(
-    options: tuple[str, ...], made: tuple[int, list[str]], protokv: Program, folder: Path, pools: list[object]
+    options: tuple[str, ...], made: tuple[int, list[str]], protokv: Program, pools: list[object]
 ) -> None:
-    assert protokv("ingest", folder / "more", "gone.mp4", "-o", "states", *SMALL, *options).code == Exit.PARTIAL
+    assert protokv("ingest", "gone.mp4", "lost.mp4", "-o", "states", *SMALL, *options).code == Exit.PARTIAL
     assert pools == [made]
 
 
@@ -144,76 +131,57 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: 
         os.killpg(process.pid, signal.SIGTERM)
         out, err = read_to_the_end(process)
     rows = [row for row in map(json.loads, out.splitlines()) if row["type"] != "progress"]
-    # A slow machine says how far it is.
-    others = ("0 of 2 videos", "1 of 2 videos")
-    told, *said = [line for line in err.splitlines() if not line.startswith(others)]
-    assert told.startswith("Note: the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO")
     assert process.returncode == Exit.TERMINATED
-    assert said == [
-        "stopping after this step; once more to stop at once",
-        "stopped; what was watched is committed. Continue with the same command.",
-    ]
+    for said in ("stopping after this step; once more to stop at once", "Continue with the same command."):
+        assert err.count(said) == 1
     # The second may not have been begun.
     assert {row.get("status") for row in rows[:-1]} <= {"stopped"}
     assert rows[-1].items() >= {"watched": 1, "left": 1}.items()
     assert Reader.open("states/one.safetensors").header.complete
 
 
-@pytest.mark.usefixtures("pools", "mocked")
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.usefixtures("pools")
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "stdin"])
 def test_a_list_of_videos_is_read_as_windows_and_others_write_it(
     encoding: str, protokv: Program, folder: Path, tmp_path: Path
 ) -> None:
     named = shutil.copy(folder / "two.mp4", tmp_path / "zw\u00f6lf.mp4")
-    Path("list.txt").write_text(f"{folder}/one.mp4\r\n\r\n{named}\r\n", encoding=encoding)
-    result = protokv("ingest", "--from", "list.txt", "-o", "states", *SMALL, "--format", "plain")
+    lines, listing = f"{folder}/more\r\n\r\n{named}\r\n", "list.txt"
+    if encoding == "stdin":
+        lines, listing = f"\ufeff{lines}", "-"
+    else:
+        Path(listing).write_text(lines, encoding=encoding)
+    result = protokv("ingest", "--from", listing, "-o", "states", *SMALL, stdin=lines)
     assert result.code == 0, result.err
-    assert sorted(result.out.splitlines()) == ["states/one.safetensors", "states/zw\u00f6lf.safetensors"]
+    states = {row["state"] for row in result.rows() if row["type"] == "video"}
+    assert states == {"states/three.safetensors", "states/zw\u00f6lf.safetensors"}
 
 
-@pytest.mark.usefixtures("pools", "mocked")
-def test_a_list_on_stdin_names_videos_and_folders(protokv: Program, folder: Path) -> None:
-    lines = f"\ufeff{folder}/one.mp4\n{folder}/more\n"
-    result = protokv("ingest", "--from", "-", "-o", "states", *SMALL, "--format", "plain", stdin=lines)
-    assert result.code == 0, result.err
-    assert sorted(result.out.splitlines()) == ["states/one.safetensors", "states/three.safetensors"]
-
-
-@pytest.mark.usefixtures("pools", "mocked")
+@pytest.mark.usefixtures("pools")
 def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, folder: Path) -> None:
     assert protokv("ingest", folder, "-o", "states/", *SMALL).code == Exit.PARTIAL
     rows = protokv("query", "--state", "states/", "what is first ?").rows()
     assert [row["state"] for row in rows] == [f"states/{key}.safetensors" for key in ("more/three", "one", "two")]
     assert all(row["mean_logprob"] <= 0 and row["question"] == "what is first ?" for row in rows)
     ranked = protokv("query", "states", "--top", "2", "what is first ?", "ring ?").rows()
-    assert [(row["question"], row["rank"]) for row in ranked] == [
-        (question, rank) for question in ("what is first ?", "ring ?") for rank in (1, 2)
-    ]
+    asked = [(question, rank) for question in ("what is first ?", "ring ?") for rank in (1, 2)]
+    assert [(row["question"], row["rank"]) for row in ranked] == asked
     assert ranked[0]["mean_logprob"] == max(row["mean_logprob"] for row in rows)
 
     head, *lines = protokv("query", "states", "--top", "2", "what is first ?", "-f", "table").out.splitlines()
     assert head.split() == ["rank", "state", "mean", "logprob", "answer"]
     # A long answer goes on in the lines below.
     assert [line.split()[0] for line in lines if line[1].isdigit()] == ["1", "2"]
-    # Text, and numbers that people can read, also in lines of cells.
-    (line, *_) = protokv("inspect", "states/", "--format", "plain").out.splitlines()
-    assert line.split("\t")[:3] == ["states/more/three.safetensors", "0:02", "2"]
-
+    assert [row["complete"] for row in protokv("inspect", "states/").rows()] == [True, True, True]
     long = "a-camera-at-the-" + "very-" * 9 + "long-corridor"
     shutil.copy("states/one.safetensors", f"states/{long}.safetensors")
     protokv.environment["COLUMNS"] = "80"
     table = protokv("inspect", "states/", "--format", "table").out
-    Path(f"states/{long}.safetensors").unlink()
     assert long in "".join(line.strip().partition("  ")[0] for line in table.splitlines())
-    protokv.environment["COLUMNS"] = "200"
-    table = protokv("inspect", "states/", "--format", "table").out
-    assert "3: 3 whole, 0 not" in table
+    assert "4: 4 whole, 0 not" in table
     assert " more/three" in table
-    documents = protokv("inspect", "states/").rows()
-    assert [row["complete"] for row in documents] == [True, True, True]
 
     Path("states/one.safetensors").write_bytes(b"damaged")
-    result = protokv("query", "states", "what is first ?", "--format", "plain")
-    assert result.code == Exit.PARTIAL
-    assert len(result.out.splitlines()) == 2
-    assert result.err.splitlines()[-1] == "1 of 3 states cannot be asked"
+    result = protokv("query", "states", "what is first ?")
+    assert (result.code, len(result.rows())) == (Exit.PARTIAL, 3)
+    assert result.err.splitlines()[-1] == "1 of 4 states cannot be asked"

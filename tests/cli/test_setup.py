@@ -16,7 +16,7 @@ from tests.cli.conftest import Program
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize("form", ["json", "table", "plain"])
+@pytest.mark.parametrize("form", ["json", "table"])
 def test_the_report_has_no_value_of_a_variable_and_not_the_name_of_the_user(
     protokv: Program, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -47,21 +47,27 @@ def test_a_package_that_cannot_be_imported_is_a_problem_and_a_failure(
     assert [one["name"] for one in found["devices"]] == ["cpu"]
 
 
-def test_each_published_model_is_a_row_a_line_and_a_name(protokv: Program) -> None:
+def test_each_published_model_is_a_row_and_a_line_with_its_whole_name(protokv: Program) -> None:
     names = [model.name for model in KNOWN_MODELS]
     assert [row["name"] for row in protokv("models", "--json").rows()] == names
-    assert protokv("models", "-f", "plain").out.splitlines() == names
     protokv.environment["COLUMNS"] = "80"
-    text = protokv("models", "-f", "table").out
-    assert max(map(len, text.splitlines())) <= 80
-    assert "--model DIR" in text
+    lines = protokv("models", "-f", "table").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[1 : len(names) + 1]] == names
+    for said in ("For this machine: --model ", "hour of video", "Qwen3.8", "--model DIR"):
+        assert [line for line in lines if said in line], said
 
 
-def test_a_model_fits_where_its_weights_and_the_work_have_room_and_is_here_if_it_is_in_the_cache() -> None:
-    found = {
-        row["name"]: row for row in describe_models({"cpu": 11 * GIB, "cuda:0": 8 * GIB}, {KNOWN_MODELS[0].name: 5})
-    }
+def test_a_model_fits_where_it_has_room_and_the_greatest_that_fits_a_gpu_is_recommended() -> None:
+    def describe(**room: int) -> dict[str, Any]:
+        found = describe_models({name: size * GIB for name, size in room.items()}, {KNOWN_MODELS[0].name: 5})
+        return {row["name"]: row for row in found} | {"best": [row["name"] for row in found if row["recommended"]]}
+
+    found = describe(cpu=11, gpu=8)
     assert found["Qwen/Qwen3-VL-8B-Instruct"]["fits"] == {"float32": [], "bfloat16": [], "8bit": [], "4bit": ["cpu"]}
     assert found["Qwen/Qwen3-VL-2B-Instruct"]["fits"]["float32"] == ["cpu"]
-    assert found["Qwen/Qwen3-VL-2B-Instruct"]["fits"]["bfloat16"] == ["cpu", "cuda:0"]
-    assert {name for name, row in found.items() if row["cached_bytes"]} == {KNOWN_MODELS[0].name}
+    assert found["Qwen/Qwen3-VL-2B-Instruct"]["fits"]["bfloat16"] == ["cpu", "gpu"]
+    assert found[KNOWN_MODELS[0].name]["cached_bytes"] == 5
+    assert found["best"] == ["OpenGVLab/InternVL3_5-2B-HF"]
+    assert describe(cpu=16)["best"] == ["llava-hf/llava-onevision-qwen2-0.5b-ov-hf"]
+    assert describe(cpu=1)["best"] == []

@@ -47,7 +47,7 @@ def test_one_session_tells_what_was_said_about_a_thing_and_what_was_shown_when_i
     about, whose = protokv("query", talk, "Where was the bar?", "Where was the cross?", "--evidence").rows()
     assert (about["answer"], whose["answer"]) == ("bottom right", "right")
     assert "Mara: the bar is [31mmine" in [one["text"] for span in about["evidence"] for one in span["words"]]
-    shown = protokv("query", talk, "Where was the bar?", "--evidence", "-f", "plain").out
+    shown = protokv("query", talk, "Where was the bar?", "--evidence").out
     assert "\n    0:04 Mara: the bar is [31mmine\n" in shown
 
     for wanted, thing in (("Mara", "bar"), ("green", "cross")):
@@ -63,8 +63,6 @@ def test_the_transcript_is_printed_in_every_form_and_never_obeyed(protokv: Progr
     ]
     assert protokv("inspect", talk, "--words").rows() == rows
     assert protokv("inspect", talk, "--words", "--at", "0:06").rows() == rows[:1]
-    plain = protokv("inspect", talk, "--words", "-f", "plain").out
-    assert plain == "".join(f"0:0{row['start_s']:.0f}\t{row['text']}\n" for row in rows)
     seen = run_on_terminal(protokv.environment, "inspect", talk, "--words")
     assert [line.split(maxsplit=1) for line in seen.lines()] == [
         ["start", "text"], ["0:04", rows[0]["text"]], ["0:07", rows[1]["text"]],
@@ -95,4 +93,4 @@ def test_a_dry_run_says_which_words_would_be_read_and_what_of_them_cannot(protok
     assert row["tokens"] > bare["tokens"]
     (tmp_path / "bad.srt").write_bytes(b"\0\1junk")
     told = protokv("ingest", video, "--dry-run", "--format", "table", "--subtitles", tmp_path / "bad.srt").out
-    assert "bad.srt: bad.srt holds no subtitles" in " ".join(told.split())
+    assert "words lost bad.srt holds no subtitles" in " ".join(told.split())
