@@ -441,12 +441,12 @@ def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels
     kind = source_kind(text)
     if kind not in STREAMED:
         return None
-    from protokv.video.stream import StreamSource
+    from protokv.video.av_source import AVSource
 
     how: dict[str, Any] = {"max_pixels": max_pixels, "timeout_s": min(options.lost_after_s(kind), 1e6)}
 
     def connect(should_stop: Callable[[], bool] = never, size: tuple[int, int] | None = None) -> Source:
-        return StreamSource(text, should_stop=should_stop, size=size, options=dict(options.input), **how)
+        return AVSource(text, should_stop=should_stop, size=size, options=dict(options.input), **how)
 
     if kind in ("http", "https"):
         try:

@@ -18,7 +18,7 @@ from protokv.state.thumbnails import DEFAULT as THUMBNAILS
 from protokv.state.thumbnails import MOST as MOST_THUMBNAILS
 from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
-from protokv.video.part import Part
+from protokv.video.source import Part
 from protokv.words import Subtitles
 
 DEFAULT_MODEL = "protokv/mini"

@@ -14,23 +14,20 @@ from itertools import islice
 from typing import Any
 
 # A longer gap than this is believed unless the next packets deny it; than that, if later ones, or the end, confirm it.
-SHORT_GAP_S, LONGEST_GAP_S = 5.0, 600.0
+_SHORT_GAP_S, LONGEST_GAP_S = 5.0, 600.0
 
 # After a longer gap than this, a source that declares no end is taken for two that were joined.
 LONGEST_PAUSE_S = 12 * 3600.0
 
 # Key frames whose time stamps run back by more than this begin a new count; packets as a whole are reordered by less.
-BACK_S, REORDER_S = 0.25, 1.0
+_BACK_S, _REORDER_S = 0.25, 1.0
 
 # What is read ahead to confirm a leap, at most; and at least, of which a reordered packet needs more.
-CONFIRM_S, CONFIRM_PACKETS, CONFIRM_BYTES = 10.0, 600, 64 << 20
-LEAST_PACKETS, LEAST_REORDERED = 2, 8
+_CONFIRM_S, _CONFIRM_PACKETS, _CONFIRM_BYTES = 10.0, 600, 64 << 20
+_LEAST_PACKETS, _LEAST_REORDERED = 2, 8
 
-# FFmpeg marks one of so many packets before a join as corrupt.
-MARKED_BEFORE = 4
-
-# How far an honest file may run beyond the end that it declares.
-BEYOND_END_S, BEYOND_END_PART = 10.0, 0.1
+# FFmpeg marks one of so many packets before a join as corrupt: counters of MPEG-TS begin anew there.
+_MARKED_BEFORE = 4
 
 # A frame may say that it stays for this long, even after the end that the file declares.
 HOLE_S = 2.0
@@ -39,7 +36,12 @@ HOLE_S = 2.0
 MOST_LATE = 8
 
 # The least distance of two frames of a stream whose time stamps say nothing.
-TICK_S = 1e-3
+_TICK_S = 1e-3
+
+
+def farthest_end(end_s: float) -> float:
+    """Return how far an honest file runs that declares this end."""
+    return 1.1 * end_s + 10.0
 
 
 def limit_duration(time_s: float, stated_s: float, end_s: float | None) -> float | None:
@@ -47,10 +49,8 @@ def limit_duration(time_s: float, stated_s: float, end_s: float | None) -> float
 
     `end_s` is the end that the source declares, apart from the times of its frames.
     """
-    if stated_s <= 0:
-        return None
     declared = end_s is not None and time_s + stated_s <= end_s + HOLE_S
-    return stated_s if stated_s <= HOLE_S or declared else None
+    return stated_s if 0 < stated_s <= HOLE_S or (stated_s > 0 and declared) else None
 
 
 class Clock:
@@ -59,6 +59,20 @@ class Clock:
     Stamps that leap and come back are damaged: their packets follow the one before, and no others are moved. Stamps
     that stay behind are a join, where an encoder restarted or recordings were put together. Stamps that stay ahead are
     a pause, if it is credible. Files, pipes and videos on servers have this clock.
+
+    Args:
+        time_base: seconds of a tick.
+        origin: the tick at which the first packet is due.
+        interval_s: the usual distance of two frames.
+        end_s: the end that the source declares.
+        confirmed_s: until when anything else than the stamps of the packets says that the source lasts.
+        from_origin: False after a seek.
+        on_join: called with the stream time of a join.
+        on_damage: called with the stream time of a damaged stamp, and why.
+
+    Attributes:
+        excused: stamps of packets that are marked as corrupt only because a join follows.
+        shift: ticks that the joins so far added.
     """
 
     def __init__(
@@ -73,96 +87,78 @@ class Clock:
         on_join: Callable[[float], None],
         on_damage: Callable[[float, str], None],
     ) -> None:
-        """Begin before the first packet, which is due at the tick `origin`, or after a seek.
-
-        `end_s` is the end that the source declares, and `confirmed_s` when anything else than the stamps of the packets
-        says that it lasts. The functions are called with the stream time, and why.
-        """
-        self._base, self._origin, self._interval_s, self._end_s = time_base, origin, interval_s, end_s
-        self._confirmed_s = confirmed_s
+        self._base, self._origin, self._declared = time_base, origin, end_s is not None
         self._on_join, self._on_damage = on_join, on_damage
         self._last = origin if from_origin else None
         self._longest = 0  # pause so far that was believed
-        self._shift = self._join = 0  # ticks added to stamps now, and to those that are not damaged
-        far_s = None if end_s is None else end_s * (1 + BEYOND_END_PART) + BEYOND_END_S
-        self._limit = None if far_s is None else origin + self._ticks(far_s)
-        # Stamps of packets that are marked as corrupt because a join follows: counters of MPEG-TS begin anew there.
+        self._moved = 0  # ticks added to stamps now; `shift` are those added to stamps that are not damaged
+        self.shift = 0
         self.excused: set[int] = set()
-        self._gap, self._reorder = self._ticks(LONGEST_GAP_S), self._ticks(REORDER_S)
-        self._back, self._pause = self._ticks(BACK_S), self._ticks(LONGEST_PAUSE_S)
-        self._short = self._ticks(SHORT_GAP_S)
-
-    @property
-    def shift(self) -> int:
-        """Ticks that the joins so far added."""
-        return self._join
+        self._limit = None if end_s is None else origin + self._ticks(farthest_end(end_s))
+        self._confirmed, self._interval = origin + self._ticks(confirmed_s + HOLE_S), self._ticks(interval_s)
+        self._gap, self._reorder = self._ticks(LONGEST_GAP_S), self._ticks(_REORDER_S)
+        self._back, self._short = self._ticks(_BACK_S), self._ticks(_SHORT_GAP_S)
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Give packets with the stamps that they should have, and None before one that begins a new count."""
         waiting: deque[Any] = deque()
         while (packet := waiting.popleft() if waiting else next(packets, None)) is not None:
             if (mark := _mark(packet)) is not None:
-                last = self._last
-                if last is None:
-                    if self._beyond(mark):
-                        self._on_damage(0.0, "time stamps jump")
-                else:
-                    known = mark + self._join - last
-                    if -self._reorder <= known <= self._gap and abs(known) < abs(mark + self._shift - last):
-                        # The damaged stamps are over: those of before go on.
-                        self._shift = self._join
-                    ahead = mark + self._shift - last
-                    back = ahead < -self._back and packet.is_keyframe
-                    if ahead > self._short or back or (self._beyond(mark) and self._shift == self._join):
-                        self._read_ahead(packets, waiting, packet, mark)
-                        if self._settle_leap(packet, mark, last, [_mark(one) for one in waiting]):
-                            yield None
-                mark += self._shift
-                self._last = mark if last is None else max(last, mark)
+                last = mark if self._last is None else self._last
+                known = mark + self.shift - last
+                if -self._reorder <= known <= self._gap and abs(known) < abs(mark + self._moved - last):
+                    # The damaged stamps are over: those of before go on.
+                    self._moved = self.shift
+                ahead = mark + self._moved - last
+                back = ahead < -self._back and packet.is_keyframe
+                if ahead > self._short or back or (self._beyond(mark) and self._moved == self.shift):
+                    self._read_ahead(packets, waiting, packet, mark, last)
+                    if self._settle_leap(packet, mark, last, [_mark(one) for one in waiting]):
+                        yield None
+                mark += self._moved
+                self._last = max(last, mark)
                 if packet.is_corrupt and self._precedes_join(packets, waiting):
                     self.excused.add(mark)
-            if self._shift:
-                packet.pts = None if packet.pts is None else packet.pts + self._shift
-                packet.dts = None if packet.dts is None else packet.dts + self._shift
+            if self._moved:
+                packet.pts = None if packet.pts is None else packet.pts + self._moved
+                packet.dts = None if packet.dts is None else packet.dts + self._moved
             yield packet
 
     def _precedes_join(self, packets: Iterator[Any], waiting: deque[Any]) -> bool:
-        waiting.extend(islice(packets, max(0, MARKED_BEFORE - len(waiting))))
-        keys = [_mark(one) for one in islice(waiting, MARKED_BEFORE) if one.is_keyframe]
-        last = (self._last or 0) - self._shift
+        waiting.extend(islice(packets, max(0, _MARKED_BEFORE - len(waiting))))
+        keys = [_mark(one) for one in islice(waiting, _MARKED_BEFORE) if one.is_keyframe]
+        last = (self._last or 0) - self._moved
         return any(one is not None and not -self._back <= one - last <= self._gap for one in keys)
 
     def _settle_leap(self, packet: Any, mark: int, last: int, later: list[int | None]) -> bool:
         """Set the shift for a packet whose stamp leaps from `last`; return True if it begins a new count."""
-        at, step = mark + self._join, packet.duration or self._ticks(self._interval_s)
-        stays = _stays(at, last, step, [one + self._join for one in later if one is not None])
+        at, step = mark + self.shift, packet.duration or self._interval
+        stays = _stays(at, last, step, [one + self.shift for one in later if one is not None])
         if at > last and not self._beyond(mark):
             # Slides are shown for about as long as those before them.
-            usual = at - last <= 2 * self._longest
-            confirmed = usual or at <= self._origin + self._ticks(self._confirmed_s + HOLE_S)
-            ends = len(later) < LEAST_REORDERED and not packet.is_keyframe
-            credible = stays and (self._end_s is not None or at - last <= self._pause)
+            confirmed = at - last <= 2 * self._longest or at <= self._confirmed
+            ends = len(later) < _LEAST_REORDERED and not packet.is_keyframe
+            credible = stays and (self._declared or at - last <= self._ticks(LONGEST_PAUSE_S))
             if credible or ((stays is None or ends) and (confirmed or at - last <= self._gap)):
-                self._shift, self._longest = self._join, max(self._longest, at - last)
+                self._moved, self._longest = self.shift, max(self._longest, at - last)
                 return False
         # The first of them by time follows; packets are reordered.
-        run = [one for one in later[:LEAST_REORDERED] if one is not None and abs(one - mark) <= self._reorder]
-        self._shift = last + step - min([mark, *run])
+        run = [one for one in later[:_LEAST_REORDERED] if one is not None and abs(one - mark) <= self._reorder]
+        self._moved = last + step - min([mark, *run])
         time_s = float((last + step - self._origin) * self._base)
         if stays and not self._beyond(mark):
-            self._join = self._shift
+            self.shift = self._moved
             self._on_join(time_s)
             return bool(packet.is_keyframe)
         self._on_damage(time_s, f"time stamps jump to {float((at - self._origin) * self._base):.0f} s")
         return False
 
-    def _read_ahead(self, packets: Iterator[Any], waiting: deque[Any], packet: Any, mark: int) -> None:
+    def _read_ahead(self, packets: Iterator[Any], waiting: deque[Any], packet: Any, mark: int, last: int) -> None:
         """Let packets wait until they tell what becomes of the stamps after a packet."""
-        least = LEAST_PACKETS if packet.is_keyframe else LEAST_REORDERED
+        least = _LEAST_PACKETS if packet.is_keyframe else _LEAST_REORDERED
         size = sum(one.size for one in waiting)
-        long = self._last is not None and mark + self._shift - self._last > self._gap
-        near = self._ticks(CONFIRM_S) if long else -1
-        while len(waiting) < CONFIRM_PACKETS and size < CONFIRM_BYTES:
+        near = self._ticks(_CONFIRM_S) if mark + self._moved - last > self._gap else -1
+        while len(waiting) < _CONFIRM_PACKETS and size < _CONFIRM_BYTES:
             latest = _mark(waiting[-1]) if waiting else None
             if len(waiting) >= least and latest is not None and abs(latest - mark) > near:
                 return
@@ -186,7 +182,7 @@ def _mark(packet: Any) -> int | None:
 def _stays(at: int, last: int, step: int, later: list[int]) -> bool | None:
     """Return whether stamps that leap from `last` to `at` go on there, and not where they were; None if none follow."""
     stays = None
-    for mark in later if at > last else later[:LEAST_REORDERED]:
+    for mark in later if at > last else later[:_LEAST_REORDERED]:
         stays = 0 <= mark - at <= 2 * step or abs(mark - at) <= abs(mark - last)
         if stays:
             step, at = max(step, mark - at), max(at, mark)
@@ -199,21 +195,33 @@ class ArrivalClock:
     """Times of the frames of one live connection, from 0 on and strictly increasing.
 
     Cameras begin with a frame without a time stamp, jump back to 0, and drift; networks deliver in bursts. Frames keep
-    their own spacing while it agrees with their arrival within `slack_s`; else the arrival counts.
+    their own spacing while it agrees with their arrival within `slack_s`; else the arrival counts. `clock` gives
+    seconds that only go forward. `later_s` is how much later the times are than the frames' own.
     """
 
     def __init__(self, slack_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin before the first frame. `clock` gives seconds that only go forward."""
-        self._slack_s, self._clock = slack_s, clock
+        self._slack_s, self._clock, self.later_s = slack_s, clock, 0.0
         self._began_s: float | None = None
-        self._last_s = -TICK_S
+        self._last_s = -_TICK_S
         self._last_own_s: float | None = None
-        self._offset_s: float | None = None  # stream time of a frame whose own time is 0
+        self._agreed = False  # `later_s` is that of this count
         self._late = 0
 
     def begin_anew(self) -> None:
         """Let the next frame begin a new count."""
-        self._offset_s = self._last_own_s = None
+        self._agreed, self._last_own_s = False, None
+
+    def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
+        """Give packets, and None before a key frame whose count begins anew."""
+        last: int | None = None
+        for packet in packets:
+            if packet.dts is not None:
+                if last is not None and (last - packet.dts) * packet.time_base > _REORDER_S:
+                    self.begin_anew()
+                    if packet.is_keyframe:
+                        yield None
+                last = packet.dts
+            yield packet
 
     def __call__(self, own_s: float | None) -> float | None:
         """Return the time of the frame that has just arrived; None if a newer one came before it.
@@ -221,20 +229,16 @@ class ArrivalClock:
         `own_s` is its time stamp; None if it has none. Decoders give frames out of order where packets are lost.
         """
         now_s = self._clock()
-        if self._began_s is None:
-            self._began_s = now_s
+        self._began_s = now_s if self._began_s is None else self._began_s
         arrived_s = now_s - self._began_s
         late = own_s is not None and self._last_own_s is not None and own_s <= self._last_own_s
         self._late = self._late + 1 if late else 0
         if late and self._late < MOST_LATE:
             return None
-        time_s = None
-        if own_s is not None and self._offset_s is not None and not late:
-            time_s = own_s + self._offset_s
-            if time_s <= self._last_s or abs(time_s - arrived_s) > self._slack_s:
-                time_s = None
-        if time_s is None:
-            time_s = max(arrived_s, self._last_s + TICK_S)
-            self._offset_s = None if own_s is None else time_s - own_s
+        time_s = own_s + self.later_s if own_s is not None and self._agreed and not late else -1.0
+        if time_s <= self._last_s or abs(time_s - arrived_s) > self._slack_s:
+            time_s = max(arrived_s, self._last_s + _TICK_S)
+            self._agreed = own_s is not None
+            self.later_s = self.later_s if own_s is None else time_s - own_s
         self._last_s, self._last_own_s = time_s, own_s
         return time_s

@@ -1,26 +1,26 @@
-"""PyAV: open a video file with limits on its demultiplexer and decoder, describe it, and convert its frames.
+"""PyAV: open a file, a pipe, a network address or a device, with limits on what FFmpeg may do.
 
-FFmpeg gets an open descriptor and no name, speaks no protocol that takes one, and may use only the formats of
-`FORMATS`. So it reads the one file, whatever the file and its name say.
+A file comes to FFmpeg as an open descriptor and a pipe as bytes, without names and protocols, and only in the formats
+of `FORMATS`. So FFmpeg reads the one file, whatever it says. At an address it may speak only the protocols of that kind
+of address, so a playlist cannot name a file of this machine. A user's own options go to FFmpeg unchanged. Errors show
+an address without its secrets.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import os
-import re
-import struct
-from collections.abc import Iterator
+import select
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import av
-import numpy as np
 
-from protokv.errors import SourceUnreadable
-from protokv.video.source import Image, SourceInfo
+from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceNotFound, SourceUnreadable
+from protokv.video import address
+from protokv.video.source import ShouldStop, never
 
 # The demultiplexers that files may be read with, by content. None makes pictures of text or opens another file, as
 # those of playlists, scripts, sequences of images, MLV and VobSub do.
@@ -37,61 +37,95 @@ FORMATS = frozenset((
 ))
 # fmt: on
 
-# These decoders show old memory where a frame is cut short, unless they are told to refuse such frames; and where this
-# mark is missing, after which the pixels come.
-SHOWING_MEMORY = {"mjpeg": b"\xff\xda"}
+# What an address may give besides; WebVTT is the subtitles of HLS.
+_STREAMED = FORMATS | {"hls", "dash", "rtsp", "rtp", "sdp", "webvtt"}
 
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can make them take.
 MAX_PIXELS = 8192 * 4352
 
+# Time without a packet, in seconds, after which a connection is lost.
+TIMEOUT_S = 20.0
+
+# The protocols that FFmpeg may speak, by the kind of address without the s of its secure form.
+_PROTOCOLS = {
+    "rtsp": "rtsp,rtp,tcp,udp,tls,srtp,http,https,httpproxy",
+    "rtmp": "rtmp,rtmps,rtmpt,rtmpe,tcp,tls,http,https,httpproxy",
+    "http": "http,https,httpproxy,tcp,tls,crypto,data",
+    "udp": "udp",
+    "rtp": "rtp,udp",
+    "srt": "srt,udp",
+    "tcp": "tcp",
+}
+_DEVICES = {"v4l2": "video4linux2", "avfoundation": "avfoundation", "dshow": "dshow", "screen": "x11grab"}
+_OPTIONS = {
+    # UDP loses packets, and a lost packet is a broken picture until the next key frame.
+    "rtsp": {"rtsp_transport": "tcp"},
+    "udp": {"overrun_nonfatal": "1"},
+    "screen": {"framerate": "10"},
+}
+
+# FFmpeg looks at this much of a stream before it gives a frame; its default is five seconds.
+_ANALYSE_US = "1000000"
+
+# A reader that waits for a pipe asks again after this many seconds whether to stop.
+_ASK_S = 0.1
 
 # AVDISCARD_ALL
-DISCARD_ALL = 48
+_DISCARD_ALL = 48
 
-# AV_DISPOSITION: a picture of the whole file; thumbnails at times; a tile of a picture; a picture beside a track.
-_ATTACHED, _THUMBNAILS, _TILE, _STILL = 1 << 10, 1 << 11, 1 << 19, 1 << 20
-
-# Codecs of covers, in containers that do not count their frames.
-_PICTURES = {"mjpeg", "png", "apng", "webp", "bmp", "gif", "tiff", "jpegls", "jpeg2000"}
-
-# Pixels that are wider, or higher, than this are a damaged header.
-_WIDEST_PIXEL = 8
+_HINTS = {
+    "file": "check that the file was copied or recorded to its end; `ffprobe FILE` shows what is in it",
+    "screen": "set DISPLAY, or name it: screen::1; Wayland's screens are not read",
+    "rtp": "where there is an SDP, pipe it in: "
+    "ffmpeg -protocol_whitelist file,rtp,udp -i X.sdp -c copy -f mpegts - | protokv ingest - -o STATE",
+}
+_HINT = "check the address, and that the source is running"
 
 
 @contextmanager
-def open_container(path: Path, max_pixels: int = MAX_PIXELS) -> Iterator[tuple[Any, Any, list[str]]]:
-    """Open a file; give PyAV's container, its video stream and notes on its choice, and close it afterwards.
+def open_container(
+    source: str | os.PathLike[str],
+    max_pixels: int = MAX_PIXELS,
+    *,
+    options: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    should_stop: ShouldStop = never,
+) -> Iterator[Any]:
+    """Open a source; give PyAV's container, and close it afterwards.
+
+    Args:
+        source: a path, or an address (`protokv.video.address`).
+        max_pixels: the most that a frame may have.
+        options: for FFmpeg.
+        timeout_s: how long to wait for the connection to an address, and for every packet.
+        should_stop: a pipe ends once it returns True.
 
     Raises:
-        SourceUnreadable: it is no video file, or its frames have more than `max_pixels`.
+        SourceNotFound: there is no such device or file.
+        SourceDenied: the user or the password is wrong.
+        SourceUnreadable: it cannot be opened, or is no video.
+        ConfigError: this build of FFmpeg cannot read such an address.
     """
+    text = os.fspath(source)
+    kind = address.source_kind(text)
+    pipe = _Pipe(address.pipe_descriptor(text), should_stop) if kind == address.PIPE else None
+    chosen = {"max_pixels": str(max_pixels), "format_whitelist": ",".join(sorted(FORMATS))}
     try:
-        container = _open(path, {"format_whitelist": ",".join(sorted(FORMATS)), "max_pixels": str(max_pixels)})
-    except av.error.ArgumentError as error:
-        raise SourceUnreadable(
-            f"expected a video file, {path} has a format that is not read: text, a playlist or a list of files",
-            hint="name the video file itself",
-        ) from error
-    except Exception as error:
-        raise SourceUnreadable(
-            f"expected a video file, cannot open {path}: {explain_error(error)}",
-            hint="check that the file was copied or recorded to its end; `ffprobe FILE` shows what is in it",
-        ) from error
-    with container:
-        stream, notes = choose_stream(container, path)
-        limit_decoder(stream.codec_context, max_pixels, path)
-        yield container, stream, notes
+        if kind == "file":
+            opened = _open_file(text, chosen)
+        elif pipe is not None:
+            chosen |= {"protocol_whitelist": "none", **(options or {})}
+            opened = av.open(pipe, "r", options=chosen, metadata_errors="surrogateescape")
+        else:
+            opened = _open_address(text, kind, chosen, options or {}, timeout_s)
+    except Exception as error:  # PyAV raises more than its own errors on a damaged file
+        # The cause names the address with its secrets.
+        raise _refuse(error, kind, text, timeout_s, pipe) from (error if kind == "file" else None)
+    with opened:
+        yield opened
 
 
-def discard_others(container: Any, stream: Any) -> None:
-    """Let the demultiplexer leave out the packets of all other streams. Older PyAV reads and drops them."""
-    for other in container.streams:
-        if other is not stream:
-            with suppress(AttributeError):
-                other.discard = DISCARD_ALL
-
-
-def _open(path: Path, options: dict[str, str]) -> Any:
+def _open_file(path: str, options: dict[str, str]) -> Any:
     # Tags in another encoding than UTF-8 are no reason to refuse a file.
     more: dict[str, Any] = {"mode": "r", "metadata_errors": "surrogateescape"}
     if os.name != "posix":
@@ -103,165 +137,127 @@ def _open(path: Path, options: dict[str, str]) -> Any:
         os.close(number)
 
 
-def limit_decoder(context: Any, max_pixels: int, name: object) -> None:
-    """Let a decoder refuse frames that are too large before it allocates them, and frames that it would make up.
+def _open_address(text: str, kind: str, options: dict[str, str], extra: Mapping[str, str], timeout_s: float) -> Any:
+    plain, form = kind.removesuffix("s"), _DEVICES.get(kind)
+    options |= {"protocol_whitelist": _PROTOCOLS.get(plain, "file"), "format_whitelist": ",".join(sorted(_STREAMED))}
+    if form is not None:
+        del options["format_whitelist"]
+    options |= {"analyzeduration": _ANALYSE_US, **_OPTIONS.get(plain, {}), **extra}
+    if "listen" in options.get("rtsp_flags", ""):
+        # FFmpeg 8 refuses its own default, which is to wait without end.
+        options.setdefault("listen_timeout", str(math.ceil(timeout_s)))
+    wait = (timeout_s, timeout_s)
+    return av.open(
+        _name_device(text, kind), "r", format=form, options=options, timeout=wait, metadata_errors="surrogateescape"
+    )
 
-    One thread gives the same bytes every time; several may conceal damage in another order.
 
-    Raises:
-        SourceUnreadable: all frames are too large.
+def _name_device(text: str, kind: str) -> str:
+    """Return FFmpeg's name of a device; a network address unchanged."""
+    if kind not in _DEVICES or text.startswith("/"):
+        return text
+    rest = text.partition(":")[2]
+    return rest or os.environ.get("DISPLAY", ":0") if kind == "screen" else rest
+
+
+def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pipe | None) -> ProtoKVError:
+    """Return the error for users of a source of this kind that could not be opened."""
+    name, hint = address.local_name(text), _HINTS.get(kind, _HINT)
+    why = explain_error(error, None if kind == "file" else timeout_s)
+    match error:
+        case av.error.ArgumentError() if kind == "file":
+            why = f"expected a video file, {name} has a format that is not read: text, a playlist or a list of files"
+            return SourceUnreadable(why, hint="name the video file itself")
+        case _ if kind == "file":
+            return SourceUnreadable(f"expected a video file, cannot open {name}: {why}", hint=hint)
+        case _ if pipe is not None and not pipe.head:
+            return SourceUnreadable(f"nothing came from {name}", hint="look at what the program before it says")
+        case _ if pipe is not None and pipe.head[4:] == b"ftyp":
+            return refuse_index_last(name)
+        case _ if pipe is not None:
+            return SourceUnreadable(
+                f"{name} is not a video: FFmpeg knows no format that begins like it",
+                hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE",
+            )
+        case av.error.FileNotFoundError() | av.error.HTTPNotFoundError():
+            device = ", and that the device is there" if kind in _DEVICES else ""
+            return SourceNotFound(f"nothing is at {name}", hint=f"check the address{device}")
+        case av.error.HTTPUnauthorizedError() | av.error.HTTPForbiddenError():
+            return SourceDenied(f"{name} cannot be opened: {why}", hint="check user and password")
+        case av.error.ProtocolNotFoundError():
+            return ConfigError(
+                f"{kind}:// cannot be read: PyAV's FFmpeg was built without it",
+                hint=f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE",
+            )
+        case ConnectionRefusedError():
+            return SourceNotFound(
+                f"nothing answers at {name}: {why}",
+                hint="check host and port, and that the source is on; --give-up 5m waits for it",
+            )
+        case OSError(errno=errno.EIO) if kind == "screen":
+            why = f"no X display answers at {_name_device(text, kind)}"
+        case av.error.ArgumentError():
+            why += " (or it gives text, or a list of files)"
+        case av.error.InvalidDataError() if kind == "rtp":
+            why += " (without its SDP only MPEG-TS in RTP can be read)"
+        case ValueError() if kind in _DEVICES and not isinstance(error, av.error.FFmpegError):
+            return ConfigError(
+                f"{kind}: cannot be read here: PyAV's FFmpeg has no {_DEVICES[kind]} on this system",
+                hint="Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; pipe others in",
+            )
+    return SourceUnreadable(f"{name} cannot be opened: {why}", hint=hint)
+
+
+def refuse_index_last(name: object) -> SourceUnreadable:
+    """Return the error for an MP4 that cannot be read as it comes in."""
+    return SourceUnreadable(
+        f"{name} cannot be read as it comes in: it is an MP4 whose index comes after its pictures, or is damaged",
+        hint="download it first, or remux it: `ffmpeg -i IN.mp4 -c copy -movflags frag_keyframe OUT.mp4`, or as "
+        "MPEG-TS with `-f mpegts`",
+    )
+
+
+def explain_error(error: BaseException, timeout_s: float | None = None) -> str:
+    """Return an error in one line: FFmpeg's or the system's words, which have no path.
+
+    With `timeout_s` it is that of an address, which other words may give away.
     """
-    if context.width * context.height > max_pixels:
-        raise refuse_size(name, context.width, context.height, max_pixels)
-    checks = {"max_pixels": str(max_pixels)}
-    if context.name in SHOWING_MEMORY:
-        checks["err_detect"] = "explode"
-    context.thread_count = 1
-    context.options = checks
-
-
-def refuse_size(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
-    """Return the error for frames of more than `max_pixels`."""
-    # Decoders fill whole blocks.
-    pixels = -(-width // 64) * 64 * -(-height // 32) * 32
-    return SourceUnreadable(
-        f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}",
-        hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down",
-    )
-
-
-def refuse_encrypted(name: object, context: Any, first: Any) -> None:
-    """Refuse a stream whose first packet is encrypted: decoders make noise of it. SourceUnreadable."""
-    if context.codec_tag in ("encv", "drmi") or (first is not None and first.has_sidedata("encryption_info")):
-        raise SourceUnreadable(
-            f"{name} is encrypted: it has digital rights management", hint="name a copy that is not encrypted"
-        )
-
-
-def refuse_undecodable(name: object, container: Any, stream: Any, first: Any, max_pixels: int) -> SourceUnreadable:
-    """Return the error for a stream without one frame that can be decoded. `first` is its first packet, if any came."""
-    context, said = stream.codec_context, ""
-    if first is not None:
-        # Decoders say only to FFmpeg's log that a picture is too large.
-        before = av.logging.get_level()
-        av.logging.set_level(av.logging.ERROR)
-        av.logging.set_skip_repeated(False)
-        try:
-            with av.logging.Capture() as logs, suppress(Exception):
-                afresh = av.CodecContext.create(context.codec.name, "r")
-                afresh.extradata, afresh.options = context.extradata, {"max_pixels": str(max_pixels)}
-                afresh.decode(first)
-            said = " ".join(text for _, _, text in logs)
-        finally:
-            av.logging.set_skip_repeated(True)
-            av.logging.set_level(before)
-    if large := re.search(r"Picture size (\d+)x(\d+) exceeds", said):
-        return refuse_size(name, int(large[1]), int(large[2]), max_pixels)
-    return SourceUnreadable(
-        f"no frame of {name} can be decoded (container {container.format.name}, codec {context.name})",
-        hint="the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it",
-    )
-
-
-def explain_error(error: BaseException) -> str:
-    """Return an error in one line, without numbers and paths if FFmpeg or the system has words for it."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if timeout_s is not None and isinstance(error, av.error.ExitError):
+        return f"nothing came for {timeout_s:g} s"
+    text = getattr(error, "strerror", None) or (str(error) if timeout_s is None else "") or type(error).__name__
     return str(text).splitlines()[0]
 
 
-def choose_stream(container: Any, name: object) -> tuple[Any, list[str]]:
-    """Return the video stream that players show, and what a user should know about the choice.
+def discard_others(container: Any, stream: Any) -> None:
+    """Let the demultiplexer leave out the packets of all other streams. Older PyAV reads and drops them."""
+    for other in container.streams:
+        if other is not stream:
+            with suppress(AttributeError):
+                other.discard = _DISCARD_ALL
 
-    That is the default track, then the one with the most pixels, then FFmpeg's best one. Covers come last, also those
-    that are marked as tracks.
 
-    Raises:
-        SourceUnreadable: there are no pictures, or one that is kept in tiles.
+class _Pipe:
+    """Incoming bytes as a file object that cannot seek, until they end or `should_stop`.
+
+    `head` is what came first. SourceUnreadable if the descriptor is closed.
     """
-    streams = [one for one in container.streams.video if one.codec_context is not None]
-    if any(one.disposition & _TILE for one in streams):
-        raise SourceUnreadable(
-            f"{name} is a picture in tiles (a grid of HEIC or AVIF), and tiles are not put together",
-            hint="convert it: `heif-dec IN.heic OUT.png`, or `magick IN.avif OUT.png`",
-        )
-    streams = [one for one in streams if not one.disposition & _ATTACHED]
-    if not streams:
-        kinds = sorted({str(one.type) for one in container.streams}) or ["nothing"]
-        raise SourceUnreadable(
-            f"expected a video stream in {name}, found {', '.join(kinds)}", hint="name a file that has pictures"
-        )
-    if len(streams) == 1:
-        return streams[0], []
-    best = container.streams.best("video")
 
-    def rank(one: Any) -> tuple[bool, bool, int, bool]:
-        cover = one.frames == 1 or bool(one.disposition & (_THUMBNAILS | _STILL))
-        cover = cover or (not one.frames and one.codec_context.name in _PICTURES)
-        context = one.codec_context
-        return not cover, bool(one.disposition & 1), (context.width or 0) * (context.height or 0), one is best
+    def __init__(self, number: int, should_stop: ShouldStop) -> None:
+        try:
+            os.fstat(number)
+        except OSError as error:
+            raise SourceUnreadable("stdin is closed", hint="pipe a video into it") from error
+        self._number, self._should_stop, self.head = number, should_stop, b""
 
-    stream = max(streams, key=rank)
-    shape = f"{stream.codec_context.width} x {stream.codec_context.height}"
-    return stream, [f"{len(streams)} video tracks: track {stream.index} of {shape} pixels is watched"]
-
-
-def describe_stream(name: str, kind: str, container: Any, stream: Any, first: Any) -> tuple[SourceInfo, list[str]]:
-    """Return the facts that PyAV's container, its video stream and its first frame tell of a source, and notes."""
-    rotation, mirrored, degrees = read_orientation(first)
-    width, height = _shown_size(first.width, first.height, stream.sample_aspect_ratio)
-    if rotation in (90, 270):
-        width, height = height, width
-    info = SourceInfo(
-        name=name,
-        kind=kind,
-        decoder="pyav",
-        container=container.format.name.split(",")[0],
-        codec=stream.codec_context.codec.canonical_name,
-        pixel_format=str(first.format.name),
-        width=width,
-        height=height,
-        rotation=rotation,
-        mirrored=mirrored,
-        rate_fps=float(stream.average_rate) if stream.average_rate else None,
-    )
-    odd = f"it asks to be turned by {degrees:g} degrees: pictures are turned by quarters only"
-    return info, [odd] if degrees % 90 else []
-
-
-def read_orientation(frame: Any) -> tuple[int, bool, int]:
-    """Return how a frame asks to be shown, by its display matrix.
-
-    Returns:
-        Degrees counter-clockwise (0, 90, 180, 270), whether it is mirrored left to right before that, and the degrees
-        clockwise that it asks for.
-    """
-    data = next((bytes(one) for one in frame.side_data if one.type.name == "DISPLAYMATRIX"), b"")
-    # A point (x, y) goes to (a x + c y, b x + d y).
-    a, b, _, c, d = struct.unpack("=5i", data[:20]) if len(data) >= 20 else (1, 0, 0, 0, 1)
-    across = abs(b) + abs(c) > abs(a) + abs(d)
-    mirrored = (b > 0) == (c > 0) if across else (a < 0) != (d < 0)
-    turned = (c < 0) if across else (d < 0)
-    # A mirror reverses the sense of the angle.
-    degrees = round(math.degrees(math.atan2(b, -a if mirrored else a))) % 360 if a or b else 0
-    return 90 * (2 * turned + across), mirrored, degrees
-
-
-def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, int]:
-    """Return the size of a picture with square pixels: one side grows, as in browsers; above 8K, the other shrinks."""
-    if not pixel or not 1 / _WIDEST_PIXEL <= pixel <= _WIDEST_PIXEL:
-        return width, height
-    if width * height * max(pixel, 1 / pixel) > MAX_PIXELS:
-        return (width, round(height / pixel)) if pixel > 1 else (round(width * pixel), height)
-    return (round(width * pixel), height) if pixel > 1 else (width, round(height / pixel))
-
-
-def convert_to_rgb(frame: Any, info: SourceInfo) -> Image:
-    """Return a decoded frame as RGB `[h, w, 3]` uint8 in the shape and orientation of the source.
-
-    A stream may change its size on the way; all its frames get one size.
-    """
-    width, height = (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
-    image: Image = frame.to_ndarray(format="rgb24", width=width, height=height)
-    if info.mirrored:
-        image = image[:, ::-1]
-    return np.ascontiguousarray(np.rot90(image, info.rotation // 90))
+    def read(self, n: int) -> bytes:
+        """Return up to `n` bytes; none only at the end."""
+        try:
+            # Windows selects sockets only: there a pipe is waited for without asking.
+            while os.name == "posix" and not select.select([self._number], [], [], _ASK_S)[0]:
+                if self._should_stop():
+                    return b""
+            data = os.read(self._number, n)
+        except OSError as error:
+            raise EOFError from error
+        self.head = self.head or data[:8]
+        return data

@@ -1,10 +1,10 @@
 """Read a video file with decord: the frames that PyAV gives, byte for byte; PyAV takes over at the first doubt.
 
-Known of decord 0.6.0: it decodes ahead without bound while its reader pauses, so frames are read in chunks of at most
-`CHUNK_BYTES`, and a seek after each ends that. Where it cannot decode, it raises or repeats the last good frame, so a
-chunk counts only if no frame of it equals the one before; other damage that it conceals goes unnoticed. Its count is
-wrong after a seek into groups of pictures that refer to the group before, and its times are float32, so PyAV's
-demultiplexer lists the times. Its FFmpeg of 2021 goes by names, so it gets only files that are named like a video.
+Known of decord 0.6.0: it decodes ahead without bound while its reader pauses, so frames are read in chunks, and a seek
+after each ends that. Where it cannot decode, it raises or repeats the last good frame, so a chunk counts only if no
+frame of it equals the one before; other damage that it conceals goes unnoticed. Its count is wrong after a seek into
+open groups of pictures, and its times are float32, so PyAV lists the times. Its FFmpeg of 2021 goes by names, so it
+gets only files that are named like a video.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ import numpy as np
 
 from protokv.errors import SourceUnreadable
 from protokv.video.address import VIDEO_SUFFIXES
-from protokv.video.container import explain_error, open_container
-from protokv.video.decoding import read_packets
-from protokv.video.pyav_source import PyAVSource
-from protokv.video.report import DecodeReport
+from protokv.video.av_source import AVSource
 from protokv.video.sampling import SLACK_S
 from protokv.video.source import Frame, FrameRequest, Image
 
@@ -29,12 +26,12 @@ from protokv.video.source import Frame, FrameRequest, Image
 CHUNK_BYTES, CHUNK_FRAMES = 128 << 20, 4096
 
 # What decord was seen to decode like a current FFmpeg, in 8 bits.
-CONTAINERS = {"mov", "matroska"}
-CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "mjpeg"}
-PIXEL_FORMATS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "gray", "nv12"}
+_CONTAINERS = {"mov", "matroska"}
+_CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "mjpeg"}
+_PIXEL_FORMATS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "gray", "nv12"}
 
 
-class DecordSource(PyAVSource):
+class DecordSource(AVSource):
     """Read one file with decord, and with PyAV where decord cannot. See `Source` for the contract.
 
     Raises SourceUnreadable for a file that decord is not known to read exactly, or if decord cannot be loaded.
@@ -45,15 +42,27 @@ class DecordSource(PyAVSource):
     def __init__(self, path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
         super().__init__(path, max_pixels)
         info = self.info
-        known = info.container in CONTAINERS and info.codec in CODECS and info.pixel_format in PIXEL_FORMATS
-        known = known and self.plain and not self.notes
-        if not known or self.path.suffix.lower() not in VIDEO_SUFFIXES:
+        known = info.container in _CONTAINERS and info.codec in _CODECS and info.pixel_format in _PIXEL_FORMATS
+        named = os.path.splitext(path)[1].lower() in VIDEO_SUFFIXES  # noqa: PTH122
+        if not (known and named and self.plain) or self.notes:
+            self.close()
             raise SourceUnreadable(
                 f"decord cannot read {info.name}: it is known to read only one plain, progressive track of 8 bits in "
                 f"MP4 and Matroska exactly, and this is {info.codec} as {info.pixel_format} in {info.container}",
                 hint="use the decoder pyav",
             )
-        self._decord = _load()
+        # decord must be imported after torch: the other order crashes (dmlc/decord#293, #263).
+        import torch  # noqa: F401
+
+        # How often the library asks a slow decoder for the last frames of a file before it gives up.
+        os.environ.setdefault("DECORD_EOF_RETRY_MAX", "20480")
+        try:
+            import decord
+        except (ImportError, OSError, RuntimeError) as error:
+            raise SourceUnreadable(f"decord cannot be loaded: {error}", hint="use the decoder pyav") from error
+        decord.logging.set_level(decord.logging.QUIET)
+        self._decord = decord
+        self._doubts = (decord.DECORDError, StopIteration, OSError, RuntimeError, ValueError)
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         listed = self._list_frames()
@@ -61,18 +70,19 @@ class DecordSource(PyAVSource):
         if reader is None:
             yield from super()._read(wanted)
             return
-        self._report = DecodeReport(0.0 if wanted.from_beginning else wanted.start_s)
         times_s = np.array([time_s for time_s, _ in listed])
         first = max(0, int(np.searchsorted(times_s, wanted.start_s, "right")) - 1)
-        keep = _needed(times_s, wanted.fps)
+        keep = np.ones(len(times_s), bool)
+        if wanted.fps is not None and len(keep) > 3:
+            # Frames shown at a multiple of 1 / fps, and their neighbours: those times are exact, and these are not.
+            slots = np.ceil((times_s - SLACK_S) * wanted.fps)
+            keep[1:-2] = (slots[1:-2] < slots[2:-1]) | (slots[2:-1] < slots[3:])
         keep[first] = True
         most = max(1, CHUNK_BYTES // (self.info.width * self.info.height * 3))
         before: Image | None = None
-        while first < len(listed):
+        while first < len(listed) and not wanted.should_stop():
             kept = np.flatnonzero(keep[first : first + CHUNK_FRAMES])
             end = first + (int(kept[most]) if len(kept) > most else min(CHUNK_FRAMES, len(keep) - first))
-            if wanted.should_stop():
-                return
             images = self._read_chunk(reader, first, end, keep, before)
             if images is None:
                 yield from super()._read(wanted._replace(start_s=max(wanted.start_s, listed[first][0])))
@@ -81,8 +91,7 @@ class DecordSource(PyAVSource):
             for i in np.flatnonzero(keep[first:end]) + first:
                 if wanted.should_stop():
                     return
-                time_s, duration_s = listed[i]
-                yield Frame(time_s, images.pop(int(i)), duration_s, "decord")
+                yield Frame(listed[i][0], images.pop(int(i)), listed[i][1], "decord")
             first = end
 
     def _list_frames(self) -> list[tuple[float, float | None]]:
@@ -92,28 +101,29 @@ class DecordSource(PyAVSource):
         frame is shown before it, and where time stamps leap.
         """
         listed: list[tuple[float, float | None]] = []
-        report, key_s = DecodeReport(), float("-inf")
-        with open_container(self.path, self._max_pixels) as (container, stream, _):
-            decoding = self._start_decoding(stream, report)
-            packets = read_packets(container, stream, lambda error: report.note_failure(None, explain_error(error)))
-            for packet in decoding.settle(packets):
+        key_s = float("-inf")
+        opened = self._open(lambda: self._closed)
+        self._report = opened.report
+        decoding = self._start_decoding(opened)
+        with opened.connection:
+            for packet in decoding.settle(opened.found.packets):
                 time_s = packet and self.probe.expected_s(packet)
-                if time_s is None or packet.is_corrupt or time_s < key_s or not report.damage.ok:
+                if time_s is None or packet.is_corrupt or time_s < key_s:
                     return []
                 key_s = time_s if packet.is_keyframe else key_s
                 listed.append((time_s, float(packet.duration * self.probe.time_base) if packet.duration else None))
             decoding.check_end()
         listed.sort(key=lambda one: one[0])
-        return listed if report.damage.ok and all(a[0] < b[0] for a, b in pairwise(listed)) else []
+        return listed if opened.report.damage.ok and all(a[0] < b[0] for a, b in pairwise(listed)) else []
 
     def _open_reader(self, times_s: list[float]) -> Any | None:
         """Return decord's reader if it counts the same frames at the same times, else None."""
         try:
-            reader = self._decord.VideoReader(str(self.path), ctx=self._decord.cpu(0), num_threads=1)
+            reader = self._decord.VideoReader(self.source, ctx=self._decord.cpu(0), num_threads=1)
             if len(reader) != len(times_s):
                 return None
             found_s = np.asarray(reader.get_frame_timestamp(list(range(len(times_s)))))[:, 0]
-        except (self._decord.DECORDError, OSError, RuntimeError, ValueError):
+        except self._doubts:
             return None
         # decord gives float32, from an origin of its own.
         off_s = np.abs((found_s - found_s[0]) - (np.array(times_s) - times_s[0]))
@@ -137,30 +147,6 @@ class DecordSource(PyAVSource):
                     images[i] = image
                 before = image
             reader.seek(0)
-        except (self._decord.DECORDError, StopIteration, OSError, RuntimeError, ValueError):
+        except self._doubts:
             return None
         return images
-
-
-def _needed(times_s: np.ndarray, fps: float | None) -> np.ndarray:
-    """Return which frames are shown at a multiple of `1 / fps`, their neighbours, and the last two; bool `[n]`."""
-    keep = np.ones(len(times_s), bool)
-    if fps is not None:
-        slots = np.ceil((times_s - SLACK_S) * fps)
-        # Sampling times are exact fractions: the two neighbours of each are kept rather than rounded away.
-        keep[1:-2] = (slots[1:-2] < slots[2:-1]) | (slots[2:-1] < slots[3:]) if len(keep) > 3 else True
-    return keep
-
-
-def _load() -> Any:
-    # decord must be imported after torch: the other order crashes (dmlc/decord#293, #263).
-    import torch  # noqa: F401
-
-    # How often the library asks a slow decoder for the last frames of a file before it gives up.
-    os.environ.setdefault("DECORD_EOF_RETRY_MAX", "20480")
-    try:
-        import decord
-    except (ImportError, OSError, RuntimeError) as error:
-        raise SourceUnreadable(f"decord cannot be loaded: {error}", hint="use the decoder pyav") from error
-    decord.logging.set_level(decord.logging.QUIET)
-    return decord

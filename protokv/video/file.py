@@ -10,10 +10,8 @@ from pathlib import Path
 from protokv.errors import SourceNotFound, SourceUnreadable
 from protokv.video.address import NETWORK
 
-KIB = 1 << 10
-
 # At most 64 MiB are read, whatever the size: a fraction of a second.
-PIECES, PIECE = 1024, 64 * KIB
+PIECES, PIECE = 1024, 64 << 10
 
 
 def check_is_file(path: Path) -> None:
@@ -65,10 +63,8 @@ def fingerprint(path: Path, size: int | None = None) -> str:
     digest = hashlib.sha256(size.to_bytes(8, "little"))
     with path.open("rb") as file:
         if size <= PIECES * PIECE:
-            left = size
-            while block := file.read(min(left, KIB * KIB)):
-                digest.update(block)
-                left -= len(block)
+            for begin in range(0, size, 1 << 20):
+                digest.update(file.read(min(size - begin, 1 << 20)))
             return digest.hexdigest()
         for i in range(PIECES):
             file.seek((size - PIECE) * i // (PIECES - 1))

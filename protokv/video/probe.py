@@ -1,4 +1,4 @@
-"""What the header and the first frame of a stream tell of it: `look_into`, and `Probe` of its times.
+"""A look at the beginning of a video: which stream is watched, its shape, and how it counts its times.
 
 Stream time begins where the container begins, as in players: at its first picture or sound. So pictures, words and
 evidence have one origin.
@@ -6,43 +6,243 @@ evidence have one origin.
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
 import av
+import numpy as np
 
-from protokv.video.clock import BEYOND_END_PART, BEYOND_END_S, LONGEST_GAP_S, LONGEST_PAUSE_S
-from protokv.video.container import describe_stream, refuse_encrypted, refuse_undecodable
-from protokv.video.source import SourceInfo
+from protokv.errors import SourceUnreadable
+from protokv.video.clock import LONGEST_GAP_S, LONGEST_PAUSE_S, farthest_end
+from protokv.video.container import MAX_PIXELS, refuse_index_last
+from protokv.video.source import Image, SourceInfo
 
-# These have no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
-WITHOUT_PTS = {"avi", "asf"}
+# AV_DISPOSITION: a picture of the whole file; thumbnails at times; a tile of a picture; a picture beside a track.
+_ATTACHED, _THUMBNAILS, _TILE, _STILL = 1 << 10, 1 << 11, 1 << 19, 1 << 20
 
-# The header of these declares an end, apart from the times of the frames.
-DECLARING = {"avi", "matroska"}
+# Codecs of covers, in containers that do not count their frames.
+_PICTURES = {"mjpeg", "png", "apng", "webp", "bmp", "gif", "tiff", "jpegls", "jpeg2000"}
 
-# The length that these state is counted from 0, and not from where they begin.
-COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
+# Pixels that are wider, or higher, than this are a damaged header.
+_WIDEST_PIXEL = 8
 
-# These state a length too, in their header; that of others comes from their last time stamps, or from their bytes.
-STATING = {"mov", "flv", "asf"}
-
-# A length that is guessed from time stamps is none if it is this long and has fewer bits a second: stamps jump.
-FEWEST_BITS = 10_000
-
-
-# No camera gives more frames a second.
-MOST_FPS = 1000
+# These decoders show old memory where a frame is cut short, unless they are told to refuse such frames; and where this
+# mark is missing, after which the pixels come.
+SHOWING_MEMORY = {"mjpeg": b"\xff\xda"}
 
 # Packets that may fail, and bytes that are read, before the first frame.
-MOST_FAILURES, MOST_BYTES = 256, 256 << 20
+_MOST_FAILURES, _MOST_BYTES = 256, 256 << 20
+
+# These have no presentation times. FFmpeg guesses them wrongly for reordered frames; the order of decoding holds.
+_WITHOUT_PTS = {"avi", "asf"}
+
+# The header of these declares an end, apart from the times of the frames.
+_DECLARING = {"avi", "matroska"}
+
+# The length that these state is counted from 0, and not from where they begin.
+_COUNTING_FROM_ZERO = {"matroska", "avi", "flv", "nut"}
+
+# A length that is guessed from time stamps is none if it is this long and has fewer bits a second: stamps jump.
+_FEWEST_BITS = 10_000
+
+# No camera gives more frames a second.
+_MOST_FPS = 1000
 
 # AVFMT_NOTIMESTAMPS, of raw streams
 _NOTIMESTAMPS = 1 << 7
+
+
+def choose_stream(container: Any, name: object, max_pixels: int) -> tuple[Any, list[str]]:
+    """Return the video stream that players show, its decoder limited, and what a user should know about the choice.
+
+    That is the default track, then the one with the most pixels, then FFmpeg's best one. Covers come last, also those
+    that are marked as tracks. The decoder refuses frames that are too large before it allocates them. It has one
+    thread: several may conceal damage in another order every time.
+
+    Raises:
+        SourceUnreadable: there are no pictures, or one that is kept in tiles; or all frames are too large.
+    """
+    streams = [one for one in container.streams.video if one.codec_context is not None]
+    if any(one.disposition & _TILE for one in streams):
+        raise SourceUnreadable(
+            f"{name} is a picture in tiles (a grid of HEIC or AVIF), and tiles are not put together",
+            hint="convert it: `heif-dec IN.heic OUT.png`, or `magick IN.avif OUT.png`",
+        )
+    streams = [one for one in streams if not one.disposition & _ATTACHED]
+    if not streams:
+        kinds = sorted({str(one.type) for one in container.streams}) or ["nothing"]
+        raise SourceUnreadable(
+            f"expected a video stream in {name}, found {', '.join(kinds)}", hint="name a file that has pictures"
+        )
+    best = container.streams.best("video")
+
+    def rank(one: Any) -> tuple[bool, bool, int, bool]:
+        cover = one.frames == 1 or bool(one.disposition & (_THUMBNAILS | _STILL))
+        cover = cover or (not one.frames and one.codec_context.name in _PICTURES)
+        context = one.codec_context
+        return not cover, bool(one.disposition & 1), (context.width or 0) * (context.height or 0), one is best
+
+    stream = max(streams, key=rank)
+    context = stream.codec_context
+    shape = f"{context.width} x {context.height}"
+    if context.width * context.height > max_pixels:
+        raise _refuse_size(name, context.width, context.height, max_pixels)
+    context.thread_count = 1
+    context.options = {"max_pixels": str(max_pixels)}
+    if context.name in SHOWING_MEMORY:
+        context.options = {**context.options, "err_detect": "explode"}
+    notes = [f"{len(streams)} video tracks: track {stream.index} of {shape} pixels is watched"]
+    return stream, notes if len(streams) > 1 else []
+
+
+def _refuse_size(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
+    # Decoders fill whole blocks.
+    pixels = -(-width // 64) * 64 * -(-height // 32) * 32
+    return SourceUnreadable(
+        f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}",
+        hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down",
+    )
+
+
+class Beginning(NamedTuple):
+    """What a look at the beginning of a stream found."""
+
+    probe: Probe
+    info: SourceInfo
+    notes: list[str]
+    packets: Iterator[Any]  # all of them, from the first one on
+    plain: bool  # progressive, and shown in the shape in which it is decoded
+
+
+def look_into(
+    name: str, kind: str, container: Any, stream: Any, packets: Iterator[Any], max_pixels: int = MAX_PIXELS
+) -> Beginning:
+    """Decode the first frame of PyAV's video stream, so that one without a picture is refused.
+
+    Raises:
+        SourceUnreadable: no picture can be had, or it is encrypted, or has more than `max_pixels`.
+    """
+    context, first, failures, size = stream.codec_context, None, 0, 0
+    seen: list[Any] = []
+    for packet in chain(packets, [None]):
+        if not seen and (
+            context.codec_tag in ("encv", "drmi") or (packet is not None and packet.has_sidedata("encryption_info"))
+        ):
+            # Decoders make noise of it.
+            raise SourceUnreadable(
+                f"{name} is encrypted: it has digital rights management", hint="name a copy that is not encrypted"
+            )
+        if packet is not None:
+            seen.append(packet)
+            size += packet.size
+        try:
+            first = next(iter(context.decode(packet)), None) if seen else None
+        except Exception:  # PyAV raises more than its own errors on a damaged file
+            failures += 1
+        if first is not None or failures > _MOST_FAILURES or size > _MOST_BYTES:
+            break
+    if first is None:
+        raise _refuse_undecodable(name, kind, container, stream, seen[0] if seen else None, max_pixels)
+    probe = _probe(container, stream, seen[0], first)
+    rotation, mirrored, degrees = _read_orientation(first)
+    width, height = _shown_size(first.width, first.height, stream.sample_aspect_ratio)
+    plain = (width, height) == (first.width, first.height) and not mirrored
+    if rotation in (90, 270):
+        width, height = height, width
+    info = SourceInfo(
+        name=name,
+        kind=kind,
+        decoder="pyav",
+        container=probe.container,
+        codec=probe.codec,
+        pixel_format=str(first.format.name),
+        width=width,
+        height=height,
+        rotation=rotation,
+        mirrored=mirrored,
+        rate_fps=1 / probe.interval_s if probe.steady else None,
+    )
+    notes = []
+    if degrees % 90:
+        notes.append(f"it asks to be turned by {degrees:g} degrees: pictures are turned by quarters only")
+    if not probe.stamped:
+        notes.append(f"it has no times: {1 / probe.interval_s:.6g} frames a second are assumed")
+    # 0 is unknown, 1 progressive.
+    plain = plain and not first.interlaced_frame and context.field_order <= 1
+    return Beginning(probe, info, notes, chain(seen, packets), plain)
+
+
+def _refuse_undecodable(
+    name: str, kind: str, container: Any, stream: Any, first: Any, max_pixels: int
+) -> SourceUnreadable:
+    """Return the error for a stream without one frame that can be decoded. `first` is its first packet, if any came."""
+    context, said = stream.codec_context, ""
+    if first is None and kind != "file" and "mov" in container.format.name:
+        return refuse_index_last(name)
+    if first is not None:
+        # Decoders say only to FFmpeg's log that a picture is too large.
+        before = av.logging.get_level()
+        av.logging.set_level(av.logging.ERROR)
+        av.logging.set_skip_repeated(False)
+        with av.logging.Capture() as logs, suppress(Exception):
+            afresh = av.CodecContext.create(context.codec.name, "r")
+            afresh.extradata, afresh.options = context.extradata, {"max_pixels": str(max_pixels)}
+            afresh.decode(first)
+        said = " ".join(text for _, _, text in logs)
+        av.logging.set_skip_repeated(True)
+        av.logging.set_level(before)
+    if large := re.search(r"Picture size (\d+)x(\d+) exceeds", said):
+        return _refuse_size(name, int(large[1]), int(large[2]), max_pixels)
+    return SourceUnreadable(
+        f"no frame of {name} can be decoded (container {container.format.name}, codec {context.name})",
+        hint="the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it",
+    )
+
+
+def _read_orientation(frame: Any) -> tuple[int, bool, int]:
+    """Return how a frame asks to be shown, by its display matrix.
+
+    Returns:
+        Degrees counter-clockwise (0, 90, 180, 270), whether it is mirrored left to right before that, and the degrees
+        clockwise that it asks for.
+    """
+    data = next((bytes(one) for one in frame.side_data if one.type.name == "DISPLAYMATRIX"), b"")
+    # A point (x, y) goes to (a x + c y, b x + d y).
+    a, b, _, c, d = struct.unpack("=5i", data[:20]) if len(data) >= 20 else (1, 0, 0, 0, 1)
+    across = abs(b) + abs(c) > abs(a) + abs(d)
+    mirrored = (b > 0) == (c > 0) if across else (a < 0) != (d < 0)
+    turned = (c < 0) if across else (d < 0)
+    # A mirror reverses the sense of the angle.
+    degrees = round(math.degrees(math.atan2(b, -a if mirrored else a))) % 360 if a or b else 0
+    return 90 * (2 * turned + across), mirrored, degrees
+
+
+def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, int]:
+    """Return the size of a picture with square pixels: one side grows, as in browsers; above 8K, the other shrinks."""
+    if not pixel or not 1 / _WIDEST_PIXEL <= pixel <= _WIDEST_PIXEL:
+        return width, height
+    if (width * height * max(pixel, 1 / pixel) > MAX_PIXELS) == (pixel > 1):
+        return width, round(height / pixel)
+    return round(width * pixel), height
+
+
+def convert_to_rgb(frame: Any, info: SourceInfo) -> Image:
+    """Return a decoded frame as RGB `[h, w, 3]` uint8 in the shape and orientation of the source.
+
+    A stream may change its size on the way; all its frames get one size.
+    """
+    width, height = (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
+    image: Image = frame.to_ndarray(format="rgb24", width=width, height=height)
+    if info.mirrored:
+        image = image[:, ::-1]
+    return np.ascontiguousarray(np.rot90(image, info.rotation // 90))
 
 
 @dataclass(frozen=True)
@@ -60,12 +260,12 @@ class Probe:
     indexed: bool  # the container has an index of all packets, to compare with the packets that were read
     stamped: bool  # packets have times
     steady: bool  # `interval_s` comes from the source
-    delay: int = 0  # how much later the decoding time of a frame is than that of its packet, without presentation times
+    delay: int  # how much later the decoding time of a frame is than that of its packet, without presentation times
 
     @property
     def has_pts(self) -> bool:
         """True if the container has presentation times."""
-        return self.container not in WITHOUT_PTS
+        return self.container not in _WITHOUT_PTS
 
     def time_s(self, ticks: int) -> float:
         """Return the stream time of a tick."""
@@ -75,10 +275,15 @@ class Probe:
         """Return the tick at or before a stream time."""
         return self.origin + int(Fraction(time_s) / self.time_base)
 
-    def stamp(self, frame: Any) -> int | None:
-        """Return the presentation ticks of a decoded frame; None if it has none."""
-        ticks = frame.pts if self.has_pts and frame.pts is not None else frame.dts
-        return None if ticks is None else int(ticks) - self.delay
+    def stamp(self, one: Any) -> int | None:
+        """Return the presentation ticks of a frame or a packet, or those of its decoding; None if it has none."""
+        ticks: int | None = one.pts if self.has_pts and one.pts is not None else one.dts
+        return ticks
+
+    def latest_s(self, packet: Any) -> float:
+        """Return the latest stream time at which the frame of a packet is shown; infinity if nothing tells."""
+        ticks = self.stamp(packet)
+        return math.inf if ticks is None else self.time_s(ticks + self.delay)
 
     def expected_s(self, packet: Any) -> float | None:
         """Return the stream time of the frame that a packet should give; None if none is due or it is unknown."""
@@ -104,73 +309,27 @@ def _is_hidden_vp9(data: memoryview) -> bool:
 _HIDDEN = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}
 
 
-class Beginning(NamedTuple):
-    """What a look at the beginning of a stream found."""
+def _probe(container: Any, stream: Any, head: Any, first: Any) -> Probe:
+    """Return how a stream counts its times, by its header, first packet and frame.
 
-    probe: Probe
-    info: SourceInfo
-    notes: list[str]
-    packets: Iterator[Any]  # all of them, from the first one on
-    plain: bool  # progressive, and shown in the shape in which it is decoded
-
-
-def look_into(
-    name: object, kind: str, container: Any, stream: Any, packets: Iterator[Any], max_pixels: int
-) -> Beginning:
-    """Decode the first frame of PyAV's video stream, so that one without a picture is refused.
-
-    Raises:
-        SourceUnreadable: no picture can be had, or it is encrypted, or has more than `max_pixels`.
+    What a damaged header says is kept within what is credible.
     """
-    context, first, failures, size = stream.codec_context, None, 0, 0
-    seen: list[Any] = []
-    for packet in chain(packets, [None]):
-        if not seen:
-            refuse_encrypted(name, context, packet)
-        if packet is not None:
-            seen.append(packet)
-            size += packet.size
-        try:
-            first = next(iter(context.decode(packet)), None) if seen else None
-        except Exception:  # PyAV raises more than its own errors on a damaged file
-            failures += 1
-        if first is not None or failures > MOST_FAILURES or size > MOST_BYTES:
-            break
-    if first is None:
-        raise refuse_undecodable(name, container, stream, seen[0] if seen else None, max_pixels)
-    head = seen[0]
-    probe = _probe(container, stream, head)
-    if not probe.has_pts:
-        probe = replace(probe, delay=(probe.stamp(first) or 0) - (head.dts or 0))
-    info, notes = describe_stream(str(name), kind, container, stream, first)
-    info = replace(info, rate_fps=1 / probe.interval_s if probe.steady else None)
-    if not probe.stamped:
-        notes.append(f"it has no times: {1 / probe.interval_s:.6g} frames a second are assumed")
-    same = sorted((info.width, info.height)) == sorted((first.width, first.height)) and not info.mirrored
-    # 0 is unknown, 1 progressive.
-    progressive = not first.interlaced_frame and context.field_order <= 1
-    return Beginning(probe, info, notes, chain(seen, packets), same and progressive)
-
-
-def _probe(container: Any, stream: Any, first: Any) -> Probe:
-    """Return how a stream counts its times; what a damaged header says is kept within what is credible."""
     name, base = container.format.name.split(",")[0], stream.time_base
     # `frames` is 0 for fragmented files, whose index grows while they are read.
     indexed = name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
-    first_ticks = first.dts if first.pts is None or name in WITHOUT_PTS else first.pts
     whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
     own_s = _own_length_s(stream)
-    declares = indexed or name in DECLARING
-    ends_s = [one for one in (own_s, whole_s) if one is not None]
+    declares = indexed or name in _DECLARING
     # A copied tag of a stream of Matroska may say less than the whole.
-    limit_s = max(ends_s) if declares and ends_s else None
+    longest_s = max(own_s or 0.0, whole_s or 0.0)
 
-    origin = _origin(container, stream, first_ticks or 0, limit_s)
+    first_ticks = head.dts if head.pts is None or name in _WITHOUT_PTS else head.pts
+    origin = _origin(container, stream, first_ticks or 0, longest_s if declares and longest_s else None)
     late_s = max(0.0, float(origin * base))
     shift_s = float((stream.start_time - origin) * base) if stream.start_time is not None else 0.0
-    if name in COUNTING_FROM_ZERO:
+    if name in _COUNTING_FROM_ZERO:
         # FLV may count from the start.
-        shift_s = -late_s if ends_s and (name == "matroska" or late_s < max(ends_s)) else 0.0
+        shift_s = -late_s if longest_s and (name == "matroska" or late_s < longest_s) else 0.0
         whole_s = None if whole_s is None else whole_s + shift_s
     # With other streams, the whole may be longer than the video.
     stated_s = whole_s if own_s is None and len(container.streams) == 1 else None
@@ -179,7 +338,7 @@ def _probe(container: Any, stream: Any, first: Any) -> Probe:
     if stated_s is not None:
         stated_s = max(0.0, stated_s)
         bits = 8 * (container.size or 0)
-        if not declares and stated_s > LONGEST_PAUSE_S and bits < FEWEST_BITS * stated_s:
+        if not declares and stated_s > LONGEST_PAUSE_S and bits < _FEWEST_BITS * stated_s:
             stated_s = None
     declared_s = stated_s if declares else None
     if declared_s is not None and whole_s is not None and name == "matroska":
@@ -191,9 +350,9 @@ def _probe(container: Any, stream: Any, first: Any) -> Probe:
     stamped = not container.format.flags & _NOTIMESTAMPS
     rates = (stream.average_rate if stamped else None, stream.guessed_rate)
     # FFmpeg guesses the rate of the clock where there are few frames.
-    rate = next((one for one in rates if one and one <= MOST_FPS), None)
-    if not stamped and first.duration:
-        rate = 1 / (first.duration * base)
+    rate = next((one for one in rates if one and one <= _MOST_FPS), None)
+    if not stamped and head.duration:
+        rate = 1 / (head.duration * base)
     return Probe(
         container=name,
         codec=stream.codec_context.codec.canonical_name,
@@ -206,23 +365,21 @@ def _probe(container: Any, stream: Any, first: Any) -> Probe:
         confirmed_s=max([declared_s or 0.0, *ends_s]),
         indexed=indexed,
         stamped=stamped,
+        delay=(first.dts or 0) - (head.dts or 0) if name in _WITHOUT_PTS else 0,
     )
 
 
-def _origin(container: Any, stream: Any, first: int, limit_s: float | None) -> int:
+def _origin(container: Any, stream: Any, first: int, longest_s: float | None) -> int:
     """Return the tick at which the container begins; that of the first packet, if that is far from there."""
-    base = stream.time_base
-    starts_s = [] if container.start_time is None else [container.start_time / av.time_base]
-    own = stream.start_time
-    if own is not None and (not starts_s or abs(float(own * base) - starts_s[0]) < 1e-5):
+    base, own, whole = stream.time_base, stream.start_time, container.start_time
+    if own is not None and (whole is None or abs(float(own * base) - whole / av.time_base) < 1e-5):
         stated = int(own)  # exact, where the container counts in microseconds
-    elif starts_s:
-        stated = round(starts_s[0] / float(base))
+    elif whole is not None:
+        stated = round(whole / av.time_base / float(base))
     else:
         return first
-    late_s = float((first - stated) * base)
-    far_s = LONGEST_GAP_S if limit_s is None else limit_s * (1 + BEYOND_END_PART) + BEYOND_END_S
-    return first if late_s > far_s else min(first, stated)
+    far_s = LONGEST_GAP_S if longest_s is None else farthest_end(longest_s)
+    return first if float((first - stated) * base) > far_s else min(first, stated)
 
 
 def _own_length_s(stream: Any) -> float | None:

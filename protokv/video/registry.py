@@ -2,23 +2,29 @@
 
 A kind of source that lives in another package registers its scheme (`name` in `name://...`) as an entry point of the
 group `protokv.sources`: a function `(address, max_pixels) -> Source`. No decoder is imported before it is needed.
+
+A video in a bucket is copied into a temporary file, because decoders seek, and FFmpeg's own readers of object stores do
+not know our credentials and endpoints. So the disk must hold one video per open source. Its fingerprint comes from
+metadata of the store: it is known without a copy, and differs from that of the same video in a file.
 """
 
 from __future__ import annotations
 
 import os
-from functools import partial
+import tempfile
+from dataclasses import replace
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Final, Literal, get_args
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Literal, get_args
 
-from protokv.errors import ConfigError, SourceUnreadable, suggest_name
+from protokv.errors import ConfigError, SourceError, SourceUnreadable, suggest_name
 from protokv.video import bucket
 from protokv.video.address import STREAMED, source_kind
 from protokv.video.file import check_is_file, fingerprint
 from protokv.video.source import Source
 
-GROUP: Final = "protokv.sources"
+if TYPE_CHECKING:
+    from protokv.video.av_source import AVSource
 
 Decoder = Literal["auto", "pyav", "decord"]
 
@@ -28,7 +34,7 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
 
     Args:
         source: path of a file, address of an object (`s3://`, `gs://`, `az://`), or an address of another kind
-            (`protokv.video.address.STREAMED`, `GROUP`).
+            (`protokv.video.address.STREAMED`, or one of another package).
         decoder: of a file. `pyav`, which is `auto`, reads whatever FFmpeg reads. `decord` reads ordinary files, gives
             the same frames, and leaves doubtful files to PyAV; its wheel carries an FFmpeg of 2021, so choose it only
             for files that you trust.
@@ -46,14 +52,12 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
     if kind == "file":
         return _open_file(Path(source), decoder, max_pixels)
     if bucket.is_object(text):
-        from protokv.video.object_source import ObjectSource
-
-        return ObjectSource(text, partial(_open_file, decoder=decoder, max_pixels=max_pixels))
+        return _open_object(text, decoder, max_pixels)
     if kind in STREAMED:
-        from protokv.video.stream import StreamSource
+        from protokv.video.av_source import AVSource
 
-        return StreamSource(text, max_pixels)
-    others = entry_points(group=GROUP)
+        return AVSource(text, max_pixels)
+    others = entry_points(group="protokv.sources")
     if kind not in others.names:
         known = ", ".join(("file", *STREAMED, *sorted(others.names)))
         raise SourceUnreadable(f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {known}")
@@ -61,15 +65,35 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
     return found
 
 
-def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> Source:
+def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> AVSource:
     check_is_file(path)
     if decoder == "decord":
         from protokv.video.decord_source import DecordSource
 
         return DecordSource(path, max_pixels)
-    from protokv.video.pyav_source import PyAVSource
+    from protokv.video.av_source import AVSource
 
-    return PyAVSource(path, max_pixels)
+    return AVSource(path, max_pixels)
+
+
+def _open_object(address: str, decoder: Decoder, max_pixels: int | None) -> Source:
+    folder = tempfile.TemporaryDirectory(prefix="protokv-", ignore_cleanup_errors=True)
+    path = Path(folder.name, PurePosixPath(address).name or "video")
+    try:
+        digest = bucket.fetch(address, path)
+        source = _open_file(path, decoder, max_pixels)
+    except BaseException as error:
+        folder.cleanup()
+        if isinstance(error, SourceError):
+            raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
+        if isinstance(error, OSError):
+            raise SourceUnreadable(
+                f"cannot copy {address} to {path.parent}: {error.strerror or error}",
+                hint="make room there, or name another folder with TMPDIR",
+            ) from error
+        raise
+    source.info, source.copy = replace(source.info, kind=address.partition("://")[0], fingerprint=digest), folder
+    return source
 
 
 def fingerprint_source(source: str) -> str | None:

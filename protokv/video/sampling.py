@@ -133,34 +133,21 @@ def read_steps(
     # Losses between the last sample that was taken and the first that is wanted belong to this reading.
     begin_s = max(0.0, start_s - 1 / fps)
 
-    def read(from_beginning: bool) -> Iterator[Frame]:
+    def read(from_s: float, from_beginning: bool) -> Iterator[Sample]:
         frames = source.frames(begin_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
-        return _until(frames, should_stop)
+        return sample(frames, fps, from_s, until_s)
 
-    try:
-        known = first_index and mark is not None and not from_beginning
-        samples = sample(read(from_beginning), fps, begin_s if known else start_s, until_s)
-        if known:
-            before = next(samples, None)
-            if before is None or _mark(before.image) != mark:
-                samples = sample(read(True), fps, start_s, until_s)
-        for step in group_steps(samples, frames_per_step, first_index):
-            yield replace(step, damage=source.damage)
-    except _Stopped:
-        return
-
-
-class _Stopped(Exception):
-    """Frames ended because somebody asked, not because the source has no more."""
-
-
-def _until(frames: Iterator[Frame], should_stop: ShouldStop) -> Iterator[Frame]:
-    for frame in frames:
-        yield frame
+    known = first_index and mark is not None and not from_beginning
+    samples = read(begin_s if known else start_s, from_beginning)
+    if known:
+        before = next(samples, None)
+        if before is None or _mark(before.image) != mark:
+            samples = read(start_s, True)
+    for step in group_steps(samples, frames_per_step, first_index):
+        # The frames of the last one may have ended because somebody asked.
         if should_stop():
-            break
-    if should_stop():
-        raise _Stopped
+            return
+        yield replace(step, damage=source.damage)
 
 
 def _check_rate(fps: float) -> None:

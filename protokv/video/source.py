@@ -1,29 +1,27 @@
-"""`Source`, the interface of all video sources: frames in strictly increasing time, their info, and their damage.
+"""`Source`, the interface of all video sources, and `Part`, a part of one: frames in strictly increasing time.
 
 Times are seconds from the start of the stream, from time stamps and never from `index / rate`. A file may be read more
 than once: every call of `frames` reads afresh, and `damage` is that of the latest reading. A pipe or a camera is not
-`seekable` and may have no duration, size or fingerprint. Pixels are uint8 RGB `[h, w, 3]`, turned the way the source
-says. Knows no models, sampling or memory.
+`seekable` and may have no duration, size or fingerprint. Knows no models, sampling or memory.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protokv.errors import SourceUnreadable
+from protokv.errors import ConfigError, SourceUnreadable
 
 Image = NDArray[np.uint8]
 ShouldStop = Callable[[], bool]
 
-
-# Of a source.
+# Of a source; the joins of a damaged file may be many.
 MOST_NOTES = 8
 
 
@@ -35,8 +33,8 @@ def never() -> bool:
 class Frame:
     """One frame: `time_s` when it appears, `duration_s` how long it says that it stays (None: not said).
 
-    `image` is uint8 RGB `[h, w, 3]`. It may be given as a function, which is called at most once, on first use: a frame
-    that nobody looks at is never converted to RGB. `decoder` is the one that really decoded it.
+    `image` is uint8 RGB `[h, w, 3]`, turned the way the source says. It may be given as a function, which is called at
+    most once, on first use: a frame that nobody looks at is never converted. `decoder` is the one that decoded it.
     """
 
     __slots__ = ("_image", "decoder", "duration_s", "time_s")
@@ -48,10 +46,7 @@ class Frame:
         duration_s: float | None = None,
         decoder: str = "none",
     ) -> None:
-        self.time_s = time_s
-        self.duration_s = duration_s
-        self.decoder = decoder
-        self._image = image
+        self.time_s, self.duration_s, self.decoder, self._image = time_s, duration_s, decoder, image
 
     @property
     def image(self) -> Image:
@@ -60,13 +55,17 @@ class Frame:
             self._image = self._image()
         return self._image
 
+    def move(self, time_s: float, duration_s: float | None) -> Frame:
+        """Return the frame at another time."""
+        return Frame(time_s, lambda: self.image, duration_s, self.decoder)
+
 
 @dataclass(frozen=True)
 class SourceInfo:
     """Facts about a source, known when it is opened. The same file gives the same info, however it is read."""
 
     name: str  # file name without its folder
-    kind: str  # one of `protokv.video.registry.SOURCES`
+    kind: str  # as `protokv.video.address.source_kind`
     decoder: str  # the requested decoder; `Step.decoders` names those that really decoded
     container: str  # FFmpeg's name of the container format
     codec: str  # FFmpeg's name of the codec
@@ -202,7 +201,7 @@ class Source(Closable, ABC):
         return self._notes
 
     def add_note(self, note: str) -> None:
-        """Note what a user should know, once; the joins of a damaged file may be many."""
+        """Note what a user should know, once."""
         if note not in self._notes and len(self._notes) < MOST_NOTES:
             self._notes = (*self._notes, note)
 
@@ -222,7 +221,7 @@ class Source(Closable, ABC):
         """Give frames in strictly increasing time, beginning with the one shown at `start_s`.
 
         Args:
-            start_s: stream time to begin at.
+            start_s: stream time to begin at. A source that is not seekable goes on where it stands.
             fps: the caller looks only at frames shown at multiples of `1 / fps`. A source may leave out the others, but
                 not the last frame.
             from_beginning: do not seek, but decode everything before `start_s` and count its damage. So a damaged file
@@ -268,3 +267,81 @@ def drop_before(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:
         yield frame
     if last is not None:
         yield last
+
+
+class Part(Source):
+    """The part of a seekable source from `start_s` on, for `duration_s` (None: to its end); its times begin at 0.
+
+    Its fingerprint names start and duration. Damage before or after it does not count. The source is closed with it.
+
+    Raises:
+        ConfigError: the source is not seekable, or ends before the part begins.
+    """
+
+    def __init__(self, source: Source, start_s: float = 0.0, duration_s: float | None = None) -> None:
+        self._source, self._start_s, self._duration_s = source, start_s, duration_s
+        info = source.info
+        if not info.seekable:
+            raise ConfigError(f"{info.name} cannot be read in parts", hint="leave out --start and --duration")
+        if duration_s is not None and not duration_s > 0:
+            raise ConfigError(f"a part of {duration_s:g} s holds nothing", hint="use a --duration above 0")
+        if info.duration_s is not None and start_s >= info.duration_s:
+            raise ConfigError(
+                f"{info.name} is {info.duration_s:g} s long, and the part begins at {start_s:g} s",
+                hint="use an earlier --start",
+            )
+        lengths = [duration_s, None if info.duration_s is None else info.duration_s - start_s]
+        part = f"{start_s:.6f}+{'' if duration_s is None else f'{duration_s:.6f}'}"
+        self.info = replace(
+            info,
+            name=f"{info.name} from {start_s:g} s" + ("" if duration_s is None else f" for {duration_s:g} s"),
+            duration_s=min((one for one in lengths if one is not None), default=None),
+            fingerprint=info.fingerprint and f"{info.fingerprint}@{part}",
+        )
+        self.texts, self.streams_text = source.texts, source.streams_text
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See `Source`."""
+        return self._source.notes
+
+    @property
+    def damage(self) -> Damage:
+        """See `Source`; in the part's own time."""
+        found = self._source.damage
+        from_s = found.lost_from_s
+        return found if from_s is None else replace(found, lost_from_s=max(0.0, from_s - self._start_s))
+
+    def lines(self, number: int) -> Lines:
+        """See `Source`; in the part's own time."""
+        return self._source.lines(number).since(self._start_s)
+
+    def new_lines(self) -> Sequence[tuple[int, Line]]:
+        """See `Source`; in the part's own time."""
+        start_s, found = self._start_s, self._source.new_lines()
+        return [(number, one.shift(-start_s)) for number, one in found if one.end_s > start_s]
+
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
+        start_s, fps, from_beginning, should_stop = wanted
+        # The part has the sampling times of the source only if it begins at one.
+        if fps is not None and abs(self._start_s * fps - round(self._start_s * fps)) > 1e-9:
+            fps = None
+        start_s += self._start_s
+        frames = self._source.frames(start_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
+        end_s = float("inf") if self._duration_s is None else self._duration_s
+        last: Frame | None = None
+        for frame in frames:
+            time_s = max(0.0, frame.time_s - self._start_s)
+            if last is not None:
+                yield last if time_s < end_s else last.move(last.time_s, end_s - last.time_s)
+            if time_s >= end_s:
+                return
+            last = frame.move(time_s, frame.duration_s)
+        if last is not None:
+            left_s = end_s - last.time_s
+            yield last.move(last.time_s, last.duration_s and min(last.duration_s, left_s))
+
+    def close(self) -> None:
+        """End any reading, and the source."""
+        super().close()
+        self._source.close()

@@ -57,7 +57,7 @@ def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
 
     found: list[Line] = []
     size = packets = 0
-    with open_container(path) as (container, _, _):
+    with open_container(path) as container:
         stream = container.streams[number]
         discard_others(container, stream)
         try:

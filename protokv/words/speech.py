@@ -88,7 +88,7 @@ def sound_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[flo
 def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, Samples]]:
     """Give the samples of each frame, with its time in seconds from the start of the pictures; last an endless time."""
     nothing = np.empty(0, np.float32)
-    with open_container(video) as (container, _, _):
+    with open_container(video) as container:
         if (track := container.streams.best("audio")) is None or track.codec_context is None:
             return
         discard_others(container, track)

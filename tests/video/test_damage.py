@@ -12,7 +12,7 @@ import pytest
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
-from protokv.video.report import DecodeReport
+from protokv.video.decoding import DecodeReport
 from tests.video.conftest import Clip, number_in, write
 
 DECODERS = ["pyav", "decord"] if importlib.util.find_spec("decord") else ["pyav"]

@@ -14,7 +14,7 @@ import pytest
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
-from protokv.video.clock import BEYOND_END_PART, BEYOND_END_S
+from protokv.video.clock import farthest_end
 from tests.video.conftest import Clip, number_in, write
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def test_a_last_frame_with_a_duration_of_days_is_not_repeated_for_days(tmp_path)
     data[begin + 8 + int.from_bytes(data[begin + 4 : begin + 8], "big") * 8 - 3] ^= 0x40
     path.write_bytes(data)
     with open_source(path) as source:
-        assert len(list(read_steps(source, 2.0, 2))) <= UNEVEN[-1] / 1000 * (1 + BEYOND_END_PART) + BEYOND_END_S
+        assert len(list(read_steps(source, 2.0, 2))) <= farthest_end(UNEVEN[-1] / 1000)
 
 
 def test_frames_above_the_limit_are_refused_with_a_hint_how_to_raise_it(make_clip):
@@ -96,7 +96,7 @@ def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
     path.write_bytes(data)
     code = (
         "import sys; from protokv.video import open_source; from protokv.errors import SourceError\n"
-        "from tests.peak import peak_kib; import protokv.video.pyav_source\n"
+        "from tests.peak import peak_kib; import protokv.video.av_source\n"
         "before = peak_kib()\n"
         "try:\n"
         "    with open_source(sys.argv[1]) as source: print(len([f.image for f in source.frames()]))\n"
@@ -143,7 +143,7 @@ def test_any_error_of_pyav_while_decoding_is_damage(error, make_clip, monkeypatc
         assert source.damage.frames_lost == 1
 
 
-@pytest.mark.parametrize("broken", ["av.open", "protokv.video.pyav_source.convert_to_rgb"])
+@pytest.mark.parametrize("broken", ["av.open", "protokv.video.av_source.convert_to_rgb"])
 def test_an_error_while_opening_or_converting_is_a_source_error(broken, make_clip, monkeypatch):
     path = make_clip("constant rate")
 

@@ -16,7 +16,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.video import open_source
-from protokv.video.stream import StreamSource
+from protokv.video.av_source import AVSource
 from tests.video.conftest import STEADY, Clip, number_in, write
 
 
@@ -42,7 +42,7 @@ def piped(data: bytes) -> Iterator[str]:
 def test_a_pipe_gives_the_frames_of_the_file_in_its_own_times(name, make_clip):
     with open_source(make_clip(name)) as file:
         whole = [(frame.time_s, number_in(frame.image)) for frame in file.frames()]
-    with piped(make_clip(name).read_bytes()) as address, StreamSource(address) as source:
+    with piped(make_clip(name).read_bytes()) as address, AVSource(address) as source:
         assert not source.info.seekable
         assert source.info.name == "stdin"
         found = [(frame.time_s, number_in(frame.image)) for frame in source.frames()]
@@ -55,7 +55,7 @@ def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip):
     out, into = os.pipe()
     data = make_clip("transport stream").read_bytes()
     threading.Thread(target=os.write, args=(into, data[: len(data) // 2]), daemon=True).start()
-    with StreamSource(f"pipe:{out}", should_stop=lambda: False) as source:
+    with AVSource(f"pipe:{out}", should_stop=lambda: False) as source:
         until_s = time.monotonic() + 1.0
         seen = list(source.frames(should_stop=lambda: time.monotonic() > until_s))
     assert 0 < len(seen) < 61
@@ -63,9 +63,10 @@ def test_a_reader_that_waits_for_a_pipe_can_be_stopped(make_clip):
     os.close(out)
 
 
-def test_an_mp4_with_its_index_at_the_end_is_refused_with_advice(make_clip):
-    with piped(make_clip("constant rate").read_bytes()) as address, pytest.raises(SourceUnreadable, match="index") as e:
-        StreamSource(address)
+def test_an_mp4_with_its_index_at_the_end_is_refused_with_advice(tmp_path):
+    path = write(Clip(STEADY, codec="rawvideo"), tmp_path / "x.mov")
+    with piped(path.read_bytes()) as address, pytest.raises(SourceUnreadable, match="index") as e:
+        AVSource(address)
     assert "frag_keyframe" in e.value.hint
     assert "mpegts" in e.value.hint
 
@@ -76,20 +77,20 @@ def test_an_mp4_with_its_index_at_the_end_is_refused_with_advice(make_clip):
 )
 def test_a_pipe_without_a_video_is_refused(data, why):
     with piped(data) as address, pytest.raises(SourceUnreadable, match=why):
-        StreamSource(address)
+        AVSource(address)
 
 
 def test_a_playlist_in_a_pipe_opens_no_file(make_clip):
     text = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:{make_clip('transport stream')}\n#EXT-X-ENDLIST\n"
     with piped(text.encode()) as address, pytest.raises(SourceUnreadable):
-        StreamSource(address)
+        AVSource(address)
 
 
 def test_a_stream_that_changes_its_size_keeps_that_of_its_first_frame(tmp_path):
     parts = [
         write(Clip(STEADY, suffix="ts", width=w, height=h), tmp_path / f"{w}.ts") for w, h in [(128, 96), (64, 48)]
     ]
-    with piped(b"".join(part.read_bytes() for part in parts)) as address, StreamSource(address) as source:
+    with piped(b"".join(part.read_bytes() for part in parts)) as address, AVSource(address) as source:
         frames = list(source.frames())
     assert {frame.image.shape for frame in frames} == {(96, 128, 3)}
     assert [number_in(frame.image) for frame in frames] == 2 * list(range(61))
@@ -101,7 +102,7 @@ def test_damaged_packets_are_counted_and_the_rest_is_given(make_clip):
     data = bytearray(make_clip("transport stream").read_bytes())
     for at in range(len(data) // 3, len(data) // 3 + 4000, 7):
         data[at] ^= 0xFF if at % 188 > 20 else 0
-    with piped(bytes(data)) as address, StreamSource(address) as source:
+    with piped(bytes(data)) as address, AVSource(address) as source:
         numbers = [number_in(frame.image) for frame in source.frames()]
         damage = source.damage
     assert numbers[0] == 0
@@ -128,7 +129,7 @@ def served(folder: Path, handler: type[Quiet] = Quiet) -> Iterator[str]:
 
 def test_a_video_on_a_web_server_is_read_like_a_file(make_clip):
     path = make_clip("matroska in milliseconds")
-    with served(path.parent) as address, StreamSource(f"{address}/{path.name}") as source:
+    with served(path.parent) as address, AVSource(f"{address}/{path.name}") as source:
         assert source.info.seekable
         assert source.info.fingerprint
         assert source.info.duration_s == pytest.approx(1.5, abs=0.1)
@@ -140,7 +141,7 @@ def test_a_video_on_a_web_server_is_read_like_a_file(make_clip):
 
 def test_a_missing_address_is_not_found_and_its_error_has_no_secret(tmp_path):
     with served(tmp_path) as address, pytest.raises(SourceNotFound) as caught:
-        StreamSource(address.replace("//", "//user:s3cret@") + "/no.mp4?token=s3cret")
+        AVSource(address.replace("//", "//user:s3cret@") + "/no.mp4?token=s3cret")
     assert "s3cret" not in caught.value.message + str(caught.value.__cause__) + str(caught.value.__context__ and "")
     assert caught.value.__suppress_context__
 
@@ -149,11 +150,11 @@ def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart()
     with pytest.raises(
         SourceNotFound, match=r"nothing answers at rtsp://127\.0\.0\.1:9/x: Connection refused"
     ) as caught:
-        StreamSource("rtsp://u:s3cret@127.0.0.1:9/x")
+        AVSource("rtsp://u:s3cret@127.0.0.1:9/x")
     assert caught.value.hint
     # Of a wheel of PyAV; a build of one's own may have it.
     with pytest.raises((ConfigError, SourceUnreadable)) as caught:
-        StreamSource("srt://127.0.0.1:9", timeout_s=1.0)
+        AVSource("srt://127.0.0.1:9", timeout_s=1.0)
     if isinstance(caught.value, ConfigError):
         assert "protokv ingest -" in caught.value.hint
 
@@ -170,15 +171,15 @@ def test_a_server_that_refuses_and_a_protocol_that_is_not_there_are_told_apart()
 )
 def test_a_missing_screen_or_a_device_of_another_system_is_named(source, error, said, hint):
     with pytest.raises(error, match=said) as caught:
-        StreamSource(source)
+        AVSource(source)
     assert hint in caught.value.hint
 
 
 def test_a_frame_that_is_too_large_is_refused(make_clip):
     with piped(make_clip("transport stream").read_bytes()) as address, pytest.raises(SourceUnreadable):
-        list(StreamSource(address, max_pixels=64 * 64).frames())
+        list(AVSource(address, max_pixels=64 * 64).frames())
 
 
 def test_frames_after_a_loss_have_the_size_of_those_before(make_clip):
-    with piped(make_clip("transport stream").read_bytes()) as address, StreamSource(address, size=(32, 48)) as source:
+    with piped(make_clip("transport stream").read_bytes()) as address, AVSource(address, size=(32, 48)) as source:
         assert next(source.frames()).image.shape == (48, 32, 3)

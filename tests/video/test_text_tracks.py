@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protokv.video import open_source
-from protokv.video.part import Part
+from protokv.video.source import Part
 from tests.words.subtitled import write_subtitled
 
 SAID = [(0.4, 1.2, "x < y"), (2.0, 3.5, "two\\Nrows {\\i1}here{\\i0}"), (4.0, 5.0, "{\\p1}m 0 0 l 1 1{\\p0}")]

@@ -1,0 +1,253 @@
+"""Read video with PyAV: files, pipes, cameras and network streams, in one class.
+
+A file, and a video on a web server, which declares an end, are opened anew by every reading. Cameras, other network
+streams and pipes are read once, as they come. A live stream has the times of `ArrivalClock`, all others those of
+`Clock`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import av
+
+from protokv.errors import SourceUnreadable
+from protokv.video import address
+from protokv.video.clock import ArrivalClock
+from protokv.video.container import MAX_PIXELS, TIMEOUT_S, explain_error, open_container
+from protokv.video.decoding import MOST_DEMUX_FAILURES, DecodeReport, FrameDecoding, read_packets, skip_to_key
+from protokv.video.file import fingerprint
+from protokv.video.probe import Beginning, choose_stream, convert_to_rgb, look_into
+from protokv.video.source import Damage, Frame, FrameRequest, Image, Line, Lines, ShouldStop, Source, drop_before, never
+from protokv.video.text_tracks import find_text_tracks, read_packet, read_text_track
+
+# These containers have an index, and one clock from beginning to end. A seek aims this much earlier: FFmpeg goes by
+# the times of decoding.
+_WITH_INDEX, _EARLIER_S = {"mov", "matroska", "avi", "asf", "mxf"}, 2.0
+
+# How far a frame's time stamp may be from its arrival: HLS delivers whole segments, and the first ones are minutes old;
+# devices stamp with a clock of this machine.
+_SLACK_S, _HLS_SLACK_S, _DEVICE_SLACK_S = 2.0, 60.0, 0.5
+
+# Lines of text that wait to be taken.
+_MOST_WAITING = 300
+
+
+class _Opened(NamedTuple):
+    """One opening of the source, for one reading."""
+
+    connection: ExitStack
+    container: Any
+    stream: Any
+    report: DecodeReport
+    found: Beginning
+
+
+class AVSource(Source):
+    """One video, read with PyAV. See `Source` for the contract.
+
+    Args:
+        source: a path, or an address (`protokv.video.address`).
+        max_pixels: the most that a frame may have; None: 8K.
+        options: for FFmpeg.
+        timeout_s: how long to wait for the connection to an address, and for every packet.
+        size: width and height of the frames to give; None: those of the first frame.
+        should_stop: asked while a pipe is waited for; opening fails once it returns True.
+
+    Raises:
+        SourceError: as `open_container`, or no picture can be had.
+    """
+
+    decoder = "pyav"
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        max_pixels: int | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        size: tuple[int, int] | None = None,
+        should_stop: ShouldStop = never,
+    ) -> None:
+        self.source, self._max_pixels, self._size = os.fspath(source), max_pixels or MAX_PIXELS, size
+        self._options, self._timeout_s = options, timeout_s
+        self._kind, self._name = address.source_kind(self.source), address.local_name(self.source)
+        self._report = DecodeReport()
+        self._decoding: FrameDecoding | None = None
+        self._why, self._from_s = "", 0.0
+        self._waiting: list[tuple[int, Line]] = []  # lines with their track, in the time of the container
+        self.copy: TemporaryDirectory[str] | None = None  # holds the file, and goes with this source
+        self.streams_text = self._kind != "file"
+        self._opened: _Opened | None = self._open(should_stop)
+        self._describe(self._opened.container, self._opened.found)
+
+    @property
+    def damage(self) -> Damage:
+        """See `Source`."""
+        return self._report.damage
+
+    def lines(self, number: int) -> Lines:
+        """See `Source`."""
+        return read_text_track(Path(self.source), number, float(self.probe.origin * self.probe.time_base))
+
+    def new_lines(self) -> Sequence[tuple[int, Line]]:
+        """See `Source`."""
+        later_s = self._decoding.later_s if self._decoding is not None else 0.0
+        new = [(number, line.shift(later_s)) for number, line in self._waiting]
+        self._waiting.clear()
+        return [one for one in new if one[1].end_s > self._from_s]
+
+    def close(self) -> None:
+        """End any reading, and the connection; remove the copy of a file that was fetched."""
+        super().close()
+        if self._opened is not None:
+            self._opened.connection.close()
+        if self.copy is not None:
+            self.copy.cleanup()
+
+    def _open(self, should_stop: ShouldStop) -> _Opened:
+        """Open the source, and look at its first frame."""
+        self._should_stop, report = should_stop, DecodeReport()
+        how: dict[str, Any] = {"options": self._options, "timeout_s": self._timeout_s}
+        how["should_stop"] = lambda: self._should_stop()
+        with ExitStack() as connection:
+            container = connection.enter_context(open_container(self.source, self._max_pixels, **how))
+            stream, notes = choose_stream(container, self._name, self._max_pixels)
+            # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
+            self.texts = () if "hls" in container.format.name else find_text_tracks(container)
+            packets = self._packets(container, stream, report)
+            try:
+                found = look_into(self._name, self._kind, container, stream, packets, self._max_pixels)
+            except SourceUnreadable as error:
+                why = f" ({self._why})" if self._why else ""
+                raise SourceUnreadable(f"{error.message}{why}", hint=error.hint) from error
+            except Exception as error:  # PyAV raises more than its own errors on a damaged file
+                raise self._unreadable(error) from error
+            for note in (*notes, *found.notes):
+                self.add_note(note)
+            return _Opened(connection.pop_all(), container, stream, report, found)
+
+    def _describe(self, container: Any, found: Beginning) -> None:
+        """Set what stays the same for every reading."""
+        self.probe, self.plain, path = found.probe, found.plain, Path(self.source)
+        # A fragmented MP4 has no index.
+        indexed = self.probe.container in _WITH_INDEX and (self.probe.indexed or self.probe.container != "mov")
+        self._indexed = indexed and self._kind == "file"
+        forms = set(container.format.name.split(","))
+        # A playlist has a size of its own.
+        sized = container.duration or (not forms & {"hls", "dash"} and (container.size or 0) > 0)
+        ends = self._kind == "file" or (self._kind in ("http", "https") and bool(sized))
+        slack_s = _HLS_SLACK_S if "hls" in forms else _DEVICE_SLACK_S if self._kind in address.DEVICES else _SLACK_S
+        self._slack_s = None if ends or self._kind == address.PIPE else slack_s
+        width, height = self._size or (found.info.width, found.info.height)
+        info = replace(found.info, name=address.public_name(self.source), width=width, height=height, seekable=ends)
+        if self._kind == "file":
+            size, digest = path.stat().st_size, fingerprint(path)
+            info = replace(info, decoder=self.decoder, duration_s=self.probe.duration_s, size_bytes=size)
+        elif ends:
+            # A video on a server is told from others by its address, size and length.
+            whole_s = (container.duration or 0) / av.time_base
+            digest = hashlib.sha256(f"{info.name} {container.size} {whole_s}".encode()).hexdigest()
+            info = replace(info, duration_s=self.probe.duration_s or whole_s or None)
+        self.info = replace(info, fingerprint=digest) if ends else info
+
+    def _packets(self, container: Any, stream: Any, report: DecodeReport) -> Iterator[Any]:
+        """Give the packets of the pictures; lines of text of a stream wait to be taken."""
+        texts = [container.streams[one.number] for one in self.texts if self.streams_text]
+        failures = MOST_DEMUX_FAILURES if self._kind in ("file", address.PIPE) else 0
+
+        def lose(error: Exception) -> None:
+            # Where a connection is lost, the caller decides what comes next.
+            self._why = explain_error(error, self._timeout_s) if self.streams_text else ""
+            if not self.streams_text:
+                report.note_failure(None, explain_error(error))
+
+        for packet in read_packets(container, [stream, *texts], lose, failures):
+            if self._should_stop():
+                return
+            if packet.stream.index == stream.index:
+                yield packet
+            elif (line := read_packet(packet, packet.stream)) is not None:
+                self._waiting.append((packet.stream.index, line))
+                del self._waiting[:-_MOST_WAITING]
+
+    def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
+        if not self.info.seekable:
+            yield from self._decode(wanted._replace(start_s=0.0))
+            return
+        self._from_s, given_s = wanted.start_s, -1.0
+        if wanted.start_s > 0 and not wanted.from_beginning:
+            for frame in drop_before(self._decode(wanted, from_key=True), wanted.start_s):
+                # A decoder conceals damage by earlier frames: only a reading from the beginning gives the same frames.
+                if self._report.met_damage:
+                    break
+                given_s = frame.time_s
+                yield frame
+            if not self._report.met_damage or wanted.should_stop():
+                return
+        frames = drop_before(self._decode(wanted), wanted.start_s)
+        yield from (frame for frame in frames if frame.time_s > given_s)
+
+    def _decode(self, wanted: FrameRequest, *, from_key: bool = False) -> Iterator[Frame]:
+        """Decode from the beginning or, if asked, from the last key frame before the start."""
+        opened, sought = self._take(wanted.should_stop), None
+        if opened is None:
+            return
+        with opened.connection as connection:
+            if from_key and self._indexed and (sought := self._seek(opened, wanted.start_s)) is None:
+                self._opened = self._open(never)
+                opened = self._take(wanted.should_stop) or opened
+                connection.push(opened.connection)
+            self._report = opened.report
+            opened.report.start_s = 0.0 if wanted.from_beginning else wanted.start_s
+            decoding = self._start_decoding(opened, after_key=from_key, sought=sought is not None)
+            settled = decoding.settle(sought or opened.found.packets)
+            if from_key:
+                settled = skip_to_key(self.probe, settled, wanted.start_s)
+            yield from decoding.frames(settled, wanted.should_stop)
+
+    def _take(self, should_stop: ShouldStop) -> _Opened | None:
+        """Return what opening this source left to read, or open it anew; None if it can be read once only."""
+        opened, self._opened = self._opened, None
+        if opened is None and self.info.seekable:
+            opened = self._open(never)
+        self._should_stop = should_stop
+        return opened
+
+    def _start_decoding(self, opened: _Opened, **begun: bool) -> FrameDecoding:
+        arrivals = None if self._slack_s is None else ArrivalClock(self._slack_s)
+        more: dict[str, Any] = {"arrivals": arrivals, "on_note": self.add_note, **begun}
+        self._decoding = FrameDecoding(self.probe, opened.stream, opened.report, self._convert, **more)
+        return self._decoding
+
+    def _seek(self, opened: _Opened, start_s: float) -> Iterator[Any] | None:
+        """Return the packets from a key frame at or before a time on; None if no seek leads to one."""
+        try:
+            opened.container.seek(self.probe.ticks(max(0.0, start_s - _EARLIER_S)), stream=opened.stream)
+            packets = self._packets(opened.container, opened.stream, opened.report)
+            first = next(packets)
+        except Exception:  # this container cannot seek
+            return None
+        return chain([first], packets) if first.is_keyframe and self.probe.latest_s(first) <= start_s else None
+
+    def _convert(self, frame: Any) -> Image:
+        try:
+            return convert_to_rgb(frame, self.info)
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> SourceUnreadable:
+        """Turn an error of PyAV into an error for users."""
+        name = address.public_name(self.source)
+        return SourceUnreadable(
+            f"{name} cannot be read: {explain_error(error)}", hint="the file is damaged; copy or repair it"
+        )
