@@ -1,23 +1,25 @@
-"""The common part of families of transformers: the language model, run through public methods of the model.
+"""The common part of families of transformers, run through public methods of the model.
 
-A family adds its vision tower and positions.
+A family adds what only it knows: its frames, the text around a step, and where a position has several components.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protokv.backbones.chat import ChatPrompt
-from protokv.backbones.loading import Placement, find_devices, identify, read_decoding
-from protokv.core.backbone import MOST_WORDS, Backbone, BackboneIdentity, Turn
+from protokv.backbones.files import read_video_processor
+from protokv.backbones.loading import Placement, find_devices, identify, load_model, load_tokenizer, read_decoding
+from protokv.backbones.pixels import check_images, make_processor
+from protokv.core.backbone import MOST_WORDS, Backbone, BackboneIdentity, PreparedStep, Turn
 from protokv.core.context import Context
 from protokv.core.decoder import Decoder
 from protokv.core.layers import LayerKind, declare_layers
@@ -31,29 +33,64 @@ from protokv.errors import ConfigError, ModelError
 class Adapter(Backbone):
     """A model of transformers: its decoder, embeddings and head, found by its public methods.
 
-    Subclasses set `position_components`, take their vision tower under `guard_internals`, and add `prepare` and
-    `embed_steps`, and `step_positions` where a position has several components.
+    A family overrides `make_frames` and `look`, and where it differs what stands beside them. Frames of one size are
+    prepared here, if `_frames` is an image processor and `_grid` is set.
     """
 
+    position_components = 1
+    frames_per_step = 1
+    # The chat template's placeholder for the video, and the frames a second of the family's examples.
+    video_token: ClassVar[str] = "<video>"
+    usual_fps: ClassVar[float] = 1.0
     # Words of a step: what closes the video before them, the text, what opens the next one. By default a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
+    _grid: tuple[int, int]
 
     @classmethod
-    def identify(cls, path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
+    def load(cls, path: str, name: str, config: Any, placement: Placement) -> Self:
+        """Load weights, tokenizer, chat template and preprocessing of a folder."""
+        from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+        model = load_model(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement)
+        tokenizer, template = load_tokenizer(path)
+        try:
+            prompt = ChatPrompt(tokenizer, cls.video_token, cls.make_template(template))
+            frames = cls.make_frames(*read_video_processor(path))
+            return cls(model, tokenizer, prompt, identify(path, name, config, placement), frames)
+        except (AttributeError, ImportError) as error:
+            raise ModelError(
+                f"this version of transformers has moved an internal of {type(model).__name__}: {error}",
+                hint="install the range of transformers that protokv asks for",
+            ) from error
+
+    @classmethod
+    def make_template(cls, template: str) -> str:
+        """Return the chat template to use; by default that of the folder."""
+        return template
+
+    @staticmethod
+    def make_frames(raw: dict[str, Any], of_video: bool) -> Any:
+        """Return what prepares frames, by what `read_video_processor` returned; by default frames of one size."""
+        return make_processor(raw)
+
+    @classmethod
+    def identify(cls, path: str, name: str, config: Any, placement: Any) -> BackboneIdentity:
         """Return the identity of the model that `load` gives, without loading its weights."""
         return identify(path, name, config, placement)
 
-    def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity) -> None:
-        """Take the language model's parts.
+    def __init__(
+        self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity, frames: Any = None
+    ) -> None:
+        """Wrap a loaded model; `frames` are of `make_frames`.
 
         Raises:
-            ModelError: an internal of transformers that this adapter relies on has moved.
+            ModelError: the model has layers that no memory serves.
         """
-        with guard_internals(model):
-            self._decoder = Decoder(model)
-            self._text, self._head = self._decoder.module, model.get_output_embeddings()
-            self._embedding = model.get_input_embeddings()
+        self._model, self._decoder, self._frames = model, Decoder(model), frames
+        self._text, self._head = self._decoder.module, model.get_output_embeddings()
+        self._embedding = model.get_input_embeddings()
         config = self._decoder.config
+        self.default_fps = float(getattr(model.config, "protokv_fps", self.usual_fps))
         self.identity = identity
         self.max_position = getattr(config, "max_position_embeddings", None)
         # Embeddings are not quantised in a quantised model.
@@ -127,7 +164,7 @@ class Adapter(Backbone):
         return [*closing, *ids, *opening] if ids != blank else []
 
     def _words_parts(self, text: str) -> Iterator[list[int]]:
-        return (self._tokenizer.encode(part.format(text), add_special_tokens=False) for part in self.words_form)
+        return (self._encode(part.format(text)) for part in self.words_form)
 
     def after_words(
         self, ids: list[int], context: Context, clock: StreamClock
@@ -202,13 +239,46 @@ class Adapter(Backbone):
         scores: Tensor = self._head(hidden).float().to(self.device)
         return scores
 
-    def _framed(self, before: str, visual: Tensor, after: str, grid: tuple[int, int]) -> StepTokens:
-        """Return a step of visual tokens `[n, E]` between two texts, which belong to it."""
-        opening, closing = (
-            self.embed_text(self._tokenizer.encode(text, add_special_tokens=False)) for text in (before, after)
-        )
-        place = slice(len(opening), len(opening) + len(visual))
-        return StepTokens(torch.cat((opening, visual, closing)), grid, place)
+    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+        """Prepare one frame, `[1, 3, height, width]`."""
+        check_images(images, self.frames_per_step)
+        found = self._frames(images=list(images), input_data_format="channels_last", return_tensors="pt")
+        return PreparedStep(found["pixel_values"].flatten(0, -4).float(), self._grid)
+
+    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
+        """Return each step's visual tokens between its texts; steps do not see each other in the vision tower."""
+        return self._frame(self.look(steps), steps, times_s)
+
+    def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
+        """Return what the vision tower makes of each step, `[V, E]` as the language model reads it."""
+        raise NotImplementedError
+
+    def frame_texts(self, time_s: float) -> tuple[str, str]:
+        """Return the texts before and after the visual tokens of a step, which belong to it; by default none."""
+        return "", ""
+
+    def _frame(
+        self, seen: Sequence[Tensor], steps: Sequence[PreparedStep], times_s: Sequence[float]
+    ) -> list[StepTokens]:
+        found = []
+        for own, step, time_s in zip(seen, steps, times_s, strict=True):
+            texts = self.frame_texts(time_s)
+            own = own.to(self.device)
+            if texts == ("", ""):
+                found.append(StepTokens(own, step.grid))
+                continue
+            opening, closing = (self.embed_text(self._encode(text)) for text in texts)
+            place = slice(len(opening), len(opening) + len(own))
+            found.append(StepTokens(torch.cat((opening, own, closing)), step.grid, place))
+        return found
+
+    def _pixels_of(self, steps: Sequence[PreparedStep]) -> Tensor:
+        """Return the pixels of some steps, one after the other, as the vision tower takes them."""
+        return torch.cat([step.pixels for step in steps]).to(self.device, self.dtype)
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def _inputs(self, embeddings: Tensor) -> dict[str, Tensor]:
         """Return embeddings `[T, E]` as arguments of the language model."""
@@ -217,19 +287,3 @@ class Adapter(Backbone):
     def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> dict[str, Any]:
         """Return further arguments of a family's language model while steps are forwarded."""
         return {}
-
-
-@contextmanager
-def guard_internals(model: Any) -> Iterator[None]:
-    """Raise a clear error if transformers has moved an attribute.
-
-    Raises:
-        ModelError: an attribute is no longer there.
-    """
-    try:
-        yield
-    except AttributeError as error:
-        raise ModelError(
-            f"this version of transformers has moved an internal of {type(model).__name__}: {error}",
-            hint="install the range of transformers that protokv asks for",
-        ) from error

@@ -22,20 +22,15 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from protokv.backbones.adapter import Adapter, guard_internals
-from protokv.backbones.chat import ChatPrompt
-from protokv.backbones.files import read_video_processor
-from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
+from protokv.backbones.adapter import Adapter
 from protokv.backbones.pixels import check_images
-from protokv.core.backbone import BackboneIdentity, PreparedStep, check_cost
+from protokv.core.backbone import PreparedStep, check_cost
 from protokv.core.step import StepTokens
 from protokv.core.stream_cache import StreamCache
 from protokv.errors import ModelError, SourceUnreadable
 
-_VIDEO_TOKEN: Final = "<|video|>"
-# The examples on the hub sample one frame a second.
-_DEFAULT_FPS: Final = 1.0
 # Defaults of transformers' video processor; a still image has 280 tokens.
 VIDEO_SETTINGS: Final[dict[str, Any]] = {
     "patch_size": 16,
@@ -49,51 +44,43 @@ _DIGITS: Final = (1, 256, 65536)
 class Gemma4(Adapter):
     """Gemma 4 of any size that reads images, dense or mixture of experts."""
 
-    position_components = 1
-    frames_per_step = 1
+    video_token = "<|video|>"
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}\n", "")
 
-    def __init__(self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: Any, identity: BackboneIdentity) -> None:
-        """Wrap a loaded `Gemma4ForConditionalGeneration`, with its image processor set to frames of a video.
+    def __init__(self, model: Any, tokenizer: Any, *parts: Any) -> None:
+        """Wrap a loaded `Gemma4ForConditionalGeneration`.
 
         Raises:
-            ModelError: an internal of transformers that this adapter relies on has moved, or the model sees no images.
+            ModelError: the model sees no images.
         """
         config = model.config.get_text_config()
         if config.use_bidirectional_attention == "all" or model.config.vision_config is None:
             raise ModelError("it is no model that reads images and answers", hint="use an instruction-tuned variant")
-        super().__init__(model, tokenizer, prompt, identity)
-        with guard_internals(model):
-            self._image_features = model.model.get_image_features
-            self._layered = bool(config.hidden_size_per_layer_input)
-            self._both_ways = config.use_bidirectional_attention == "vision"
-            self._softcap: float | None = config.final_logit_softcapping
-            self._marks = (model.config.boi_token_id, model.config.eoi_token_id)
-        self._frames, self._padding = frames, config.pad_token_id or 0
-        self.default_fps = float(getattr(model.config, "protokv_fps", _DEFAULT_FPS))
-        self.settings = {"patch_size": frames.patch_size, "pooling_kernel_size": frames.pooling_kernel_size}
-        self.limit_frames(frames.max_soft_tokens)
+        super().__init__(model, tokenizer, *parts)
+        self._layered = bool(config.hidden_size_per_layer_input)
+        self._both_ways = config.use_bidirectional_attention == "vision"
+        self._softcap: float | None = config.final_logit_softcapping
+        marks = [model.config.boi_token_id, model.config.eoi_token_id]
+        self._opening, self._closing = tokenizer.convert_ids_to_tokens(marks)
+        self._padding = config.pad_token_id or 0
+        self.settings = {
+            "patch_size": self._frames.patch_size, "pooling_kernel_size": self._frames.pooling_kernel_size
+        }  # fmt: skip
+        self.limit_frames(self._frames.max_soft_tokens)
 
-    @classmethod
-    def load(cls, path: str, name: str, config: Any, placement: Placement) -> Gemma4:
-        """Load weights, tokenizer, chat template and preprocessing of a folder."""
-        from transformers import Gemma4ForConditionalGeneration
+    @staticmethod
+    def make_frames(raw: dict[str, Any], of_video: bool) -> Any:
+        """Return the image processor, set to frames of a video."""
         from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
-        model = load_model(Gemma4ForConditionalGeneration, path, placement)
-        tokenizer, template = load_tokenizer(path)
-        raw, of_video = read_video_processor(path)
         read = {key: raw[key] for key in VIDEO_SETTINGS if key in raw and (of_video or key != "max_soft_tokens")}
-        prompt = ChatPrompt(tokenizer, _VIDEO_TOKEN, template)
-        frames = Gemma4ImageProcessorPil(**VIDEO_SETTINGS | read)
-        return cls(model, tokenizer, prompt, frames, identify(path, name, config, placement))
+        return Gemma4ImageProcessorPil(**VIDEO_SETTINGS | read)
 
     def limit_frames(self, tokens: int) -> None:
         """Give a frame at most so many tokens: one of the numbers that the image processor knows."""
-        from transformers.models.gemma4 import image_processing_pil_gemma4
+        from transformers.models.gemma4.image_processing_pil_gemma4 import _SUPPORTED_SOFT_TOKENS
 
-        with guard_internals(image_processing_pil_gemma4):
-            check_cost(self.identity.name, image_processing_pil_gemma4._SUPPORTED_SOFT_TOKENS, tokens)
+        check_cost(self.identity.name, _SUPPORTED_SOFT_TOKENS, tokens)
         self._frames.max_soft_tokens = tokens
         self.settings = {**self.settings, "frame_tokens": tokens}
 
@@ -110,7 +97,7 @@ class Gemma4(Adapter):
         if not self._layered:
             return embeddings
         if ids is None:
-            return torch.nn.functional.pad(embeddings, (0, len(_DIGITS)))
+            return pad(embeddings, (0, len(_DIGITS)))
         digits = torch.stack([(ids + 1) // base % 256 for base in _DIGITS], 1)
         return torch.cat((embeddings, digits.to(embeddings.dtype)), 1)
 
@@ -125,19 +112,17 @@ class Gemma4(Adapter):
         pool = self._frames.pooling_kernel_size
         return PreparedStep(found["pixel_values"].float(), (rows // pool, columns // pool))
 
-    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Return each frame's time and visual tokens between the marks of an image; frames do not see each other."""
+    def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
+        """Run frames through the vision tower; they do not see each other there."""
         pixels = torch.cat([step.pixels for step in steps]).to(self.device)
         places = torch.stack([self._patch_places(step, pixels.shape[1]) for step in steps]).to(self.device)
-        features = torch.cat(self._image_features(pixels, places).pooler_output).to(self.device, self.dtype)
-        begin, end = self._marks
-        after, tokens, counts = self.embed_text([end]), [], [prod(step.grid) for step in steps]
-        for step, time_s, own in zip(steps, times_s, torch.split(features, counts), strict=True):
-            stamp = f"{' ' if time_s else ''}{int(time_s // 60):02d}:{int(time_s % 60):02d} "
-            before = self.embed_text([*self._tokenizer.encode(stamp, add_special_tokens=False), begin])
-            visual = slice(len(before), len(before) + len(own))
-            tokens.append(StepTokens(torch.cat((before, self._with_digits(own, None), after)), step.grid, visual))
-        return tokens
+        features = torch.cat(self._model.get_image_features(pixels, places).pooler_output).to(self.device, self.dtype)
+        return torch.split(self._with_digits(features, None), [prod(step.grid) for step in steps])
+
+    def frame_texts(self, time_s: float) -> tuple[str, str]:
+        """Return the time of a frame, and the marks of an image."""
+        apart = " " if time_s else ""
+        return f"{apart}{int(time_s // 60):02d}:{int(time_s % 60):02d} {self._opening}", self._closing
 
     def _patch_places(self, step: PreparedStep, patches: int) -> Tensor:
         """Return column and row of each patch of a frame, `[patches, 2]` int64, -1 for padding."""

@@ -25,13 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from protokv.backbones.files import read_video_processor
 from protokv.backbones.pixels import MOST_TOKENS, PixelConfig, cells
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone, PreparedStep
@@ -49,39 +47,29 @@ class Qwen3VL(QwenVL):
 
     moving = (0, 1, 2)
     words_form: ClassVar[tuple[str, str, str]] = ("", "{}\n", "")
-    models: ClassVar[dict[str, str]] = {
-        "qwen3_vl": "Qwen3VLForConditionalGeneration",
-        "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
-        "qwen3_5": "Qwen3_5ForConditionalGeneration",
-        "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
-    }
 
     @staticmethod
-    def read_pixels(path: str) -> PixelConfig:
+    def make_frames(raw: dict[str, Any], of_video: bool) -> PixelConfig:
         """Read how a folder prepares video frames: its limits for a video of one step, and those of a frame."""
-        raw, of_video = read_video_processor(path)
         pixels = PixelConfig.from_files(PIXELS | {key: value for key, value in raw.items() if key != "size"})
         total = TOTAL_PIXELS | (raw.get("size") or {} if of_video else {})
         frames, token = pixels.temporal_patch_size, pixels.token_side**2
         most = min(raw.get("max_video_tokens", MOST_TOKENS) * token, total["longest_edge"] // frames)
         return replace(pixels, min_pixels=total["shortest_edge"] // frames, max_pixels=most).for_video()
 
+    def frame_texts(self, time_s: float) -> tuple[str, str]:
+        """Return the time of a step, and vision tokens."""
+        return f"<{time_s:.1f} seconds><|vision_start|>", "<|vision_end|>"
+
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Return each step's time and visual tokens between vision tokens, and its features for the first layers."""
+        """Return each step's visual tokens between its texts, and its features for the first layers."""
         output = self._run_vision(steps)
-        counts = [prod(step.grid) for step in steps]
-        visual_tokens = output.pooler_output.to(self.device).split(counts)
+        tokens = self._frame(output.pooler_output, steps, times_s)
         fed = getattr(output, "deepstack_features", None)
-        features: Sequence[Tensor | None] = [None] * len(steps)
-        if fed:
-            features = torch.split(torch.stack([one.to(self.device) for one in fed]), counts, dim=1)
-        after = self.embed_text(self._encode("<|vision_end|>"))
-        tokens = []
-        for step, time_s, own, deepstack in zip(steps, times_s, visual_tokens, features, strict=True):
-            before = self.embed_text(self._encode(f"<{time_s:.1f} seconds><|vision_start|>"))
-            visual = slice(len(before), len(before) + len(own))
-            tokens.append(StepTokens(torch.cat((before, own, after)), step.grid, visual, deepstack))
-        return tokens
+        if not fed:
+            return tokens
+        deep = [torch.stack([one.to(self.device) for one in own]) for own in zip(*fed, strict=True)]
+        return [replace(one, deepstack=own) for one, own in zip(tokens, deep, strict=True)]
 
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
@@ -109,7 +97,3 @@ class Qwen3VL(QwenVL):
         for step, own in zip(steps, torch.split(visual[0], [len(step.embeddings) for step in steps]), strict=True):
             own[step.visual] = True
         return {"visual_pos_masks": visual, "deepstack_visual_embeds": list(torch.cat(deepstack, 1))}
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids

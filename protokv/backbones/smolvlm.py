@@ -20,91 +20,61 @@ from collections.abc import Sequence
 from math import isqrt
 from typing import Any, Final
 
-import numpy as np
-import torch
+from torch import Tensor
 
-from protokv.backbones.adapter import Adapter, guard_internals
-from protokv.backbones.chat import ChatPrompt
-from protokv.backbones.files import read_video_processor
-from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
-from protokv.backbones.pixels import check_images, check_steps
-from protokv.core.backbone import BackboneIdentity, PreparedStep
-from protokv.core.step import StepTokens
+from protokv.backbones.adapter import Adapter
+from protokv.backbones.pixels import check_steps
+from protokv.core.backbone import PreparedStep
 
-_VIDEO_TOKEN: Final = "<video>"
 INTRO: Final = "You are provided the following series of frames from a video.\n"
 OUTRO: Final = "\n\n"
-_DEFAULT_FPS: Final = 1.0
-_OPENING, _CLOSING = "<fake_token_around_image><global-img>", "<fake_token_around_image>"
 _OF_FILE: Final = ("image_mean", "image_std", "rescale_factor", "resample", "max_image_size")
 
 
 class SmolVLM(Adapter):
     """SmolVLM2 of any size: 64 tokens a frame with 256M and 500M, 81 with 2.2B."""
 
-    position_components = 1
-    frames_per_step = 1
-
-    def __init__(
-        self, model: Any, tokenizer: Any, prompt: ChatPrompt, frames: Any, fps: float, identity: BackboneIdentity
-    ) -> None:
-        """Wrap a loaded `SmolVLMForConditionalGeneration`, with the processor of frames and the rate of its files.
-
-        Raises:
-            ModelError: an internal of transformers that this adapter relies on has moved.
-        """
-        super().__init__(model, tokenizer, prompt, identity)
-        with guard_internals(model):
-            self._vision, self._connector = model.model.vision_model, model.model.connector
-        vision, side = model.config.vision_config, frames.max_image_size["longest_edge"]
-        self._frames = frames
+    def __init__(self, model: Any, *parts: Any) -> None:
+        """Wrap a loaded `SmolVLMForConditionalGeneration`."""
+        super().__init__(model, *parts)
+        vision, side = model.config.vision_config, self._frames.max_image_size["longest_edge"]
+        # `get_image_features` would drop a frame whose pixels are all 0.
+        self._vision, self._connector = model.model.vision_model, model.model.connector
         tokens = (vision.image_size // vision.patch_size // model.config.scale_factor) ** 2
         self._grid = (isqrt(tokens), isqrt(tokens))
-        self.default_fps = float(getattr(model.config, "protokv_fps", fps))
-        self.settings = {"longest_edge": frames.size["longest_edge"], "frame_side": side, "frame_tokens": tokens}
+        self.settings = {
+            "longest_edge": self._frames.size["longest_edge"], "frame_side": side, "frame_tokens": tokens
+        }  # fmt: skip
 
     @classmethod
-    def load(cls, path: str, name: str, config: Any, placement: Placement) -> SmolVLM:
-        """Load weights, tokenizer and preprocessing of a folder."""
-        from transformers import SmolVLMForConditionalGeneration
-        from transformers.models.smolvlm import processing_smolvlm
+    def make_template(cls, template: str) -> str:
+        """Return the template that the processor uses for videos, whatever the folder has."""
+        from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
-        model = load_model(SmolVLMForConditionalGeneration, path, placement)
-        tokenizer, _ = load_tokenizer(path)
-        with guard_internals(processing_smolvlm):
-            template = processing_smolvlm.DEFAULT_CHAT_TEMPLATE.replace(_VIDEO_TOKEN, INTRO + _VIDEO_TOKEN + OUTRO)
-        prompt = ChatPrompt(tokenizer, _VIDEO_TOKEN, template)
-        raw, of_video = read_video_processor(path)
-        fps = float((raw.get("video_sampling") or {}).get("fps", _DEFAULT_FPS))
-        frames = make_smolvlm_processor(raw, of_video=of_video)
-        return cls(model, tokenizer, prompt, frames, fps, identify(path, name, config, placement))
+        return str(DEFAULT_CHAT_TEMPLATE).replace(cls.video_token, INTRO + cls.video_token + OUTRO)
 
-    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
-        """Prepare one frame, `[1, 3, side, side]`."""
-        check_images(images, self.frames_per_step)
-        found = self._frames(images=list(images), input_data_format="channels_last", return_tensors="pt")
-        return PreparedStep(found["pixel_values"][0].float(), self._grid)
+    @staticmethod
+    def make_frames(raw: dict[str, Any], of_video: bool) -> Any:
+        """Return the processor of frames that a preprocessor file, read as a dictionary, asks for.
 
-    def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Return each frame's time and visual tokens between the marks; frames do not see each other."""
-        pixels = torch.cat([step.pixels for step in steps]).to(self.device, self.dtype)
-        features = self._connector(self._vision(pixel_values=pixels).last_hidden_state).to(self.device)
-        stamps = [f"\nFrame from {int(time_s // 60):02d}:{int(time_s % 60):02d}:{_OPENING}" for time_s in times_s]
-        return [self._framed(stamp, own, _CLOSING, self._grid) for stamp, own in zip(stamps, features, strict=True)]
+        Without a size for video, frames are those of a square at once.
 
+        Raises:
+            ModelError: it asks for other steps than resizing, rescaling and normalising.
+        """
+        from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-def make_smolvlm_processor(raw: dict[str, Any], *, of_video: bool) -> Any:
-    """Return the processor of frames that a preprocessor file, read as a dictionary, asks for.
+        check_steps(raw)
+        settings = {name: raw[name] for name in _OF_FILE if name in raw}
+        square = settings.get("max_image_size", SmolVLMImageProcessorPil.max_image_size)
+        size = (raw.get("video_sampling") or {}).get("video_size") or (of_video and raw.get("size")) or square
+        return SmolVLMImageProcessorPil(**settings, size=size, do_image_splitting=False)
 
-    Without a size for video, frames are those of a square at once.
+    def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
+        """Run frames through tower and connector; they do not see each other there."""
+        return list(self._connector(self._vision(pixel_values=self._pixels_of(steps)).last_hidden_state))
 
-    Raises:
-        ModelError: it asks for other steps than resizing, rescaling and normalising.
-    """
-    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
-
-    check_steps(raw)
-    settings = {name: raw[name] for name in _OF_FILE if name in raw}
-    square = settings.get("max_image_size", SmolVLMImageProcessorPil.max_image_size)
-    size = (raw.get("video_sampling") or {}).get("video_size") or (of_video and raw.get("size")) or square
-    return SmolVLMImageProcessorPil(**settings, size=size, do_image_splitting=False)
+    def frame_texts(self, time_s: float) -> tuple[str, str]:
+        """Return the time of a frame, and the marks of an unsplit image."""
+        mark = "<fake_token_around_image>"
+        return f"\nFrame from {int(time_s // 60):02d}:{int(time_s % 60):02d}:{mark}<global-img>", mark

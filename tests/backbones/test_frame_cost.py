@@ -17,11 +17,12 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as qwen3_resize
 
 from protokv.backbones import load_backbone
+from protokv.backbones.files import read_video_processor
 from protokv.backbones.gemma4 import VIDEO_SETTINGS, Gemma4
 from protokv.backbones.pixels import PixelConfig, make_processor, smart_resize
 from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.backbones.qwen_vl import QwenVL
-from protokv.backbones.smolvlm import make_smolvlm_processor
+from protokv.backbones.smolvlm import SmolVLM
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
@@ -74,7 +75,7 @@ def test_a_frame_for_qwen_has_the_tokens_of_the_familys_own_utilities(
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(OF_IMAGES if second else STILL))
     if second or saved:
         (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(OF_VIDEO if second else STILL))
-    pixels = family.read_pixels(str(tmp_path))
+    pixels = family.make_frames(*read_video_processor(str(tmp_path)))
     expected = {size: grids[second] for size, grids in TABLE.items()}
     found = {size: smart_resize(size[1], size[0], pixels) for size in TABLE}
     side = 32 if second else 28
@@ -95,7 +96,7 @@ def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:
     ("frames", "side"),
     [
         (make_processor({"size": {"height": 448, "width": 448}}), 448),
-        (make_smolvlm_processor(SMOLVLM, of_video=False), 512),
+        (SmolVLM.make_frames(SMOLVLM, False), 512),
     ],
     ids=["InternVL and LLaVA-OneVision", "SmolVLM2"],
 )

@@ -11,7 +11,7 @@ import torch
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from protokv.backbones import load_backbone
-from protokv.backbones.smolvlm import make_smolvlm_processor
+from protokv.backbones.smolvlm import SmolVLM
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ModelError
@@ -103,7 +103,7 @@ def test_frames_of_smolvlm_have_the_size_for_video_where_a_file_has_one() -> Non
         (still, True, 2048),
         ({}, False, 364),
     ]:
-        frames = make_smolvlm_processor(raw, of_video=of_video)
+        frames = SmolVLM.make_frames(raw, of_video)
         assert (frames.size["longest_edge"], frames.do_image_splitting) == (size, False)
         assert frames.resample == SmolVLMImageProcessorPil.resample
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from protokv.backbones import load_backbone
 from protokv.backbones.chat import ChatPrompt
-from protokv.backbones.qwen_vl import VIDEO_TOKEN
+from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
@@ -65,7 +65,7 @@ def test_a_control_token_without_a_role_in_the_tokenizer_is_refused_too(tiny_fol
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
     tokenizer.add_tokens([AddedToken("<clip>", special=True), AddedToken("blue-green", special=False)])
     assert "<clip>" not in tokenizer.all_special_tokens
-    prompt = ChatPrompt(tokenizer, VIDEO_TOKEN)
+    prompt = ChatPrompt(tokenizer, QwenVL.video_token)
     with pytest.raises(ConfigError, match="control token <clip>"):
         prompt.suffix_ids("what is <clip> ?")
     assert prompt.suffix_ids("what is blue-green ?")
@@ -73,9 +73,13 @@ def test_a_control_token_without_a_role_in_the_tokenizer_is_refused_too(tiny_fol
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ messages[0]['content'][1]['text'] }}<|video_pad|>", "{{ messages[0]['content'][1]['text'] }}", VIDEO_TOKEN],
+    [
+        "{{ messages[0]['content'][1]['text'] }}<|video_pad|>",
+        "{{ messages[0]['content'][1]['text'] }}",
+        QwenVL.video_token,
+    ],
     ids=["question before the video", "no video", "no question"],
 )
 def test_a_template_without_a_video_and_a_question_behind_it_is_refused(tiny_folder: Path, template: str) -> None:
     with pytest.raises(ModelError, match=r"shows no <\|video_pad\|> followed by the question"):
-        ChatPrompt(AutoTokenizer.from_pretrained(tiny_folder), VIDEO_TOKEN, template)
+        ChatPrompt(AutoTokenizer.from_pretrained(tiny_folder), QwenVL.video_token, template)
