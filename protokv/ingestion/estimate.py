@@ -15,7 +15,7 @@ from protokv.state.thumbnails import Thumbnails
 from protokv.video import Source, open_source, read_steps
 from protokv.words import Subtitles
 from protokv.words.find import find_subtitles, name_subtitles
-from protokv.words.transcript import Transcript
+from protokv.words.transcript import MOST_BYTES, Transcript
 
 # Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
 # it is full, for at most this many seconds.
@@ -49,7 +49,7 @@ def most_bytes(session: Session, thumbnails: int, *, words: bool = False) -> int
 
     With `words` it has a transcript, too.
     """
-    attached = (Thumbnails(thumbnails).capacity_bytes if thumbnails else 0) + words * Transcript.capacity_bytes()
+    attached = (Thumbnails(thumbnails).capacity_bytes if thumbnails else 0) + words * MOST_BYTES
     beside = attached + session.state_bytes - session.memory.bytes_held
     return None if session.memory.most_bytes is None else session.memory.most_bytes + beside
 

@@ -34,7 +34,7 @@ from protokv.video import Source, address, open_source
 from protokv.video.bucket import is_object
 from protokv.video.source import never
 from protokv.words import Subtitles
-from protokv.words.find import find_subtitles, write_subtitles
+from protokv.words.find import find_subtitles
 from protokv.words.transcript import Transcript
 
 AnySource = str | os.PathLike[str] | Source
@@ -98,6 +98,8 @@ def _events(
     check_not_read(path, source)
     find_store(path).check_target()
     if options.transcribe is not None:
+        from protokv.words.speech import write_subtitles
+
         write_subtitles(source, options.subtitles, options.transcribe, options.device, should_stop)
     with ExitStack() as opened:
         video = _open_source(source, options, opened)

@@ -118,9 +118,8 @@ def _read_rows(rows: Sequence[str]) -> Iterator[Line | None]:
         text = list(takewhile(bool, rows[n + 1 : end])) if is_web else list(rows[n + 1 : end])
         if end < len(rows) and n + 1 + len(text) == end and text and text[-1].strip().isdecimal():
             text.pop()  # the number of the next line
-        start_ms, end_ms = _milliseconds(found.groups()[:4]), _milliseconds(found.groups()[4:])
-        line = make_line(start_ms / 1000, (end_ms - start_ms) / 1000, remove_overrides("\n".join(text)))
-        if line is not None:
+        start_s, end_s = _seconds(found.groups()[:4]), _seconds(found.groups()[4:])
+        if line := make_line(start_s, end_s - start_s, remove_overrides("\n".join(text))):
             yield line
 
 
@@ -133,15 +132,15 @@ def _read_ass(rows: Sequence[str]) -> Iterator[Line | None]:
             names = [name.strip().lower() for name in rest.split(",")]
         elif kind.strip().lower() == "dialogue":
             fields = dict(zip(names, rest.split(",", len(names) - 1), strict=False))
-            times = [re.fullmatch(_TIME, fields.get(name, "").strip()) for name in ("start", "end")]
-            start_ms, end_ms = (_milliseconds(time.groups()) if time else 0 for time in times)
-            line = make_line(start_ms / 1000, (end_ms - start_ms) / 1000, remove_ass_markup(fields.get("text", "")))
-            if not all(times):
+            found = [re.fullmatch(_TIME, fields.get(name, "").strip()) for name in ("start", "end")]
+            times_s = tuple(_seconds(time.groups()) for time in found if time)
+            if len(times_s) < 2:
                 yield None
-            elif line is not None:
+            elif line := make_line(times_s[0], times_s[1] - times_s[0], remove_ass_markup(fields.get("text", ""))):
                 yield line
 
 
-def _milliseconds(parts: Sequence[str | None]) -> int:
+def _seconds(parts: Sequence[str | None]) -> float:
     hours, minutes, seconds, fraction = parts
-    return (int(hours or 0) * 3600 + int(minutes or 0) * 60 + int(seconds or 0)) * 1000 + int(f"{fraction or 0:0<3}")
+    milliseconds = int(f"{fraction or 0:0<3}")
+    return int(hours or 0) * 3600 + int(minutes or 0) * 60 + int(seconds or 0) + milliseconds / 1000

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protokv.errors import ConfigError, SourceError, SourceNotFound, SourceUnreadable
+from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video.address import source_kind
 from protokv.video.bucket import fetch, is_object, list_beginning
 from protokv.video.file import fingerprint
-from protokv.video.registry import fingerprint_source, open_source
-from protokv.video.source import Lines, ShouldStop, Source, TextTrack
+from protokv.video.registry import fingerprint_source
+from protokv.video.source import Lines, Source, TextTrack
 from protokv.words.cues import Cue, Subtitles
 from protokv.words.files import read_subtitles
 from protokv.words.plain import CueMaker, make_cues
@@ -84,25 +84,6 @@ def find_subtitles(source: Source, video: object, choice: str, start_s: float = 
         f"{source.info.name} has no subtitles in {choice}",
         hint=f"it has: {known}" if known else "leave --subtitles out, or name a file of subtitles",
     )
-
-
-def write_subtitles(source: object, choice: str, model: str, device: str, should_stop: ShouldStop) -> None:
-    """Write subtitles beside a video file that has none of this choice, with a model that recognises speech.
-
-    Raises:
-        ConfigError: the source is no file, or they cannot be written.
-        SourceError: the video cannot be read.
-        ModelError: the model cannot be loaded, or recognises no speech.
-    """
-    if not isinstance(source, str | os.PathLike) or source_kind(os.fspath(source)) != "file":
-        raise ConfigError("what is said can be written down for files alone", hint="leave --transcribe out")
-    with open_source(source) as video:
-        track = choose_track(video.texts, choice)
-    if track is None and find_subtitle_file(source, choice) is None:
-        from protokv.words.speech import transcribe
-
-        suffix = ".srt" if choice == AUTO else f".{choice.lower()}.srt"
-        transcribe(Path(source), Path(source).with_suffix(suffix), model, device, should_stop)
 
 
 def find_subtitle_file(video: object, choice: str, *, forced: bool = True) -> str | None:

@@ -23,8 +23,11 @@ from protokv.backbones.files import download, read_model_file, translate_errors
 from protokv.backbones.loading import PlacementRequest, quiet_transformers
 from protokv.backbones.registry import on_hub
 from protokv.errors import ConfigError, ModelError
+from protokv.video.address import source_kind
 from protokv.video.container import discard_others, open_container
+from protokv.video.registry import open_source
 from protokv.video.source import ShouldStop, never
+from protokv.words.find import AUTO, choose_track, find_subtitle_file
 
 Samples = NDArray[np.float32]
 
@@ -38,42 +41,53 @@ TOKENS_PER_S: Final = 6.5
 SILENT: Final = 0.001
 
 
-def transcribe(video: Path, target: Path, model: str, device: str = "auto", should_stop: ShouldStop = never) -> bool:
-    """Write what is said in a video file to `target`, as SubRip. Return False, without a file, if that is nothing.
+def write_subtitles(
+    source: object, choice: str, model: str, device: str = "auto", should_stop: ShouldStop = never
+) -> None:
+    """Write subtitles beside a video file that has none of this choice: `NAME.srt`, or `NAME.LANGUAGE.srt`.
 
-    `should_stop` is asked between pieces; once it returns True, nothing is written. `model` and `device` are those of
-    `load_recogniser`, which raises ModelError and ConfigError. SourceError if the video cannot be read, ConfigError if
-    the text cannot be written.
+    Nothing is written if nothing is said, or once `should_stop`, asked between pieces, returns True. `model` is a local
+    folder or a hub name, such as `openai/whisper-base`; no code of a checkpoint is run.
+
+    Raises:
+        ConfigError: the source is no file, they cannot be written, or the device does not exist here.
+        SourceError: the video cannot be read.
+        ModelError: there is no such model, it is damaged, or it recognises no speech.
     """
+    if not isinstance(source, str | os.PathLike) or source_kind(os.fspath(source)) != "file":
+        raise ConfigError("what is said can be written down for files alone", hint="leave --transcribe out")
+    with open_source(source) as video:
+        track = choose_track(video.texts, choice)
+    if track is not None or find_subtitle_file(source, choice) is not None:
+        return
     recogniser, rows = load_recogniser(model, device), list[str]()
     longest_s = LONGEST_S[recogniser.model.config.model_type]
-    for start_s, samples in sound_pieces(video, recogniser.feature_extractor.sampling_rate, longest_s):
+    for start_s, samples in sound_pieces(Path(source), recogniser.feature_extractor.sampling_rate, longest_s):
         if should_stop():
-            return False
+            return
         for first_s, last_s, text in recognise(recogniser, samples):
             span = f"{_stamp(start_s + first_s)} --> {_stamp(start_s + last_s)}"
             rows.append(f"{len(rows) + 1}\n{span}\n{text}\n\n")
-    if rows:
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
+    target = Path(source).with_suffix(".srt" if choice == AUTO else f".{choice.lower()}.srt")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        if rows:
             unfinished.write_text("".join(rows), encoding="utf-8")
             unfinished.replace(target)
-        except OSError as error:
-            raise ConfigError(f"cannot write {target}: {error.strerror}", hint="copy the video elsewhere") from error
-    return bool(rows)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}", hint="copy the video elsewhere") from error
 
 
 def sound_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[float, Samples]]:
     """Give the sound of a video but for silence: the start in seconds of its pictures, and float32 `[n]` at `rate`.
 
-    A piece ends at the quietest tenth of a second in its last two thirds. Packets that cannot be decoded are left out.
+    A piece ends at the quietest tenth of a second in its last two thirds, or where the sound has a gap.
     """
     most, tenth = round(longest_s * rate), rate // 10
     samples, start_s = np.empty(0, np.float32), 0.0
     for time_s, part in _read_sound(video, rate):
-        # The sound has a gap, begins later than the pictures, or is over.
-        broken = abs(time_s - start_s - len(samples) / rate) > 0.2
-        while len(samples) >= (1 if broken else most):
+        has_gap = abs(time_s - start_s - len(samples) / rate) > 0.2
+        while len(samples) >= (1 if has_gap else most):
             n = len(samples)
             if n >= most:
                 loudness = np.square(samples[most // 3 : most])
@@ -82,11 +96,14 @@ def sound_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[flo
             if np.sqrt(np.square(samples[:n]).mean()) > SILENT:
                 yield start_s, samples[:n]
             samples, start_s = samples[n:], start_s + n / rate
-        samples, start_s = np.concatenate((samples, part)), time_s if broken else start_s
+        samples, start_s = np.concatenate((samples, part)), time_s if has_gap else start_s
 
 
 def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, Samples]]:
-    """Give the samples of each frame, with its time in seconds from the start of the pictures; last an endless time."""
+    """Give the time of each frame from the start of the pictures, and its samples; at the end, infinity and none.
+
+    The time is not a number if it is not known. Packets that cannot be decoded are left out.
+    """
     nothing = np.empty(0, np.float32)
     with open_container(video) as container:
         if (track := container.streams.best("audio")) is None or track.codec_context is None:
@@ -95,14 +112,12 @@ def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, Samples]]:
         origin_s, resampler = (container.start_time or 0) / av.time_base, av.AudioResampler("flt", "mono", rate)
         for packet in container.demux(track):
             try:
-                heard = [
-                    (frame.time, [part.to_ndarray()[0] for part in resampler.resample(frame)])
-                    for frame in packet.decode()
-                ]
+                heard = [(frame.time, resampler.resample(frame)) for frame in packet.decode()]
             except Exception:  # PyAV raises more than its own errors on a damaged packet
                 continue
             for time_s, parts in heard:
-                yield math.nan if time_s is None else time_s - origin_s, np.concatenate(parts or [nothing])
+                samples = np.concatenate([nothing, *(part.to_ndarray()[0] for part in parts)])
+                yield math.nan if time_s is None else time_s - origin_s, samples
     yield math.inf, nothing
 
 
@@ -126,7 +141,7 @@ def recognise(recogniser: Any, samples: Samples) -> Iterator[tuple[float, float,
 
 @lru_cache(maxsize=1)
 def load_recogniser(name: str, device: str = "auto") -> Any:
-    """Return the pipeline of transformers for a model; the last one stays loaded. Raises as `transcribe`."""
+    """Return the pipeline of transformers for a model; the last one stays loaded. Raises as `write_subtitles`."""
     place = PlacementRequest.parse(device=device, dtype="auto", device_map=None, quantization=None).device
     with translate_errors(name), quiet_transformers():
         path = str(download(name, _check_kind)) if on_hub(name, None) else name

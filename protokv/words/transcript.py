@@ -21,8 +21,8 @@ from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
+# About seven hours of speech.
 MOST_BYTES: Final = 512 << 10
-"""About seven hours of speech."""
 MOST_OF_LINE: Final = 4 << 10
 
 _NAME = "transcript.lines"
@@ -59,19 +59,13 @@ class Transcript(SpokenWords):
     def of(cls, tensors: Mapping[str, Tensor]) -> Transcript:
         """Return that of a state, without lines if it has none. Raises as `take`."""
         found = cls()
-        if _NAME in tensors:
-            found.take(tensors)
+        found.take(tensors)
         return found
 
     @property
     def is_full(self) -> bool:
         """Whether older lines may have gone."""
         return self._bytes + 2 * MOST_OF_LINE > MOST_BYTES
-
-    @staticmethod
-    def capacity_bytes() -> int:
-        """Return the most bytes that it takes in a state."""
-        return MOST_BYTES
 
     def before_append(self, session: SessionView, step: PositionedStep) -> None:
         """Refuse words where they cannot be shown. Raises as `check_words`."""
@@ -104,9 +98,8 @@ class Transcript(SpokenWords):
 
     def breaks(self) -> Tensor | None:
         """Return position and time after each line, `[n, 2]` float64; None without lines."""
-        if not self.lines:
-            return None
-        return torch.tensor([[line.position + 1, line.end_s] for line in self.lines], dtype=torch.float64)
+        ends = [[line.position + 1, line.end_s] for line in self.lines]
+        return torch.tensor(ends, dtype=torch.float64) if ends else None
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return all of it."""
@@ -114,8 +107,8 @@ class Transcript(SpokenWords):
         return {_NAME: torch.frombuffer(data, dtype=torch.uint8)} if data else {}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the lines of a state. StateCorrupt if they are none."""
-        data = tensors[_NAME].cpu().numpy().tobytes()
+        """Take the lines of a state, if it has any. StateCorrupt if they are none."""
+        data = tensors[_NAME].cpu().numpy().tobytes() if _NAME in tensors else b""
         try:
             found = msgspec.json.decode(b"[" + data.strip().replace(b"\n", b",") + b"]", type=list[TranscriptLine])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

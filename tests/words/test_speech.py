@@ -14,7 +14,7 @@ from protokv.errors import ConfigError, ModelError
 from protokv.ingestion import Started, ingest
 from protokv.video.source import Line
 from protokv.words.files import read_subtitles
-from protokv.words.speech import load_recogniser, recognise, sound_pieces, transcribe
+from protokv.words.speech import load_recogniser, recognise, sound_pieces, write_subtitles
 from tests.backbones.tiny import save_random
 from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
@@ -64,25 +64,29 @@ def write_whisper(folder: Path) -> Path:
     return folder
 
 
-def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitles(tmp_path: Path) -> None:
-    model = write_whisper(tmp_path / "model")
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_whisper(tmp_path_factory.mktemp("model")))
+
+
+def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitles(model: str, tmp_path: Path) -> None:
     video, state = write_sounding(tmp_path / "talk.mkv", [(1.0, 1.5), (3.0, 3.5)], 5), tmp_path / "state.safetensors"
 
-    def watch(**options: Any) -> Started:
-        options = {"transcribe": str(model), "device": "cpu", "overwrite": True, **options}
+    def watch(**options: Any) -> str | None:
+        options = {"transcribe": model, "device": "cpu", "overwrite": True, **options}
         (event, *_) = ingest(video, state, CONFIGS["durable"], backbone=MockBackbone(), **options)
         assert isinstance(event, Started)
-        return event
+        return event.words
 
-    assert watch().words == "talk.srt"
+    assert watch() == "talk.srt"
     lines, lost, _ = read_subtitles(tmp_path / "talk.srt")
     assert lines
     assert not lost
     assert all(0 <= line.start_s <= 5 for line in lines)
     (tmp_path / "talk.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nmine\n")
-    assert watch().words == "talk.srt"
+    assert watch() == "talk.srt"
     assert read_subtitles(tmp_path / "talk.srt").lines == (Line(1.0, 2.0, "mine"),)
-    assert watch(subtitles="de").words == "talk.de.srt"
+    assert watch(subtitles="de") == "talk.de.srt"
 
 
 def test_sound_is_cut_where_it_is_quiet_and_stands_at_the_time_of_its_pictures(tmp_path: Path) -> None:
@@ -102,20 +106,19 @@ def test_sound_is_cut_where_it_is_quiet_and_stands_at_the_time_of_its_pictures(t
     assert next(sound_pieces(late, RATE, 3.0))[0] == pytest.approx(2.0, abs=0.1)
 
 
-def test_a_video_without_speech_gets_no_file_and_a_stream_is_refused(tmp_path: Path) -> None:
-    model = str(write_whisper(tmp_path / "model"))
-    for name, video in (
-        ("mute", write_subtitled(tmp_path / "mute.mkv", {}, seconds=2)),
-        ("still", write_sounding(tmp_path / "still.mkv", [], 2)),
-    ):
-        assert not transcribe(video, tmp_path / f"{name}.srt", model, "cpu")
-        assert not (tmp_path / f"{name}.srt").exists()
+def test_a_video_without_speech_gets_no_file_and_a_stream_is_refused(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_subtitles(write_subtitled(tmp_path / "mute.mkv", {}, seconds=2), "auto", model, "cpu")
+    write_subtitles(write_sounding(tmp_path / "still.mkv", [], 2), "auto", model, "cpu")
     said = write_sounding(tmp_path / "said.mkv", [(0.5, 1.5)], 2)
-    assert not transcribe(said, tmp_path / "said.srt", model, "cpu", should_stop=lambda: True)
-    with pytest.raises(ConfigError, match="cannot write"):
-        transcribe(said, tmp_path / "no" / "said.srt", model, "cpu")
+    write_subtitles(said, "auto", model, "cpu", should_stop=lambda: True)
+    assert not list(tmp_path.glob("*.srt"))
+    monkeypatch.setattr(Path, "replace", lambda *_: (tmp_path / "no" / "x").touch())
+    with pytest.raises(ConfigError, match=r"cannot write .*said\.srt"):
+        write_subtitles(said, "auto", model, "cpu")
     with pytest.raises(ConfigError, match="for files alone"):
-        next(ingest("rtsp://camera/1", tmp_path / "a.safetensors", transcribe=model))
+        write_subtitles("rtsp://camera/1", "auto", model)
 
 
 def test_times_that_a_model_leaves_out_or_puts_behind_the_sound_end_with_the_piece() -> None:
@@ -139,17 +142,15 @@ def test_times_that_a_model_leaves_out_or_puts_behind_the_sound_end_with_the_pie
 
 
 def test_what_recognises_no_speech_is_refused_in_one_line(tmp_path: Path) -> None:
-    for name, said in (
-        ("nobody/whisper", "not in the local cache"),
-        (str(tmp_path / "no"), "there is no model folder"),
-    ):
-        with pytest.raises(ModelError, match=said):
-            load_recogniser(name)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl"}')
-    with pytest.raises(ModelError, match="it is a qwen2_vl model, which recognises no speech") as caught:
-        load_recogniser(str(tmp_path))
-    assert "whisper, moonshine" in caught.value.hint
+    (tmp_path / "sight").mkdir()
+    (tmp_path / "sight" / "config.json").write_text('{"model_type": "qwen2_vl"}')
     whisper = write_whisper(tmp_path / "whisper")
     (whisper / "model.safetensors").write_bytes(b"0" * 99)
-    with pytest.raises(ModelError, match="cannot load the model"):
-        load_recogniser(str(whisper))
+    for name, said in (
+        ("nobody/whisper", "not in the local cache"),
+        (tmp_path / "no", "there is no model folder"),
+        (tmp_path / "sight", "it is a qwen2_vl model, which recognises no speech"),
+        (whisper, "cannot load the model"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            load_recogniser(str(name))
