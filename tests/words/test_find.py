@@ -37,34 +37,34 @@ def video(clip: bytes, tmp_path: Path) -> Path:
     return tmp_path / "talk.mkv"
 
 
-def watch(video: Path, subtitles: str = "auto", **options: Any) -> dict[type, Event]:
-    state = video.with_suffix(".safetensors")
-    events = ingest(video, state, CONFIGS["durable"], backbone=MockBackbone(), subtitles=subtitles, **options)
-    return {type(event): event for event in events}
+def watch(source: Path | str, subtitles: str = "auto", state: Path | None = None, **options: Any) -> dict[type, Event]:
+    state = state or Path(source).with_suffix(".safetensors")
+    options = {"backbone": MockBackbone(), "subtitles": subtitles, **options}
+    return {type(event): event for event in ingest(source, state, CONFIGS["durable"], **options)}
+
+
+def found(video: Path, choice: str = "auto") -> str | None:
+    with open_source(video) as source:
+        words = find_subtitles(source, video, choice)
+    return words.between(0, 9)[0] if words.record else None
 
 
 def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_english_before_others(video: Path) -> None:
-    def found(choice: str) -> str | None:
-        with open_source(video) as source:
-            words = find_subtitles(source, video, choice)
-        return words.between(0, 9)[0] if words.record else None
-
-    folder = video.parent
-    assert found("auto") == found("en") == found("deu") == "a track"
+    assert found(video) == found(video, "en") == found(video, "deu") == "a track"
     for name in ("talk.de.vtt", "talk.en.srt", "talk.srt", "talks.srt", "talk.part2.srt", "other.ASS"):
-        (folder / name).write_text(("WEBVTT\n\n" if ".vtt" in name else "") + SRT.format(name).replace(",", "."))
+        text = ("WEBVTT\n\n" if ".vtt" in name else "") + SRT.format(name).replace(",", ".")
+        video.with_name(name).write_text(text)
         if name == "talk.de.vtt":
-            assert found("auto") == name
-    assert found("auto") == "talk.srt"
-    assert found("en-GB") == found("en_US") == "talk.en.srt"
-    assert found("ger") == "talk.de.vtt"
-    assert found("off") is None
-    assert found(str(folder / "talks.srt")) == "talks.srt"
+            assert found(video) == name
+    others = video.with_name("talks.srt")
+    choices = {"auto": "talk.srt", "en-GB": "talk.en.srt", "en_US": "talk.en.srt", "ger": "talk.de.vtt", "off": None}
+    assert {choice: found(video, choice) for choice in choices} == choices
+    assert found(video, str(others)) == others.name
     with pytest.raises(SourceNotFound, match="no subtitles in fr") as caught:
-        found("fr")
+        found(video, "fr")
     assert "de, en" in caught.value.hint
     with pytest.raises(SourceNotFound, match=r"no subtitles at .*no\.srt"):
-        found("no.srt")
+        found(video, "no.srt")
 
 
 @pytest.mark.parametrize(
@@ -77,19 +77,15 @@ def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_eng
         (("eng.cc", "bak", "orig", "part2"), "eng.cc"),
         (("default", "en"), "default"),
         # The track in the container has all that is said.
-        (("bak", "new", "mkv"), None),
-        (("en.forced",), None),
+        (("bak", "new", "mkv"), "a track"),
+        (("en.forced",), "a track"),
     ],
 )
-def test_full_subtitles_come_first_and_a_backup_is_no_language(
-    names: tuple[str, ...], meant: str | None, video: Path
-) -> None:
+def test_full_subtitles_come_first_and_a_backup_is_no_language(names: tuple[str, ...], meant: str, video: Path) -> None:
     for name in names:
         video.with_suffix(f".{name}.srt").write_text(SRT.format(name))
-    with open_source(video) as source:
-        assert find_subtitles(source, video, "auto").between(0, 9) == [meant or "a track"]
-        if names == ("en.forced",):
-            assert find_subtitles(source, video, str(video.with_suffix(".en.forced.srt"))).between(0, 9) == list(names)
+    assert found(video) == meant
+    assert found(video, str(video.with_suffix(f".{names[0]}.srt"))) == names[0]
 
 
 def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: Path, tmp_path: Path) -> None:
@@ -134,52 +130,46 @@ def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(content: b
         assert why in events[Summary].words_lost
         assert events[Summary].complete
     # They take no room in the memory.
-    states = [load_state(video.with_suffix(".safetensors"))]
+    state = video.with_suffix(".safetensors")
+    bad = load_state(state)
     watch(video, "off", overwrite=True)
-    states.append(load_state(video.with_suffix(".safetensors")))
-    assert states[0].memory == states[1].memory
-    assert states[0].tensors.keys() == states[1].tensors.keys()
-    assert all(torch.equal(tensor, states[1].tensors[name]) for name, tensor in states[0].tensors.items())
+    assert bad.memory == load_state(state).memory
+    assert same_tensors(bad.tensors, load_state(state).tensors)
+
+
+def same_tensors(ours: Any, theirs: Any) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny: Backbone, tmp_path: Path) -> None:
-    def watch(source: str, state: str, **options: Any) -> Path:
-        path = tmp_path / state
-        list(ingest(source, path, CONFIGS["durable"], backbone=tiny, subtitles="en", **options))
-        return path
-
-    whole = watch(str(video), "whole.safetensors")
+    whole, parts, streamed = (tmp_path / f"{name}.safetensors" for name in ("whole", "parts", "piped"))
+    watch(video, "en", whole, backbone=tiny)
     asked = count()
-    watch(str(video), "parts.safetensors", should_stop=lambda: next(asked) > 3)
-    assert not Reader.open(tmp_path / "parts.safetensors").header.complete
-    assert watch(str(video), "parts.safetensors").read_bytes() == whole.read_bytes()
+    watch(video, "en", parts, backbone=tiny, should_stop=lambda: next(asked) > 3)
+    assert not Reader.open(parts).header.complete
+    watch(video, "en", parts, backbone=tiny)
+    assert parts.read_bytes() == whole.read_bytes()
     with piped(video.read_bytes()) as address:
-        streamed = watch(address, "piped.safetensors")
+        watch(address, "en", streamed, backbone=tiny)
     assert Reader.open(streamed).header.source["words"]["language"] == "eng"
     sessions = [protokv.load(path, tiny) for path in (whole, streamed)]
     assert sessions[0].transcript.lines == sessions[1].transcript.lines
     assert [line.text for line in sessions[0].transcript.lines] == ["a track"]
     states = [session.tensors() for session in sessions]
     assert int((states[0]["words.near.step"] >= 0).sum()) == sessions[0].memory.report()["words_tokens_in_use"] > 0
-    assert states[0].keys() == states[1].keys()
-    assert all(
-        torch.equal(*(state[f"words.{name}"] for state in states)) for name in ("near.step", "near.positions", "seen")
-    )
+    names = [f"words.{name}" for name in ("near.step", "near.positions", "seen")]
+    assert same_tensors(*({name: state[name] for name in names} for state in states))
 
 
 def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: Backbone, tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
-
-    def watch(source: str, **options: Any) -> dict[type, Event]:
-        return {type(event): event for event in ingest(source, path, CONFIGS["durable"], backbone=tiny, **options)}
-
-    watch(str(video), subtitles="off")
+    watch(video, "off", path, backbone=tiny)
     silent = path.read_bytes()
     longer = write_subtitled(tmp_path / "longer.mkv", {"eng": [(1.0, 2.0, "late")]}, seconds=4)
     with pytest.raises(ConfigError, match="began without words"):
-        watch(str(longer), append=True)
+        watch(longer, state=path, backbone=tiny, append=True)
     assert path.read_bytes() == silent
     with piped(longer.read_bytes()) as address:
-        events = watch(address, append=True)
+        events = watch(address, state=path, backbone=tiny, append=True)
     assert "began without words" in events[Summary].words_lost
     assert protokv.load(path, tiny).transcript.lines == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -18,11 +21,42 @@ from protokv.words.speech import load_recogniser, recognise, sound_pieces, write
 from tests.backbones.tiny import save_random
 from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
-from tests.words.sounding import write_sounding
 from tests.words.subtitled import write_subtitled
 
-RATE = 16_000
+RATE, SOUND_RATE = 16_000, 8000
 SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
+
+
+def write_sounding(
+    path: Path, bursts: Sequence[tuple[float, float]], seconds: int, codec: str = "pcm_s16le", *, late_s: float = 0.0
+) -> Path:
+    """Write a clip of gray frames with a tone from and to these seconds, and silence else.
+
+    The sound has no samples before `late_s`.
+    """
+    samples = np.zeros(seconds * SOUND_RATE, np.int16)
+    for n, (from_s, to_s) in enumerate(bursts):
+        where = np.arange(round(from_s * SOUND_RATE), round(to_s * SOUND_RATE))
+        samples[where] = 8000 * np.sin(where * (0.2 + 0.01 * n))
+    with av.open(str(path), "w") as output:
+        video: Any = output.add_stream("libx264", rate=4)
+        video.width, video.height, video.pix_fmt = 64, 48, "yuv420p"
+        sound: Any = output.add_stream(codec, rate=SOUND_RATE)
+        sound.layout = "mono"
+        resampler = av.AudioResampler(sound.format.name, "mono", SOUND_RATE)
+        for n in range(4 * seconds):
+            image = np.full((48, 64, 3), n * 199 % 256, np.uint8)
+            output.mux(video.encode(av.VideoFrame.from_ndarray(image, "rgb24")))
+            if n / 4 < late_s:
+                continue
+            part = samples[None, n * SOUND_RATE // 4 : (n + 1) * SOUND_RATE // 4]
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(part), "s16", "mono")
+            frame.sample_rate, frame.pts, frame.time_base = SOUND_RATE, n * SOUND_RATE // 4, Fraction(1, SOUND_RATE)
+            for one in resampler.resample(frame):
+                output.mux(sound.encode(one))
+        for stream in (video, sound):
+            output.mux(stream.encode(None))
+    return path
 
 
 def write_whisper(folder: Path) -> Path:
