@@ -52,35 +52,21 @@ def test_a_byte_that_is_no_utf_8_costs_its_character_alone(tmp_path: Path) -> No
 
 ASS_ROWS = [f"0,0:00:0{n}.0,0:00:0{n + 1}.0,,,0,0,0,,{text}" for n, text in ((1, "o{\\i1}ne"), (3, "two"), (5, "no"))]
 MINIMAL_ROWS = ["0:00:01.00,0:00:02.00,0,one", "0:00:03.00,0:00:04.00,0,two", "0:00:05.00,0:00:06.00,0,no"]
+TEXTS = {
+    "no blank row": "1\n00:00:01,000 --> 00:00:02,000\none\n2\n00:00:03,000 --> 00:00:04,000\ntwo\n",
+    "bare CR": "1\r00:00:01,000 --> 00:00:02,000\rone\r\r2\r00:00:03,000 --> 00:00:04,000\rtwo",
+    "two CR": "1\r\r\n00:00:01,000 --> 00:00:02,000\r\r\none\r\r\n\r\r\n2\r\r\n0:00:03,000 --> 0:00:04,000\r\r\ntwo",
+    "bytes of 0": "\0\0001\n\00000:00:01,000 --> 00:00:02,000\0\none\0\n\n00:00:03,000 --> 00:00:04,000\ntwo\n\0\0\0\0",
+    "other arrows": "1\n00:00:01,000 -> 00:00:02,000\none\n\n2\n00:00:03,000 -- > 00:00:04,000\ntwo",
+    "short times": "0:00:01 --> 0:00:02\n{\\an8}one\n\n00:00:03.0 --> 00:00:04.00000\ntwo",
+    "by hand": "\n WEBVTT\n00:01.000 --> 00:02.000\none\n\nNOTE one\ntwo\n\n7\n00:03,000 --> 00:04,000 line:0\ntwo\n",
+    "WebVTT": "WEBVTT - x\nKind: y\n\nid\n00:00:01.000 --> 00:00:02.000\none\n\n00:00:03.000 --> 00:00:04.000\ntwo",
+    "ASS of any order": DIALOGUE.format("Start, End, Layer, Text", *MINIMAL_ROWS),
+    "ASS": DIALOGUE.format(files._ASS_FIELDS, *ASS_ROWS),
+}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1\n00:00:01,000 --> 00:00:02,000\none\n2\n00:00:03,000 --> 00:00:04,000\ntwo\n",
-        "1\r00:00:01,000 --> 00:00:02,000\rone\r\r2\r00:00:03,000 --> 00:00:04,000\rtwo",
-        "1\r\r\n00:00:01,000 --> 00:00:02,000\r\r\none\r\r\n\r\r\n2\r\r\n0:00:03,000 --> 0:00:04,000\r\r\ntwo",
-        "\0\0001\n\00000:00:01,000 --> 00:00:02,000\0\none\0\n\n00:00:03,000 --> 00:00:04,000\ntwo\n\0\0\0\0",
-        "1\n00:00:01,000 -> 00:00:02,000\none\n\n2\n00:00:03,000 -- > 00:00:04,000\ntwo",
-        "0:00:01 --> 0:00:02\n{\\an8}one\n\n00:00:03.0 --> 00:00:04.00000\ntwo",
-        "\n WEBVTT\n00:01.000 --> 00:02.000\none\n\nNOTE one\ntwo\n\n7\n00:03,000 --> 00:04,000 line:0\ntwo\n\nSTYLE",
-        "WEBVTT - x\nKind: captions\n\nid\n00:00:01.000 --> 00:00:02.000\none\n\n00:00:03.000 --> 00:00:04.000\ntwo",
-        DIALOGUE.format("Start, End, Layer, Text", *MINIMAL_ROWS),
-        DIALOGUE.format(files._ASS_FIELDS, *ASS_ROWS),
-    ],
-    ids=[
-        "no blank row",
-        "bare CR",
-        "two CR",
-        "bytes of 0",
-        "other arrows",
-        "short times",
-        "WebVTT by hand",
-        "WebVTT",
-        "ASS of any order",
-        "ASS",
-    ],
-)
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_every_line_is_read_however_it_is_written(text: str, tmp_path: Path) -> None:
     assert read(tmp_path, text) == [ONE, TWO]
 
@@ -103,27 +89,31 @@ def test_rows_made_to_do_harm_take_no_quadratic_time(tmp_path: Path) -> None:
             read_subtitles(tmp_path / "x.srt")  # else minutes
 
 
-def test_what_holds_no_line_is_one_error_and_what_is_long_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "x.vtt"
-    junk = (b"", b"\0\1\2" * 999, b"#EXTM3U\nhttp://there/x.vtt\n", b"<html>no</html>", b"WEBVTT\n\n9 --> 10\nx\n")
-    for data in junk:
-        path.write_bytes(data)
-        with pytest.raises(SourceUnreadable, match=r"x\.vtt holds no subtitles"):
-            read_subtitles(path)
-    path.write_text("WEBVTT\n\nNOTE nobody speaks\n")
-    assert read_subtitles(path).lost == ""
-    path.write_text("WEBVTT\n\n00:01.000 --> 00:02.000\none\n\n00:03.000 --> later\ntwo\n\nx 4 --> 5\nthree\n")
-    assert read_subtitles(path) == ((ONE,), "the times of 2 lines cannot be read", "")
-    path.write_text(DIALOGUE.format("Start, End, Text", "0:00:01,0:00:02,one", "0:00:03,soon,two", "x"))
-    assert read_subtitles(path) == ((ONE,), "the times of 1 line cannot be read", "")
+@pytest.mark.parametrize(
+    "data", [b"", b"\0\1\2" * 999, b"#EXTM3U\nhttp://there/x.vtt\n", b"<html>no</html>", b"WEBVTT\n\n9 --> 10\nx\n"]
+)
+def test_what_holds_no_line_is_one_error(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.vtt").write_bytes(data)
+    with pytest.raises(SourceUnreadable, match=r"x\.vtt holds no subtitles"):
+        read_subtitles(tmp_path / "x.vtt")
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "lost"),
+    [
+        ("WEBVTT\n\nNOTE nobody speaks\n", 0, ""),
+        ("WEBVTT\n00:01.000 --> 00:02.000\none\n\n00:03.000 --> later\ntwo\n\nx 4 --> 5\n3", 1, "the times of 2 lines"),
+        (DIALOGUE.format("Start, End, Text", "0:00:01,0:00:02,one", "0:00:03,soon,two", "x"), 1, "the times of 1 line"),
+        ("WEBVTT\n\n" + "".join(f"00:0{n}.000 --> 00:09.000\na{n}\n\n" for n in range(9)), 5, "only the first 5 lines"),
+        ("WEBVTT\n\n00:01.000 --> 00:02.000\n" + "word " * 10_000, 1, "only its first"),
+    ],
+)
+def test_what_is_missing_or_beyond_a_bound_is_said(text, n, lost, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MOST_LINES", 5)
-    path.write_text("WEBVTT\n\n" + "".join(f"00:0{n}.000 --> 00:09.000\na{n}\n\n" for n in range(9)))
-    lines, lost, _ = read_subtitles(path)
-    assert (len(lines), "only the first 5 lines" in lost) == (5, True)
     monkeypatch.setattr(files, "MOST_CHARACTERS", 10_000)
-    path.write_text("WEBVTT\n\n00:01.000 --> 00:02.000\n" + "word " * 10_000)
-    (line,), lost, _ = read_subtitles(path)
-    assert len(line.text) < 10_000
-    assert "is read" in lost or "are read" in lost
+    (tmp_path / "x.vtt").write_text(text)
+    found = read_subtitles(tmp_path / "x.vtt")
+    assert len(found.lines) == n
+    assert sum(len(line.text) for line in found.lines) < 10_000
+    assert lost in found.lost
+    assert bool(found.lost) == bool(lost)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,10 +36,7 @@ def watch(session: Session, first: int, last: int) -> Session:
 @pytest.fixture(scope="module")
 def state(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("states") / "a.safetensors"
-    protokv.save(
-        watch(start(tiny, DurableConfig(budget=30, words=True)), 0, 9),
-        path,
-    )
+    protokv.save(watch(start(tiny, DurableConfig(budget=30, words=True)), 0, 9), path)
     return path
 
 
@@ -53,12 +51,6 @@ def test_every_memory_takes_words_and_goes_on_byte_for_byte(name: str, tiny: Bac
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert resumed.transcript.lines == whole.transcript.lines
     assert torch.isfinite(whole.prefill("what is the first star ?")).all()
-
-
-def test_a_durable_stream_that_began_without_words_takes_none(tiny: Backbone) -> None:
-    session = watch(start(tiny, DurableConfig(budget=30)), 0, 1)
-    with pytest.raises(ConfigError, match="began without words"):
-        watch(session, 1, 2)
 
 
 def test_evidence_stands_in_steps_of_a_stream_with_words(tiny: Backbone) -> None:
@@ -109,9 +101,10 @@ def test_a_hostile_transcript_is_refused_in_one_line(data: bytes, state: Path, t
     assert "\n" not in caught.value.message
 
 
-def test_words_at_compact_positions_are_refused_where_they_would_leave_them(tiny: Backbone) -> None:
-    session = Session.start(
-        tiny, DurableConfig(budget=30, positions="compact", words=True), attachments=[transcript.Transcript()]
-    )
-    with pytest.raises(ConfigError, match="compact positions"):
+@pytest.mark.parametrize(
+    ("settings", "said"), [({"words": False}, "began without words"), ({"positions": "compact"}, "compact positions")]
+)
+def test_words_are_refused_where_the_memory_cannot_show_them(settings: Any, said: str, tiny: Backbone) -> None:
+    session = start(tiny, DurableConfig(**{"budget": 30, "words": True, **settings}))
+    with pytest.raises(ConfigError, match=said):
         watch(session, 0, 2)
