@@ -96,9 +96,10 @@ class Subtitles:
             if len(text) > left:
                 what = f"a step has more than {MOST_OF_STEP:,} characters at {start_s:.0f} s; the rest is left out"
                 self.lost = self.lost or what
-                text = _shorten(text, left)
-            if text:
-                texts.append(text)
+                # Cut before a word where there is one.
+                head, _, _ = text[: left + 1].rpartition(" ")
+                text = (head or text[:left]).rstrip()
+            texts += [text] if text else []
             left -= len(text)
         return texts
 
@@ -118,11 +119,3 @@ class Subtitles:
 def _round_time(time_s: float) -> float:
     """Return a time to the microsecond: two ways to count to it give one number."""
     return round(time_s, 6)
-
-
-def _shorten(text: str, most: int) -> str:
-    """Return a text of at most so many characters, cut before a word where there is one."""
-    if len(text) <= most:
-        return text
-    head, _, _ = text[: most + 1].rpartition(" ")
-    return (head or text[:most]).rstrip()

@@ -67,36 +67,29 @@ def decode_text(data: bytes) -> tuple[str, str]:
     """Return text, and a note on its encoding if that is not certain.
 
     Text that is UTF-8 for the most part is that, and what is bad in it becomes U+FFFD. Many bytes of UTF-16 are 0, and
-    all in one half of the pairs. Everything else is guessed.
+    all in one half of the pairs. Everything else is guessed: the Western code page, which is often taken for others, or
+    what fits best.
     """
     if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return data.decode("utf-16", "replace"), ""
-    first, second = data[::2].count(0), data[1::2].count(0)
-    for encoding, zeros, others in (("utf-16-le", second, first), ("utf-16-be", first, second)):
-        if zeros > len(data) // 8 and others < zeros // 8:
-            return data.decode(encoding, "replace"), f"read as {encoding}, which is a guess"
     text = data.decode("utf-8-sig", "replace")
-    bad = 0 if "\ufffd" in data.decode("utf-8", "ignore") else text.count("\ufffd")
-    if not bad:
-        return text, ""
-    if bad <= sum(one > "\x7f" for one in text) - bad:
-        return text, f"UTF-8 but for {count_text(bad, 'character')}"
-    encoding = _guess_encoding(data)
+    beyond = [one for one in text if one > "\x7f"]
+    bad = 0 if "\ufffd" in data.decode("utf-8", "ignore") else beyond.count("\ufffd")
+    zeros = {"utf-16-le": data[1::2].count(0), "utf-16-be": data[::2].count(0)}
+    encoding, n_zeros = max(zeros.items(), key=lambda one: one[1])
+    if n_zeros <= len(data) // 8 or min(zeros.values()) >= n_zeros // 8:
+        if 2 * bad <= len(beyond):
+            return text, f"UTF-8 but for {count_text(bad, 'character')}" if bad else ""
+        western = data.decode("cp1252", "replace")
+        signs = {one for one in western if one > "\x7f"}
+        share = sum(one > "\x7f" for one in western) / max(1, sum(map(str.isalpha, western)))
+        encoding = "cp1252"
+        if not signs <= set(_WESTERN) or share >= 1 / 3 or (signs <= _HUNGARIAN and signs & set("õûÕÛ")):
+            import charset_normalizer
+
+            best = charset_normalizer.from_bytes(data, cp_isolation=_CODE_PAGES).best()
+            encoding = encoding if best is None else best.encoding
     return data.decode(encoding, "replace"), f"read as {encoding}, which is a guess"
-
-
-def _guess_encoding(data: bytes) -> str:
-    """Return the code page of text that is not UTF-8: the Western one, which is often taken for others, or the best."""
-    text = data.decode("cp1252", "replace")
-    beyond = {one for one in text if one > "\x7f"}
-    share = sum(one > "\x7f" for one in text) / max(1, sum(map(str.isalpha, text)))
-    is_hungarian = beyond <= _HUNGARIAN and beyond & set("õûÕÛ")
-    if beyond <= set(_WESTERN) and share < 1 / 3 and not is_hungarian:
-        return "cp1252"
-    import charset_normalizer
-
-    best = charset_normalizer.from_bytes(data, cp_isolation=_CODE_PAGES).best()
-    return "cp1252" if best is None else best.encoding
 
 
 def _is_webvtt(rows: Sequence[str]) -> bool:

@@ -28,9 +28,6 @@ _BEGINNING = re.compile(r"^\s*(?:>{2,}|[-\u2013\u2014](?=\s|[^\W\d]))\s*")
 _UNSEEN = dict.fromkeys([0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF])
 _SIGNS = {**_UNSEEN, **dict.fromkeys([*range(32), *range(0x7F, 0xA0), *map(ord, "♪♫♬")], " ")}
 
-# Rows of the caption before, and the words of a row with the start of each.
-Row = tuple[tuple[float | None, str], ...]
-
 
 class CueMaker:
     """Turns lines, in the order of time, into cues."""
@@ -41,34 +38,27 @@ class CueMaker:
 
     def __call__(self, line: Line) -> Cue | None:
         """Return what a line says that the line before it did not; None if that is nothing."""
-        rows = [row for text in _remove_notes(line.text).split("\n") if (row := _split_row(text))]
-        texts = [_join_row(row) for row in rows]
+        rows = map(_split_row, _NOTE_ON_ROWS.sub("", line.text.replace("\r", "")).split("\n"))
+        new = [row for row in rows if row]
+        texts = [" ".join(word for _, word in row) for row in new]
         before = self._last if line.start_s - self._until_s <= AT_ONCE_S else []
-        repeated = next(n for n in range(min(len(before), len(rows)), -1, -1) if before[len(before) - n :] == texts[:n])
+        repeated = next(n for n in range(min(len(before), len(new)), -1, -1) if before[len(before) - n :] == texts[:n])
         self._last, self._until_s = texts, max(self._until_s, line.end_s)
-        new = rows[repeated:]
-        if not new:
+        words = [one for row in new[repeated:] for one in row]
+        if not words:
             return None
-        words: tuple[tuple[float, str], ...] = ()
-        if any(time_s is not None for row in new for time_s, _ in row):
-            words = tuple((line.start_s if at is None else at, word) for row in new for at, word in row)
-        return Cue(line.start_s, line.end_s, " ".join(texts[repeated:]), words)
+        timed = any(time_s is not None for time_s, _ in words)
+        times = tuple((line.start_s if at is None else at, word) for at, word in words) if timed else ()
+        return Cue(line.start_s, line.end_s, " ".join(texts[repeated:]), times)
 
 
 def make_cues(lines: Iterable[Line]) -> Iterator[Cue]:
     """Give the cues of all lines of a track, in the order of time."""
-    become = CueMaker()
-    for line in sorted(lines):
-        if (cue := become(line)) is not None:
-            yield cue
+    return filter(None, map(CueMaker(), sorted(lines)))
 
 
-def _remove_notes(text: str) -> str:
-    return _NOTE_ON_ROWS.sub("", text.replace("\r", ""))
-
-
-def _split_row(text: str) -> Row:
-    """Return the words of a row; one piece without a time if its words have none."""
+def _split_row(text: str) -> list[tuple[float | None, str]]:
+    """Return the words of a row, each with its start; one piece without a time if its words have none."""
     pieces: list[tuple[float | None, str]] = []
     time_s: float | None = None
     within = False
@@ -76,22 +66,14 @@ def _split_row(text: str) -> Row:
         if n % 2:
             time_s = sum(float(number) * 60**place for place, number in enumerate(reversed(part.split(":"))))
             continue
-        text = _remove_markup(part)
-        word = " ".join(_NOTE.sub("", text).split())
-        if word and within and not text[0].isspace():
+        named = _VOICE.sub(lambda found: f"{found[1].strip()}: ", part)
+        shown = html.unescape(_TAG.sub("", named)).translate(_SIGNS)
+        word = " ".join(_NOTE.sub("", shown).split())
+        if word and within and not shown[0].isspace():
             # A time within a word, as in karaoke.
             pieces[-1] = (pieces[-1][0], pieces[-1][1] + word)
         elif word:
             pieces.append((time_s, word))
-        if text:
-            within = bool(pieces) and not text[-1].isspace()
-    return tuple(pieces)
-
-
-def _remove_markup(text: str) -> str:
-    text = html.unescape(_TAG.sub("", _VOICE.sub(lambda found: f"{found[1].strip()}: ", text)))
-    return text.translate(_SIGNS)
-
-
-def _join_row(row: Row) -> str:
-    return " ".join(word for _, word in row)
+        if shown:
+            within = bool(pieces) and not shown[-1].isspace()
+    return pieces
