@@ -16,11 +16,10 @@ from protokv.core.backbone import Backbone
 from protokv.core.layers import LayerKind
 from protokv.core.memory import Memory
 from protokv.core.packing import check_shapes
-from protokv.core.recent import RecentSteps, WithRecent
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
-from protokv.core.tensors import MemoryShape, TensorSpec, tensor_shapes
+from protokv.core.tensors import MemoryShape, tensor_shapes
 from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
 from protokv.machine import memory_bytes
 
@@ -72,7 +71,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
         OutOfMemory: the memory does not fit the device.
     """
     cls = config.memory
-    wanted = sum(spec.nbytes for spec in declare_memory(config, shape))
+    wanted = sum(spec.nbytes for spec in cls.declare(config, shape))
     there = sum(map(device_bytes, set(shape.layer_devices or (shape.device,))))
     if wanted > there:
         raise OutOfMemory(
@@ -81,25 +80,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
             hint="choose a smaller budget",
         )
     spread = len(set(shape.layer_devices or ())) > 1
-    memory: Memory = LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
-    if not config.recent_frames:
-        return memory
-    if not cls.hides_recent:
-        raise ConfigError(
-            f"recent_frames: {config.name} chooses by the first forward, which must be that of the question",
-            hint="use another memory, or leave recent_frames out",
-        )
-    return WithRecent(memory, -(-config.recent_frames // shape.frames_per_step), shape)
-
-
-def declare_memory(config: MemoryConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a memory under these settings, as a state has them. Allocates nothing.
-
-    Raises:
-        ConfigError: the config does not fit the model.
-    """
-    recent = RecentSteps.declare(shape) if config.recent_frames else ()
-    return (*config.memory.declare(config, shape), *recent)
+    return LayerShards(cls, config, shape, rotary) if spread else cls(config, shape, rotary)
 
 
 def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]) -> Memory:
@@ -111,7 +92,7 @@ def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, ten
         StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is named.
     """
     try:
-        check_shapes(tensor_shapes(tensors), declare_memory(config, shape))
+        check_shapes(tensor_shapes(tensors), config.memory.declare(config, shape))
         memory = build_memory(config, shape, rotary)
         memory.load(tensors)
     except ConfigError as error:

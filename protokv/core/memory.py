@@ -16,7 +16,7 @@ from protokv.core.near import Slots
 from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import Sanitizer
-from protokv.core.step import StepKV, StepTokens
+from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, add_up
 
 
@@ -56,10 +56,6 @@ class Memory(ABC):
     def append(self, step: StepKV) -> None:
         """Take one step of the stream."""
 
-    def observe(self, tokens: StepTokens, positions: Tensor) -> None:
-        """See the input of a step that was just appended: its tokens and their positions `[T, P]`."""
-        return
-
     @abstractmethod
     def context(self) -> Context:
         """Return what a new step attends to. Changes no state; the tensors are live, valid until `append`."""
@@ -67,10 +63,6 @@ class Memory(ABC):
     def recall(self) -> Context:
         """Return what a question attends to; by default `context()`."""
         return self.context()
-
-    def prelude(self) -> Sequence[tuple[StepTokens, Tensor]]:
-        """Return steps, and their positions `[T, P]`, that a question reads again before its text; by default none."""
-        return ()
 
     @abstractmethod
     def specs(self) -> tuple[TensorSpec, ...]:

@@ -1,4 +1,4 @@
-"""`WithRecent`: any memory, and besides it the last steps as the vision tower gave them.
+"""`RecentSteps`: the last steps of a session as the vision tower gave them; it has none unless `recent_frames` says so.
 
 A question reads these steps again after the memory, in place of the tokens that the memory has of them, as in DSCache
 (arXiv 2605.01858) and SimpleStream (arXiv 2604.02317). The memory sees everything as without this; for a question its
@@ -9,43 +9,63 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.memory import Memory
-from protokv.core.step import StepKV, StepTokens
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
-from protokv.errors import StateCorrupt
+from protokv.core.packing import check_shapes
+from protokv.core.settings import MemoryConfig
+from protokv.core.step import StepTokens
+from protokv.core.tensors import MemoryShape, TensorSpec, tensor_shapes
+from protokv.errors import ConfigError, StateCorrupt
 
 
-class RecentSteps(StatePart):
+def split_recent(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return what is of recent steps, and the other tensors of a state."""
+    own = {name: one for name, one in tensors.items() if name.startswith("recent.")}
+    return own, {name: one for name, one in tensors.items() if name not in own}
+
+
+class RecentSteps:
     """The last N steps, each with its stream positions `[T, P]`; saved as one, with a row of numbers for each."""
 
-    def __init__(self, steps: int, shape: MemoryShape) -> None:
+    def __init__(self, config: MemoryConfig, shape: MemoryShape) -> None:
+        """Keep the steps of the last `recent_frames` of a config. ConfigError: its memory does not go with that."""
+        if config.recent_frames and not config.memory.hides_recent:
+            raise ConfigError(
+                f"recent_frames: {config.name} chooses by the first forward, which must be that of the question",
+                hint="use another memory, or leave recent_frames out",
+            )
         self._shape = shape
-        self.steps: deque[tuple[StepTokens, Tensor]] = deque(maxlen=steps)
+        self.steps: deque[tuple[StepTokens, Tensor]] = deque(maxlen=-(-config.recent_frames // shape.frames_per_step))
 
-    @staticmethod
-    def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare tokens, positions and rows of numbers."""
+    def hide(self, context: Context) -> Context:
+        """Return a context without the time of these steps."""
+        return context.before(int(self.steps[0][1][:, 0].min())) if self.steps else context
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Declare tokens, positions and rows of numbers, where steps are kept."""
         token, wide, i64 = "recent_token", "embedding", torch.int64
         row, deep = ("recent_step", "field"), ("vision_layer", "recent_visual_token", wide)
         places, numbers = (token, "component"), "tokens, rows, columns, first visual token, the one after the last"
-        P, added = shape.position_components, "what is added to their visual tokens in the first layers"
-        return (
-            TensorSpec("recent.embeddings", (token, wide), (None, None), shape.dtype, "steps as the model reads them"),
+        P, dtype, added = (
+            self._shape.position_components,
+            self._shape.dtype,
+            "what is added to their visual tokens in the first layers",
+        )
+        specs = (
+            TensorSpec("recent.embeddings", (token, wide), (None, None), dtype, "steps as the model reads them"),
             TensorSpec("recent.positions", places, (None, P), i64, "their stream positions", "position"),
             TensorSpec("recent.steps", row, (None, 5), i64, numbers),
-            TensorSpec("recent.deepstack", deep, (None, None, None), shape.dtype, added, optional=True),
+            TensorSpec("recent.deepstack", deep, (None, None, None), dtype, added, optional=True),
         )
+        return specs if self.steps.maxlen else ()
 
-    def live_tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Return all of them."""
         if not self.steps:
-            return {spec.name: spec.allocate(torch.device("cpu")) for spec in self.declare(self._shape)[:3]}
+            return {spec.name: spec.allocate(torch.device("cpu")) for spec in self.specs() if not spec.optional}
         tokens, positions = zip(*self.steps, strict=True)
         rows = [[len(one), *one.grid, *(one.visual or slice(None)).indices(len(one))[:2]] for one in tokens]
         held = torch.cat([one.embeddings for one in tokens]), torch.cat(positions), torch.tensor(rows)
@@ -53,81 +73,19 @@ class RecentSteps(StatePart):
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
         return found | ({"recent.deepstack": torch.cat(deep, 1)} if deep else {})
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that the rows divide the tokens into steps."""
-        tokens, _, _, first, last = tensors["recent.steps"].unbind(1)
-        sizes = [len(tensors["recent.embeddings"]), *tensors.get("recent.deepstack", torch.empty(0, 0)).shape[1:2]]
-        wanted = [int(tokens.sum()), int((last - first).sum()) if "recent.deepstack" in tensors else 0]
-        if sizes != wanted or not ((first >= 0) & (first < last) & (last <= tokens)).all():
-            raise StateCorrupt("state: tensor recent.steps does not agree with the recent tokens")
-
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take checked steps."""
-        rows = tensors["recent.steps"].tolist()
-        own = {name: tensor.to(self._shape.device, copy=True) for name, tensor in tensors.items()}
-        parts = [own[name].split([row[0] for row in rows]) for name in ("recent.embeddings", "recent.positions")]
-        deep: Sequence[Tensor | None] = [None] * len(rows)
-        if "recent.deepstack" in own:
-            deep = own["recent.deepstack"].split([last - first for *_, first, last in rows], 1)
-        for (_, height, width, *visual), embeddings, positions, added in zip(rows, *parts, deep, strict=True):
-            self.steps.append((StepTokens(embeddings, (height, width), slice(*visual), added), positions))
-
-
-class WithRecent(Memory):
-    """A memory (`inner`, empty at first), and the last steps (`part`)."""
-
-    def __init__(self, inner: Memory, steps: int, shape: MemoryShape) -> None:
-        self.inner, self.part, self._declared = inner, RecentSteps(steps, shape), RecentSteps.declare(shape)
-        self.bounded, self.hides_recent, self.joins_steps = inner.bounded, inner.hides_recent, inner.joins_steps
-
-    def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix."""
-        self.inner.start(keys, values)
-
-    def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
-        """Select as the memory does."""
-        return self.inner.select(features, grid)
-
-    def append(self, step: StepKV) -> None:
-        """Take one step."""
-        self.inner.append(step)
-
-    def context(self) -> Context:
-        """Return the memory's context."""
-        return self.inner.context()
-
-    def observe(self, tokens: StepTokens, positions: Tensor) -> None:
-        """Keep a step that was appended; the oldest one goes."""
-        self.part.steps.append((tokens, positions))
-
-    def prelude(self) -> Sequence[tuple[StepTokens, Tensor]]:
-        """Return the last steps, oldest first."""
-        return list(self.part.steps)
-
-    def recall(self) -> Context:
-        """Return the memory without the time of the recent steps."""
-        context, steps = self.inner.recall(), self.part.steps
-        return context.before(int(steps[0][1][:, 0].min())) if steps else context
-
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Return those of both."""
-        return (*self.inner.specs(), *self._declared)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return those of both."""
-        return self.inner.tensors() | self.part.live_tensors()
-
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take both."""
-        own = {spec.name: tensors[spec.name] for spec in self._declared if spec.name in tensors}
-        self.part.check(own)
-        self.part.take(own)
-        self.inner.load({name: tensor for name, tensor in tensors.items() if name not in own})
-
-    def nbytes(self) -> dict[str, int]:
-        """Return bytes by part."""
-        return self.inner.nbytes() | self.part.nbytes()
-
-    def report(self) -> dict[str, Any]:
-        """Return the memory's report."""
-        return self.inner.report()
+        """Take the steps of a state. StateCorrupt: the rows do not divide the tokens into steps, or tensors differ."""
+        check_shapes(tensor_shapes(tensors), self.specs())
+        if not tensors:
+            return
+        own = {name: tensor.to(self._shape.device, copy=True) for name, tensor in tensors.items()}
+        rows, deep = own.pop("recent.steps").tolist(), own.get("recent.deepstack")
+        visual = [last - first for *_, first, last in rows]
+        sound = sum(row[0] for row in rows) == len(own["recent.embeddings"])
+        sound &= deep is None or sum(visual) == deep.shape[1]
+        if not sound or not all(0 <= first < last <= length for length, _, _, first, last in rows):
+            raise StateCorrupt("state: tensor recent.steps does not agree with the recent tokens")
+        parts = [own[name].split([row[0] for row in rows]) for name in ("recent.embeddings", "recent.positions")]
+        each: Sequence[Tensor | None] = [None] * len(rows) if deep is None else deep.split(visual, 1)
+        for (_, height, width, *span), embeddings, positions, added in zip(rows, *parts, each, strict=True):
+            self.steps.append((StepTokens(embeddings, (height, width), slice(*span), added), positions))

@@ -34,6 +34,7 @@ from protokv.core.parts import (
     TokenPlacement,
     concatenate,
 )  # fmt: skip
+from protokv.core.recent import RecentSteps, split_recent
 from protokv.core.settings import MemoryConfig, check_fps
 from protokv.core.step import StepKV, StepTokens, StreamClock
 from protokv.core.tensors import TensorSpec, count_bytes
@@ -94,6 +95,7 @@ class Session:
     Attributes:
         backbone, config, memory, clock: what it joins.
         cache: what layers of the model hold that the memory does not serve; steps and questions forward with its forks.
+        recent: the last steps, which a question reads again.
         attachments: what its state has besides the memory, such as thumbnails. They listen to it.
         placement: where tokens stand while they are forwarded.
         intact: whether memory and clock agree about the steps seen. False after an error within a step: such a
@@ -121,6 +123,7 @@ class Session:
         advice = "" if compact else "; positions=compact would stay inside"
         self._limit = PositionLimit(backbone.max_position, backbone.moving, advice)
         self._memory_listeners = config.listeners()
+        self.recent = RecentSteps(config, make_shape(backbone, config))
         self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self.intact = True
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
@@ -178,8 +181,11 @@ class Session:
         clock.check()
         attached = {spec.name for one in attachments for spec in one.declare()}
         layers, own = split_layers({name: one for name, one in state.tensors.items() if name not in attached})
+        recent, own = split_recent(own)
         memory = restore_memory(config, make_shape(backbone, config), choose_rotary(backbone, config), own)
-        return cls(backbone, config, memory, backbone.new_cache(layers), clock, attachments)
+        session = cls(backbone, config, memory, backbone.new_cache(layers), clock, attachments)
+        session.recent.load(recent)
+        return session
 
     @property
     def transcript(self) -> SpokenWords | None:
@@ -272,7 +278,7 @@ class Session:
                 listener.before_append(self, step)
             index, words = self.clock.steps, step.tokens.words
             self.memory.append(StepKV(own_keys, own_values, step.positions, step.coordinates, index, None, words))
-            self.memory.observe(step.tokens, step.positions)
+            self.recent.steps.append((step.tokens, step.positions))
             for listener in self.listeners:
                 listener.after_append(self, step, batch.cache.context)
             self.clock, self.words_end = step.clock, step.words_end
@@ -423,9 +429,9 @@ class Session:
         """
         backbone, placement = self.backbone, self.placement
         ids = read_ids(backbone, question)[0] if isinstance(question, str) else question
-        prelude = self.memory.prelude()
+        prelude = self.recent.steps
         positions = [where for _, where in prelude]
-        context, clock = self.memory.recall(), self.clock
+        context, clock = self.recent.hide(self.memory.recall()), self.clock
         if clock == self.words_end and self.memory.hides_recent and not prelude:
             ids, context, clock = backbone.after_words(ids, context, clock)
         context = placement.place(context, clock)
@@ -443,14 +449,14 @@ class Session:
         return Reading(logits, cache, start + len(ids), torch.cat(positions) if prelude else where[:0])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what the memory and the layers beside it hold, by the names of a state."""
-        return self.memory.tensors() | self.cache.tensors()
+        """Return what the memory holds, the layers beside it and the recent steps, by the names of a state."""
+        return self.memory.tensors() | self.cache.tensors() | self.recent.tensors()
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Return the declarations of these tensors."""
-        return (*self.memory.specs(), *declare_layers(self.cache.tensors()))
+        return (*self.memory.specs(), *declare_layers(self.cache.tensors()), *self.recent.specs())
 
     @property
     def state_bytes(self) -> int:
         """Bytes of all that is held of the stream, without attachments."""
-        return self.memory.bytes_held + count_bytes(*self.cache.tensors().values())
+        return self.memory.bytes_held + count_bytes(*self.cache.tensors().values(), *self.recent.tensors().values())

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from protokv.core.evidence import RecordedContext
 from protokv.core.parts import PositionedStep, SessionListener, SessionView
-from protokv.core.recent import WithRecent
 from protokv.core.rotary import rerotate
 from protokv.core.settings import Share
 from protokv.errors import ConfigError
@@ -197,7 +196,7 @@ class ProbeListener(SessionListener):
 
     def before_append(self, session: SessionView, step: PositionedStep) -> None:
         """Let the memory make room for the step."""
-        memory = session.memory.inner if isinstance(session.memory, WithRecent) else session.memory
+        memory = session.memory
         assert isinstance(memory, Hermes)
         tokens = len(step.positions)
         if probes := memory.probes_for(tokens):

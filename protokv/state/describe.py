@@ -19,6 +19,7 @@ from torch import Tensor
 from protokv.core.build import restore_memory
 from protokv.core.layers import declare_layers, describe_layers, split_layers
 from protokv.core.memory import Memory
+from protokv.core.recent import RecentSteps, split_recent
 from protokv.core.tensors import MemoryShape, count_bytes, tensor_shapes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
@@ -54,6 +55,8 @@ def describe(
     layers, _ = split_layers(state.tensors)
     clock, sources, parts = state.clock, describe_sources(state), memory.nbytes()
     parts |= {"layers": count_bytes(*layers.values())} if layers else {}
+    recent, _ = split_recent(state.tensors)
+    parts |= {"recent": count_bytes(*recent.values())} if recent else {}
     source = sources[-1]
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
@@ -149,6 +152,8 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
 
     attached = {spec.name for spec in ATTACHED}
     layers, own = split_layers({name: one for name, one in state.tensors.items() if name not in attached})
+    recent, own = split_recent(own)
+    RecentSteps(config, shape).load(recent)
     describe_layers(layers)
     return config, restore_memory(config, shape, no_rotation, own)
 
@@ -185,11 +190,12 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
     with find_store(target) as store:
         state = Reader.open(path, verify=digests).state
         Thumbnails.read(state.tensors)
-        _, memory = restore(state)
+        config, memory = restore(state)
         if not overwrite:
             check_replaceable(target, state)
         layers, _ = split_layers(state.tensors)
-        specs = (*memory.specs(), *declare_layers(layers), *ATTACHED)
+        recent = RecentSteps(config, _read_shape(state)).specs()
+        specs = (*memory.specs(), *declare_layers(layers), *recent, *ATTACHED)
         written = store.commit(replace(state, specs=specs))
     return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
 

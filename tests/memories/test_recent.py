@@ -11,11 +11,11 @@ import torch
 import protokv
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.recent import WithRecent
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state import checkpoint
+from protokv.state.describe import convert, describe
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.tolerance import near_logits
@@ -48,7 +48,8 @@ def test_every_kind_of_positions_reads_its_own_steps_afresh_also_from_a_state(
     expected, found = plain.prefill(QUESTION), afresh.prefill(QUESTION)
     torch.testing.assert_close(found, expected, **near_logits(plain, expected))
     protokv.save(afresh, folder / "state.safetensors")
-    assert torch.equal(protokv.load(folder / "state.safetensors", backbone).prefill(QUESTION), found)
+    convert(folder / "state.safetensors", folder / "state.zarr")
+    assert torch.equal(protokv.load(folder / "state.zarr", backbone).prefill(QUESTION), found)
 
 
 @pytest.mark.parametrize("positions", ["stream", "compact"])
@@ -58,7 +59,7 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(ti
     session = watched(tiny, 6, "last-frames", **settings, recent_frames=steps * tiny.frames_per_step)
     # By hand: the prompt, the last steps, the question; compact, the first of the steps stands right behind the prompt.
     ids, prefix = tiny.suffix_ids(QUESTION), len(tiny.prefix_ids)
-    prelude = session.memory.prelude()
+    prelude = list(session.recent.steps)
     stands = torch.cat([positions for _, positions in prelude])
     if positions == "compact":
         stands = stands.clone()
@@ -80,14 +81,13 @@ def test_recent_steps_are_bounded_and_a_question_reads_them_once_right_before_it
     tiny: Backbone, name: str
 ) -> None:
     session = watched(tiny, 7, name, budget=24, recent_frames=5, positions="compact")
-    assert isinstance(session.memory, WithRecent)
-    tokens = sum(len(positions) for _, positions in session.memory.prelude())
-    assert len(session.memory.prelude()) == 3
+    tokens = sum(len(positions) for _, positions in list(session.recent.steps))
+    assert len(list(session.recent.steps)) == 3
     assert session.ask(QUESTION).context_tokens <= len(tiny.prefix_ids) + 24 + tokens
-    before = session.memory.nbytes()["recent"]
+    before = session.state_bytes
     for seed in range(7, 9):
         session.watch(random_frames(seed))
-    assert session.memory.nbytes()["recent"] == before > 0
+    assert before == session.state_bytes > session.memory.bytes_held or name in ("full", "dycoke")
     reading = session.read_question(QUESTION)
     held = len(tiny.prefix_ids) + reading.cache.context.visible_tokens() + reading.cache.length
     assert reading.next_position <= held + 12
@@ -101,6 +101,7 @@ def test_recent_steps_are_bounded_and_a_question_reads_them_once_right_before_it
 def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_path: Path, cut: int) -> None:
     whole, part = (watched(tiny, n, "durable", budget=24, recent_frames=4) for n in (5, cut))
     protokv.save(part, tmp_path / "state.safetensors")
+    assert describe(tmp_path / "state.safetensors")["bytes"].get("recent", 0) == part.state_bytes - part.memory.bytes_held
     resumed = protokv.load(tmp_path / "state.safetensors", tiny)
     for seed in range(cut, 5):
         resumed.watch(random_frames(seed))
