@@ -10,23 +10,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from protokv.core.compact import Anchoring, compact_context, far_span, find_next_position, find_shift
-from protokv.core.context import Context, Segment
+from protokv.core.context import Anchoring, Context, Segment
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import find_usable
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import LAYER, MemoryShape, TensorSpec, add_up
+from protokv.core.tensors import MemoryShape, TensorSpec, add_up
 from protokv.errors import ConfigError
 
 CPU = torch.device("cpu")
+
+
+class DeviceLayers(NamedTuple):
+    """Consecutive layers of the model that stand on one device."""
+
+    layers: slice
+    device: torch.device
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return int(self.layers.stop - self.layers.start)
+
+
+def find_runs(devices: Sequence[torch.device]) -> list[DeviceLayers]:
+    """Return the longest runs of layers that stand on one device, in order, given the device of each layer."""
+    runs: list[DeviceLayers] = []
+    for device, layers in groupby(devices):
+        start = runs[-1].layers.stop if runs else 0
+        runs.append(DeviceLayers(slice(start, start + len(list(layers))), device))
+    return runs
 
 
 class LayerShards(Memory):
@@ -44,9 +64,13 @@ class LayerShards(Memory):
                 hint="load the model on one device, or use another memory",
             )
         self.bounded, self.joins_steps = cls.bounded, cls.joins_steps
-        self._cls, self._config, self._shape, self._rotary = cls, config, shape, rotary
+        self._specs = cls.declare(config, shape)
         self._runs = find_runs(shape.layer_devices or [shape.device] * shape.layers)
-        self._parts = self._empty_parts()
+        whole = replace(shape, layer_devices=None, part_of=shape.layers)
+        shapes = [
+            replace(whole, layers=run.count, device=run.device, first_layer=run.layers.start) for run in self._runs
+        ]
+        self._parts = [cls(config, own, rotary) for own in shapes]
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix; each part takes its layers."""
@@ -90,32 +114,31 @@ class LayerShards(Memory):
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Return those of the memory of all layers."""
-        return self._cls.declare(self._config, self._shape)
+        return self._specs
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state of the memory of all layers, on the CPU."""
         states = [part.tensors() for part in self._parts]
         joined = {}
-        for spec in self.specs():
-            if not any(spec.name in state for state in states):
-                continue
-            if spec.layer_axis is None:
-                joined[spec.name] = states[0][spec.name].cpu()
-                continue
-            pieces = []
-            for run, state in zip(self._runs, states, strict=True):
-                absent = spec.name not in state
-                # This part needs it no longer, others do.
-                pieces.append(_narrow(spec, run).allocate(CPU) if absent else state[spec.name].cpu())
-            joined[spec.name] = torch.cat(pieces, spec.layer_axis)
+        for whole, *own in zip(self._specs, *(part.specs() for part in self._parts), strict=True):
+            if any(whole.name in state for state in states):
+                # A part that needs it no longer has left it out.
+                pieces = [
+                    state[whole.name].cpu() if whole.name in state else spec.allocate(CPU)
+                    for state, spec in zip(states, own, strict=True)
+                ]
+                joined[whole.name] = pieces[0] if whole.layer_axis is None else torch.cat(pieces, whole.layer_axis)
         return joined
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state of the memory of all layers, however it was split when it was saved."""
-        specs = self.specs()
-        tensors = unpack(tensors, specs)
+        tensors = unpack(tensors, self._specs)
         for run, part in zip(self._runs, self._parts, strict=True):
-            part.load({spec.name: _cut_layers(spec, tensors[spec.name], run) for spec in specs if spec.name in tensors})
+            own = dict(tensors)
+            for spec in self._specs:
+                if spec.layer_axis is not None and spec.name in own:
+                    own[spec.name] = own[spec.name].narrow(spec.layer_axis, run.layers.start, run.count).contiguous()
+            part.load(own)
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part over all devices; tensors that all layers share are held once a device."""
@@ -132,56 +155,39 @@ class LayerShards(Memory):
         }
         return least | {"layers": [layer for report in reports for layer in report["layers"]]}
 
-    def _empty_parts(self) -> list[LocalMemory]:
-        parts = []
-        for run in self._runs:
-            shape = replace(
-                self._shape,
-                layers=len(run),
-                device=run.device,
-                layer_devices=None,
-                part_of=self._shape.layers,
-                first_layer=run.start,
-            )
-            parts.append(self._cls(self._config, shape, self._rotary))
-        return parts
-
 
 @dataclass(frozen=True, slots=True)
 class ShardedContext(Context):
-    """Contexts of consecutive layers.
-
-    Attributes:
-        runs: the layers of each.
-        parts: the contexts.
-    """
+    """The contexts of runs of layers."""
 
     runs: Sequence[DeviceLayers]
     parts: Sequence[Context]
 
     @property
-    def shift(self) -> int:
+    def shift(self) -> int:  # type: ignore[override]
         """The shift of all parts; the host asks a device for it."""
-        return int(find_shift(self.parts[0]))
+        return int(self.parts[0].shift)
 
     @property
-    def next_position(self) -> int | None:
+    def next_position(self) -> int | None:  # type: ignore[override]
         """The position after all parts; the host asks all devices for it."""
-        ends = [find_next_position(part) for part in self.parts]
+        ends = (part.next_position for part in self.parts)
         return max((int(end) for end in ends if end is not None), default=None)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """Return the segments of the layer's part."""
-        run, part = self._find_part(layer)
-        return part.at(layer - run.start, query)
+        part, own = self._find_part(layer)
+        return part.at(own, query)
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return the positions that the layer's part knows."""
-        run, part = self._find_part(layer)
-        return part.positions_at(layer - run.start)
+        part, own = self._find_part(layer)
+        return part.positions_at(own)
 
-    def _find_part(self, layer: int) -> tuple[DeviceLayers, Context]:
-        return next(pair for pair in zip(self.runs, self.parts, strict=True) if layer < pair[0].stop)
+    def _find_part(self, layer: int) -> tuple[Context, int]:
+        """Return the part of a layer, and which of its layers it is."""
+        pairs = zip(self.runs, self.parts, strict=True)
+        return next((part, layer - run.layers.start) for run, part in pairs if layer < run.layers.stop)
 
     def before(self, time: int) -> ShardedContext:
         """Hide later tokens in all parts."""
@@ -193,57 +199,19 @@ class ShardedContext(Context):
 
     def far_span(self) -> int:
         """Return that of the part that has most."""
-        return max(int(far_span(part)) for part in self.parts)
+        return max(int(part.far_span()) for part in self.parts)
 
-    def compact(self, anchoring: Anchoring, span: int | Tensor) -> ShardedContext:
+    def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> ShardedContext:
         """Return all parts with one span set aside, and moved by one shift.
 
         If no token is near, each part finds another time at which the near window would begin, and so another shift.
         The latest is that of the memory of all layers, and the parts that found an earlier one are moved to it.
         """
-        parts = [compact_context(part, anchoring, span) for part in self.parts]
-        shift = max(int(find_shift(part)) for part in parts)
+        span = self.far_span() if span is None else span
+        parts = [part.compact(anchoring, span) for part in self.parts]
+        shift = max(int(part.shift) for part in parts)
         latest = replace(anchoring, near=anchoring.origin + int(span) + shift)
-        parts = [
-            moved if int(find_shift(moved)) == shift else compact_context(part, latest, span)
-            for part, moved in zip(self.parts, parts, strict=True)
-        ]
-        return ShardedContext(self.runs, parts)
-
-
-def _narrow(spec: TensorSpec, run: DeviceLayers) -> TensorSpec:
-    """Return the declaration of some layers of a tensor."""
-    shape = tuple(len(run) if dim == LAYER else size for dim, size in zip(spec.dims, spec.shape, strict=True))
-    return replace(spec, shape=shape)
-
-
-def _cut_layers(spec: TensorSpec, tensor: Tensor, run: DeviceLayers) -> Tensor:
-    """Return some layers of a tensor; all of it if it has no layers."""
-    axis = spec.layer_axis
-    return tensor if axis is None else tensor.narrow(axis, run.start, len(run)).contiguous()
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceLayers:
-    """Layers `start` to `stop`, the last excluded, on one device."""
-
-    start: int
-    stop: int
-    device: torch.device
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def layers(self) -> slice:
-        """As an index into tensors whose first axis is the layers of the model."""
-        return slice(self.start, self.stop)
-
-
-def find_runs(devices: Sequence[torch.device]) -> list[DeviceLayers]:
-    """Return the longest runs of layers that stand on one device, in order, given the device of each layer."""
-    runs = []
-    for device, layers in groupby(range(len(devices)), key=devices.__getitem__):
-        first, *others = layers
-        runs.append(DeviceLayers(first, first + 1 + len(others), device))
-    return runs
+        pairs = zip(self.parts, parts, strict=True)
+        return ShardedContext(
+            self.runs, [moved if int(moved.shift) == shift else part.compact(latest, span) for part, moved in pairs]
+        )

@@ -22,8 +22,7 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from protokv.core.compact import Anchoring
-from protokv.core.context import Context, SlotContext
+from protokv.core.context import Anchoring, Context, SlotContext
 from protokv.core.near import NearWindow, Slots, Tokens
 from protokv.core.settings import MOST_TOKENS, MemoryConfig
 from protokv.core.step import StepKV
@@ -93,7 +92,7 @@ class StepWindow(NearWindow):
 
 @dataclass(frozen=True, slots=True)
 class PrefixContext(SlotContext):
-    """The prompt prefix. After `compact_context`, a new step stands after it as if the stream began there.
+    """The prompt prefix. Compact, a new step stands after it as if the stream began there.
 
     Attributes:
         newest: returns the time of the newest token of the stream, -1 before the first.
@@ -106,7 +105,7 @@ class PrefixContext(SlotContext):
         """Return 0: no token is older than the shown ones."""
         return 0
 
-    def compact(self, anchoring: Anchoring, span: int | Tensor) -> PrefixContext:
+    def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> PrefixContext:
         """Return the same slots, shifted so that the token after the newest one comes first."""
         return replace(self, shift=max(0, self.newest() + 1 - anchoring.origin))
 

@@ -31,8 +31,7 @@ import torch
 from torch import Tensor
 
 from protokv.core import kernels
-from protokv.core.compact import Anchoring
-from protokv.core.context import EMPTY, Context, Segment
+from protokv.core.context import EMPTY, Anchoring, Context, Segment
 from protokv.core.rotary import Rotary, rerotate, unrotate
 from protokv.core.settings import MemoryConfig, Positions
 from protokv.core.step import StepKV
@@ -231,7 +230,7 @@ class Retrieval(Context):
         block_keys: theirs, `[B, L, H, D]`.
         prefix: its keys and values, `[L, H, P0, D]` each.
         next_position: where the question starts.
-        shift: see `protokv.core.compact.Compactable`.
+        shift: see `protokv.core.context.Context`.
         packed: how chosen blocks are packed, so that the newest ends right below `packed_end`; None: they stay at their
             stream positions.
     """
@@ -274,7 +273,7 @@ class Retrieval(Context):
         """Return an upper bound of the distinct times of the chosen blocks, for any choice."""
         return self._most_positions((0,))
 
-    def compact(self, anchoring: Anchoring, span: int | Tensor) -> Retrieval:
+    def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> Retrieval:
         """Return the same context with chosen blocks packed: each takes only the positions that its tokens span.
 
         Blocks keep their stream positions while all of them are shown. Layers choose different blocks, but text has one
@@ -284,7 +283,7 @@ class Retrieval(Context):
         if self.archive.tokens <= self.archive.budget:
             return self
         moving = tuple(anchoring.moving)
-        end = anchoring.origin + max(int(span), self._most_positions(moving))
+        end = anchoring.origin + max(int(span or 0), self._most_positions(moving), self._most_positions((0,)))
         # Components that do not move, such as rows and columns, keep their highest position.
         highs = [max(component) for component in zip(*(block.high for block in self.archive.blocks), strict=True)]
         after = max([end, *(high + 1 for component, high in enumerate(highs) if component not in moving)])

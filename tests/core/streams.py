@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from protokv.core.compact import Anchoring
-from protokv.core.context import EMPTY, Context
+from protokv.core.context import EMPTY, Anchoring, Context
 from protokv.core.memory import Memory
 from protokv.core.rotary import PreciseRotary, rotate, unrotate
 from protokv.core.step import StepKV

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from protokv.core import rotary
 from protokv.core.build import build_memory
-from protokv.core.compact import Anchoring, CompactContext, compact_context, far_span, find_next_position, find_shift
-from protokv.core.context import Context, SlotContext
+from protokv.core.context import Anchoring, CompactContext, Context, SlotContext
 from protokv.core.rotary import PreciseRotary, direction, rerotate, rotate, rotate_by_moves_, unrotate
 from protokv.memories import DurableConfig, MemoryConfig
 from tests.core.streams import PlainRotary, World, anchored, feed, shape_of, shown_to, small_config
@@ -43,7 +42,7 @@ def context_of(times: list[list[int]], near: list[int], *, empty: set[int] = fro
 
 
 def compact(context: SlotContext) -> CompactContext:
-    shown = compact_context(context, Anchoring(PRECISE[1], ORIGIN, 2000))
+    shown = context.compact(Anchoring(PRECISE[1], ORIGIN, 2000))
     assert isinstance(shown, CompactContext)
     return shown
 
@@ -136,10 +135,10 @@ def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
     case: tuple[SlotContext, Anchoring], more: int
 ) -> None:
     context, anchoring = case
-    span = int(far_span(context)) + more
+    span = int(context.far_span()) + more
     expected, shift, after = literal(context, anchoring, span=span)
-    shown = compact_context(context, anchoring, span)
-    assert (find_shift(shown), find_next_position(shown)) == (shift, after)
+    shown = context.compact(anchoring, span)
+    assert (shown.shift, shown.next_position) == (shift, after)
     live = (context.bias > -torch.inf)[..., None]
     assert torch.equal(shown_positions(shown) * live, shown_positions(expected) * live)
     g = torch.Generator().manual_seed(1)
@@ -203,7 +202,7 @@ def test_only_moving_components_are_shifted() -> None:
     keys = torch.randn(1, 1, 2, 8, generator=torch.Generator().manual_seed(0))
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1), lambda: positions)
     for moving, expected in (((0,), [[2, 3, 4], [3, 2, 5]]), ((0, 1, 2), [[2, -45, -44], [3, -895, -892]])):
-        shown = compact_context(context, Anchoring(PRECISE[3], ORIGIN, 901, moving))
+        shown = context.compact(Anchoring(PRECISE[3], ORIGIN, 901, moving))
         assert shown_positions(shown)[0, 0].tolist() == expected
 
 
@@ -211,7 +210,7 @@ def test_a_context_without_positions_says_so() -> None:
     keys = torch.zeros(1, 1, 2, 8)
     context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1))
     with pytest.raises(ValueError, match="positions"):
-        compact_context(context, Anchoring(PRECISE[1], ORIGIN, 9), 1)
+        context.compact(Anchoring(PRECISE[1], ORIGIN, 9), 1)
 
 
 @pytest.mark.parametrize("rows", [7, 4096])
@@ -302,7 +301,7 @@ def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(config: Memo
     context = memory.context()
     assert isinstance(context, SlotContext)
     assert context.positions is not None
-    shown = compact_context(context, anchored(world, ORIGIN))
+    shown = context.compact(anchored(world, ORIGIN))
     live = context.bias > -torch.inf
     before, after = context.positions()[..., 0], shown_positions(shown)[..., 0]
     assert int(after[live].max()) < config.budget + ORIGIN

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core.build import build_memory
-from protokv.core.compact import compact_context, far_span, find_next_position, find_shift
 from protokv.core.context import Context, SlotContext
 from protokv.core.memory import Memory
 from protokv.core.sharding import LayerShards, ShardedContext, find_runs
@@ -81,7 +80,7 @@ def read(context: Context, seed: int = 0) -> list[Tensor]:
 
 
 def same_context(one: Context, other: Context) -> bool:
-    numbers = [(context.visible_tokens(), find_shift(context), find_next_position(context)) for context in (one, other)]
+    numbers = [(context.visible_tokens(), context.shift, context.next_position) for context in (one, other)]
     return numbers[0] == numbers[1] and all(map(torch.equal, read(one), read(other)))
 
 
@@ -110,11 +109,11 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
             pairs.append((whole.context().before(time), parts.context().before(time)))
         for ours, theirs in pairs:
             assert same_context(ours, theirs)
-            span = far_span(ours)
-            assert far_span(theirs) == span
-            ours, theirs = compact_context(ours, anchoring, span), compact_context(theirs, anchoring, span)
+            span = ours.far_span()
+            assert theirs.far_span() == span
+            ours, theirs = ours.compact(anchoring, span), theirs.compact(anchoring, span)
             assert same_context(ours, theirs)
-            moved += find_shift(ours) > 0
+            moved += ours.shift > 0
     assert len(continued) == 2
     assert all(same(copy_of(whole), copy_of(memory)) for memory in (parts, *continued))
     assert moved or config.name in ("full", "rekv")
@@ -154,7 +153,7 @@ def test_layers_on_one_device_are_one_memory(config: MemoryConfig) -> None:
 
 
 def test_runs_are_the_longest_of_one_device_in_order() -> None:
-    runs = [(run.start, run.stop, run.device) for run in find_runs(DEVICES)]
+    runs = [(run.layers.start, run.layers.stop, run.device) for run in find_runs(DEVICES)]
     assert runs == [(0, 1, FIRST), (1, 3, SECOND), (3, 4, FIRST)]
 
 
@@ -179,6 +178,6 @@ def test_parts_that_end_at_different_times_are_moved_as_the_whole_is(seed: int, 
     runs = find_runs([FIRST] * 2 + [SECOND] * 2)
     whole, parts = of(slice(None)), ShardedContext(runs, [of(run.layers) for run in runs])
     anchoring = anchored(World(whole_shape(), 0), origin)
-    assert far_span(parts) == far_span(whole)
-    for span in (far_span(whole), far_span(whole) + 4):
-        assert same_context(compact_context(whole, anchoring, span), compact_context(parts, anchoring, span))
+    assert parts.far_span() == whole.far_span()
+    for span in (whole.far_span(), whole.far_span() + 4):
+        assert same_context(whole.compact(anchoring, span), parts.compact(anchoring, span))

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.compact import compact_context
 from protokv.core.context import Context, SlotContext
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
@@ -140,7 +139,7 @@ def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_
     moving = anchored(world, 2)
     pairs = [
         (context, held),
-        (compact_context(context, moving), compact_context(held, moving)),
+        (context.compact(moving), held.compact(moving)),
         (context.before(begins + 30), held.before(begins + 30)),
     ]
     assert type(pairs[1][0]) is not DecodedContext
