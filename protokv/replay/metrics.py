@@ -22,8 +22,7 @@ from protokv.replay.rows import AnswerRow
 DRAWS: Final = 2000
 # A number on fewer of either is marked: its interval is wide, or a few videos decide it.
 FEW_QUESTIONS, FEW_VIDEOS = 100, 5
-# The normal quantile of a two-sided 95 % interval.
-_Z: Final = 1.959963984540054
+_Z: Final = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
 
 
 def bound_share(right: int, n: int) -> tuple[float, float]:

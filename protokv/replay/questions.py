@@ -25,11 +25,8 @@ from protokv.texts import admit_question
 
 Reference = Literal["evidence", "query", "end"]
 
-# Container durations are rounded: an ask this far after the end still counts.
-ASK_SLACK_S = 1e-6
-# Default delays.
-DELAY_LADDER_S = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
-# A name that stands for all types.
+ASK_SLACK_S = 1e-6  # container durations are rounded: an ask this far after the end still counts
+DELAY_LADDER_S = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)  # by default
 ALL_TYPES = "all"
 
 

@@ -1,7 +1,4 @@
-"""Measure two calls in turn, and write tables of results.
-
-A busy machine slows both calls, so the median of their ratios holds.
-"""
+"""What a process holds and has taken, and tables of results."""
 
 from __future__ import annotations
 
@@ -9,40 +6,13 @@ import json
 import os
 import platform
 import resource
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def paired(ours: Callable[[], object], other: Callable[[], object], rounds: int) -> dict[str, Any]:
-    """Return the median milliseconds of this process in both calls, and the median of their ratios.
-
-    Each goes first in turn. Both are warmed up once.
-    """
-
-    def milliseconds(call: Callable[[], object]) -> float:
-        start = time.process_time()
-        call()
-        return 1000 * (time.process_time() - start)
-
-    pairs = []
-    for turn in range(rounds + 1):
-        first = milliseconds(other) if turn % 2 else None
-        own = milliseconds(ours)
-        pairs.append((own, milliseconds(other) if first is None else first))
-    del pairs[0]
-    ratios = [a / b for a, b in pairs if b]
-    return {
-        "ms": round(median(a for a, _ in pairs), 4),
-        "other_ms": round(median(b for _, b in pairs), 4),
-        "ratio": round(median(ratios), 3) if ratios else None,
-    }
 
 
 def resident_mib(process: int | str = "self") -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from protokv.backbones import load_backbone
 from tests.backbones.tiny import write_smolvlm
-from tests.benchmarks import flat, gpu, soak
+from tests.benchmarks import gpu, soak
 from tests.realsize.cost import cost
 
 
@@ -51,13 +51,6 @@ def test_the_parts_of_a_step_at_real_size_are_told_once_the_budget_is_full(tmp_p
     assert set(row) >= {"decode", "preprocess", "vision", "context", "forward", "memory"}
     assert row["step_tokens"] == 25
     assert 0 < row["beside_percent"] < 100
-
-
-def test_a_stream_that_goes_on_keeps_its_bytes() -> None:
-    rows = list(flat.measure(early=12, late=[24, 40], rounds=2, tokens=4, prototypes=24))
-    assert [row["late_step"] for row in rows] == [24, 40]
-    assert {row["bytes_ratio"] for row in rows} == {1}
-    assert len({row["file_bytes"] for row in rows}) == 1
 
 
 @pytest.mark.slow

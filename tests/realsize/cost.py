@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import shutil
-import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +25,7 @@ from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.memories import MemoryConfig
 from tests.benchmarks.results import write_table
-from tests.realsize.build import build
+from tests.realsize.build import CACHE, build
 
 MODELS = ("SmolVLM2-500M-Video-Instruct", "llava-onevision-qwen2-0.5b-ov-hf")
 CLIP = Path(__file__).parents[2] / "samples/short/video.mp4"
@@ -102,24 +101,19 @@ if __name__ == "__main__":
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--memories", nargs="+", default=["durable"])
     parser.add_argument("--budgets", nargs="+", type=int, default=[1000, 6000])
-    parser.add_argument("--steps", type=int, default=5)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    rows = []
-    cache = Path(os.environ.get("REALSIZE_CACHE") or Path(tempfile.gettempdir(), "protokv-realsize"))
+    rows: list[dict[str, Any]] = []
     for name in chosen.models:
-        folder = cache / "models" / f"{name}-cost"
+        folder = CACHE / "models" / f"{name}-cost"
         if not folder.is_dir():
-            build(name, folder, cache / "tokenizers", whole=True)
+            build(name, folder, whole=True)
             gc.collect()
         backbone = load_backbone(str(folder), device="cpu")
-        for memory in chosen.memories:
-            for budget in chosen.budgets:
-                rows.append(
-                    {"model": name, "dtype": str(backbone.dtype)[6:]} | cost(backbone, memory, budget, chosen.steps)
-                )
-                print(rows[-1], flush=True)
+        for memory, budget in product(chosen.memories, chosen.budgets):
+            rows.append({"model": name, "dtype": str(backbone.dtype)[6:]} | cost(backbone, memory, budget, steps=5))
+            print(rows[-1], flush=True)
         del backbone
         shutil.rmtree(folder)
     write_table("realsize", "cpu", rows, NOTE)

@@ -54,8 +54,10 @@ class Rvs(Benchmark):
         known = _read_types(original) if original else {}
         notes[f"types are unknown without {self.originals[0]}"] = original is None
         for record in read_records(path):
-            name, clip = record.read("video_id"), [record.values.get(f"clip_{end}_time") for end in ("start", "end")]
-            clip_s = (float(clip[0]), float(clip[1])) if all(isinstance(end, int | float) for end in clip) else None
+            name = record.read("video_id")
+            start, end = (record.values.get(f"clip_{which}_time") for which in ("start", "end"))
+            known_clip = isinstance(start, int | float) and isinstance(end, int | float)
+            clip_s = (float(start or 0), float(end or 0)) if known_clip else None
             video = Video(name, str(record.values.get("video_path") or name), clip_s)
             for number, row in enumerate(record.read_all("conversations", "conversation")):
                 text, answer = row.read("question"), row.read("answer")
