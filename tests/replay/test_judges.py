@@ -7,18 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import openai
 import pytest
 
 from protokv.errors import ConfigError, JudgeError
-from protokv.replay.judges import (
-    JUDGE_SYSTEM,
-    PROMPT_HASH,
-    Case,
-    Judge,
-    Verdict,
-    judge_rows,
-    read_reply,
-)
+from protokv.replay.judges import JUDGE_SYSTEM, PROMPT_HASH, Case, Judge, Verdict, judge_rows, read_reply
 from protokv.replay.rows import RowFile
 from tests.replay.rows import ROW
 
@@ -44,7 +37,6 @@ class Client:
 
 @pytest.fixture
 def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
-    pytest.importorskip("openai")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "a-secret-key")
     return Judge("gpt-3.5-turbo-0125")
@@ -55,16 +47,9 @@ def ask(judge: Judge, *replies: Any) -> tuple[Verdict | None, list[dict[str, Any
     return dict(judge.read([CASE]))[CASE], client.sent
 
 
-@pytest.mark.parametrize(
-    ("text", "verdict"),
-    [
-        (GOOD, Verdict(True, 4.0)),
-        ("Sure! {'pred': 'Yes.', 'score': '4.8'} I hope this helps", Verdict(True, 4.0)),
-        ('```python\n{"pred": "no", "score": 2.0}\n```', Verdict(False, 2.0)),
-    ],
-)
-def test_a_reply_is_read_as_the_published_code_reads_it(text: str, verdict: Verdict) -> None:
-    assert read_reply(text) == verdict
+def test_a_reply_is_read_as_the_published_code_reads_it() -> None:
+    assert read_reply("Sure! {'pred': 'Yes.', 'score': '4.8'} I hope this helps") == Verdict(True, 4.0)
+    assert read_reply('```python\n{"pred": "no", "score": 2.0}\n```') == Verdict(False, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -78,39 +63,36 @@ def test_a_reply_without_a_verdict_is_refused_and_no_code_in_it_is_run(text: str
         read_reply(text)
 
 
-def test_the_published_prompt_is_sent_with_its_settings(judge: Judge) -> None:
-    verdict, (sent,) = ask(judge, GOOD)
-    assert verdict == Verdict(True, 4.0)
-    assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("gpt-3.5-turbo-0125", 0, 300)
-    assert sent["messages"][0] == {"role": "system", "content": JUDGE_SYSTEM}
-    for part in ("Question: What is it?", "Correct Answer: a ring", "Predicted Answer: the ring", "'score': 4.8}"):
-        assert part in sent["messages"][1]["content"]
+REQUEST: Any = SimpleNamespace()
+TIMEOUT = openai.APITimeoutError(REQUEST)
 
 
-@pytest.mark.parametrize("bad", ["nonsense", "{'pred': 'perhaps', 'score': 1}", [], None], ids=str)
-def test_a_reply_that_is_no_verdict_is_asked_for_again_and_then_given_up(judge: Judge, bad: Any) -> None:
-    verdict, sent = ask(judge, bad, GOOD)
-    assert (verdict, len(sent)) == (Verdict(True, 4.0), 2)
-    verdict, sent = ask(judge, bad)
-    assert (verdict, len(sent)) == (None, 3)
+# The client has retried a time-out already.
+@pytest.mark.parametrize(
+    ("replies", "right", "asked"),
+    [
+        (("nonsense", GOOD), True, 2),
+        (("{'pred': 'perhaps'}",), False, 3),
+        (([], None, GOOD), True, 3),
+        ((TIMEOUT,), False, 1),
+    ],
+    ids=str,
+)
+def test_a_reply_that_is_no_verdict_is_asked_for_again_and_then_given_up(
+    judge: Judge, replies: Any, right: bool, asked: int
+) -> None:
+    found, sent = ask(judge, *replies)
+    assert (found, len(sent)) == (Verdict(True, 4.0) if right else None, asked)
 
 
-def test_what_the_client_gives_up_is_no_verdict_and_a_refused_key_is_named_without_it(judge: Judge) -> None:
-    import openai
-
-    request: Any = SimpleNamespace()
-    assert ask(judge, openai.APITimeoutError(request))[0] is None
-    response: Any = SimpleNamespace(request=request, status_code=401, headers={})
+def test_a_key_that_is_refused_or_missing_is_named_without_it(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    response: Any = SimpleNamespace(request=REQUEST, status_code=401, headers={})
     refusal = openai.AuthenticationError("a-secret-key", response=response, body=None)
-    for error in (refusal, openai.APIConnectionError(request=request)):
+    for error in (refusal, openai.APIConnectionError(request=REQUEST)):
         with pytest.raises(JudgeError, match="or cannot be reached") as refused:
             ask(judge, error)
         assert "secret" not in refused.value.message + refused.value.hint
-
-
-def test_a_judge_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("openai")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(ConfigError, match="needs a key"):
         Judge("gpt")
 
@@ -123,6 +105,11 @@ def test_rows_say_who_judged_them_and_equal_answers_are_judged_once(judge: Judge
         results.append(row)
     assert [len(list(judge_rows(results, list(results.rows), judge))) for _ in range(2)] == [3, 0]
     assert len(client.sent) == 2
+    sent = client.sent[0]
+    assert (sent["model"], sent["temperature"], sent["max_tokens"]) == ("gpt-3.5-turbo-0125", 0, 300)
+    assert sent["messages"][0] == {"role": "system", "content": JUDGE_SYSTEM}
+    for part in ("Question: What?", "Correct Answer: red", "Predicted Answer: a ", "'score': 4.8}"):
+        assert part in sent["messages"][1]["content"]
     again = RowFile(tmp_path / "r.jsonl")
     assert {(row.judge, row.correct, row.points) for row in again.rows.values()} == {(judge.label, True, 4.0)}
     assert judge.label == f"gpt-3.5-turbo-0125 at 127.0.0.1, prompt {PROMPT_HASH}"

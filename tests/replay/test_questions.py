@@ -1,4 +1,4 @@
-"""Files of questions and videos."""
+"""Files of questions and videos; each question is asked at its delays, or counted by the reason that leaves it out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.replay.questions import Question, load_questions
-from protokv.replay.streams import ReplayFile, open_files
+from protokv.replay.questions import ASK_SLACK_S, DELAY_LADDER_S, Question, fit_delays, load_questions, schedule
+from protokv.replay.streams import open_files
+
+SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
+ASKED = {"question": "Who?", "answer": "Ann", "ask_s": 1}
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -33,48 +38,99 @@ def test_evidence_comes_before_the_query_time_as_reference(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("{", "line 2: Input data was truncated"),
-        ("[1]", "line 2: Expected `object`"),
+        ("{", "line 2: Input data was truncated"), ("[1]", "line 2: Expected `object`"),
         ({"question": "Who?", "evidence_s": 1}, "line 2: .* `answer`"),
         ({"question": "Who?", "answer": "Ann"}, "line 2: expected an answer, and evidence_s or ask_s"),
-        ({"question": "Who?", "answer": "Ann", "ask_s": "soon"}, "ask_s"),
-        ({"question": "Who?", "answer": "Ann", "ask_s": -1}, "ask_s"),
-        ({"question": "Who?", "answer": "Ann", "ask_s": 1, "lasts": "no"}, "lasts"),
+        ({**ASKED, "ask_s": "soon"}, "ask_s"), ({**ASKED, "ask_s": -1}, "ask_s"), ({**ASKED, "lasts": "no"}, "lasts"),
     ],
-)
+)  # fmt: skip
 def test_a_row_that_cannot_be_asked_is_refused_by_its_line(tmp_path: Path, row: object, said: str) -> None:
-    file = write(tmp_path / "q.jsonl", {"question": "Who?", "answer": "Ann", "ask_s": 1}, row)
     with pytest.raises(ConfigError, match=said):
-        load_questions(file)
-
-
-def test_a_missing_file_of_questions_is_named(tmp_path: Path) -> None:
+        load_questions(write(tmp_path / "q.jsonl", ASKED, row))
     with pytest.raises(SourceNotFound, match=r"absent\.jsonl"):
         load_questions(tmp_path / "absent.jsonl")
-
-
-SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 
 
 def test_questions_go_to_the_video_that_they_name(tmp_path: Path) -> None:
     other = tmp_path / "other.mp4"
     other.write_bytes(SAMPLE.read_bytes())
-    file = tmp_path / "q.jsonl"
-    file.write_text(
-        '{"question": "A?", "answer": "a", "ask_s": 1, "video": "other"}\n'
-        '{"question": "B?", "answer": "b", "ask_s": 1, "video": "video.mp4"}\n'
-    )
+    named = [{**ASKED, "question": "A?", "video": "other"}, {**ASKED, "question": "B?", "video": "video.mp4"}]
+    file = write(tmp_path / "q.jsonl", *named)
     streams = open_files([SAMPLE, other], file)
     assert [[question.text for question in stream.questions] for stream in streams] == [["B?"], ["A?"]]
     with pytest.raises(ConfigError, match="about other, which is none"):
         open_files([SAMPLE], file)
-    file.write_text('{"question": "A?", "answer": "a", "ask_s": 1}\n')
+    write(file, ASKED)
     with pytest.raises(ConfigError, match="names no video"):
         open_files([SAMPLE, other], file)
     assert len(open_files([SAMPLE], file)[0].questions) == 1
-
-
-def test_a_file_that_is_no_video_is_refused_before_anything_is_run(tmp_path: Path) -> None:
-    (tmp_path / "x.mp4").write_text("not a video")
+    other.write_text("not a video")
     with pytest.raises(SourceUnreadable):
-        ReplayFile(tmp_path / "x.mp4", [Question("1", "A?", "a", "", 0.0, "query")])
+        open_files([other], file)
+
+
+def question(number: int, t0: float, kind: str = "colour") -> Question:
+    return Question(str(number), f"question {number}?", "red", kind, t0, "evidence", retrospective=kind != "count")
+
+
+QUESTIONS = [question(0, 10.0), question(1, 55.0), question(2, 95.0), question(3, 5.0, "count"), question(4, 200.0)]
+
+
+def test_only_questions_that_every_delay_leaves_room_for_are_asked_unless_that_is_not_wanted() -> None:
+    plan = schedule(QUESTIONS, [0, 30, 60], 120.0)
+    assert [(ask.question.id, ask.delay_s, ask.at_s) for ask in plan.asks] == [
+        ("0", 0, 10.0), ("0", 30, 40.0), ("1", 0, 55.0), ("0", 60, 70.0), ("1", 30, 85.0), ("1", 60, 115.0),
+    ]  # fmt: skip
+    beyond = "beyond the end of the stream"
+    assert plan.dropped == {"type count, whose answers change with time": 1, f"{beyond} at some delay": 1, beyond: 1}
+    plan = schedule(QUESTIONS, [0, 30, 60], 120.0, intersection=False)
+    assert {ask.delay_s for ask in plan.asks if ask.question.id == "2"} == {0}
+    with pytest.raises(ConfigError, match="no delay"):
+        schedule(QUESTIONS, [], 120.0)
+
+
+@pytest.mark.parametrize(
+    ("delays", "types", "asked"),
+    [([0], None, "012"), ([0, 30], None, "02"), ([0, 30], ["all"], "012"), ([0, 30], ["count"], "1")],
+)
+def test_a_sweep_asks_what_lasts_or_the_types_that_are_named_and_a_delay_of_zero_asks_all(
+    delays: list[float], types: list[str] | None, asked: str
+) -> None:
+    mixed = [question(0, 5.0, ""), question(1, 5.0, "count"), question(2, 5.0, "colour")]
+    plan = schedule(mixed, delays, 120.0, types=types)
+    assert {ask.question.id for ask in plan.asks} == set(asked)
+    if types == ["count"]:
+        assert plan.dropped == {"type colour not asked for": 1, "type unnamed not asked for": 1}
+
+
+@pytest.mark.parametrize(
+    ("rooms", "wanted", "found"),
+    [
+        ([3.0, 31.0, 40.0], DELAY_LADDER_S, [0, 5, 10, 30]), ([600.0], DELAY_LADDER_S, [0, 120, 300, 600]),
+        ([46.0] * 5, (0, 30, 120, 180), [0, 30]), ([12.0] * 5, (0, 30, 120, 180), [0, 5, 10]),
+        ([1.0], (0, 30), [0]), ([], DELAY_LADDER_S, [0]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_delays_are_fitted_to_what_half_of_the_questions_leave_room_for(
+    rooms: list[float], wanted: tuple[float, ...], found: list[float]
+) -> None:
+    assert fit_delays(rooms, wanted) == found
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 300), st.sampled_from(["colour", "count", ""])), max_size=12),
+    st.lists(st.floats(0, 200), min_size=1, max_size=4, unique=True),
+    st.floats(1, 300),
+    st.booleans(),
+)
+def test_every_question_is_asked_or_counted_as_dropped_and_none_beyond_the_end(
+    drawn: list[tuple[float, str]], delays: list[float], length_s: float, intersection: bool
+) -> None:
+    questions = [question(i, t0, kind) for i, (t0, kind) in enumerate(drawn)]
+    plan = schedule(questions, delays, length_s, intersection=intersection)
+    assert plan.questions + plan.dropped.total() == len(questions)
+    assert all(ask.at_s <= length_s + ASK_SLACK_S for ask in plan.asks)
+    assert [ask.at_s for ask in plan.asks] == sorted(ask.at_s for ask in plan.asks)
+    if intersection:
+        assert len(plan.asks) == plan.questions * len(delays)

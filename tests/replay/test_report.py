@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from protokv.replay.metrics import DRAWS, _draw, bound_share, compare_paired, measure_floor, resample
 from protokv.replay.report import POINT_COLUMNS, summarise
 from protokv.replay.rows import AnswerRow
-from protokv.replay.tables import format_delay, save_points, tabulate
+from protokv.replay.tables import save_points, tabulate
 from tests.replay.rows import ROW, example_rows
 
-
-def group_of_example(kind: str, dataset: str) -> str:
-    return {"colour": "content", "first": "order"}[kind]
+GROUPED = lambda kind, _: {"colour": "content", "first": "order"}[kind]  # noqa: E731
 
 
 def points_of(report: dict[str, Any], name: str = "all") -> dict[tuple[str, int, float], dict[str, Any]]:
@@ -30,7 +28,7 @@ def points_of(report: dict[str, Any], name: str = "all") -> dict[tuple[str, int,
 
 
 def test_the_report_adds_up() -> None:
-    report = summarise(example_rows(), group_of_example)
+    report = summarise(example_rows(), GROUPED)
     assert (report["videos"], report["questions"], report["delays_s"]) == (1, 3, [0.0, 30.0, 120.0])
     assert report["facts"]["delay counts from"].endswith("(2), the time that the question names (1)")
     assert report["groups"] == ["content", "order"]
@@ -44,16 +42,13 @@ def test_the_report_adds_up() -> None:
     assert (report["floor"], report["floors"]) == (pytest.approx(2 / 3, abs=1e-4), {"content": 0.5, "order": 1.0})
     assert all(point.keys() <= set(POINT_COLUMNS) for point in report["points"])
     json.dumps(report, allow_nan=False)
+    # Questions of one group are not shown twice.
+    assert {point["part"] for point in summarise([replace(ROW, type="")])["points"]} == {"all", "type"}
 
 
-def test_questions_of_one_group_are_not_shown_twice() -> None:
-    report = summarise([replace(row, type="") for row in example_rows()])
-    assert report["groups"] == []
-    assert {point["part"] for point in report["points"]} == {"all", "type"}
-
-
-def test_the_table_has_a_row_for_each_group_and_memory_and_its_difference_to_the_first() -> None:
-    table = tabulate(summarise(example_rows(), group_of_example))
+def test_the_table_and_the_csv_file_have_a_row_for_each_part_and_memory(tmp_path: Path) -> None:
+    report = summarise(example_rows(), GROUPED)
+    table = tabulate(report)
     assert table.head[:7] == ["questions", "memory", "budget", "n", "0 s", "30 s", "2 min"]
     assert table.head[7:] == ["difference", "first token ms", "step ms", "KiB"]
     assert [row[:4] for row in table.rows[:3]] == [
@@ -62,10 +57,7 @@ def test_the_table_has_a_row_for_each_group_and_memory_and_its_difference_to_the
     assert len(table.rows) == 2 * 3
     assert table.rows[1][4:8] == ["100% 44-100*", "0% 0-56*", "0% 0-56*", "-100 -100..+0* to full"]
     assert all(len(row) == len(table.head) for row in table.rows)
-
-
-def test_the_csv_file_has_a_row_for_each_part_memory_and_delay(tmp_path: Path) -> None:
-    save_points(summarise(example_rows(), group_of_example), tmp_path / "x.csv")
+    save_points(report, tmp_path / "x.csv")
     with (tmp_path / "x.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == POINT_COLUMNS
@@ -76,15 +68,7 @@ def test_the_csv_file_has_a_row_for_each_part_memory_and_delay(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (5, "5 s"), (90, "90 s"), (120, "2 min"), (400, "400 s"), (7200, "2 h")]
-)
-def test_a_delay_is_written_in_the_largest_whole_unit(seconds: float, text: str) -> None:
-    assert format_delay(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("right", "n", "low", "high"),
-    [(0, 10, 0.0, 0.2775), (81, 263, 0.2553, 0.3662), (10, 10, 0.7225, 1.0)],
+    ("right", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (81, 263, 0.2553, 0.3662), (10, 10, 0.7225, 1.0)]
 )
 def test_the_interval_is_wilsons(right: int, n: int, low: float, high: float) -> None:
     assert bound_share(right, n) == pytest.approx((low, high), abs=1e-4)
@@ -129,33 +113,22 @@ def test_answers_that_go_together_widen_the_interval() -> None:
     assert wide["high"] - wide["low"] > 2 * (narrow["high"] - narrow["low"])
 
 
-def test_a_difference_is_of_the_same_questions() -> None:
+def test_a_difference_is_of_the_same_questions_and_never_without_an_interval() -> None:
     one = rows("durable", [[True, True], [True, False], [True, True]])
-    other = rows("other", [[True, False], [True, False], [False]])
-    found = compare_paired(one, other)
+    found = compare_paired(one, rows("other", [[True, False], [True, False], [False]]))
     assert found is not None
     assert (found.share, found.n, found.videos) == (2 / 5, 5, 3)
     assert found.low <= found.share <= found.high
     assert compare_paired(one, []) is None
-
-
-def test_memories_without_a_different_answer_still_have_an_interval() -> None:
-    same = [[True] * 10] * 6
-    found = compare_paired(rows("durable", same), rows("full", same))
-    assert found is not None
-    assert (found.low, found.share, found.high) == (-0.05, 0.0, 0.05)
+    same = compare_paired(rows("durable", [[True] * 10] * 6), rows("full", [[True] * 10] * 6))
+    assert same is not None
+    assert (same.low, same.share, same.high) == (-0.05, 0.0, 0.05)
 
 
 def test_each_memory_is_compared_with_the_default_at_its_budget_and_the_default_with_the_full_cache() -> None:
     right, wrong = [[True] * 3] * 6, [[False] * 3] * 6
-    report = summarise(
-        [
-            *rows("full", right),
-            *rows("durable", right),
-            *rows("window", wrong),
-            *(replace(row, budget=8) for row in rows("durable", wrong)),
-        ]
-    )
+    smaller = [replace(row, budget=8) for row in rows("durable", wrong)]
+    report = summarise([*rows("full", right), *rows("durable", right), *rows("window", wrong), *smaller])
     found = {key: (point.get("than"), point.get("difference")) for key, point in points_of(report).items()}
     assert found == {
         ("full", 64, 0.0): (None, None),

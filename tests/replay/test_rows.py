@@ -15,51 +15,40 @@ from protokv.replay.rows import RowFile, read_rows
 from tests.replay.rows import ROW, example_rows
 
 
-def test_rows_are_read_back_as_they_were_written(tmp_path: Path) -> None:
-    file = RowFile(tmp_path / "r.jsonl")
-    for row in example_rows():
-        file.append(row)
-    assert read_rows([tmp_path / "r.jsonl"]) == example_rows()
-    assert RowFile(tmp_path / "r.jsonl").rows.keys() == {row.key for row in example_rows()}
-
-
-@pytest.mark.parametrize("cut", [2, 20, 200])
-def test_a_torn_last_line_is_dropped_and_the_file_goes_on(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "r.jsonl"
+def write(path: Path) -> Path:
     file = RowFile(path)
     for row in example_rows():
         file.append(row)
-    path.write_bytes(path.read_bytes()[:-cut])
-    assert read_rows([path]) == example_rows()[:-1]
+    return path
+
+
+@pytest.mark.parametrize("cut", [0, 2, 20, 200])
+def test_rows_are_read_back_and_a_torn_last_line_is_dropped_and_the_file_goes_on(tmp_path: Path, cut: int) -> None:
+    path, whole = write(tmp_path / "r.jsonl"), example_rows()
+    path.write_bytes(path.read_bytes()[: -cut or None])
+    assert read_rows([path]) == whole[: -1 if cut else None]
     again = RowFile(path)
-    again.append(example_rows()[-1])
-    assert read_rows([path]) == example_rows()
+    again.append(whole[-1])
+    assert read_rows([path]) == whole
+    assert again.rows.keys() == {row.key for row in whole}
+    # Of equal rows the last one counts.
+    again.append(replace(whole[-1], prediction="other"))
+    assert read_rows([path])[-1].prediction == "other"
 
 
-def test_a_line_in_the_middle_that_is_no_row_is_refused_by_its_number(tmp_path: Path) -> None:
+def test_what_is_no_file_of_rows_is_refused_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps(asdict(ROW)) + '\n{"video": "a"}\n' + json.dumps(asdict(ROW)) + "\n")
     with pytest.raises(ConfigError, match=r"line 2 .*question_id"):
         read_rows([path])
     with pytest.raises(SourceNotFound, match="absent"):
         read_rows([tmp_path / "absent"])
-
-
-def test_packed_rows_are_read_and_damaged_ones_refused(tmp_path: Path) -> None:
-    lines = "".join(json.dumps(asdict(row)) + "\n" for row in example_rows())
     packed = tmp_path / "r.jsonl.gz"
-    packed.write_bytes(gzip.compress(lines.encode()))
+    packed.write_bytes(gzip.compress(write(path.with_name("whole")).read_bytes()))
     assert read_rows([packed]) == example_rows()
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(ConfigError, match=r"r\.jsonl\.gz cannot be read"):
         read_rows([packed])
-
-
-def test_the_same_row_of_a_later_file_replaces_the_earlier(tmp_path: Path) -> None:
-    for name, answer in (("a", "red"), ("b", "blue")):
-        RowFile(tmp_path / name).append(replace(ROW, prediction=answer))
-    (row,) = read_rows([tmp_path / "a", tmp_path / "b"])
-    assert row.prediction == "blue"
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -81,27 +70,22 @@ def test_a_row_of_another_study_is_another_row_and_is_refused(
     assert other.key != ROW.key
     file = RowFile(tmp_path / "r.jsonl")
     file.append(ROW)
-    file.check([ROW])
     with pytest.raises(ConfigError, match=rf"r\.jsonl holds results of another study: {fact.strip()} had .* now has"):
-        file.check([other])
+        file.check([ROW, other])
     file.append(other)
     with pytest.raises(ConfigError, match=r"line 2 is of another study"):
         read_rows([tmp_path / "r.jsonl"])
 
 
 def test_other_videos_questions_memories_budgets_and_delays_belong_to_one_study(tmp_path: Path) -> None:
-    file = RowFile(tmp_path / "r.jsonl")
-    file.append(ROW)
     changes: list[dict[str, Any]] = [
         {"video": "b", "stream": {"fingerprint": "g"}}, {"question_id": "2", "question": "Who?"},
         {"memory": "window", "config": {}}, {"budget": 32, "config": {"budget": 32}}, {"delay_s": 5.0},
     ]  # fmt: skip
-    others = [replace(ROW, **change) for change in changes]
-    file.check(others)
-    assert len({row.key for row in [ROW, *others]}) == 6
-
-
-def test_a_model_is_known_by_its_weights_whatever_it_is_called() -> None:
-    assert replace(ROW, model={**ROW.model, "name": "elsewhere"}).key == ROW.key
-    nameless = replace(ROW, model={**ROW.model, "weights_digest": ""})
-    assert replace(nameless, model={**nameless.model, "name": "elsewhere"}).key != nameless.key
+    rows = [ROW, *(replace(ROW, **change) for change in changes)]
+    RowFile(tmp_path / "r.jsonl").check(rows)
+    assert len({row.key for row in rows}) == 6
+    # A model is known by its weights, whatever it is called.
+    for digest, same in (("w", True), ("", False)):
+        one, other = (replace(ROW, model={"name": name, "weights_digest": digest}) for name in ("here", "elsewhere"))
+        assert (one.key == other.key) == same

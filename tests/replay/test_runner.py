@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -52,31 +53,10 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: B
         assert not left
 
 
-def test_stopping_keeps_what_is_done_and_going_on_gives_the_rest(
-    tiny: Backbone, stream: WorldStream, tmp_path: object
+def test_stopping_keeps_what_is_done_and_each_memory_takes_only_the_steps_that_it_needs(
+    tiny: Backbone, stream: WorldStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny, decoding=SHORT))
-    whole, path = RowFile(f"{tmp_path}/whole"), f"{tmp_path}/parts"
-    list(run_plan(plan, tiny, whole))
-    steps = 0
-
-    def tired() -> bool:
-        return steps >= 20
-
-    for event in run_plan(plan, tiny, RowFile(path), should_stop=tired):
-        steps += isinstance(event, StreamProgress)
-    done = set(RowFile(path).rows)
-    asked_again = {event.key for event in run_plan(plan, tiny, RowFile(path)) if isinstance(event, AnswerRow)}
-    assert asked_again == whole.rows.keys() - done
-    parts = RowFile(path).rows
-    assert parts.keys() == whole.rows.keys() > done > set()
-    assert all(parts[key].prediction == row.prediction for key, row in whole.rows.items())
-
-
-def test_memories_of_the_last_frames_encode_only_the_steps_before_a_question(
-    tiny: Backbone, stream: WorldStream, tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny, decoding=SHORT))
+    plan, path = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny, decoding=SHORT)), tmp_path / "parts"
     taken, take = Counter[str](), Session.take
 
     def counted(session: Session, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
@@ -84,13 +64,17 @@ def test_memories_of_the_last_frames_encode_only_the_steps_before_a_question(
         take(session, steps, starts_s)
 
     monkeypatch.setattr(Session, "take", counted)
-    events = list(run_plan(plan, tiny, RowFile(f"{tmp_path}/r")))
+    events = list(run_plan(plan, tiny, RowFile(tmp_path / "whole")))
     steps = sum(isinstance(event, StreamProgress) for event in events)
     assert taken["last-frames"] < taken["durable"] == taken["sliding-window"] == steps
-    done = {event.key for event in events if isinstance(event, AnswerRow)}
-    assert (plan.cost()["answers"], plan.cost(done)["answers"]) == (len(done), 0)
-
-
-def test_the_same_memory_twice_is_refused(tiny: Backbone, stream: WorldStream) -> None:
+    whole = RowFile(tmp_path / "whole").rows
+    stops = iter([False] * 20)
+    assert len(list(run_plan(plan, tiny, RowFile(path), should_stop=lambda: next(stops, True)))) > 20
+    done = set(RowFile(path).rows)
+    assert (plan.cost()["answers"], plan.cost(done)["answers"]) == (len(whole), len(whole) - len(done))
+    rest = {event.key for event in run_plan(plan, tiny, RowFile(path)) if isinstance(event, AnswerRow)}
+    assert whole.keys() > done > set()
+    assert rest == whole.keys() - done
+    assert all(row.prediction == whole[key].prediction for key, row in RowFile(path).rows.items())
     with pytest.raises(ConfigError, match="durable at 24 is there twice"):
         make_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, Setup.of(tiny))

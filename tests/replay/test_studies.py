@@ -9,7 +9,7 @@ import pytest
 
 from protokv.replay.rows import read_rows
 from samples.worlds.__main__ import main
-from samples.worlds.studies import FOLDER, list_studies, load_study
+from samples.worlds.studies import FOLDER
 
 
 def test_a_study_runs_and_its_rows_are_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,15 +28,3 @@ def test_a_study_runs_and_its_rows_are_shown_again(tmp_path: Path, capsys: pytes
     }
     assert found
     assert found.items() <= published.items()
-
-
-def test_a_study_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["everything"]) == 2
-    assert "no study 'everything'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", list_studies())
-def test_every_study_has_memories_that_fit(name: str) -> None:
-    study = load_study(name)
-    for budgets in (study.budgets, *(part.budgets for part in study.datasets)):
-        assert len(study.variants(budgets)) > 1

@@ -42,18 +42,24 @@ def _write(path: Path, data: Any) -> None:
         path.write_text(json.dumps(data))
 
 
-def _ask_rvs(clip: Path, kinds: Sequence[tuple[str, str, str]], start_s: int = 0) -> tuple[list[Any], list[Any]]:
-    """Return the questions of the conversion, and those of the original file, which alone has their types."""
-    rows = [{"question": question, "answer": answer} for _, question, answer in kinds]
-    original = [
-        row | {"video_id": f"x_{clip.stem}", "answer_type": kind} for row, (kind, *_) in zip(rows, kinds, strict=True)
-    ]
-    return [row | {"start_time": start_s, "end_time": start_s + ASK_S} for row in rows], original
+def _write_rvs(root: Path, names: Sequence[str], films: Sequence[tuple[str, str, int]], kinds: Sequence[Any]) -> None:
+    """Write the conversion, and the original file, which alone has the types of questions."""
+    converted, original = [], []
+    for stem, path, start_s in films:
+        asked = [{"question": question, "answer": answer} for _, question, answer in kinds]
+        times = {"start_time": start_s, "end_time": start_s + ASK_S}
+        clip = {"clip_start_time": start_s, "clip_end_time": start_s + LENGTH_S} if path.endswith(".npy") else {}
+        rows = [row | times for row in asked]
+        converted.append({"video_id": stem, "video_path": path, "conversations": rows} | clip)
+        original += [
+            row | {"video_id": f"x_{stem}", "answer_type": kind} for row, (kind, *_) in zip(asked, kinds, strict=True)
+        ]
+    _write(root / names[0], converted)
+    _write(root / names[1], original)
 
 
 def write_rvs_ego(root: Path, clips: list[Path]) -> None:
     """Write questions whose answers last, and one whose answer changes."""
-    converted, original = [], []
     kinds = [
         ("Whether Something Happened(Y/N)", "Was there a star?", "yes."),
         ("What event order", "What came first?", "star."),
@@ -61,28 +67,19 @@ def write_rvs_ego(root: Path, clips: list[Path]) -> None:
     ]
     for clip in clips:
         _put(clip, root / "videos" / clip.name)
-        rows, typed = _ask_rvs(clip, kinds)
-        path = f"/data/rvs/ego/videos/{clip.name}"
-        converted.append({"video_id": clip.stem, "video_path": path, "conversations": rows})
-        original += typed
-    _write(root / "ego4d_oe.json", converted)
-    _write(root / "test_qa_ego4d.json", original)
+    films = [(clip.stem, f"/data/rvs/ego/videos/{clip.name}", 0) for clip in clips]
+    _write_rvs(root, ("ego4d_oe.json", "test_qa_ego4d.json"), films, kinds)
 
 
 def write_rvs_movie(root: Path, clips: list[Path]) -> None:
     """Write one film as key frames of the whole, and one as key frames of a clip, with the times of the film."""
-    converted, original = [], []
-    (root / "videos").mkdir(parents=True)
     kinds = [("Action Caption", "Which colour has the star?", "red"), ("Order Judging(Y/N)", "Was it first?", "no")]
-    for seed, (clip, start) in enumerate(zip(clips, (0, 500), strict=True)):
+    (root / "videos").mkdir(parents=True)
+    for seed, clip in enumerate(clips):
         frames = np.random.default_rng(seed).integers(0, 256, (LENGTH_S, 84, 84, 3), dtype=np.uint8)
         np.save(root / "videos" / f"{clip.stem}.npy", frames)
-        rows, typed = _ask_rvs(clip, kinds, start)
-        film = {"video_id": clip.stem, "video_path": f"/data/rvs/movie/videos/{clip.stem}.npy", "conversations": rows}
-        converted.append(film | {"clip_start_time": start, "clip_end_time": start + LENGTH_S})
-        original += typed
-    _write(root / "movienet_oe.json", converted)
-    _write(root / "test_qa_movienet.json", original)
+    films = [(c.stem, f"/data/rvs/movie/videos/{c.stem}.npy", start) for c, start in zip(clips, (0, 500), strict=True)]
+    _write_rvs(root, ("movienet_oe.json", "test_qa_movienet.json"), films, kinds)
 
 
 def write_ovo_bench(root: Path, clips: list[Path]) -> None:
@@ -90,19 +87,17 @@ def write_ovo_bench(root: Path, clips: list[Path]) -> None:
     rows: list[dict[str, Any]] = []
     for clip in clips:
         _put(clip, root / "src_videos" / "Ego4D" / "clips" / clip.name)
+        video = {"video": f"Ego4D/clips/{clip.name}"}
         for task, (question, options, letter) in zip(("EPM", "OJR", "ASI"), (*CHOICES, CHOICES[0]), strict=True):
             row = {"task": task, "realtime": ASK_S - 0.8, "question": question, "options": options}
-            rows.append(row | {"video": f"Ego4D/clips/{clip.name}", "gt": "ABCD".index(letter)})
+            rows.append(row | video | {"gt": "ABCD".index(letter)})
         row = {"task": "HLD", "realtime": 9, "question": "What was purple?", "options": ["star", "Unable to answer"]}
-        rows.append(row | {"video": f"Ego4D/clips/{clip.name}", "gt": 1})
+        rows.append(row | video | {"gt": 1})
+    counts = [{"realtime": 4, "count": 1}, {"realtime": 10.0, "count": 2}]
     steps = [{"realtime": 3, "step": "Is anything visible now?", "type": 1}]
     clues = [{"realtime": 5, "type": 0}, {"realtime": 12, "type": 1}]
     for probes in (
-        {
-            "task": "REC",
-            "activity": "appear",
-            "test_info": [{"realtime": 4, "count": 1}, {"realtime": 10.0, "count": 2}],
-        },
+        {"task": "REC", "activity": "appear", "test_info": counts},
         {"task": "SSR", "test_info": steps},
         {"task": "CRR", "question": "Was there a star?", "test_info": clues},
     ):
@@ -111,14 +106,10 @@ def write_ovo_bench(root: Path, clips: list[Path]) -> None:
 
 
 def _choose(**more: Any) -> list[dict[str, Any]]:
+    lettered = [[f"{x}. {o}." for x, o in zip("ABCD", options, strict=True)] for _, options, _ in CHOICES]
     return [
-        {
-            "question": question,
-            "answer": letter,
-            "options": [f"{x}. {o}." for x, o in zip("ABCD", options, strict=True)],
-        }
-        | more
-        for question, options, letter in CHOICES
+        {"question": question, "answer": letter, "options": options} | more
+        for (question, _, letter), options in zip(CHOICES, lettered, strict=True)
     ]
 
 
@@ -138,7 +129,7 @@ def write_videomme(root: Path, clips: list[Path]) -> None:
     rows: list[dict[str, Any]] = []
     for clip in clips:
         _put(clip, root / "data" / clip.name)
-        rows += [row | {"videoID": clip.stem} for row in _choose()]
+        rows += _choose(videoID=clip.stem)
     lengths = ("short", "medium", "long", "long")
     rows = [row | {"question_id": f"{i:03}", "duration": lengths[i]} for i, row in enumerate(rows)]
     _write(root / "videomme" / "test-00000-of-00001.parquet", rows)
@@ -149,17 +140,12 @@ MLVU_TASKS = ("1_plotQA", "2_needle", "3_ego", "4_count", "5_order", "6_anomaly_
 
 def write_mlvu(root: Path, clips: list[Path]) -> None:
     """Write seven files; each task has a folder of videos."""
+    rows = [
+        {"video": clips[0].name, "question": question, "candidates": options, "answer": options["ABCD".index(letter)]}
+        for question, options, letter in CHOICES
+    ]
     for task in MLVU_TASKS:
         _put(clips[0], root / "video" / task / clips[0].name)
-        rows = [
-            {
-                "video": clips[0].name,
-                "question": question,
-                "candidates": options,
-                "answer": options["ABCD".index(letter)],
-            }
-            for question, options, letter in CHOICES
-        ]
         _write(root / "json" / f"{task}.json", rows)
     _write(root / "json" / "9_summary.json", [{"video": "x.mp4", "question": "Summarise.", "answer": "Shapes."}])
 
