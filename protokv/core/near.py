@@ -220,17 +220,12 @@ class NearWindow(StatePart):
         """Return the bias of its slots."""
         return {"near": (self._bias,)}
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that the ring lies in the window."""
-        W = len(tensors["near.step"])
-        start, count, last_step = tensors["near.ring"].tolist()
-        if not (0 <= start < max(W, 1) and 0 <= count <= W):
-            raise StateCorrupt(f"state: tensor near.ring holds {start}, {count}, {last_step} for a window of {W}")
-
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a checked state: of a window of this size, or of a smaller one that never evicted."""
+        """Take the state of a window of this size, or of a smaller one that never evicted."""
         W = len(tensors["near.step"])
         self._start, count, self.last_step = tensors["near.ring"].tolist()
+        if not (0 <= self._start < max(W, 1) and 0 <= count <= W):
+            raise StateCorrupt(f"state: tensor near.ring holds {self._start}, {count} for a window of {W}")
         self.usable.fill_(True)
         for name, axis in {**_AXES, "step": 0}.items():
             getattr(self, name).narrow(axis, 0, W).copy_(tensors[f"near.{name}"])

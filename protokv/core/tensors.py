@@ -72,13 +72,13 @@ class StatePart(ABC):
         """Return its tensors by name: the live ones, on any device, contiguous or not."""
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy its tensors out of a whole state that was checked; by default into the live ones."""
+        """Copy its tensors out of a whole state, whose form was checked; by default into the live ones.
+
+        Raises:
+            StateCorrupt: a number that serves as an index is out of range; the tensor is named.
+        """
         for name, held in self.live_tensors().items():
             held.copy_(tensors[name])
-
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise StateCorrupt, naming the tensor, if a number that serves as an index is out of range."""
-        return
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Return tensors that are not saved because the state determines them, by the group they are counted with."""

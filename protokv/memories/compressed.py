@@ -215,19 +215,15 @@ class KeptTokens(StatePart):
         """Return the bias of the slots."""
         return {"kept": (self._bias,)}
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that the counts fit the slots."""
-        M = tensors["kept.step"].shape[2]
-        far, near, last_step = tensors["kept.count"].tolist()
-        if min(far, near) < 0 or far + near > M:
-            raise StateCorrupt(f"state: tensor kept.count holds {far}, {near}, {last_step} for {M} slots")
-
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a checked state."""
+        """Take the tokens of a state."""
+        self.far, near, self.last_step = tensors["kept.count"].tolist()
+        M = self.step.shape[2]
+        if min(self.far, near) < 0 or self.far + near > M:
+            raise StateCorrupt(f"state: tensor kept.count holds {self.far} and {near} for {M} slots")
         for name, held in self.live_tensors().items():
             if name != "kept.count":
                 held.copy_(tensors[name])
         self._bias.fill_(0.0).masked_fill_(self.step < 0, -torch.inf)
-        self.far, near, self.last_step = tensors["kept.count"].tolist()
         whole = self.step[0, 0, self.far : self.far + near]
         self.lengths = torch.unique_consecutive(whole, return_counts=True)[1].tolist()

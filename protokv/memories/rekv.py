@@ -196,16 +196,11 @@ class Archive(StatePart):
             "archive.next_position": torch.tensor(self.next_position),
         }
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that the lengths divide the tokens into blocks."""
-        lengths, n = tensors["archive.lengths"], tensors["archive.positions"].shape[0]
-        sound = len(lengths) == len(tensors["archive.block_keys"]) and int(lengths.sum()) == n
-        if not sound or (lengths < 1).any() or (lengths > self.budget).any():
-            raise StateCorrupt(f"state: tensor archive.lengths does not cut {n} tokens into blocks of this memory")
-
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a checked state."""
-        lengths = tensors["archive.lengths"].tolist()
+        """Take the blocks of a state."""
+        lengths, n = tensors["archive.lengths"].tolist(), len(tensors["archive.positions"])
+        if sum(lengths) != n or any(not 1 <= length <= self.budget for length in lengths):
+            raise StateCorrupt(f"state: tensor archive.lengths does not cut {n} tokens into blocks of this memory")
         names, axes = ("keys", "values", "positions"), (2, 2, 0)
         parts = [tensors[f"archive.{name}"].split(lengths, axis) for name, axis in zip(names, axes, strict=True)]
         for *part, key in zip(*parts, tensors["archive.block_keys"], strict=True):

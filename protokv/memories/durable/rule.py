@@ -283,7 +283,8 @@ class DurableRule(Rule):
                 raise StateCorrupt(f"state: tensor {name} must hold a count")
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a checked state; the bank has taken its own before."""
+        """Take a state; the bank has taken its own before."""
+        self.check(tensors)
         self._novelty.take(tensors)
         if self._repeats is not None:
             self._repeats.take(tensors)

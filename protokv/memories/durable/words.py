@@ -66,22 +66,12 @@ class Words(StatePart):
         """Return those of its parts."""
         return {"words": [one for part in self._parts() for some in part.buffers().values() for one in some]}
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check as every memory does."""
-        own = _own(tensors)
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take its part of a state."""
+        own = {name.removeprefix(_PREFIX): one for name, one in tensors.items() if name.startswith(_PREFIX)}
+        self.seen.copy_(own["seen"])
         try:
             for part in self._parts():
-                part.check(own)
+                part.take(own)
         except StateCorrupt as error:
             raise StateCorrupt(f"{error}, of words") from error
-
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a checked state."""
-        own = _own(tensors)
-        self.seen.copy_(own["seen"])
-        for part in self._parts():
-            part.take(own)
-
-
-def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(_PREFIX)}

@@ -204,14 +204,15 @@ class Residuals(StatePart):
         } | self._warmup
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take a checked state; a reservoir that no head waits for is left out."""
+        """Take the statistics of a state; a reservoir that no head waits for is left out."""
+        self._check_warmup(tensors)
         fitted, device = bool(tensors["codebook.fitted"].all()), self.updates.device
         self._warmup = {} if fitted else {name: tensors[name].to(device, copy=True) for name in _WARMUP}
         for name, tensor in self.live_tensors().items():
             if name not in _WARMUP:
                 tensor.copy_(tensors[name])
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
+    def _check_warmup(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse a reservoir that is missing in part, or that leads beyond its places or the prototypes."""
         found = [tensors[name] for name in _WARMUP if name in tensors]
         if not found and tensors["codebook.fitted"].all():
