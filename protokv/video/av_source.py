@@ -23,7 +23,7 @@ from protokv.errors import SourceUnreadable
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.container import MAX_PIXELS, TIMEOUT_S, explain_error, open_container
-from protokv.video.decoding import MOST_DEMUX_FAILURES, DecodeReport, FrameDecoding, read_packets, skip_to_key
+from protokv.video.decoding import MOST_DEMUX_FAILURES, FrameDecoding, Losses, read_packets, skip_to_key
 from protokv.video.file import fingerprint
 from protokv.video.probe import Beginning, choose_stream, convert_to_rgb, look_into
 from protokv.video.source import Damage, Frame, FrameRequest, Image, Line, Lines, ShouldStop, Source, drop_before, never
@@ -47,7 +47,7 @@ class _Opened(NamedTuple):
     connection: ExitStack
     container: Any
     stream: Any
-    report: DecodeReport
+    losses: Losses
     found: Beginning
 
 
@@ -81,7 +81,7 @@ class AVSource(Source):
         self.source, self._max_pixels, self._size = os.fspath(source), max_pixels or MAX_PIXELS, size
         self._options, self._timeout_s = options, timeout_s
         self._kind, self._name = address.source_kind(self.source), address.local_name(self.source)
-        self._report = DecodeReport()
+        self._losses = Losses()
         self._decoding: FrameDecoding | None = None
         self._why, self._from_s = "", 0.0
         self._waiting: list[tuple[int, Line]] = []  # lines with their track, in the time of the container
@@ -93,11 +93,11 @@ class AVSource(Source):
     @property
     def damage(self) -> Damage:
         """See `Source`."""
-        return self._report.damage
+        return self._losses.damage
 
     def lines(self, number: int) -> Lines:
         """See `Source`."""
-        return read_text_track(Path(self.source), number, float(self.probe.origin * self.probe.time_base))
+        return read_text_track(Path(self.source), number, float(self.timing.origin * self.timing.time_base))
 
     def new_lines(self) -> Sequence[tuple[int, Line]]:
         """See `Source`."""
@@ -116,7 +116,7 @@ class AVSource(Source):
 
     def _open(self, should_stop: ShouldStop) -> _Opened:
         """Open the source, and look at its first frame."""
-        self._should_stop, report = should_stop, DecodeReport()
+        self._should_stop, losses = should_stop, Losses()
         how: dict[str, Any] = {"options": self._options, "timeout_s": self._timeout_s}
         how["should_stop"] = lambda: self._should_stop()
         with ExitStack() as connection:
@@ -124,7 +124,7 @@ class AVSource(Source):
             stream, notes = choose_stream(container, self._name, self._max_pixels)
             # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
             self.texts = () if "hls" in container.format.name else find_text_tracks(container)
-            packets = self._packets(container, stream, report)
+            packets = self._packets(container, stream, losses)
             try:
                 found = look_into(self._name, self._kind, container, stream, packets, self._max_pixels)
             except SourceUnreadable as error:
@@ -134,13 +134,13 @@ class AVSource(Source):
                 raise self._unreadable(error) from error
             for note in (*notes, *found.notes):
                 self.add_note(note)
-            return _Opened(connection.pop_all(), container, stream, report, found)
+            return _Opened(connection.pop_all(), container, stream, losses, found)
 
     def _describe(self, container: Any, found: Beginning) -> None:
         """Set what stays the same for every reading."""
-        self.probe, self.plain, path = found.probe, found.plain, Path(self.source)
+        self.timing, self.plain, path = found.timing, found.plain, Path(self.source)
         # A fragmented MP4 has no index.
-        indexed = self.probe.container in _WITH_INDEX and (self.probe.indexed or self.probe.container != "mov")
+        indexed = found.info.container in _WITH_INDEX and (found.indexed or found.info.container != "mov")
         self._indexed = indexed and self._kind == "file"
         forms = set(container.format.name.split(","))
         # A playlist has a size of its own.
@@ -152,15 +152,15 @@ class AVSource(Source):
         info = replace(found.info, name=address.public_name(self.source), width=width, height=height, seekable=ends)
         if self._kind == "file":
             size, digest = path.stat().st_size, fingerprint(path)
-            info = replace(info, decoder=self.decoder, duration_s=self.probe.duration_s, size_bytes=size)
+            info = replace(info, decoder=self.decoder, duration_s=self.timing.duration_s, size_bytes=size)
         elif ends:
             # A video on a server is told from others by its address, size and length.
             whole_s = (container.duration or 0) / av.time_base
             digest = hashlib.sha256(f"{info.name} {container.size} {whole_s}".encode()).hexdigest()
-            info = replace(info, duration_s=self.probe.duration_s or whole_s or None)
+            info = replace(info, duration_s=self.timing.duration_s or whole_s or None)
         self.info = replace(info, fingerprint=digest) if ends else info
 
-    def _packets(self, container: Any, stream: Any, report: DecodeReport) -> Iterator[Any]:
+    def _packets(self, container: Any, stream: Any, losses: Losses) -> Iterator[Any]:
         """Give the packets of the pictures; lines of text of a stream wait to be taken."""
         texts = [container.streams[one.number] for one in self.texts if self.streams_text]
         failures = MOST_DEMUX_FAILURES if self._kind in ("file", address.PIPE) else 0
@@ -169,7 +169,7 @@ class AVSource(Source):
             # Where a connection is lost, the caller decides what comes next.
             self._why = explain_error(error, self._timeout_s) if self.streams_text else ""
             if not self.streams_text:
-                report.note_failure(None, explain_error(error))
+                losses.note_failure(None, explain_error(error))
 
         for packet in read_packets(container, [stream, *texts], lose, failures):
             if self._should_stop():
@@ -188,11 +188,11 @@ class AVSource(Source):
         if wanted.start_s > 0 and not wanted.from_beginning:
             for frame in drop_before(self._decode(wanted, from_key=True), wanted.start_s):
                 # A decoder conceals damage by earlier frames: only a reading from the beginning gives the same frames.
-                if self._report.met_damage:
+                if self._losses.met:
                     break
                 given_s = frame.time_s
                 yield frame
-            if not self._report.met_damage or wanted.should_stop():
+            if not self._losses.met or wanted.should_stop():
                 return
         frames = drop_before(self._decode(wanted), wanted.start_s)
         yield from (frame for frame in frames if frame.time_s > given_s)
@@ -207,12 +207,12 @@ class AVSource(Source):
                 self._opened = self._open(never)
                 opened = self._take(wanted.should_stop) or opened
                 connection.push(opened.connection)
-            self._report = opened.report
-            opened.report.start_s = 0.0 if wanted.from_beginning else wanted.start_s
+            self._losses = opened.losses
+            opened.losses.start_s = 0.0 if wanted.from_beginning else wanted.start_s
             decoding = self._start_decoding(opened, after_key=from_key, sought=sought is not None)
             settled = decoding.settle(sought or opened.found.packets)
             if from_key:
-                settled = skip_to_key(self.probe, settled, wanted.start_s)
+                settled = skip_to_key(self.timing, settled, wanted.start_s)
             yield from decoding.frames(settled, wanted.should_stop)
 
     def _take(self, should_stop: ShouldStop) -> _Opened | None:
@@ -226,18 +226,18 @@ class AVSource(Source):
     def _start_decoding(self, opened: _Opened, **begun: bool) -> FrameDecoding:
         arrivals = None if self._slack_s is None else ArrivalClock(self._slack_s)
         more: dict[str, Any] = {"arrivals": arrivals, "on_note": self.add_note, **begun}
-        self._decoding = FrameDecoding(self.probe, opened.stream, opened.report, self._convert, **more)
+        self._decoding = FrameDecoding(opened.found, opened.stream, opened.losses, self._convert, **more)
         return self._decoding
 
     def _seek(self, opened: _Opened, start_s: float) -> Iterator[Any] | None:
         """Return the packets from a key frame at or before a time on; None if no seek leads to one."""
         try:
-            opened.container.seek(self.probe.ticks(max(0.0, start_s - _EARLIER_S)), stream=opened.stream)
-            packets = self._packets(opened.container, opened.stream, opened.report)
+            opened.container.seek(self.timing.ticks(max(0.0, start_s - _EARLIER_S)), stream=opened.stream)
+            packets = self._packets(opened.container, opened.stream, opened.losses)
             first = next(packets)
         except Exception:  # this container cannot seek
             return None
-        return chain([first], packets) if first.is_keyframe and self.probe.latest_s(first) <= start_s else None
+        return chain([first], packets) if first.is_keyframe and self.timing.latest_s(first) <= start_s else None
 
     def _convert(self, frame: Any) -> Image:
         try:

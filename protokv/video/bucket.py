@@ -14,13 +14,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable, shown
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
-    from obstore.store import ObjectStore, S3Config
+    from obstore.store import ObjectStore
 
 _ADDRESS = re.compile(r"(s3|gs|az)://([^/?#]+)/?(.*)", re.DOTALL)
 _HINT = "check the address, the credentials in the environment and the network, and AWS_ENDPOINT_URL if you set it"
@@ -42,24 +42,16 @@ def open_store(address: str) -> tuple[ObjectStore, str]:
     if match is None:
         raise SourceUnreadable(f"{address} names no bucket", hint="expected s3://BUCKET/KEY, gs://... or az://...")
     try:
-        from obstore.store import AzureStore, GCSStore, S3Store
+        import obstore.store as stores
     except ImportError as error:
         raise SourceUnreadable(
             f"{address} is in an object store, and {error.name} is not installed",
             hint="pip install 'protokv[object-store]'",
         ) from error
     scheme, bucket, rest = match.groups()
-    if scheme != "s3":
-        return (GCSStore(bucket) if scheme == "gs" else AzureStore(bucket)), rest
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    config: S3Config = {"virtual_hosted_style_request": endpoint is None}
-    if endpoint is not None:
-        # Other stores ignore the region, but no request is signed without one.
-        config |= {"endpoint": endpoint, "region": "us-east-1"}
-    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
-        config["region"] = region
-    # An http:// endpoint was given on purpose.
-    return S3Store(bucket, config=config, client_options={"allow_http": endpoint is not None}), rest
+    kind: Any = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[scheme]
+    # An endpoint of http:// was named on purpose.
+    return kind(bucket, client_options={"allow_http": True}), rest
 
 
 def list_objects(address: str) -> Iterator[tuple[str, str]]:
@@ -71,16 +63,12 @@ def list_objects(address: str) -> Iterator[tuple[str, str]]:
     Raises:
         SourceError: the store does not answer.
     """
-    store, rest = open_store(address)
+    rest = open_store(address)[1]
     wildcard = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
     fixed = rest[: rest.rfind("/", 0, wildcard) + 1]
-    root = address[: len(address) - len(rest)]
-    with explain_errors(address):
-        for batch in store.list(fixed.rstrip("/") or None):
-            for one in batch:
-                path = one["path"]
-                if rest == fixed or fnmatch.fnmatchcase(path, rest):
-                    yield path[len(fixed) :], root + path
+    for path, found in _list(address, fixed.rstrip("/")):
+        if rest == fixed or fnmatch.fnmatchcase(path, rest):
+            yield path[len(fixed) :], found
 
 
 def list_beginning(address: str) -> Iterator[str]:
@@ -89,18 +77,23 @@ def list_beginning(address: str) -> Iterator[str]:
     Raises:
         SourceError: the store does not answer.
     """
+    rest = open_store(address)[1]
+    try:
+        for path, found in _list(address, rest.rpartition("/")[0], offset=rest):
+            if not path.startswith(rest):
+                return  # they come in order
+            yield found
+    except SourceError as error:  # obstore has no error of its own for it
+        if "403 Forbidden" not in str(error.__cause__):
+            raise
+
+
+def _list(address: str, folder: str, **options: str) -> Iterator[tuple[str, str]]:
+    """Yield the path of every object of a folder, and its address."""
     store, rest = open_store(address)
-    root = address[: len(address) - len(rest)]
     with explain_errors(address):
-        try:
-            for batch in store.list(rest.rpartition("/")[0] or None, offset=rest):
-                for one in batch:
-                    if not one["path"].startswith(rest):
-                        return  # they come in order
-                    yield root + one["path"]
-        except Exception as error:  # obstore has no error of its own for it
-            if "403 Forbidden" not in str(error):
-                raise
+        for batch in store.list(folder or None, **options):
+            yield from ((one["path"], address[: len(address) - len(rest)] + one["path"]) for one in batch)
 
 
 def fingerprint_object(address: str) -> str:

@@ -1,4 +1,4 @@
-"""One clock for all packets of a reading, so that their pictures have credible times: `Clock`, and `ArrivalClock`.
+"""How a stream counts its times, and one clock for all its packets: `Timing`, `Clock` and `ArrivalClock`.
 
 One damaged byte must not turn ten seconds of video into hours of repeated frames, and a pause of hours must stay one.
 Knows no decoder.
@@ -6,9 +6,11 @@ Knows no decoder.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from typing import Any
@@ -44,13 +46,46 @@ def farthest_end(end_s: float) -> float:
     return 1.1 * end_s + 10.0
 
 
-def limit_duration(time_s: float, stated_s: float, end_s: float | None) -> float | None:
-    """Return how long the frame at `time_s` stays; None if it does not say, or says something impossible.
+@dataclass(frozen=True)
+class Timing:
+    """How a stream counts its times; `time_s = (ticks - origin) * time_base`."""
 
-    `end_s` is the end that the source declares, apart from the times of its frames.
-    """
-    declared = end_s is not None and time_s + stated_s <= end_s + HOLE_S
-    return stated_s if 0 < stated_s <= HOLE_S or (stated_s > 0 and declared) else None
+    time_base: Fraction
+    origin: int
+    interval_s: float = 0.04  # the usual distance of two frames
+    duration_s: float | None = None  # stream time of the end that the source states
+    declared_s: float | None = None  # the same, if it does not come from the times of the packets
+    confirmed_s: float = 0.0  # until when anything else than the packets of the pictures says that the source lasts
+    has_pts: bool = True  # the container has presentation times
+    delay: int = 0  # without them: how much later the decoding time of a frame is than that of its packet
+
+    def time_s(self, ticks: int) -> float:
+        """Return the stream time of a tick."""
+        return float((ticks - self.origin) * self.time_base)
+
+    def ticks(self, time_s: float) -> int:
+        """Return the tick at a stream time."""
+        return self.origin + int(Fraction(time_s) / self.time_base)
+
+    def length(self, seconds: float) -> int:
+        """Return a length of time in ticks, at least one."""
+        return max(1, round(seconds / float(self.time_base)))
+
+    def stamp(self, one: Any) -> int | None:
+        """Return the presentation ticks of a frame or a packet, or those of its decoding; None if it has none."""
+        ticks: int | None = one.pts if self.has_pts and one.pts is not None else one.dts
+        return ticks
+
+    def latest_s(self, packet: Any) -> float:
+        """Return the latest stream time at which the frame of a packet is shown; infinity if nothing tells."""
+        ticks = self.stamp(packet)
+        return math.inf if ticks is None else self.time_s(ticks + self.delay)
+
+    def stays_s(self, time_s: float, one: Any) -> float | None:
+        """Return how long a frame stays, by itself or its packet; None: not said, or impossible."""
+        stated_s = float((one.duration or 0) * self.time_base)
+        declared = self.declared_s is not None and time_s + stated_s <= self.declared_s + HOLE_S
+        return stated_s if stated_s > 0 and (stated_s <= HOLE_S or declared) else None
 
 
 class Clock:
@@ -60,44 +95,30 @@ class Clock:
     that stay behind are a join, where an encoder restarted or recordings were put together. Stamps that stay ahead are
     a pause, if it is credible. Files, pipes and videos on servers have this clock.
 
-    Args:
-        time_base: seconds of a tick.
-        origin: the tick at which the first packet is due.
-        interval_s: the usual distance of two frames.
-        end_s: the end that the source declares.
-        confirmed_s: until when anything else than the stamps of the packets says that the source lasts.
-        from_origin: False after a seek.
-        on_join: called with the stream time of a join.
-        on_damage: called with the stream time of a damaged stamp, and why.
-
     Attributes:
-        excused: stamps of packets that are marked as corrupt only because a join follows.
         shift: ticks that the joins so far added.
+        excused: stamps of packets that are marked as corrupt only because a join follows.
     """
 
     def __init__(
         self,
-        time_base: Fraction,
-        origin: int,
-        interval_s: float,
-        end_s: float | None,
-        confirmed_s: float,
+        timing: Timing,
         *,
         from_origin: bool,
         on_join: Callable[[float], None],
         on_damage: Callable[[float, str], None],
     ) -> None:
-        self._base, self._origin, self._declared = time_base, origin, end_s is not None
-        self._on_join, self._on_damage = on_join, on_damage
-        self._last = origin if from_origin else None
+        """Begin before the first packet, or after a seek. The functions are called with the stream time, and why."""
+        self._timing, self._on_join, self._on_damage = timing, on_join, on_damage
+        self._last = timing.origin if from_origin else None
         self._longest = 0  # pause so far that was believed
-        self._moved = 0  # ticks added to stamps now; `shift` are those added to stamps that are not damaged
-        self.shift = 0
+        self.shift = self._moved = 0  # added to stamps that are not damaged, and to stamps now
         self.excused: set[int] = set()
-        self._limit = None if end_s is None else origin + self._ticks(farthest_end(end_s))
-        self._confirmed, self._interval = origin + self._ticks(confirmed_s + HOLE_S), self._ticks(interval_s)
-        self._gap, self._reorder = self._ticks(LONGEST_GAP_S), self._ticks(_REORDER_S)
-        self._back, self._short = self._ticks(_BACK_S), self._ticks(_SHORT_GAP_S)
+        end_s, ticks = timing.declared_s, timing.length
+        self._limit = math.inf if end_s is None else timing.ticks(farthest_end(end_s))
+        self._confirmed = timing.ticks(timing.confirmed_s + HOLE_S)
+        self._gap, self._reorder = ticks(LONGEST_GAP_S), ticks(_REORDER_S)
+        self._back, self._short, self._pause = ticks(_BACK_S), ticks(_SHORT_GAP_S), ticks(LONGEST_PAUSE_S)
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Give packets with the stamps that they should have, and None before one that begins a new count."""
@@ -111,7 +132,7 @@ class Clock:
                     self._moved = self.shift
                 ahead = mark + self._moved - last
                 back = ahead < -self._back and packet.is_keyframe
-                if ahead > self._short or back or (self._beyond(mark) and self._moved == self.shift):
+                if ahead > self._short or back or (mark > self._limit and self._moved == self.shift):
                     self._read_ahead(packets, waiting, packet, mark, last)
                     if self._settle_leap(packet, mark, last, [_mark(one) for one in waiting]):
                         yield None
@@ -132,32 +153,32 @@ class Clock:
 
     def _settle_leap(self, packet: Any, mark: int, last: int, later: list[int | None]) -> bool:
         """Set the shift for a packet whose stamp leaps from `last`; return True if it begins a new count."""
-        at, step = mark + self.shift, packet.duration or self._interval
+        at, step = mark + self.shift, packet.duration or self._timing.length(self._timing.interval_s)
         stays = _stays(at, last, step, [one + self.shift for one in later if one is not None])
-        if at > last and not self._beyond(mark):
+        if at > last and mark <= self._limit:
             # Slides are shown for about as long as those before them.
             confirmed = at - last <= 2 * self._longest or at <= self._confirmed
             ends = len(later) < _LEAST_REORDERED and not packet.is_keyframe
-            credible = stays and (self._declared or at - last <= self._ticks(LONGEST_PAUSE_S))
+            credible = stays and (self._timing.declared_s is not None or at - last <= self._pause)
             if credible or ((stays is None or ends) and (confirmed or at - last <= self._gap)):
                 self._moved, self._longest = self.shift, max(self._longest, at - last)
                 return False
         # The first of them by time follows; packets are reordered.
         run = [one for one in later[:_LEAST_REORDERED] if one is not None and abs(one - mark) <= self._reorder]
         self._moved = last + step - min([mark, *run])
-        time_s = float((last + step - self._origin) * self._base)
-        if stays and not self._beyond(mark):
+        time_s = self._timing.time_s(last + step)
+        if stays and mark <= self._limit:
             self.shift = self._moved
             self._on_join(time_s)
             return bool(packet.is_keyframe)
-        self._on_damage(time_s, f"time stamps jump to {float((at - self._origin) * self._base):.0f} s")
+        self._on_damage(time_s, f"time stamps jump to {self._timing.time_s(at):.0f} s")
         return False
 
     def _read_ahead(self, packets: Iterator[Any], waiting: deque[Any], packet: Any, mark: int, last: int) -> None:
         """Let packets wait until they tell what becomes of the stamps after a packet."""
         least = _LEAST_PACKETS if packet.is_keyframe else _LEAST_REORDERED
         size = sum(one.size for one in waiting)
-        near = self._ticks(_CONFIRM_S) if mark + self._moved - last > self._gap else -1
+        near = self._timing.length(_CONFIRM_S) if mark + self._moved - last > self._gap else -1
         while len(waiting) < _CONFIRM_PACKETS and size < _CONFIRM_BYTES:
             latest = _mark(waiting[-1]) if waiting else None
             if len(waiting) >= least and latest is not None and abs(latest - mark) > near:
@@ -166,12 +187,6 @@ class Clock:
                 return
             waiting.append(one)
             size += one.size
-
-    def _beyond(self, mark: int) -> bool:
-        return self._limit is not None and mark > self._limit
-
-    def _ticks(self, seconds: float) -> int:
-        return max(1, round(seconds / float(self._base)))
 
 
 def _mark(packet: Any) -> int | None:

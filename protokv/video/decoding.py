@@ -11,9 +11,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from protokv.video.clock import ArrivalClock, Clock, limit_duration
+from protokv.video.clock import ArrivalClock, Clock, Timing
 from protokv.video.container import explain_error
-from protokv.video.probe import SHOWING_MEMORY, Probe
+from protokv.video.probe import SHOWING_MEMORY, Beginning
 from protokv.video.source import Damage, Frame, Image, ShouldStop
 
 # The first frame of these is a key frame; others may be recorded from anywhere in a stream.
@@ -32,7 +32,7 @@ MOST_DEMUX_FAILURES, _MOST_STRANGERS = 16, 1 << 20
 _WAITING_BYTES = 256 << 20
 
 
-class DecodeReport:
+class Losses:
     """The account of one reading from `start_s` on: which frames went into a decoder, came back, and are lost.
 
     Decoders give frames in order of presentation. A frame that is older than one that came back will never come, so
@@ -40,93 +40,72 @@ class DecodeReport:
 
     Attributes:
         start_s: where the reading begins.
-        last_s: time of the last frame that came back.
-        met_damage: a decoder met damage, counted or not. Frames missing at the end of a file do not count here.
+        met: a decoder met damage, counted or not. Frames missing at the end of a file do not count here.
+        matching: packets and frames are one to one. If not, a failure counts, and else the missing frame.
     """
 
     def __init__(self, start_s: float = 0.0) -> None:
-        self.start_s, self.last_s, self.met_damage = start_s, None, False
-        self._matching, self._awaited = True, set[float]()
+        self.start_s, self.met, self.matching = start_s, False, True
+        self._last_s, self._awaited = -math.inf, set[float]()
         self._lost = self._damaged = 0
-        self._from_s: float | None = None
-        self._why = ""
-
-    last_s: float | None
+        self._from_s, self._why = math.inf, ""
 
     def expect(self, time_s: float) -> None:
         """Note that a frame of this time went into a decoder."""
-        if not self._matching or time_s < self.start_s:
-            return
-        if self.last_s is None or time_s > self.last_s:
+        if self.matching and time_s >= self.start_s and time_s != self._last_s:
             self._awaited.add(time_s)
-        elif time_s < self.last_s:
-            # A later frame came already (a damaged stream, or times that jump back): this one comes too late.
-            self._settle([time_s])
+            self._give_up(self._last_s)
 
-    def take(self, time_s: float, *, corrupt: bool = False) -> bool:
+    def take(self, time_s: float) -> bool:
         """Note that a frame came back. Return False if it is not newer than the one before: leave it out."""
-        if self.last_s is not None and time_s <= self.last_s:
+        if time_s <= self._last_s:
             return False
-        self.last_s = time_s
+        self._last_s = time_s
         self._awaited.discard(time_s)
-        self._settle([t for t in self._awaited if t < time_s])
-        if corrupt:
-            self.note_damage(time_s, "a frame is marked as corrupt")
+        self._give_up(time_s)
         return True
 
     def finish(self) -> None:
         """Count every frame that is still awaited as lost: the decoder has given all it had."""
-        self._settle(list(self._awaited))
+        self._give_up(math.inf)
 
-    def stop_matching(self) -> None:
-        """Count reported failures only: packets and frames of this stream are not one to one."""
-        self._matching = False
-        self._awaited.clear()
+    def _give_up(self, time_s: float) -> None:
+        late = {one for one in self._awaited if one < time_s} if self.matching else set()
+        self._awaited -= late
+        if late:
+            self.met = True
+            self.add(min(late), lost=len(late))
 
     def note_damage(self, time_s: float, why: str) -> None:
         """Count a frame that is given although its picture or its time stamp is damaged."""
-        self.met_damage = True
+        self.met = True
         if time_s >= self.start_s:
-            self._damaged += 1
-            self._note(time_s, why)
+            self.add(time_s, why, damaged=1)
 
     def note_failure(self, time_s: float | None, why: str) -> None:
-        """Note that a decoder refused a packet. If frames are matched, the missing frame counts, not the packet."""
-        self.met_damage = True
-        if time_s is not None and time_s < self.start_s:
-            return
-        counted = time_s is None or not self._matching
-        self._lost += counted
-        self._note((self.last_s if time_s is None else time_s) if counted else None, why)
+        """Note that a decoder refused the packet of this time, or a demultiplexer failed."""
+        self.met = True
+        if time_s is None or time_s >= self.start_s:
+            counted = time_s is None or not self.matching
+            at_s = max(self._last_s, self.start_s) if time_s is None else time_s
+            self.add(at_s if counted else math.inf, why, lost=int(counted))
 
-    def note_missing(self, frames: int, from_s: float) -> None:
-        """Count frames that the file promises from `from_s` on and does not hold."""
-        self._lost += frames
-        self._note(from_s, "the file ends before the end that it declares")
+    def add(self, time_s: float, why: str = "", *, lost: int = 0, damaged: int = 0) -> None:
+        """Count frames, the first of them at this time."""
+        self._lost, self._damaged, self._why = self._lost + lost, self._damaged + damaged, self._why or why
+        self._from_s = min(self._from_s, time_s)
 
     @property
     def damage(self) -> Damage:
         """The account so far."""
         if not self._lost and not self._damaged:
             return Damage()
-        from_s = self._from_s or 0.0
         lost = f"{self._lost} {'frame' if self._lost == 1 else 'frames'} could not be decoded"
         damaged = f"{self._damaged} {'frame is' if self._damaged == 1 else 'frames are'} damaged"
         parts = [text for text, count in ((lost, self._lost), (damaged, self._damaged)) if count]
         why = f" ({self._why})" if self._why else ""
-        return Damage(self._lost, self._damaged, from_s, f"{' and '.join(parts)}, first at {from_s:.2f} s{why}")
-
-    def _settle(self, times: list[float]) -> None:
-        if times:
-            self.met_damage = True
-            self._awaited.difference_update(times)
-            self._lost += len(times)
-            self._note(min(times))
-
-    def _note(self, time_s: float | None, why: str = "") -> None:
-        self._why = self._why or why
-        if time_s is not None:
-            self._from_s = time_s if self._from_s is None else min(self._from_s, time_s)
+        message = f"{' and '.join(parts)}, first at {self._from_s:.2f} s{why}"
+        return Damage(self._lost, self._damaged, self._from_s, message)
 
 
 def read_packets(
@@ -154,7 +133,7 @@ def read_packets(
             yield packet
 
 
-def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterator[Any]:
+def skip_to_key(timing: Timing, packets: Iterator[Any], start_s: float) -> Iterator[Any]:
     """Skip to the last key frame before the first packet that is later than `start_s`.
 
     If too much would have to wait, reading begins at the first key frame that waits.
@@ -162,7 +141,7 @@ def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterato
     waiting: list[Any] = []
     size = 0
     for packet in packets:
-        later = packet is not None and probe.latest_s(packet) > start_s
+        later = packet is not None and timing.latest_s(packet) > start_s
         if packet is not None and packet.is_keyframe and not later:
             waiting, size = [], 0
         waiting.append(packet)
@@ -174,13 +153,13 @@ def skip_to_key(probe: Probe, packets: Iterator[Any], start_s: float) -> Iterato
 
 
 class FrameDecoding:
-    """One pass of a decoder over the packets of a stream, and the account of it."""
+    """One pass of a decoder over the packets of a stream, and the account of it: `losses`."""
 
     def __init__(
         self,
-        probe: Probe,
+        found: Beginning,
         stream: Any,
-        report: DecodeReport,
+        losses: Losses,
         convert: Callable[[Any], Image],
         *,
         sought: bool = False,
@@ -194,34 +173,28 @@ class FrameDecoding:
         first key frame are dropped: they need packets that are not here, and never count as lost. A live stream has its
         times from `arrivals`, and its frames are not matched with packets. `on_note` is told what is no damage.
         """
-        if arrivals is not None:
-            report.stop_matching()
+        losses.matching = arrivals is None
         stream.codec_context.flush_buffers()
-        self._probe, self._stream, self._context, self._report = probe, stream, stream.codec_context, report
-        self._convert, self._drop_leading, self._arrivals = convert, after_key, arrivals
+        self._found, self._timing, self._stream, self._context = found, found.timing, stream, stream.codec_context
+        self.losses, self._convert, self._drop_leading, self._arrivals = losses, convert, after_key, arrivals
+        self._is_hidden = _HIDDEN.get(found.info.codec)
         self._pixels = SHOWING_MEMORY.get(self._context.name, b"")
         self._key_s: float | None = None  # time of the first key frame since the count began
-        self._next_ticks = probe.origin  # where a frame without a time stamp follows
+        self._next_ticks = found.timing.origin  # where a frame without a time stamp follows
         self._corrupt_s: set[float] = set()  # times of frames whose packets the container marked as corrupt
         self._last_dts: int | None = None
         self._end_s = 0.0
         self._clock = Clock(
-            probe.time_base,
-            probe.origin,
-            probe.interval_s,
-            probe.declared_s,
-            probe.confirmed_s,
+            found.timing,
             from_origin=not sought,
             on_join=lambda time_s: on_note(f"at {time_s:.2f} s another recording is joined on: times go on"),
-            on_damage=report.note_damage,
+            on_damage=losses.note_damage,
         )
 
     @property
     def later_s(self) -> float:
         """How much later the stream time is than the container's own, now."""
-        if self._arrivals is not None:
-            return self._arrivals.later_s
-        return float((self._clock.shift - self._probe.origin) * self._probe.time_base)
+        return self._timing.time_s(self._clock.shift) if self._arrivals is None else self._arrivals.later_s
 
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Give packets on the one clock of the reading, and None before those that begin a new count."""
@@ -229,19 +202,14 @@ class FrameDecoding:
             yield from self._arrivals.settle(packets)
             return
         for packet in self._clock.settle(map(self._watch, packets)):
-            ticks = packet and self._probe.stamp(packet)
-            if ticks is not None:
-                time_s = self._probe.time_s(ticks)
-                self._end_s = max(self._end_s, time_s + (self._stays_s(time_s, packet) or 0.0))
+            if packet is not None and (ticks := self._timing.stamp(packet)) is not None:
+                time_s = self._timing.time_s(ticks)
+                self._end_s = max(self._end_s, time_s + (self._timing.stays_s(time_s, packet) or 0.0))
             yield packet
 
     def _watch(self, packet: Any) -> Any:
         self._last_dts = packet.dts if packet.dts is not None else self._last_dts
         return packet
-
-    def _stays_s(self, time_s: float, one: Any) -> float | None:
-        stated_s = float((one.duration or 0) * self._probe.time_base)
-        return limit_duration(time_s, stated_s, self._probe.declared_s)
 
     def frames(self, packets: Iterable[Any], should_stop: ShouldStop) -> Iterator[Frame]:
         """Give the frames of settled packets, to the last one or until `should_stop`."""
@@ -257,13 +225,20 @@ class FrameDecoding:
                 # What comes next does not refer to what came before.
                 self._context.flush_buffers()
                 self._drop_leading, self._key_s = self._drop_leading or self._key_s is not None, None
-        self._report.finish()
+        self.losses.finish()
         if self._arrivals is None:
             self.check_end()
 
+    def expected_s(self, packet: Any) -> float | None:
+        """Return the stream time of the frame that a packet should give; None if none is due or it is unknown."""
+        if packet.pts is None or packet.is_discard or not self._timing.has_pts:
+            return None
+        hidden = self._is_hidden is not None and packet.size and self._is_hidden(memoryview(packet))
+        return None if hidden else self._timing.time_s(packet.pts)
+
     def _expect(self, packet: Any) -> None:
         """Note the frame that a packet should give, if it is one of those that can be decoded."""
-        due_s = self._probe.expected_s(packet)
+        due_s = self.expected_s(packet)
         if self._key_s is None and packet.is_keyframe:
             self._key_s = due_s if due_s is not None else -math.inf
         if due_s is None:
@@ -271,9 +246,9 @@ class FrameDecoding:
         if packet.is_corrupt:
             self._corrupt_s.add(due_s)
         # A file begins with a key frame, unless it was recorded out of a stream.
-        whole = not self._drop_leading and self._probe.container in _BEGINNING_WITH_KEY
+        whole = not self._drop_leading and self._found.info.container in _BEGINNING_WITH_KEY
         if whole if self._key_s is None else self._key_s <= due_s:
-            self._report.expect(due_s)
+            self.losses.expect(due_s)
 
     def _decode(self, packet: Any) -> list[Any]:
         """Return the decoder's frames for a packet, or its last ones for None. What fails is reported."""
@@ -283,53 +258,68 @@ class FrameDecoding:
             return list(self._context.decode(packet))
         except Exception as error:  # PyAV raises more than its own errors on damaged packets
             if packet is not None:
-                self._report.note_failure(self._probe.expected_s(packet), explain_error(error))
+                self.losses.note_failure(self.expected_s(packet), explain_error(error))
             return []
 
     def _place(self, decoded: Any) -> Frame | None:
         """Return a decoded frame at its time; None if it is to be left out."""
-        probe, report, ticks = self._probe, self._report, self._probe.stamp(decoded)
-        picture = partial(self._convert, decoded)
+        timing, losses, ticks = self._timing, self.losses, self._timing.stamp(decoded)
+        time_s: float | None
         if self._arrivals is not None:
-            time_s = self._arrivals(None if ticks is None else float(ticks * probe.time_base))
-            if time_s is None:
-                return None
-            report.take(time_s, corrupt=decoded.is_corrupt)
-            return Frame(time_s, picture, None, "pyav")
-        # AVI gives no times for the last frames, and raw streams give none at all.
-        ticks = self._next_ticks if ticks is None else ticks - probe.delay
+            time_s = self._arrivals(None if ticks is None else float(ticks * timing.time_base))
+        else:
+            # AVI gives no times for the last frames, and raw streams give none at all.
+            ticks = self._next_ticks if ticks is None else ticks - timing.delay
+            time_s = timing.time_s(ticks)
         if decoded.interlaced_frame:
             # The two fields of a frame may come in two packets.
-            report.stop_matching()
-        time_s = probe.time_s(ticks)
-        if self._drop_leading and self._key_s is not None and time_s < self._key_s:
+            losses.matching = False
+        if time_s is None or (self._drop_leading and self._key_s is not None and time_s < self._key_s):
             return None
         if time_s < 0:
-            report.note_damage(0.0, "a picture is before the beginning")
+            losses.note_damage(0.0, "a picture is before the beginning")
             return None
-        corrupt = (decoded.is_corrupt or time_s in self._corrupt_s) and ticks not in self._clock.excused
-        if not report.take(time_s, corrupt=corrupt):
+        if not losses.take(time_s):
             return None
+        if (decoded.is_corrupt or time_s in self._corrupt_s) and ticks not in self._clock.excused:
+            losses.note_damage(time_s, "a frame is marked as corrupt")
         self._corrupt_s.discard(time_s)
-        self._next_ticks = ticks + (decoded.duration or max(1, round(probe.interval_s / float(probe.time_base))))
-        return Frame(time_s, picture, self._stays_s(time_s, decoded), "pyav")
+        picture = partial(self._convert, decoded)
+        if self._arrivals is not None or ticks is None:
+            return Frame(time_s, picture, None, "pyav")
+        self._next_ticks = ticks + (decoded.duration or timing.length(timing.interval_s))
+        return Frame(time_s, picture, timing.stays_s(time_s, decoded), "pyav")
 
     def check_end(self) -> None:
         """Count frames that the index or the stated end promises after the last packet."""
-        probe, report, end_s = self._probe, self._report, self._end_s
+        timing, losses, end_s, missing = self._timing, self.losses, self._end_s, 0
+        stated_s = timing.duration_s or 0.0
         # Honest files are off by up to half a second, or two frames; a length that is guessed, by more.
-        honest_s = max(_HONEST_S, 2 * probe.interval_s)
-        if probe.indexed:
-            after = probe.ticks(report.start_s) - 1 if self._last_dts is None else self._last_dts
-            if missing := sum(entry.timestamp > after for entry in self._stream.index_entries):
-                report.note_missing(missing, end_s)
-                return
+        honest_s = max(_HONEST_S, 2 * timing.interval_s)
+        if self._found.indexed:
+            after = timing.ticks(losses.start_s) - 1 if self._last_dts is None else self._last_dts
+            missing = sum(entry.timestamp > after for entry in self._stream.index_entries)
             # An edit list may cut away what the declared end counts, and not to the second.
-            honest_s = max(2.0, 0.25 * (probe.duration_s or 0.0))
-        elif probe.declared_s is None:
-            honest_s = max(2.0, 0.02 * (probe.duration_s or 0.0))
-            if probe.container not in _STATING:
-                return
-        gap_s = (probe.duration_s or 0.0) - max(end_s, report.start_s)
-        if gap_s > honest_s:
-            report.note_missing(max(1, round(gap_s / probe.interval_s)), end_s)
+            honest_s = max(2.0, 0.25 * stated_s)
+        elif timing.declared_s is None:
+            honest_s = max(2.0, 0.02 * stated_s) if self._found.info.container in _STATING else math.inf
+        gap_s = stated_s - max(end_s, losses.start_s)
+        if missing or gap_s > honest_s:
+            missing = missing or max(1, round(gap_s / timing.interval_s))
+            losses.add(end_s, "the file ends before the end that it declares", lost=missing)
+
+
+def _is_hidden_vp8(data: memoryview) -> bool:
+    return data[0] & 0x11 == 1  # key frames are always shown
+
+
+def _is_hidden_vp9(data: memoryview) -> bool:
+    if data[-1] & 0xE0 == 0xC0:
+        return False  # several frames, of which one is shown
+    # Marker, profile, one reserved bit of profile 3, show_existing_frame, frame_type, show_frame
+    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
+    return bits & 8 == 0 and bits & 2 == 0
+
+
+# Whether a packet holds a reference frame only, which is never shown.
+_HIDDEN = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}

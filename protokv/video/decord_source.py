@@ -103,18 +103,18 @@ class DecordSource(AVSource):
         listed: list[tuple[float, float | None]] = []
         key_s = float("-inf")
         opened = self._open(lambda: self._closed)
-        self._report = opened.report
+        self._losses = opened.losses
         decoding = self._start_decoding(opened)
         with opened.connection:
             for packet in decoding.settle(opened.found.packets):
-                time_s = packet and self.probe.expected_s(packet)
+                time_s = packet and decoding.expected_s(packet)
                 if time_s is None or packet.is_corrupt or time_s < key_s:
                     return []
                 key_s = time_s if packet.is_keyframe else key_s
-                listed.append((time_s, float(packet.duration * self.probe.time_base) if packet.duration else None))
+                listed.append((time_s, float(packet.duration * self.timing.time_base) if packet.duration else None))
             decoding.check_end()
         listed.sort(key=lambda one: one[0])
-        return listed if opened.report.damage.ok and all(a[0] < b[0] for a, b in pairwise(listed)) else []
+        return listed if opened.losses.damage.ok and all(a[0] < b[0] for a, b in pairwise(listed)) else []
 
     def _open_reader(self, times_s: list[float]) -> Any | None:
         """Return decord's reader if it counts the same frames at the same times, else None."""

@@ -11,7 +11,7 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import av
 import numpy as np
 
 from protokv.errors import SourceUnreadable
-from protokv.video.clock import LONGEST_GAP_S, LONGEST_PAUSE_S, farthest_end
+from protokv.video.clock import LONGEST_GAP_S, LONGEST_PAUSE_S, Timing, farthest_end
 from protokv.video.container import MAX_PIXELS, refuse_index_last
 from protokv.video.source import Image, SourceInfo
 
@@ -114,11 +114,12 @@ def _refuse_size(name: object, width: int, height: int, max_pixels: int) -> Sour
 class Beginning(NamedTuple):
     """What a look at the beginning of a stream found."""
 
-    probe: Probe
     info: SourceInfo
+    timing: Timing
+    indexed: bool  # the container has an index of all packets, to compare with those that were read
+    plain: bool  # progressive, and shown in the shape in which it is decoded
     notes: list[str]
     packets: Iterator[Any]  # all of them, from the first one on
-    plain: bool  # progressive, and shown in the shape in which it is decoded
 
 
 def look_into(
@@ -150,33 +151,45 @@ def look_into(
             break
     if first is None:
         raise _refuse_undecodable(name, kind, container, stream, seen[0] if seen else None, max_pixels)
-    probe = _probe(container, stream, seen[0], first)
     rotation, mirrored, degrees = _read_orientation(first)
     width, height = _shown_size(first.width, first.height, stream.sample_aspect_ratio)
-    plain = (width, height) == (first.width, first.height) and not mirrored
-    if rotation in (90, 270):
-        width, height = height, width
+    # 0 is unknown, 1 progressive.
+    plain = not mirrored and not first.interlaced_frame and context.field_order <= 1
+    plain = plain and (width, height) == (first.width, first.height)
+    notes = []
+    if degrees % 90:
+        notes.append(f"it asks to be turned by {degrees:g} degrees: pictures are turned by quarters only")
+    # FFmpeg guesses the rate of the clock where there are few frames.
+    stamped = not container.format.flags & _NOTIMESTAMPS
+    rates = (stream.average_rate if stamped else None, stream.guessed_rate)
+    rate = next((one for one in rates if one and one <= _MOST_FPS), None)
+    if not stamped:
+        rate = 1 / (seen[0].duration * stream.time_base) if seen[0].duration else rate
+        notes.append(f"it has no times: {float(rate or 25):.6g} frames a second are assumed")
     info = SourceInfo(
         name=name,
         kind=kind,
         decoder="pyav",
-        container=probe.container,
-        codec=probe.codec,
+        container=container.format.name.split(",")[0],
+        codec=context.codec.canonical_name,
         pixel_format=str(first.format.name),
-        width=width,
-        height=height,
+        width=height if rotation in (90, 270) else width,
+        height=width if rotation in (90, 270) else height,
         rotation=rotation,
         mirrored=mirrored,
-        rate_fps=1 / probe.interval_s if probe.steady else None,
+        rate_fps=float(rate) if rate else None,
     )
-    notes = []
-    if degrees % 90:
-        notes.append(f"it asks to be turned by {degrees:g} degrees: pictures are turned by quarters only")
-    if not probe.stamped:
-        notes.append(f"it has no times: {1 / probe.interval_s:.6g} frames a second are assumed")
-    # 0 is unknown, 1 progressive.
-    plain = plain and not first.interlaced_frame and context.field_order <= 1
-    return Beginning(probe, info, notes, chain(seen, packets), plain)
+    # `frames` is 0 for fragmented files, whose index grows while they are read.
+    indexed = info.container == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
+    timing = _read_timing(container, stream, seen[0], indexed=indexed)
+    has_pts = info.container not in _WITHOUT_PTS
+    timing = replace(
+        timing,
+        interval_s=float(1 / rate) if rate else timing.interval_s,
+        has_pts=has_pts,
+        delay=0 if has_pts else (first.dts or 0) - (seen[0].dts or 0),
+    )
+    return Beginning(info, timing, indexed, plain, notes, chain(seen, packets))
 
 
 def _refuse_undecodable(
@@ -245,86 +258,16 @@ def convert_to_rgb(frame: Any, info: SourceInfo) -> Image:
     return np.ascontiguousarray(np.rot90(image, info.rotation // 90))
 
 
-@dataclass(frozen=True)
-class Probe:
-    """How a stream counts its times; `time_s = (ticks - origin) * time_base`."""
-
-    container: str
-    codec: str
-    time_base: Fraction
-    origin: int
-    interval_s: float  # the usual distance of two frames
-    duration_s: float | None  # stream time of the end that the source states
-    declared_s: float | None  # the same, if it does not come from the times of the packets
-    confirmed_s: float  # until when anything else than the packets of the pictures says that the source lasts
-    indexed: bool  # the container has an index of all packets, to compare with the packets that were read
-    stamped: bool  # packets have times
-    steady: bool  # `interval_s` comes from the source
-    delay: int  # how much later the decoding time of a frame is than that of its packet, without presentation times
-
-    @property
-    def has_pts(self) -> bool:
-        """True if the container has presentation times."""
-        return self.container not in _WITHOUT_PTS
-
-    def time_s(self, ticks: int) -> float:
-        """Return the stream time of a tick."""
-        return float((ticks - self.origin) * self.time_base)
-
-    def ticks(self, time_s: float) -> int:
-        """Return the tick at or before a stream time."""
-        return self.origin + int(Fraction(time_s) / self.time_base)
-
-    def stamp(self, one: Any) -> int | None:
-        """Return the presentation ticks of a frame or a packet, or those of its decoding; None if it has none."""
-        ticks: int | None = one.pts if self.has_pts and one.pts is not None else one.dts
-        return ticks
-
-    def latest_s(self, packet: Any) -> float:
-        """Return the latest stream time at which the frame of a packet is shown; infinity if nothing tells."""
-        ticks = self.stamp(packet)
-        return math.inf if ticks is None else self.time_s(ticks + self.delay)
-
-    def expected_s(self, packet: Any) -> float | None:
-        """Return the stream time of the frame that a packet should give; None if none is due or it is unknown."""
-        if packet.pts is None or packet.is_discard or not self.has_pts:
-            return None
-        hidden = self.codec in _HIDDEN and packet.size and _HIDDEN[self.codec](memoryview(packet))
-        return None if hidden else self.time_s(packet.pts)
-
-
-def _is_hidden_vp8(data: memoryview) -> bool:
-    return data[0] & 0x11 == 1  # key frames are always shown
-
-
-def _is_hidden_vp9(data: memoryview) -> bool:
-    if data[-1] & 0xE0 == 0xC0:
-        return False  # several frames, of which one is shown
-    # Marker, profile, one reserved bit of profile 3, show_existing_frame, frame_type, show_frame
-    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]
-    return bits & 8 == 0 and bits & 2 == 0
-
-
-# Whether a packet holds a reference frame only, which is never shown.
-_HIDDEN = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}
-
-
-def _probe(container: Any, stream: Any, head: Any, first: Any) -> Probe:
-    """Return how a stream counts its times, by its header, first packet and frame.
-
-    What a damaged header says is kept within what is credible.
-    """
+def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> Timing:
+    """Return when a stream begins and ends, by its header and its first packet, as far as that is credible."""
     name, base = container.format.name.split(",")[0], stream.time_base
-    # `frames` is 0 for fragmented files, whose index grows while they are read.
-    indexed = name == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
     whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
     own_s = _own_length_s(stream)
     declares = indexed or name in _DECLARING
     # A copied tag of a stream of Matroska may say less than the whole.
     longest_s = max(own_s or 0.0, whole_s or 0.0)
-
     first_ticks = head.dts if head.pts is None or name in _WITHOUT_PTS else head.pts
-    origin = _origin(container, stream, first_ticks or 0, longest_s if declares and longest_s else None)
+    origin = _origin(container, stream, first_ticks or 0, longest_s if declares else 0.0)
     late_s = max(0.0, float(origin * base))
     shift_s = float((stream.start_time - origin) * base) if stream.start_time is not None else 0.0
     if name in _COUNTING_FROM_ZERO:
@@ -337,9 +280,8 @@ def _probe(container: Any, stream: Any, head: Any, first: Any) -> Probe:
         stated_s = own_s + shift_s if whole_s is None else min(own_s + shift_s, whole_s)
     if stated_s is not None:
         stated_s = max(0.0, stated_s)
-        bits = 8 * (container.size or 0)
-        if not declares and stated_s > LONGEST_PAUSE_S and bits < _FEWEST_BITS * stated_s:
-            stated_s = None
+        thin = 8 * (container.size or 0) < _FEWEST_BITS * stated_s
+        stated_s = None if thin and not declares and stated_s > LONGEST_PAUSE_S else stated_s
     declared_s = stated_s if declares else None
     if declared_s is not None and whole_s is not None and name == "matroska":
         declared_s = max(declared_s, whole_s)
@@ -347,29 +289,11 @@ def _probe(container: Any, stream: Any, head: Any, first: Any) -> Probe:
     ends_s = [float((one.start_time + one.duration) * one.time_base - origin * base) for one in others]
     if whole_s is not None and (declares or name == "flv"):
         ends_s.append(whole_s)
-    stamped = not container.format.flags & _NOTIMESTAMPS
-    rates = (stream.average_rate if stamped else None, stream.guessed_rate)
-    # FFmpeg guesses the rate of the clock where there are few frames.
-    rate = next((one for one in rates if one and one <= _MOST_FPS), None)
-    if not stamped and head.duration:
-        rate = 1 / (head.duration * base)
-    return Probe(
-        container=name,
-        codec=stream.codec_context.codec.canonical_name,
-        time_base=base,
-        origin=origin,
-        interval_s=float(1 / rate) if rate else 0.04,
-        steady=rate is not None,
-        duration_s=stated_s,
-        declared_s=declared_s,
-        confirmed_s=max([declared_s or 0.0, *ends_s]),
-        indexed=indexed,
-        stamped=stamped,
-        delay=(first.dts or 0) - (head.dts or 0) if name in _WITHOUT_PTS else 0,
-    )
+    confirmed_s = max([declared_s or 0.0, *ends_s])
+    return Timing(base, origin, duration_s=stated_s, declared_s=declared_s, confirmed_s=confirmed_s)
 
 
-def _origin(container: Any, stream: Any, first: int, longest_s: float | None) -> int:
+def _origin(container: Any, stream: Any, first: int, longest_s: float) -> int:
     """Return the tick at which the container begins; that of the first packet, if that is far from there."""
     base, own, whole = stream.time_base, stream.start_time, container.start_time
     if own is not None and (whole is None or abs(float(own * base) - whole / av.time_base) < 1e-5):
@@ -378,7 +302,7 @@ def _origin(container: Any, stream: Any, first: int, longest_s: float | None) ->
         stated = round(whole / av.time_base / float(base))
     else:
         return first
-    far_s = LONGEST_GAP_S if longest_s is None else farthest_end(longest_s)
+    far_s = farthest_end(longest_s) if longest_s else LONGEST_GAP_S
     return first if float((first - stated) * base) > far_s else min(first, stated)
 
 

@@ -11,14 +11,13 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from protokv.errors import ConfigError
 from protokv.video.source import Damage, Frame, Image, ShouldStop, Source, never
-
-WHOLE = Damage()
 
 # Containers that count in milliseconds round a frame's time by half of one.
 SLACK_S = 1e-3
@@ -34,23 +33,14 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """The frames that a model is fed with at once.
+    """The frames that a model is fed with at once."""
 
-    Attributes:
-        index: counts from 0 at the start of the source.
-        time_s: the sampling time of the first image.
-        images: uint8 `[F, h, w, 3]`.
-        decoders: the decoder of each image.
-        damage: of the reading up to this step.
-        mark: crc32 of the last image, to check on resuming that the same step was read before.
-    """
-
-    index: int
-    time_s: float
-    images: Image
-    decoders: tuple[str, ...]
-    damage: Damage = WHOLE
-    mark: int = 0
+    index: int  # from 0 at the start of the source
+    time_s: float  # the sampling time of the first image
+    images: Image  # uint8 [F, h, w, 3]
+    decoders: tuple[str, ...]  # of each image
+    damage: Damage = Damage()  # of the reading up to this step
+    mark: int = 0  # crc32 of the last image, to check on resuming that the same step was read before
 
 
 def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: float | None = None) -> Iterator[Sample]:
@@ -65,22 +55,22 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: f
     """
     _check_rate(fps)
     k = max(0, math.ceil(start_s * fps - 1e-6))
+    end = math.inf if until_s is None else until_s - 1e-9
     current: Frame | None = None
     gap_s = 1.0 / fps
     for frame in frames:
-        before = current if current is not None else frame
+        before = current or frame
         while k / fps + SLACK_S < frame.time_s:
-            if until_s is not None and k / fps >= until_s - 1e-9:
+            if k / fps >= end:
                 return
             yield Sample(k / fps, before.image, before.decoder)
             k += 1
         if current is not None:
             gap_s = min(frame.time_s - current.time_s, 1.0 / fps)
         current = frame
-    if current is None:
-        return
-    end_s = current.time_s + (current.duration_s or gap_s)
-    while k / fps + SLACK_S < end_s and (until_s is None or k / fps < until_s - 1e-9):
+    while current is not None and k / fps < end:
+        if k / fps + SLACK_S >= current.time_s + (current.duration_s or gap_s):
+            return
         yield Sample(k / fps, current.image, current.decoder)
         k += 1
 
@@ -93,15 +83,18 @@ def group_steps(samples: Iterable[Sample], frames_per_step: int, first_index: in
     """
     if frames_per_step < 1:
         raise ConfigError(f"expected at least one frame a step, got frames_per_step={frames_per_step}")
-    index = first_index
-    group: list[Sample] = []
-    for one in samples:
-        group.append(one)
-        if len(group) == frames_per_step:
-            yield make_step(index, group, frames_per_step)
-            index, group = index + 1, []
-    if group:
-        yield make_step(index, group, frames_per_step)
+    samples = iter(samples)
+    while group := list(islice(samples, frames_per_step)):
+        yield make_step(first_index, group, frames_per_step)
+        first_index += 1
+
+
+def make_step(index: int, group: list[Sample], frames_per_step: int) -> Step:
+    """Make a step of one to `frames_per_step` samples; a short one repeats its last image."""
+    images = [one.image for one in group]
+    images += [images[-1]] * (frames_per_step - len(images))
+    decoders = tuple(one.decoder for one in group)
+    return Step(index, group[0].time_s, np.stack(images), decoders, mark=_mark(group[-1].image))
 
 
 def read_steps(
@@ -157,11 +150,3 @@ def _check_rate(fps: float) -> None:
 
 def _mark(image: Image) -> int:
     return zlib.crc32(np.ascontiguousarray(image).reshape(-1).data)
-
-
-def make_step(index: int, group: list[Sample], frames_per_step: int) -> Step:
-    """Make a step of one to `frames_per_step` samples; a short one repeats its last image."""
-    images = [one.image for one in group]
-    images += [images[-1]] * (frames_per_step - len(images))
-    decoders = tuple(one.decoder for one in group)
-    return Step(index, group[0].time_s, np.stack(images), decoders, mark=_mark(group[-1].image))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.clock import HOLE_S, LONGEST_GAP_S, LONGEST_PAUSE_S, MOST_LATE, ArrivalClock, Clock, limit_duration
+from protokv.video.clock import HOLE_S, LONGEST_GAP_S, LONGEST_PAUSE_S, MOST_LATE, ArrivalClock, Clock, Timing
 
 # Pairs of the real time between two arrivals and the time stamp.
 ARRIVALS = st.lists(
@@ -76,7 +76,7 @@ def settled(stamps_s, end_s=None, keys=(), length_s=STEP_S):
         packet.is_keyframe = i in keys
     joins, damage = [], []
     clock = Clock(
-        *(Fraction(1, 1000), 0, length_s, end_s, end_s or 0.0),
+        Timing(Fraction(1, 1000), 0, length_s, end_s, end_s, end_s or 0.0),
         from_origin=True,
         on_join=joins.append,
         on_damage=lambda time_s, why: damage.append(why),
@@ -144,9 +144,19 @@ def test_pictures_in_another_order_than_they_are_shown_are_no_damage():
     assert settled(stamps, end_s=4200.0, keys=(0,)) == (stamps, [], [])
 
 
-def test_a_frame_stays_as_long_as_it_says_within_the_declared_end():
-    assert limit_duration(99.0, 1e9, 100.0) is None
-    assert limit_duration(95.0, 5.0, 100.0) == 5.0
-    assert limit_duration(99.0, 5.0, 100.0) is None
-    assert limit_duration(99.9, HOLE_S, 100.0) == limit_duration(99.9, HOLE_S, None) == HOLE_S
-    assert limit_duration(99.0, 5.0, None) is limit_duration(9.0, 0.0, 100.0) is None
+@pytest.mark.parametrize(
+    ("time_s", "stated_s", "end_s", "stays"),
+    [
+        (95.0, 5.0, 100.0, True),
+        (99.9, HOLE_S, 100.0, True),
+        (99.9, HOLE_S, None, True),
+        (99.0, 1e9, 100.0, False),
+        (99.0, 5.0, 100.0, False),
+        (99.0, 5.0, None, False),
+        (9.0, 0.0, 100.0, False),
+    ],
+)
+def test_a_frame_stays_as_long_as_it_says_within_the_declared_end(time_s, stated_s, end_s, stays):
+    timing = Timing(Fraction(1, 1000), 0, declared_s=end_s)
+    frame = SimpleNamespace(duration=round(stated_s * 1000))
+    assert timing.stays_s(time_s, frame) == (stated_s if stays else None)

@@ -124,7 +124,7 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
 def test_any_error_of_pyav_while_decoding_is_damage(error, make_clip, monkeypatch):
     from protokv.video.decoding import FrameDecoding
 
-    def failing(decoding, probe, stream, *rest, **more):
+    def failing(decoding, found, stream, *rest, **more):
         context, calls = stream.codec_context, itertools.count(1)
 
         def decode_packet(packet):
@@ -134,7 +134,7 @@ def test_any_error_of_pyav_while_decoding_is_damage(error, make_clip, monkeypatc
 
         stand_in = SimpleNamespace(name=context.name, decode=decode_packet, flush_buffers=context.flush_buffers)
         index = stream.index_entries
-        real(decoding, probe, SimpleNamespace(codec_context=stand_in, index_entries=index), *rest, **more)
+        real(decoding, found, SimpleNamespace(codec_context=stand_in, index_entries=index), *rest, **more)
 
     real = FrameDecoding.__init__
     monkeypatch.setattr(FrameDecoding, "__init__", failing)
