@@ -1,10 +1,7 @@
-"""Algorithms 1-4 of the paper, transcribed: one token, one head, one prototype at a time. Read it beside the
-paper.
+"""Algorithms 1-4 of the paper, transcribed: one token, one head, one prototype at a time. Read it beside the paper.
 
-This is the oracle that the fast memory is tested against, and where the settlements of the points that the
-paper leaves open are easiest to see; each is marked "settled". It is slow on purpose and shares with the fast
-code only the rotation of keys, the k-means fit, the seed of a step's draw and the order of slots in a merge. One
-`NaiveProtoKV` has a near window and an independent bank per layer and head.
+What the paper leaves open is marked "settled". It is slow on purpose and shares with the fast code only the rotation of
+keys, the k-means fit, the seed of a step's draw and the order of slots in a merge.
 """
 
 from __future__ import annotations
@@ -48,8 +45,6 @@ class Prototype:
     value_counts: Tensor
     updates: int = 0
     merged_into: Prototype | None = None
-    # H^KV, where it is what the config shows.
-    joint_counts: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -71,7 +66,6 @@ class NaiveProtoKV:
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         self.config, self.shape, self.rotary = config, shape, rotary
-        self.has_residuals = getattr(config, "residual", False)
         self.near: list[tuple[int, list[list[Token]]]] = []
         self.heads = [[Head([None] * config.prototypes) for _ in range(shape.kv_heads)] for _ in range(shape.layers)]
 
@@ -100,18 +94,10 @@ class NaiveProtoKV:
         """The step's tokens in raster order; of each, one `Token` per layer and head."""
         cos, sin = self.rotary(step.positions)
         keys, values = unrotate(step.keys.float(), cos, sin), step.values.float()
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         return [
-            [
-                Token(
-                    keys[layer, head, t],
-                    values[layer, head, t],
-                    step.coordinates[t],
-                    step.positions[t].double(),
-                )
-                for layer in range(self.shape.layers)
-                for head in range(self.shape.kv_heads)
-            ]
-            for t in range(step.positions.shape[0])
+            [Token(keys[h, t], values[h, t], step.coordinates[t], step.positions[t].double()) for h in range(len(keys))]
+            for t in range(len(step.positions))
         ]
 
     def _absorb(self, bank: Head, token: Token, now: int) -> None:
@@ -136,29 +122,16 @@ class NaiveProtoKV:
             best.position = best.position + (token.position - best.position) / best.mass
         best.last_step = now
         best.mean = (1 - config.spatial_rate) * best.mean + config.spatial_rate * token.coordinates
-        offset = token.coordinates - best.mean
-        best.covariance = (1 - config.spatial_rate) * best.covariance + config.spatial_rate * torch.outer(
-            offset, offset
-        )
-        if self.has_residuals:
+        spread = torch.outer(token.coordinates - best.mean, token.coordinates - best.mean)
+        best.covariance = (1 - config.spatial_rate) * best.covariance + config.spatial_rate * spread
+        if self.config.residual:
             # Settled: residuals are taken against the updated centre.
             self._count(bank, best, token.key - best.key_center, token.value - best.value_center)
 
     def _initialize(self, bank: Head, slot: int, token: Token, now: int) -> None:
-        config = self.config
-        G, C = (config.subquantizers, config.codewords) if self.has_residuals else (1, 1)
-        empty = torch.zeros(G, C, dtype=torch.int64)
-        bank.slots[slot] = Prototype(
-            key_center=token.key,
-            value_center=token.value,
-            mass=1,
-            mean=token.coordinates,
-            covariance=torch.eye(2),
-            position=token.position,
-            last_step=now,
-            key_counts=empty,
-            value_counts=empty.clone(),
-        )
+        counts = [torch.zeros(self.config.subquantizers, self.config.codewords, dtype=torch.int64) for _ in range(2)]
+        where = token.coordinates, torch.eye(2), token.position
+        bank.slots[slot] = Prototype(token.key, token.value, 1, *where, now, *counts)
         bank.used.add(slot)
 
     def _costs(self, prototypes: list[Prototype], token: Token, now: int) -> list[float]:
@@ -173,10 +146,8 @@ class NaiveProtoKV:
         inverse = torch.linalg.inv(spreads.double() + 1e-4 * torch.eye(2).double())
         mahalanobis = torch.einsum("ki,kij,kj->k", offset, inverse, offset)
         idle = torch.tensor([now - prototype.last_step > self.config.idle_steps for prototype in prototypes])
-        costs: list[float] = (
-            -cosine + self.config.spatial_weight * mahalanobis + self.config.idle_weight * idle
-        ).tolist()
-        return costs
+        costs = -cosine + self.config.spatial_weight * mahalanobis + self.config.idle_weight * idle
+        return list(costs.tolist())
 
     def _count(self, bank: Head, prototype: Prototype, key_residual: Tensor, value_residual: Tensor) -> None:
         """Update R_k; settled: codebooks are fitted to a head's first residuals, which are then counted."""
@@ -266,9 +237,7 @@ class NaiveProtoKV:
         for place, slot in enumerate(slots):
             near = (keys[place] - keys).square().mean(1) < self.config.merge_key_distance**2
             near &= (values[place] - values).square().mean(1) < self.config.merge_value_distance**2
-            pairs += [
-                (slot, other) for other, is_near in list(zip(slots, near.tolist(), strict=True))[place + 1 :] if is_near
-            ]
+            pairs += [(slot, slots[other]) for other in range(place + 1, len(slots)) if near[other]]
         return pairs
 
     @staticmethod
@@ -281,10 +250,7 @@ class NaiveProtoKV:
         """Settled: the masses before the merge weight everything, Sigma too; tau is the newer."""
         n, m = one.mass, other.mass
         mean = (n * one.mean + m * other.mean) / (n + m)
-        spreads = [
-            prototype.covariance + torch.outer(prototype.mean - mean, prototype.mean - mean)
-            for prototype in (one, other)
-        ]
+        spreads = [each.covariance + torch.outer(each.mean - mean, each.mean - mean) for each in (one, other)]
         one.key_center = (n * one.key_center + m * other.key_center) / (n + m)
         one.value_center = (n * one.value_center + m * other.value_center) / (n + m)
         one.covariance = (n * spreads[0] + m * spreads[1]) / (n + m)
@@ -315,21 +281,15 @@ class NaiveProtoKV:
             key_modes = value_modes = [torch.zeros(self.shape.head_size)] * S
             # Settled: while the codebooks are being collected for, all S pseudo-tokens are the centre.
             if prototype.updates and bank.key_codebook is not None and bank.value_codebook is not None:
-                key_codes, value_codes = (
-                    self._top_modes(one, S) for one in (prototype.key_counts, prototype.value_counts)
-                )
-                key_modes = [_join(bank.key_codebook, codes) for codes in key_codes]
-                value_modes = [_join(bank.value_codebook, codes) for codes in value_codes]
+                key_modes = [_join(bank.key_codebook, codes) for codes in self._top_modes(prototype.key_counts, S)]
+                value_modes = [
+                    _join(bank.value_codebook, codes) for codes in self._top_modes(prototype.value_counts, S)
+                ]
             cos, sin = self.rotary(prototype.position.round().long())
-            pairs = [
-                (
-                    rotate(prototype.key_center + key_modes[s], cos, sin),
-                    prototype.value_center + value_modes[s],
-                )
-                for s in range(S)
-            ]
+            shifted = [(prototype.key_center + key_modes[s], prototype.value_center + value_modes[s]) for s in range(S)]
+            pairs = [(rotate(key, cos, sin), value) for key, value in shifted]
             share = {"log_n": prototype.mass, "log_n_over_s": prototype.mass / S, "off": 1.0}
-            shown.append((slot, pairs, math.log(share[getattr(self.config, "mass_bias", "log_n")])))
+            shown.append((slot, pairs, math.log(share[self.config.mass_bias])))
         return shown
 
     def _top_modes(self, counts: Tensor, S: int) -> list[tuple[int, ...]]:
@@ -339,8 +299,7 @@ class NaiveProtoKV:
         beam: list[tuple[int, tuple[int, ...]]] = [(0, ())]
         for g in range(G):
             total = int(counts[g].sum())
-            # In whole units of 2**-32, so that equal sums of logarithms are equal whatever the order of
-            # adding.
+            # In whole units of 2**-32, so that equal sums of logarithms are equal in any order of adding.
             score = [round(math.log((int(n) + epsilon) / (total + C * epsilon)) * 2**32) for n in counts[g]]
             longer = [(a + score[c], (*codes, c)) for a, codes in beam for c in range(C)]
             # Python's sort is stable: ties keep the order of the beam, then of the codes.

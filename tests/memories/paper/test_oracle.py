@@ -133,7 +133,7 @@ def compare_state(fast: Paper, naive: NaiveProtoKV) -> None:
         for slot, prototype in held:
             assert float(rows("bank.mass")[h, slot]) == prototype.mass
             assert int(rows("bank.last_step")[h, slot]) == prototype.last_step
-            if not naive.has_residuals:
+            if not naive.config.residual:
                 continue
             assert int(rows("residual.updates")[h, slot]) == prototype.updates
             assert bool(rows("codebook.fitted")[h]) == (head.key_codebook is not None)
