@@ -19,9 +19,8 @@ from protokv.video.bucket import fetch, is_object, list_beginning
 from protokv.video.file import fingerprint
 from protokv.video.registry import fingerprint_source
 from protokv.video.source import Lines, Source, TextTrack
-from protokv.words.cues import Cue, Subtitles
+from protokv.words.cues import Cue, CueMaker, Subtitles, make_cues
 from protokv.words.files import read_subtitles
-from protokv.words.plain import CueMaker, make_cues
 
 AUTO, OFF = "auto", "off"
 SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
