@@ -6,9 +6,8 @@ and `RayPool` (`protokv.fleet.cluster`) in a Ray cluster, and `run_fleet` hands 
 
 from __future__ import annotations
 
-from protokv.fleet.local import LocalPool
 from protokv.fleet.plan import Job, find_states, locate_state, plan
-from protokv.fleet.run import run_fleet
+from protokv.fleet.run import LocalPool, run_fleet
 from protokv.fleet.worker import Failure, Outcome, Recipe, preview
 
 __all__ = [

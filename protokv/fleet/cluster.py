@@ -1,8 +1,8 @@
 """Workers in a Ray cluster: one actor each, on any machine with room for it.
 
-Ray places actors and notices their deaths; nothing is scheduled here. An actor takes one GPU if the cluster has any,
-one CPU otherwise, and one video at a time. All machines must reach the sources and the states: an object store, or a
-shared file system. https://docs.ray.io/en/latest/ray-core/actors.html
+An actor takes one GPU if the cluster has any, one CPU otherwise, and one video at a time. All machines must reach the
+sources and the states: an object store, or a shared file system.
+https://docs.ray.io/en/latest/ray-core/actors.html
 """
 
 from __future__ import annotations

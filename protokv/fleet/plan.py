@@ -139,8 +139,8 @@ def find_states(place: str) -> list[str]:
 
 def _walk(folder: Path) -> Iterator[str]:
     for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
         # A .zarr is a folder itself; the name of a kept commit ends in its time and not in a suffix.
-        for name in [*folders, *names]:
-            if name.endswith(tuple(FORMS)) and not name.startswith("."):
-                yield str(Path(where, name))
-        folders[:] = [name for name in folders if not name.startswith(".") and not name.endswith(tuple(FORMS))]
+        states = [name for name in (*folders, *names) if name.endswith(tuple(FORMS)) and not name.startswith(".")]
+        folders[:] = [name for name in folders if name not in states]
+        yield from (str(Path(where, name)) for name in states)

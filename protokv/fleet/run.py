@@ -1,21 +1,27 @@
 """Run a fleet: hand videos to workers as they become free, and yield one `Outcome` per video.
 
-A thread waits for each worker, so workers may be processes of this machine or actors of a cluster. A worker that dies
-is replaced and its video tried again, from its last commit. A mistake that concerns all videos (no such model, a worker
-that dies while it loads the model) ends the fleet. A state depends on its video and the recipe alone.
+A thread waits for each worker: a process of this machine (`LocalPool`) or an actor of a cluster (`RayPool`). A
+worker that dies is replaced and its video tried again, from its last commit. A mistake that concerns all videos (no
+such model, a worker that dies while it loads the model) ends the fleet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from ctypes import c_bool, c_double
 from dataclasses import replace
-from threading import Event
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from protokv.errors import ModelError
 from protokv.fleet.plan import Job, locate_state
-from protokv.fleet.worker import Failure, Outcome
+from protokv.fleet.worker import Failure, Outcome, Recipe, Worker
 
 # A video may take its worker with it this often before it fails: it, or a machine that is taken away, may be to blame.
 ATTEMPTS = 3
@@ -23,29 +29,103 @@ ATTEMPTS = 3
 # Seconds between two calls of `should_stop`.
 POLL_S = 0.2
 
+_SPAWN = multiprocessing.get_context("spawn")
+
 
 class WorkerDied(Exception):
     """The worker is gone, and with it the call; the message says why."""
 
 
 class Pool(Protocol):
-    """A number of workers (`protokv.fleet.worker`), numbered from 0; a context manager that ends them.
-
-    Attributes:
-        size: how many.
-        watched_s: seconds of stream that they have watched until now; 0 if they tell only when a video has ended.
-    """
+    """`size` workers, numbered from 0; a context manager that ends them."""
 
     size: int
 
     @property
-    def watched_s(self) -> float: ...  # noqa: D102
+    def watched_s(self) -> float:
+        """Seconds of stream that they have watched until now; 0 if they tell only when a video has ended."""
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
-        """Call a method of a worker and wait for it; start the worker if there is none. WorkerDied if it dies."""
+        """Call a method of a `Worker` and wait for it; start the worker if there is none. WorkerDied if it dies."""
 
     def stop(self) -> None:
         """Let every worker commit and return after its step."""
+
+
+class LocalPool:
+    """A `Pool` of processes on this machine, on the devices in turn.
+
+    The death of a process breaks its whole executor, so each worker has an executor of its own: only its task is lost,
+    and it keeps its device. A worker ends with its coordinator.
+    """
+
+    def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
+        """Start nothing yet; `n` processes will use the devices, named as in `load_backbone`."""
+        self.size, self._recipe, self._devices = n, recipe, devices
+        self._executors: list[ProcessPoolExecutor | None] = [None] * n
+        # Shared memory without a lock, because a worker may be killed at any instant; each writes its own entry.
+        self._stopped, self._watched_s = _SPAWN.RawValue(c_bool, False), _SPAWN.RawArray(c_double, n)
+        # Workers copy videos from a bucket to this folder, and one that is killed leaves its copy.
+        self._scratch = tempfile.TemporaryDirectory(prefix="protokv-fleet-", ignore_cleanup_errors=True)
+
+    @property
+    def watched_s(self) -> float:
+        """Seconds of stream that the workers have watched until now."""
+        return sum(self._watched_s)
+
+    def call(self, index: int, verb: str, *args: Any) -> Any:
+        """Call a method of a worker. WorkerDied."""
+        if hasattr(signal, "pthread_sigmask"):
+            # A terminal sends these signals to all processes, but only the coordinator acts. A process that starts now
+            # inherits the mask of this thread, which is one of those that wait for workers.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
+        if (executor := self._executors[index]) is None:
+            device = self._devices[index % len(self._devices)]
+            settings = (self._recipe, device, self._scratch.name, self._stopped, self._watched_s, index)
+            executor = self._executors[index] = ProcessPoolExecutor(1, _SPAWN, _begin, settings)
+        try:
+            return executor.submit(_call, verb, args).result()
+        except BrokenProcessPool as error:
+            self._executors[index] = None
+            raise WorkerDied("its process was killed or crashed (out of memory, or a fault in a library)") from error
+
+    def stop(self) -> None:
+        """Let every worker commit and return after its step."""
+        self._stopped.value = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for executor in self._executors:
+            if executor is not None:
+                executor.shutdown()
+        self._scratch.cleanup()
+
+
+_workers: list[Worker] = []
+"""The worker of this process; empty in that of the coordinator."""
+
+
+def _begin(recipe: Recipe, device: str, scratch: str, stopped: Any, watched_s: Any, index: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tempfile.tempdir = scratch
+
+    def add_watched(seconds: float) -> None:
+        watched_s[index] += seconds
+
+    def end_with_parent() -> None:
+        if parent := multiprocessing.parent_process():
+            parent.join()
+            # The state has its last commit.
+            os._exit(1)
+
+    _workers.append(Worker(recipe, device, lambda: bool(stopped.value), add_watched))
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _call(verb: str, args: tuple[Any, ...]) -> Any:
+    return getattr(_workers[0], verb)(*args)
 
 
 def run_fleet(
@@ -69,7 +149,7 @@ def run_fleet(
     Raises:
         ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.
     """
-    waiting, failed, over = iter(jobs), 0, Event()
+    waiting, failed, over = iter(jobs), 0, threading.Event()
     free, in_work = list(range(pool.size)), dict[Future[Outcome], int]()
     with ThreadPoolExecutor(pool.size, "fleet") as threads:
         try:
@@ -96,31 +176,25 @@ def run_fleet(
                 pool.stop()
 
 
-def _ingest(pool: Pool, index: int, job: Job, place: str, over: Event) -> Outcome:
+def _ingest(pool: Pool, index: int, job: Job, place: str, over: threading.Event) -> Outcome:
     """Bring one video to its state with the worker at `index`; once `over`, a worker that died is not replaced."""
+    lost = Outcome(job, locate_state(place, job.key), "stopped")
     for attempt in range(1, ATTEMPTS + 1):
+        verb, found = "examine", lost
         try:
-            found: Outcome = pool.call(index, "examine", job)
+            found = pool.call(index, verb, job)
             if found.status not in ("done", "failed"):
-                _load(pool, index, over)
-                found = pool.call(index, "watch", found)
+                pool.call(index, verb := "load")
+                found = pool.call(index, verb := "watch", found)
             return replace(found, attempts=attempt)
         except WorkerDied as death:
             if over.is_set():
-                return Outcome(job, locate_state(place, job.key), "stopped", attempts=attempt)
+                return replace(lost, attempts=attempt)
+            if verb == "load":
+                raise ModelError(
+                    f"a worker died while it loaded the model: {death}",
+                    hint="use fewer --workers, or a smaller model; on one device of its own each: --devices 0,1",
+                ) from death
             message = f"{death}, {attempt} times"
     hint = "try it alone, with --debug; if memory ran out, use fewer --workers"
-    failure = Failure("WorkerDied", message, hint)
-    return Outcome(job, locate_state(place, job.key), "failed", attempts=ATTEMPTS, failure=failure)
-
-
-def _load(pool: Pool, index: int, over: Event) -> None:
-    try:
-        pool.call(index, "load")
-    except WorkerDied as death:
-        if over.is_set():
-            raise
-        raise ModelError(
-            f"a worker died while it loaded the model: {death}",
-            hint="use fewer --workers, or a smaller model; on one device of its own each: --devices 0,1",
-        ) from death
+    return replace(lost, status="failed", attempts=ATTEMPTS, failure=Failure("WorkerDied", message, hint))

@@ -18,10 +18,9 @@ _COLUMNS = "stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "mod
 
 
 def survey(place: str) -> Iterator[dict[str, Any]]:
-    """Yield a row per state, sorted by name.
+    """Yield a row per state, sorted by name: plain JSON, with unknown values as None.
 
-    A row is plain JSON: `state`, `source`, `complete`, `stream_time_s`, `steps`, `tokens_seen`, `file_bytes`, `memory`,
-    `model`, `damage` and `failure`, which says why a state cannot be read; unknown values are None.
+    `failure` says why a state cannot be read.
 
     Raises:
         StateNotFound: there is no state.
@@ -34,9 +33,7 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
             row |= {
                 "source": (header.source or {}).get("name"),
                 "complete": header.complete,
-                "stream_time_s": clock.stream_time_s,
-                "steps": clock.steps,
-                "tokens_seen": clock.tokens_seen,
+                **{name: getattr(clock, name) for name in ("stream_time_s", "steps", "tokens_seen")},
                 "file_bytes": reader.file_bytes,
                 "memory": f"{config.name}, {config.budget} tokens",
                 "model": reader.model,

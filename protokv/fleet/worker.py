@@ -1,10 +1,7 @@
 """A worker: it says what is left to do for a video, watches it, and loads the model once.
 
-Results are values, not exceptions, unless the model is missing, which concerns all videos. A worker knows nothing of
-processes, clusters and other workers.
-
-A video is done if its state is committed and complete and its header names the same content, model and memory. To look,
-only the header and the fingerprint of the video are read; nothing is decoded and no model is loaded.
+Results are values, not exceptions, unless the model is missing, which concerns all videos. A video is done if its state
+is complete and its header names the same content, model and memory: only the header and the fingerprint are read.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from protokv.core.backbone import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job, locate_state
 from protokv.ingestion.continuation import check_equal, check_options
-from protokv.ingestion.events import Progress, SourceNoted, Started, Summary
+from protokv.ingestion.events import Progress, SourceNoted, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest
 from protokv.state.checkpoint import check_fits
@@ -35,6 +32,7 @@ from protokv.video import Damage
 from protokv.video.address import source_kind
 from protokv.video.bucket import is_object
 from protokv.video.registry import fingerprint_source, open_source
+from protokv.video.source import never
 from protokv.words.find import (
     AUTO,
     OFF,
@@ -94,6 +92,11 @@ class Failure:
         hint = error.hint if isinstance(error, ProtoKVError) else ""
         return cls(type(error).__name__, " ".join(message.split()), " ".join(hint.split()))
 
+    @classmethod
+    def from_damage(cls, damage: str) -> Failure | None:
+        """Return what a state lacks; None if it lacks nothing."""
+        return cls("Damaged", damage) if damage else None
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -129,10 +132,11 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON; `failure` only if there is one."""
-        row = asdict(self)
+        row = {**self.job.to_dict(), **asdict(self)}
         del row["job"]
-        failure = row.pop("failure")
-        return {**self.job.to_dict(), **row} | ({} if failure is None else {"failure": failure})
+        if self.failure is None:
+            del row["failure"]
+        return row
 
 
 class Worker:
@@ -142,7 +146,7 @@ class Worker:
         self,
         recipe: Recipe,
         device: str,
-        should_stop: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = never,
         add_watched: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """Load nothing yet.
@@ -158,6 +162,9 @@ class Worker:
         """Let `watch` commit and return after its step. May be called from another thread."""
         self._stopped = True
 
+    def _stops(self) -> bool:
+        return self._stopped or self._asked()
+
     def load(self) -> None:
         """Load the model, the first time. Raises as `load_backbone`."""
         self._backbone = self._backbone or self._recipe.load(self._device)
@@ -170,10 +177,10 @@ class Worker:
     def watch(self, found: Outcome) -> Outcome:
         """Ingest what is left of a video, as `examine` found it."""
         self.load()
-        job, target, began = found.job, found.state, time.perf_counter()
+        target, began, until_s = found.state, time.perf_counter(), found.stream_time_s
         anew = found.status == "changed"
         options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
-        from_s, until_s, notes = 0.0, 0.0, list[str]()
+        notes = list[str]()
         try:
             if not is_url(target):
                 with explain_write_errors(target):
@@ -181,12 +188,8 @@ class Worker:
             with warnings.catch_warnings():
                 # The position warning would repeat for every video, and nobody reads stderr here.
                 warnings.simplefilter("ignore", PositionWarning)
-                for event in ingest(
-                    job.source, target, options=options, should_stop=lambda: self._stopped or self._asked()
-                ):
-                    if isinstance(event, Started):
-                        from_s = until_s = event.stream_time_s
-                    elif isinstance(event, Progress):
+                for event in ingest(found.job.source, target, options=options, should_stop=self._stops):
+                    if isinstance(event, Progress):
                         self._add_watched(event.stream_time_s - until_s)
                         until_s = event.stream_time_s
                     elif isinstance(event, SourceNoted):
@@ -196,16 +199,15 @@ class Worker:
         except Exception as error:
             failure = Failure.from_error(error)
             return replace(found, status="failed", elapsed_s=time.perf_counter() - began, failure=failure)
-        lost = summary.damage or summary.words_lost
         return replace(
             found,
             status="watched" if summary.complete or summary.damaged else "stopped",
             steps=summary.steps,
             stream_time_s=summary.stream_time_s,
-            watched_s=summary.stream_time_s - from_s,
+            watched_s=summary.stream_time_s - found.stream_time_s,
             file_bytes=summary.file_bytes,
             elapsed_s=time.perf_counter() - began,
-            failure=Failure("Damaged", lost) if lost else None,
+            failure=Failure.from_damage(summary.damage or summary.words_lost),
             notes=tuple(notes),
         )
 
@@ -233,53 +235,42 @@ def examine(job: Job, recipe: Recipe, identity: BackboneIdentity) -> Outcome:
     """
     target = locate_state(recipe.place, job.key)
     try:
-        header, status = _find_status(job.source, target, recipe, identity)
-        if header is None or status == "changed":
-            return Outcome(job, target, status, status)
+        ours, reader = fingerprint_source(job.source), None
+        try:
+            reader = Reader.open(target)
+            _check_settings(target, reader.header, recipe, identity)
+        except StateNotFound:
+            return Outcome(job, target, "new")
+        except (StateCorrupt, StateMismatch):
+            if not recipe.options.overwrite:
+                raise
+            return Outcome(job, target, "changed", "changed")
+        header = reader.header
+        if _is_changed(job.source, target, ours, header, recipe.options):
+            return Outcome(job, target, "changed", "changed")
+        status: Status = "done" if header.complete else "unfinished"
         found = Outcome(job, target, status, status, header.clock.steps, header.clock.stream_time_s)
-        if status != "done":
+        if status == "unfinished":
             return found
-        damage = read_damage(header)
-        failure = Failure("Damaged", damage) if damage else None
-        return replace(found, left_s=0.0, file_bytes=Reader.open(target).file_bytes, failure=failure)
+        return replace(
+            found, left_s=0.0, file_bytes=reader.file_bytes, failure=Failure.from_damage(read_damage(header))
+        )
     except Exception as error:
         return Outcome(job, target, "failed", failure=Failure.from_error(error))
 
 
-def _find_status(source: str, target: str, recipe: Recipe, identity: BackboneIdentity) -> tuple[Header | None, Status]:
-    """Return the header and the status of a state. SourceError or StateError as in `examine`."""
-    ours, force = fingerprint_source(source), recipe.options.overwrite
-    try:
-        header = Reader.open(target).header
-        _check_settings(target, header, recipe, identity)
-    except StateNotFound:
-        return None, "new"
-    except (StateCorrupt, StateMismatch):
-        if force:
-            return None, "changed"
-        raise
+def _is_changed(source: str, target: str, ours: str | None, header: Header, options: IngestOptions) -> bool:
+    """Return True if a video, or its subtitles, is not the one that a state has watched. StateMismatch."""
     if ours is None or ours not in list_fingerprints(header):
         # A video that changed under its name is watched anew; one of another name needs --force.
         theirs, name = (header.source or {}).get("name"), PurePosixPath(source.replace(os.sep, "/")).name
-        if theirs != name and not force:
+        if theirs != name and not options.overwrite:
             raise StateMismatch(
                 f"the state {target} is of {theirs}, not of {name}",
                 hint="ingest into another folder, give the video a key of its own, or start it over with --force",
             )
-        return header, "changed"
-    if _has_other_words(source, header, recipe.options):
-        return header, "changed"
-    return header, "done" if header.complete else "unfinished"
-
-
-def read_damage(header: Header) -> str:
-    """Return the damage of the last source of a state, or of its subtitles; empty if all was read."""
-    lost = str(recorded_subtitles(header.source).get("lost") or "")
-    return Damage.from_dict((header.source or {}).get("damage")).message or lost
-
-
-def _has_other_words(source: str, header: Header, options: IngestOptions) -> bool:
-    """Return True if the subtitles of a video came, went or changed; a track of its container changes with it."""
+        return True
+    # A text track changes with its container.
     before, choice = recorded_subtitles(header.source), options.subtitles
     file = find_subtitle_file(source, choice, forced=before.get("kind") != "track")
     if file is not None:
@@ -289,14 +280,21 @@ def _has_other_words(source: str, header: Header, options: IngestOptions) -> boo
     return shorten_language(str(before.get("language", ""))) != shorten_language(choice)
 
 
+def read_damage(header: Header) -> str:
+    """Return the damage of the last source of a state, or of its subtitles; empty if all was read."""
+    lost = str(recorded_subtitles(header.source).get("lost") or "")
+    return Damage.from_dict((header.source or {}).get("damage")).message or lost
+
+
 def _check_settings(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:
     """Refuse a state of another model, memory, system prompt, rate or cost of a frame."""
+    options = recipe.options
     try:
         check_fits(header, identity)
-        check_options(target, header, recipe.options)
-        if recipe.options.fps is not None:
-            check_equal(target, "fps", header.clock.fps, recipe.options.fps)
-        if (wanted := recipe.options.frame_tokens) is not None:
+        check_options(target, header, options)
+        if options.fps is not None:
+            check_equal(target, "fps", header.clock.fps, options.fps)
+        if (wanted := options.frame_tokens) is not None:
             check_equal(target, "frame_tokens", header.settings.get("frame_tokens", "the model's own"), wanted)
     except ProtoKVError as error:
         hint = "ingest into another folder, or start such states over with --force"
