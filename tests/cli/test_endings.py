@@ -1,6 +1,6 @@
 """Exit 0 means that the state is there and whole; what was watched is kept whatever ends the run.
 
-Kills at any instant, of every form, are in `tests/state/test_kills.py`; locks between processes in `test_lock.py`.
+Kills at any instant, of every form, are in `tests/state/test_faults.py`; locks between processes in `test_lock.py`.
 """
 
 from __future__ import annotations

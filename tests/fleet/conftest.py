@@ -15,13 +15,16 @@ from protokv.fleet import Job, Outcome, Recipe, plan, run_fleet
 from protokv.fleet.worker import Worker
 from protokv.ingestion import Every, IngestOptions, ingest
 from protokv.memories import DurableConfig
-from tests.fleet.recipes import MockRecipe
+from tests.fleet.recipes import KillingRecipe, MockRecipe
 from tests.mock_backbone import MockBackbone
 from tests.state.conftest import store
 
 __all__ = ["store"]
 
 CONFIG = DurableConfig(budget=40)
+
+# A recipe may kill its process at the step of this redness.
+FATAL_RED = 250
 
 
 def write_video(path: Path, reds: Sequence[int], rate: int = 4) -> Path:
@@ -40,10 +43,6 @@ def write_video(path: Path, reds: Sequence[int], rate: int = 4) -> Path:
     return path
 
 
-# Recipes with accidents have them at a step of this redness.
-FATAL_RED = 250
-
-
 @pytest.fixture(scope="session")
 def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three good videos, one of them in a folder of its own, and files that are no videos."""
@@ -51,9 +50,8 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_video(folder / "a.mp4", [10, 60, 110, 160])
     write_video(folder / "b.mkv", [20, 70, 120, FATAL_RED, 170, 30])
     write_video(folder / "sub" / "c.mp4", [30, 80, 130])
-    (folder / "broken.mp4").write_bytes(b"no video")
-    (folder / "notes.txt").write_text("not ours")
-    (folder / ".hidden.mp4").write_bytes(b"not ours")
+    for name in ("broken.mp4", "notes.txt", ".hidden.mp4"):
+        (folder / name).write_bytes(b"no video")
     return folder
 
 
@@ -83,7 +81,7 @@ class InlinePool:
     """Workers of this process; `between` is called before each of their calls and may raise."""
 
     def __init__(
-        self, recipe: Recipe, size: int = 1, between: Callable[[int, str, tuple[Any, ...]], None] | None = None
+        self, recipe: Recipe, size: int = 1, between: Callable[[str, Job | None], None] = lambda verb, job: None
     ) -> None:
         self.size, self.between, self.watched_s = size, between, 0.0
         self._workers = [Worker(recipe, "cpu", add_watched=self._add_watched) for _ in range(size)]
@@ -92,8 +90,7 @@ class InlinePool:
         self.watched_s += seconds
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
-        if self.between is not None:
-            self.between(index, verb, args)
+        self.between(verb, getattr(args[0], "job", args[0]) if args else None)
         return getattr(self._workers[index], verb)(*args)
 
     def stop(self) -> None:
@@ -115,3 +112,16 @@ def written(recipe: Recipe) -> dict[str, bytes]:
     place = Path(recipe.place)
     states = place.rglob("*.safetensors")
     return {path.relative_to(place).with_suffix("").as_posix(): path.read_bytes() for path in states}
+
+
+def check_killed_worker(make_pool: Any, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]) -> None:
+    """Check that a worker that is killed is replaced, and that its video goes on from its last commit."""
+    life = Path(recipe.place).with_name("life")
+    life.touch()
+    killing = KillingRecipe(place=recipe.place, options=recipe.options, at=FATAL_RED, life=life, log=recipe.log)
+    with make_pool(killing) as pool:
+        found = outcomes(jobs, pool, killing)
+    assert ends(found) == {"a": ("watched", 1), "b": ("watched", 2), "sub/c": ("watched", 1)}
+    # Three steps were committed before the worker died.
+    assert (found["b"].standing, found["b"].watched_s) == ("unfinished", 3.0)
+    assert written(recipe) == singly

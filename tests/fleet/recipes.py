@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from protokv.core.backbone import Backbone, BackboneIdentity, PreparedStep
 from protokv.core.step import StepTokens
 from protokv.errors import ModelError
 from protokv.fleet import Recipe
 from tests.mock_backbone import MockBackbone
-
-R = TypeVar("R", bound=Recipe)
-
-
-def remade(recipe: Recipe, kind: type[R], **changes: Any) -> R:
-    """Return a recipe as another kind, with the same place and options unless changed."""
-    return kind(**{"place": recipe.place, "options": recipe.options, **changes})
 
 
 class Hooked(MockBackbone):
@@ -33,11 +27,6 @@ class Hooked(MockBackbone):
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         self._before(steps[0])
         return super().embed_steps(steps, times_s)
-
-
-def is_red(step: PreparedStep, red: int) -> bool:
-    """Return True if the frames of a step have this redness, up to the loss of the codec."""
-    return abs(float(step.pixels[0, 0]) * 255 - red) < 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +47,17 @@ class MockRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class KillingRecipe(MockRecipe):
-    """Kills its process at a step of this redness; each time it takes a byte of the file `lives`, until it is empty."""
+    """Kills its process at a step of this redness, up to the loss of the codec, once: it removes the file `life`."""
 
     at: int
-    lives: Path
+    life: Path
 
     def load(self, device: str) -> Backbone:
         super().load(device)
 
         def kill(step: PreparedStep) -> None:
-            left = self.lives.stat().st_size
-            if left and is_red(step, self.at):
-                os.truncate(self.lives, left - 1)
+            if abs(float(step.pixels[0, 0]) * 255 - self.at) < 6 and self.life.exists():
+                self.life.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
 
         return Hooked(kill)
@@ -84,16 +72,9 @@ class MissingRecipe(MockRecipe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WaitingRecipe(MockRecipe):
-    """Waits for a byte from a pipe before every step, and then writes a dot to stdout."""
+class OrphanedRecipe(MockRecipe):
+    """Kills the process of the coordinator while it loads the model, and goes on for a minute."""
 
-    gate: Path
-
-    def load(self, device: str) -> Backbone:
-        gate = self.gate.open("rb", buffering=0)
-
-        def wait(_: PreparedStep) -> None:
-            gate.read(1)
-            os.write(1, b".")
-
-        return Hooked(wait)
+    def load(self, device: str) -> Any:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)

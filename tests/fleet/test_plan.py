@@ -1,4 +1,4 @@
-"""The videos of a fleet and the keys of their states."""
+"""The videos of a fleet, the keys of their states, and where states are."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from protokv.errors import ConfigError, SourceNotFound
-from protokv.fleet import Job, locate_state, plan
-from protokv.fleet.plan import is_several
+from protokv.errors import ConfigError, SourceNotFound, StateNotFound
+from protokv.fleet import Job, find_states, locate_state, plan
+from protokv.fleet.plan import is_place, is_several
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,6 @@ from protokv.fleet.plan import is_several
         (["{films}"], ["a", "b", "broken", "sub/c"]),
         # A glob: named from its first wildcard on.
         (["{films}/**/*.mp4"], ["a", "broken", "sub/c"]),
-        (["{films}/s*/*.mp4"], ["sub/c"]),
         # A file: its stem, in any folder and of any kind.
         (["{films}/sub/c.mp4", "{films}/notes.txt", "gone.mp4"], ["c", "notes.txt", "gone"]),
         # One video that is named twice is one job.
@@ -29,33 +28,15 @@ def test_videos_are_found_once_and_have_keys(sources: list[str], keys: list[str]
     assert [job.key for job in plan([source.format(films=films) for source in sources])] == keys
 
 
-def test_a_name_that_is_too_long_for_a_state_is_cut_and_stays_different() -> None:
-    assert locate_state("states", "a/b") == "states/a/b.safetensors"
-    long = [locate_state("states", f"monday/{'ö' * 120}{last}") for last in "ab"]
-    assert len({*long}) == 2
-    for path in long:
-        assert path.startswith("states/monday/ööö")
-        assert len(Path(path).name.encode()) <= 212
-
-
-def test_two_videos_of_one_key_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"x/talk\.mp4 and y/talk\.mkv would both have the state talk") as caught:
-        plan(["x/talk.mp4", "y/talk.mkv"])
-    assert "name a folder that holds both" in caught.value.hint
-
-
-@pytest.mark.parametrize("source", ["rtsp://u:s3cret@camera/1", "-", "/dev/video0"])
-def test_a_live_source_is_refused(source: str) -> None:
-    with pytest.raises(ConfigError, match="is live") as caught:
-        plan([source])
-    assert "protokv ingest SOURCE -o" in caught.value.hint
-    assert "s3cret" not in caught.value.message
-
-
-def test_a_folder_or_glob_without_videos_is_not_found(tmp_path: Path) -> None:
-    for source in (tmp_path, tmp_path / "*.mp4"):
-        with pytest.raises(SourceNotFound, match="there is no video in"):
-            plan([str(source)])
+def test_what_names_no_videos_that_end_is_refused_by_name(tmp_path: Path) -> None:
+    for error, named, match in (
+        (ConfigError, ["x/talk.mp4", "y/talk.mkv"], r"x/talk\.mp4 and y/talk\.mkv would both have the state talk"),
+        (ConfigError, ["rtsp://u:s3cret@camera/1"], r"^rtsp://camera/1 is live"),
+        (SourceNotFound, [str(tmp_path)], "there is no video in"),
+        (SourceNotFound, [str(tmp_path / "*.mp4")], "there is no video in"),
+    ):
+        with pytest.raises(error, match=match):
+            plan(named)
 
 
 def test_a_name_with_brackets_is_a_file_where_there_is_one(tmp_path: Path) -> None:
@@ -63,3 +44,29 @@ def test_a_name_with_brackets_is_a_file_where_there_is_one(tmp_path: Path) -> No
     video.touch()
     assert not is_several(str(video))
     assert plan([str(video)]) == [Job(str(video), "talk [x1]")]
+
+
+def test_a_name_that_is_too_long_for_a_state_is_cut_and_stays_different() -> None:
+    assert locate_state("states", "a/b") == "states/a/b.safetensors"
+    long = {locate_state("states", f"monday/{'ö' * 120}{last}") for last in "ab"}
+    assert len(long) == 2
+    assert all(len(Path(path).name.encode()) <= 212 for path in long)
+
+
+def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:
+    states = ["b.safetensors", "deep/er/a.pt", "z.zarr"]
+    others = [
+        "z.zarr/inner.zarr/zarr.json",
+        "b.safetensors@000012.000s",
+        ".b.safetensors.lock",
+        ".hidden/c.pt",
+        "n.txt",
+    ]
+    for name in (*others, *states[:2]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_states(str(tmp_path)) == [str(tmp_path / name) for name in states]
+    with pytest.raises(StateNotFound, match="there is no state in"):
+        find_states(str(tmp_path / "deep" / "nothing"))
+    assert all(map(is_place, (str(tmp_path), "new/", "s3://bucket/states/")))
+    assert not any(map(is_place, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors")))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,13 @@ from protokv.state.store import FORMS
 
 if TYPE_CHECKING:
     from tests.state.s3 import S3Server
+
+EVERY_FORM = pytest.mark.parametrize("suffix", sorted(FORMS))
+
+
+@pytest.fixture
+def path(suffix: str, tmp_path: Path) -> Path:
+    return tmp_path / f"a{suffix}"
 
 
 def make(**changes: Any) -> State:
@@ -40,9 +48,9 @@ def make(**changes: Any) -> State:
     return State(**{**fields, **changes})
 
 
-@pytest.fixture(scope="session")
-def make_state() -> Callable[..., State]:
-    return make
+def moment(step: int, **changes: Any) -> State:
+    """Return the state of a stream at a step of two seconds; its tensors differ from step to step."""
+    return make(seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes)
 
 
 def same(a: State, b: State) -> bool:
@@ -59,12 +67,8 @@ def same(a: State, b: State) -> bool:
     )
 
 
-def moment(make_state: Callable[..., State], step: int, **changes: Any) -> State:
-    """Return the state of a stream at a step of two seconds; its tensors differ from step to step."""
-    return make_state(seed=step, clock=StreamClock(step, 2.0 * step, 9 * step, 9 * step, 1.0, 2), **changes)
-
-
-EVERY_FORM = pytest.mark.parametrize("suffix", sorted(FORMS))
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
 
 
 @pytest.fixture(scope="module")

@@ -23,10 +23,10 @@ from protokv.state import commit
 from protokv.state.header import State
 from protokv.state.reader import Reader, load_state
 from protokv.state.store import find_store
-from tests.state.conftest import EVERY_FORM, make, moment, same
+from tests.state.conftest import EVERY_FORM, moment, names, same
 
 CALLS = ("replace", "link", "mkdir", "unlink", "rmdir", "fsync", "stat", "lstat", "listdir", "scandir", "open")
-FIRST, SECOND, THIRD, FOURTH = (moment(make, step) for step in (1, 2, 3, 4))
+FIRST, SECOND, THIRD, FOURTH = (moment(step) for step in (1, 2, 3, 4))
 
 # Instants of an operation in the suite; with -m slow all of them.
 ALL = pytest.param(10**6, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
@@ -89,7 +89,7 @@ def fatal_calls(act: Callable[[], object], instants: int) -> range:
 
 
 @pytest.fixture
-def path(suffix: str, tmp_path: Path) -> Path:
+def path(suffix: str, tmp_path: Path) -> Path:  # in a folder of its own
     begin_anew(path := tmp_path / "work" / f"a{suffix}")
     return path
 
@@ -108,7 +108,7 @@ def check_whole(path: Path) -> None:
     save(path, FOURTH)
     assert same(load_state(path), FOURTH)
     assert Reader.open(path).commits_s == [found.clock.stream_time_s, 8.0]
-    left = {one.name for one in path.parent.iterdir()} - {f".{path.name}.lock"}
+    left = {*names(path.parent)} - {f".{path.name}.lock"}
     assert left == {path.name, f"{path.name}@{found.clock.stream_time_s:010.3f}s"}
 
 

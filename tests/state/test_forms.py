@@ -1,7 +1,9 @@
-"""Every form keeps a state bit for bit, has one writer, keeps commits, and shows readers only whole states."""
+"""Every form keeps a state bit for bit, has one writer, replaces nothing else, and shows readers only whole states."""
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,29 +15,25 @@ import zarr
 
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateError, StateLocked, StateNotFound, UnknownForm
+from protokv.state import commit
 from protokv.state.header import NAMES
 from protokv.state.reader import Reader, load_state
 from protokv.state.store import find_store
 from protokv.state.writer import save_state
-from tests.state.conftest import EVERY_FORM, moment, same
+from tests.state.conftest import EVERY_FORM, make, moment, names, same
 
 DTYPES = list(NAMES)
 
 
-@pytest.fixture
-def path(suffix: str, tmp_path: Path) -> Path:
-    return tmp_path / f"a{suffix}"
-
-
 @EVERY_FORM
-def test_every_dtype_comes_back_bit_for_bit_with_its_header(path, make_state):
+def test_every_dtype_comes_back_bit_for_bit_with_its_header(path):
     whole = torch.arange(60.0).reshape(3, 4, 5)
     made = {f"all.{dtype}".replace("torch.", ""): torch.arange(24).reshape(2, 3, 4).to(dtype) for dtype in DTYPES}
     made |= {"none": torch.empty(3, 0, 2), "scalar": torch.tensor(7.5), "truth": torch.tensor(True)}
     made |= {"odd": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]), "void": torch.empty(0)}
     # Views and shared storages come back apart, and may be written to.
     made |= {"a": whole.transpose(0, 2), "b": whole[:, 1], "c": whole, "d": whole, "e": whole[:1].expand(3, 4, 5)}
-    state = make_state(tensors=made, complete=True)
+    state = make(tensors=made, complete=True)
     save_state(state, path)
     found = load_state(path)
     assert same(found, state)
@@ -47,8 +45,8 @@ def test_every_dtype_comes_back_bit_for_bit_with_its_header(path, make_state):
 
 
 @EVERY_FORM
-def test_the_same_state_gives_the_same_bytes_in_any_order(suffix, make_state, tmp_path):
-    state = make_state()
+def test_the_same_state_gives_the_same_bytes_in_any_order(suffix, tmp_path):
+    state = make()
     tensors, memory = dict(reversed(state.tensors.items())), dict(reversed(state.memory.items()))
     for name, one in (("a", state), ("b", replace(state, tensors=tensors, memory=memory))):
         save_state(one, tmp_path / f"{name}{suffix}")
@@ -67,32 +65,31 @@ UNREADABLE = [
 
 
 @EVERY_FORM
-def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path, make_state):
+def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path):
     for read in (load_state, Reader.open, lambda path: load_state(path, at_s=9.0)):
         with pytest.raises(StateNotFound, match="no state at"):
             read(path)
-    save_state(make_state(), path)
-    find_store(path).check_target()
+    save_state(make(), path)
     for change, match in UNREADABLE:
         with pytest.raises(StateError, match=match):
-            save_state(make_state(**change), path)
-    assert same(load_state(path), make_state())
+            save_state(make(**change), path)
+    assert same(load_state(path), make())
 
 
 @EVERY_FORM
-def test_one_of_two_writers_commits_and_the_other_is_refused(path, make_state):
+def test_one_of_two_writers_commits_and_the_other_is_refused(path):
     with find_store(path) as first:
         assert first.locked
         with pytest.raises(StateLocked), find_store(path):
             pass
-        committed = first.commit(moment(make_state, 4))
-    assert same(load_state(path), moment(make_state, 4))
+        committed = first.commit(moment(4))
+    assert same(load_state(path), moment(4))
     assert committed.file_bytes == Reader.open(path).file_bytes
 
 
 @EVERY_FORM
-def test_readers_beside_a_writer_only_ever_see_whole_states(path, make_state):
-    states = [make_state(seed=seed) for seed in range(4)]
+def test_readers_beside_a_writer_only_ever_see_whole_states(path):
+    states = [make(seed=seed) for seed in range(4)]
     save_state(states[0], path)
     wrong, done = [], threading.Event()
 
@@ -115,25 +112,68 @@ def test_readers_beside_a_writer_only_ever_see_whole_states(path, make_state):
     assert not wrong
 
 
-def test_the_path_chooses_the_form(make_state, tmp_path):
+@pytest.mark.parametrize("exchanges", [True, False])
+@EVERY_FORM
+def test_a_commit_follows_the_umask_and_leaves_other_files_alone(exchanges, path, tmp_path, monkeypatch):
+    if not exchanges:
+        monkeypatch.setattr(commit, "exchange", lambda *_: False)
+    kept = [f".{path.name}.note", "b.safetensors.x.partial", ".b.safetensors.1-2.partial", f"{path.name}.bak"]
+    for name in kept:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / f".{path.name}.partial").write_text("left by a killed commit")
+    before = os.umask(0o027)
+    try:
+        for seed in range(2):
+            save_state(make(seed=seed), path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == (0o750 if path.is_dir() else 0o640)
+    assert same(load_state(path), make(seed=1))
+    assert names(tmp_path) == sorted([*kept, path.name])
+    assert all((tmp_path / name).read_text() == "mine" for name in kept)
+
+
+def test_a_place_where_no_state_can_be_is_one_error(tmp_path, monkeypatch):
     for name in ["a.npz", "a", "zarr"]:
         with pytest.raises(UnknownForm, match="safetensors"):
-            save_state(make_state(), tmp_path / name)
+            save_state(make(), tmp_path / name)
     with pytest.raises(UnknownForm, match="is a video, not a state"):
         load_state("talk.mp4")
+    with pytest.raises(StateError, match=r"no/a\.safetensors: there is no folder .*no$") as caught:
+        save_state(make(), tmp_path / "no" / "a.safetensors")
+    assert caught.value.hint == "create the folder first"
+    # The user may be root, who may write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(StateError, match="is read-only"):
+        save_state(make(), tmp_path / "a.safetensors")
+
+
+def test_a_zarr_folder_of_others_is_not_replaced_and_an_empty_or_damaged_one_is(tmp_path):
+    path = tmp_path / "a.zarr"
+    path.mkdir()
+    with pytest.raises(StateNotFound):
+        load_state(path)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(StateError, match=r"no \.zarr of ours"):
+        save_state(make(), path)
+    (path / "notes.txt").unlink()
+    save_state(make(), path)
+    (path / "bank" / "mass" / "c.0.0.0").unlink()
+    save_state(make(seed=3), path)
+    assert same(load_state(path), make(seed=3))
 
 
 AXES = ("layer", "kv_head", "prototype")
-INFO = (
+SPECS = (
     TensorSpec("bank.mass", AXES, (2, 3, 11), torch.float32, "tokens in it", "tokens"),
     # Of another tensor; it is ignored.
     TensorSpec("near.step", AXES, (2, 3, 11), torch.int64, "no such thing"),
 )
 
 
-def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(make_state, tmp_path):
+def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(tmp_path: Path):
     xarray = pytest.importorskip("xarray")
-    state, path = make_state(specs=INFO), tmp_path / "a.zarr"
+    state, path = make(specs=SPECS), tmp_path / "a.zarr"
     save_state(state, path)
     group = zarr.open_group(path, mode="r")
     for name, tensor in state.tensors.items():
@@ -147,16 +187,3 @@ def test_other_programs_read_every_array_of_a_zarr_under_its_own_name(make_state
     assert group.attrs["protokv"]["header"]["clock"]["steps"] == 5
     with xarray.open_zarr(path, group="bank", consolidated=False) as found:
         assert found["mass"].dims == AXES
-
-
-def test_a_zarr_folder_of_others_is_not_replaced_and_a_damaged_state_is(make_state, tmp_path):
-    path = tmp_path / "a.zarr"
-    path.mkdir()
-    (path / "notes.txt").write_text("mine")
-    with pytest.raises(StateError, match=r"no \.zarr of ours"):
-        save_state(make_state(), path)
-    (path / "notes.txt").unlink()
-    save_state(make_state(), path)
-    (path / "bank" / "mass" / "c.0.0.0").unlink()
-    save_state(make_state(seed=3), path)
-    assert same(load_state(path), make_state(seed=3))

@@ -12,7 +12,7 @@ from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound,
 from protokv.state.reader import Reader, load_state
 from protokv.state.store import find_store
 from protokv.state.writer import save_state
-from tests.state.conftest import same
+from tests.state.conftest import make, same
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto.server")
@@ -32,38 +32,38 @@ def at(state: Any, seconds: float) -> Any:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_a_state_there_is_the_one_that_was_put(suffix: str, url: str, make_state: Any) -> None:
-    url, state = url.replace(".safetensors", suffix), make_state()
+def test_a_state_there_is_the_one_that_was_put(suffix: str, url: str) -> None:
+    url, state = url.replace(".safetensors", suffix), make()
     save_state(state, url)
     assert same(load_state(url), state)
     assert Reader.open(url).header.to_json() == state.to_json()
     assert Reader.open(url).file_bytes > 0
 
 
-def test_the_object_is_the_same_file_as_on_disk(url: str, make_state: Any, store: S3Server, tmp_path: Any) -> None:
-    save_state(make_state(), url)
-    save_state(make_state(), tmp_path / "a.safetensors")
+def test_the_object_is_the_same_file_as_on_disk(url: str, store: S3Server, tmp_path: Any) -> None:
+    save_state(make(), url)
+    save_state(make(), tmp_path / "a.safetensors")
     assert [*store.objects(tmp_path.name).values()] == [(tmp_path / "a.safetensors").read_bytes()]
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_second_writer_is_found_and_overwrites_nothing(there: bool, url: str, make_state: Any) -> None:
+def test_a_second_writer_is_found_and_overwrites_nothing(there: bool, url: str) -> None:
     if there:
-        save_state(make_state(), url)
-    mine, others = at(make_state(), 6), at(make_state(), 7)
+        save_state(make(), url)
+    mine, others = at(make(), 6), at(make(), 7)
     with find_store(url) as writer:
         if there:
             writer.commit(mine)
         save_state(others, url)
         with pytest.raises(StateLocked, match="by another writer meanwhile"):
-            writer.commit(at(make_state(), 8))
+            writer.commit(at(make(), 8))
     assert same(load_state(url), others)
 
 
-def test_commits_are_kept_and_read_at_a_time(url: str, make_state: Any, store: S3Server, tmp_path: Any) -> None:
+def test_commits_are_kept_and_read_at_a_time(url: str, store: S3Server, tmp_path: Any) -> None:
     with find_store(url, keep=2) as writer:
         for seconds in (5, 6, 7):
-            writer.commit(at(make_state(), seconds))
+            writer.commit(at(make(), seconds))
     assert Reader.open(url).commits_s == [6.0, 7.0]
     assert load_state(url, at_s=6.5).clock.stream_time_s == 6.0
     assert len(store.objects(tmp_path.name)) == 2

@@ -28,38 +28,28 @@ from tests.prepared import Prepared
 CONFIG = DurableConfig(budget=40)
 
 
-def picture(step: int) -> np.ndarray:
-    return np.full((8, 12, 3), step % 256, np.uint8)
-
-
 def watch(found: Thumbnails, first: int, last: int) -> Thumbnails:
     for step in range(first, last):
-        found.add(step, float(step), picture(step))
+        found.add(step, float(step), np.full((8, 12, 3), step % 256, np.uint8))
     return found
 
 
-@given(steps=st.integers(1, 300), most=st.integers(1, 20))
-def test_every_2_to_the_kth_step_is_kept_and_the_last_one(steps: int, most: int) -> None:
-    found = [one.step for one in watch(Thumbnails(most), 0, steps).all()]
-    strides = [2**k for k in range(10)]
-    stride = next(one for one in strides if math.ceil(steps / one) <= most)
-    assert found == sorted({*range(0, steps, stride), steps - 1})
-    assert len(found) <= most + 1
-    assert most == 1 or steps <= most or len(found) > most // 2
-
-
-@given(steps=st.integers(1, 120), cuts=st.sets(st.integers(1, 119), max_size=4), most=st.integers(1, 9))
-def test_a_resumed_stream_keeps_the_bytes_of_a_whole_one(steps: int, cuts: set[int], most: int) -> None:
-    whole = watch(Thumbnails(most), 0, steps).live_tensors()
+@given(steps=st.integers(1, 120), cuts=st.sets(st.integers(1, 119), max_size=4), most=st.integers(1, 20))
+def test_every_2_to_the_kth_step_is_kept_and_the_last_one_also_by_a_resumed_stream(
+    steps: int, cuts: set[int], most: int
+) -> None:
+    whole = watch(Thumbnails(most), 0, steps)
+    kept = [one.step for one in whole.all()]
+    stride = next(2**k for k in range(10) if math.ceil(steps / 2**k) <= most)
+    assert kept == sorted({*range(0, steps, stride), steps - 1})
+    assert len(kept) <= most + 1
     found, first = Thumbnails(most), 0
     for end in sorted({*(cut for cut in cuts if cut < steps), steps}):
-        saved = watch(found, first, end).live_tensors()
-        read = Thumbnails.read(saved)
+        read = Thumbnails.read(watch(found, first, end).live_tensors())
         assert read is not None
         found, first, read.most = read, end, most
     resumed = found.live_tensors()
-    assert resumed.keys() == whole.keys()
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in whole.live_tensors().items())
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (160, 160), (1080, 1920), (3, 161)])
@@ -80,7 +70,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_pictures_of_another_shape_are_refused_in_one_line(saved: Path, tmp_path: Path) -> None:
+def test_a_state_tells_its_pictures_and_those_of_another_shape_are_refused_in_one_line(
+    saved: Path, tmp_path: Path
+) -> None:
+    times_s = describe(saved, values=True)["thumbnails"]["times_s"]
+    assert (times_s[0], times_s[-1]) == (0.0, 39.0)
+    assert 9 <= len(times_s) <= 17
     tensors, path = load_state(saved).tensors, tmp_path / "hostile.safetensors"
     jpeg, step = tensors["thumbnails.jpeg"], tensors["thumbnails.step"]
     for wrong in ({"thumbnails.jpeg": jpeg.to(torch.int16)}, {"thumbnails.step": step[1:]}):
@@ -90,25 +85,14 @@ def test_pictures_of_another_shape_are_refused_in_one_line(saved: Path, tmp_path
                 read()
 
 
-def test_a_state_tells_its_pictures_and_passes_them_on(saved: Path, tmp_path: Path) -> None:
-    found = describe(saved, values=True)
-    assert found["thumbnails"]["times_s"][0] == 0.0
-    assert found["thumbnails"]["times_s"][-1] == 39.0
-    assert 9 <= len(found["thumbnails"]["times_s"]) <= 17
-    again = tmp_path / "again.zarr"
-    protokv.save(protokv.load(saved, MockBackbone()), again)
-    before, after = load_state(saved).tensors, load_state(again).tensors
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 def test_without_them_a_state_has_none_and_goes_on(saved: Path, tmp_path: Path) -> None:
     path, options = tmp_path / "none.safetensors", {"backbone": MockBackbone(), "thumbnails": 0}
     list(ingest(Prepared(0, 80), path, CONFIG, **options))
-    assert not [name for name in load_state(path).tensors if name.startswith("thumbnails.")]
     assert describe(path)["thumbnails"] is None
     memory = {name: t for name, t in load_state(saved).tensors.items() if not name.startswith("thumbnails.")}
-    assert all(torch.equal(memory[name], tensor) for name, tensor in load_state(path).tensors.items())
+    found = load_state(path).tensors
+    assert found.keys() == memory.keys()
+    assert all(torch.equal(memory[name], tensor) for name, tensor in found.items())
     list(ingest(Prepared(1, 20), path, CONFIG, append=True, **options | {"thumbnails": 4}))
     times_s = describe(path)["thumbnails"]["times_s"]
     assert times_s[-1] == 49.0
