@@ -28,26 +28,18 @@ from protokv.memories.durable.repeats import DEEP
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 
-# Memories whose steps do not wait for the device, and those whose decoding steps do not.
-WITHOUT_WAITS = [
-    # A ring takes the same operations at any size.
-    ("sliding-window", 1000, 3),
-    ("durable", 4000, 3),
-    ("durable", 4000, DEEP),
-    pytest.param("sliding-window", 1000, 28, marks=pytest.mark.slow),
-    pytest.param("durable", 6000, 28, marks=pytest.mark.slow),
-    pytest.param("durable", 24_000, 28, marks=pytest.mark.slow),
-]
+# Memories whose decoding steps do not wait for the device.
 DECODED = ["sliding-window", "durable", "paper", "continuity"]
-# Operations of a step, and those that each layer adds: 236 and 1,060 at 28 layers. Casts are seen only where nothing
-# runs in inference mode. Of those of a layer of `durable`, 24 decode its prototypes, which a device does for several
-# layers together.
-OPERATIONS = {"sliding-window": (40, 7), "durable": (192, 31)}
+# Operations of a step, and those that each layer adds: 236 and 1,060 at 28 layers, and 580 and 2,130 at compact
+# positions, where each layer's queries are turned for the near window, and its far keys for themselves. Casts are seen
+# only where nothing runs in inference mode. Of those of a layer of `durable`, 24 decode its prototypes, which a device
+# does for several layers together.
+OPERATIONS = {
+    "stream": {"sliding-window": (40, 7), "durable": (192, 31)},
+    "compact": {"sliding-window": (160, 15), "durable": (312, 64)},
+}
 # To find what stays in view, in deep models.
 OPERATIONS_OF_REPEATS = 26
-# At compact positions each layer's queries are turned for the near window, and its far keys for themselves: 580 and
-# 2,130 at 28 layers.
-COMPACT_OPERATIONS = {"sliding-window": (160, 15), "durable": (312, 64)}
 # Of a decoded token; at compact positions keys are turned before the first token.
 DECODING_OPERATIONS = {"stream": (16, 10), "compact": (6, 16)}
 
@@ -86,53 +78,52 @@ def at(layers: int, bound: tuple[int, int]) -> int:
     return fixed + a_layer * layers
 
 
-def check_steady(session: Session, most: int, steps: int) -> None:
-    with Counting() as counting:
-        counts = []
-        for _ in range(steps):
-            counting.operations.clear()
-            watch(session)
-            counts.append(counting.operations.total())
-    assert not counting.waits
-    assert max(counts) <= most, counting.operations
-    # The same work in every step.
-    assert len(set(counts)) == 1
-
-
-@pytest.mark.parametrize(("kind", "budget", "layers"), WITHOUT_WAITS)
+@pytest.mark.parametrize(
+    ("kind", "budget", "layers", "positions"),
+    [
+        # A ring takes the same operations at any size.
+        ("sliding-window", 1000, 3, "stream"),
+        ("sliding-window", 1000, 3, "compact"),
+        ("durable", 4000, 3, "stream"),
+        ("durable", 4000, 3, "compact"),
+        ("durable", 4000, DEEP, "stream"),
+        *(
+            pytest.param(kind, budget, 28, positions, marks=pytest.mark.slow)
+            for kind, budget in (("sliding-window", 1000), ("durable", 6000), ("durable", 24_000))
+            for positions in ("stream", "compact")
+        ),
+    ],
+)
 def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
-    kind: str, budget: int, layers: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, budget: int, layers: int, positions: Positions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only a CPU works through a bank in parts.
-    monkeypatch.setattr(rule, "_AT_ONCE", {})
-    monkeypatch.setattr(bank, "_ROWS", 2**40)
-    # Without data behind the tensors, a wait would raise.
-    with FakeTensorMode():
-        session = filled(StubBackbone(layers=layers), kind, budget, budget // 196 + 3)
-        most = at(layers, OPERATIONS[kind]) + OPERATIONS_OF_REPEATS * (kind == "durable" and layers >= DEEP)
-        check_steady(session, most, steps=3)
-
-
-@pytest.mark.parametrize("layers", [3, pytest.param(28, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("kind", "budget"), [("sliding-window", 1000), ("durable", 4000)])
-def test_a_steady_step_at_compact_positions_waits_for_nothing(
-    kind: str, budget: int, layers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(rule, "_AT_ONCE", {})
     monkeypatch.setattr(bank, "_ROWS", 2**40)
     monkeypatch.setattr(rotary, "_ROWS", 2**40)
     # Its rates are read off the model once, which takes data.
     precise = StubBackbone(layers=1).precise_rotary
-    with FakeTensorMode():
+    # Without data behind the tensors, a wait would raise.
+    with FakeTensorMode(), Counting() as counting:
         backbone = StubBackbone(layers=layers)
         backbone.precise_rotary = precise
         precise._made = {backbone.device: (torch.empty(64, dtype=torch.int64), torch.empty(64, dtype=torch.int64))}
-        # Far out in the stream, and whether that is beyond the model's range is not asked either.
-        backbone.max_position = 20
-        session = filled(backbone, kind, budget, budget // 196 + 3, "compact")
-        session.clock = replace(session.clock, next_position=500_000)
-        most = at(layers, COMPACT_OPERATIONS[kind]) + OPERATIONS_OF_REPEATS * (kind == "durable" and layers >= DEEP)
-        check_steady(session, most, steps=2)
+        # Whether a stream is beyond the model's range is not asked either.
+        backbone.max_position = 20 if positions == "compact" else None
+        session = filled(backbone, kind, budget, budget // 196 + 3, positions)
+        if positions == "compact":
+            session.clock = replace(session.clock, next_position=500_000)
+        counts = []
+        counting.waits.clear()
+        for _ in range(3):
+            counting.operations.clear()
+            watch(session)
+            counts.append(counting.operations.total())
+    assert not counting.waits
+    most = at(layers, OPERATIONS[positions][kind]) + OPERATIONS_OF_REPEATS * (kind == "durable" and layers >= DEEP)
+    assert max(counts) <= most, counting.operations
+    # The same work in every step.
+    assert len(set(counts)) == 1
 
 
 def test_the_proof_would_notice_a_wait() -> None:

@@ -18,7 +18,7 @@ from protokv.core.build import build_memory, restore_memory
 from protokv.core.memory import Memory
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memories import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
+from protokv.memories import CONFIGS, MemoryConfig, PaperConfig
 from tests.core.streams import World, copy_of, feed, same, shape_of, shown_to, small_config, small_durable
 from tests.oracles.invariants import check_bank
 
@@ -27,48 +27,31 @@ BUDGET = 29
 LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 9, 30, 4, 7]
 
 
-def configs() -> list[object]:
-    variants = {
-        "protokv": small_config(BUDGET),
-        "protokv-durable": DurableConfig(budget=BUDGET),
-        "protokv-paper": PaperConfig(budget=BUDGET),
-        "protokv-near-only": small_config(BUDGET, split=(1, 0)),
-        "protokv-far-only": small_config(BUDGET, split=(0, 1)),
-        "protokv-durable-32": small_durable(BUDGET),
-        "protokv-durable-far-only": small_durable(BUDGET, split=(0, 1)),
-        "protokv-no-residual": small_config(BUDGET, residual=False, anchor="average"),
-    }
-    others = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in CONFIGS}
-    return [pytest.param(config, id=name) for name, config in (variants | others).items()]
+CASES: dict[str, MemoryConfig] = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in CONFIGS} | {
+    "paper-small": small_config(BUDGET),
+    "paper-near-only": small_config(BUDGET, split=(1, 0)),
+    "paper-far-only": small_config(BUDGET, split=(0, 1)),
+    "paper-no-residual": small_config(BUDGET, residual=False, anchor="average"),
+    "durable-32": small_durable(BUDGET),
+    "durable-far-only": small_durable(BUDGET, split=(0, 1)),
+}
+HALF_PRECISION = ("paper-small", "durable", "infinipot-v")
 
 
-HALF_PRECISION = ("protokv", "protokv-durable", "infinipot-v")
-
-
-def cases() -> list[object]:
-    """Every configuration in float32, and three of them in bfloat16."""
-    single = [pytest.param((param.values[0], torch.float32), id=f"{param.id}-float32") for param in configs()]
-    half = [
-        pytest.param((param.values[0], torch.bfloat16), id=f"{param.id}-bfloat16")
-        for param in configs()
-        if param.id in HALF_PRECISION
-    ]
-    return single + half
-
-
-@pytest.fixture(params=cases())
-def case(request: pytest.FixtureRequest) -> tuple[MemoryConfig, torch.dtype]:
+@pytest.fixture(params=[*CASES, *(f"{name}-half" for name in HALF_PRECISION)])
+def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
-def config(case: tuple[MemoryConfig, torch.dtype]) -> MemoryConfig:
-    return case[0]
+def config(name: str) -> MemoryConfig:
+    return CASES[name.removesuffix("-half")]
 
 
 @pytest.fixture
-def shape(case: tuple[MemoryConfig, torch.dtype]) -> MemoryShape:
-    return shape_of(layers=2, heads=3, size=16, components=3, sink=5, dtype=case[1])
+def shape(name: str) -> MemoryShape:
+    dtype = torch.bfloat16 if name.endswith("-half") else torch.float32
+    return shape_of(layers=2, heads=3, size=16, components=3, sink=5, dtype=dtype)
 
 
 def built(config: MemoryConfig, shape: MemoryShape, seed: int = 0) -> tuple[Memory, World]:
@@ -174,7 +157,8 @@ def test_looking_changes_nothing_and_saved_tensors_share_no_memory(config: Memor
     before = copy_of(memory)
     first = memory.context()
     keys, values, bias = first.keys.clone(), first.values.clone(), first.bias.clone()
-    memory.report()
+    json.dumps(memory.report(), allow_nan=False)
+    json.dumps(built(config, shape)[0].report(), allow_nan=False)
     memory.nbytes()
     again = memory.context()
     tensors = memory.tensors()
@@ -252,11 +236,6 @@ def test_steps_out_of_order_are_refused(config: MemoryConfig, shape: MemoryShape
     memory.append(step)
     with pytest.raises(ValueError, match="came after step 4"):
         memory.append(world.step(4, 3))
-
-
-def test_the_report_is_plain_json(config: MemoryConfig, shape: MemoryShape) -> None:
-    json.dumps(built(config, shape)[0].report(), allow_nan=False)
-    json.dumps(fed(config, shape).report(), allow_nan=False)
 
 
 @settings(max_examples=30)

@@ -42,17 +42,6 @@ def test_every_token_is_in_the_window_or_has_left_it_once_in_order(window: int, 
     assert torch.equal(slots.keys[:, :, shown], stream[:, :, order])
 
 
-def test_a_step_is_shown_without_a_copy() -> None:
-    shape = shape_of()
-    slots = Slots(shape, far=3, near=5)
-    near = NearWindow(slots, 1)
-    before = slots.keys.data_ptr()
-    near.append(World(shape, 0).step(0, 4))
-    assert near.keys.data_ptr() == slots.keys[:, :, slots.near].data_ptr()
-    assert slots.keys.data_ptr() == before
-    assert (slots.bias[0, 0] == 0).tolist() == [False] * 5 + [True] * 4 + [False]
-
-
 @pytest.mark.parametrize("sink", [0, 3])
 def test_the_prompt_prefix_is_taken_once_and_as_it_is(sink: int) -> None:
     shape = shape_of(sink=sink)

@@ -60,18 +60,6 @@ def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int
     assert all(torch.equal(again[n], whole[n]) for n in whole)
 
 
-def test_a_full_memory_is_saved_as_it_is() -> None:
-    shape, config = shape_of(components=3), MemoryConfig.of("durable", budget=29)
-    world = World(shape, 0)
-    memory = build_memory(config, shape, world.rotary)
-    feed(memory, world, [5] * 20)
-    whole = memory.tensors()
-    packed = pack(whole, memory.specs())
-    bank = [name for name in whole if name.startswith("bank.")]
-    assert bank
-    assert all(packed[name].data_ptr() == whole[name].data_ptr() for name in bank)
-
-
 @pytest.mark.parametrize(
     ("name", "shape"), [("a.x", (2, 8, 3)), ("a.x", (1, 7, 3)), ("a.x", (2, 6, 3)), ("a.x", (2, 7, 2)), ("b.z", (6,))]
 )
