@@ -188,11 +188,11 @@ class SlotContext(Context):
         """Return the number of slots in use, in the layer and head that has most."""
         return int((self.bias > -torch.inf).sum(-1).max()) if self.bias.numel() else 0
 
-    def far_span(self) -> Tensor:
+    def far_span(self) -> int | Tensor:
         """Return the number of distinct times older than the near window, in the layer and head that has most."""
         return survey_slots(self).span
 
-    def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> CompactContext:
+    def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> Context:
         """Return the same tokens at consecutive positions."""
         seen = survey_slots(self)
         return CompactContext.of(self, anchoring, seen, seen.span if span is None else span)

@@ -35,7 +35,7 @@ class DeviceLayers(NamedTuple):
     device: torch.device
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """How many they are."""
         return int(self.layers.stop - self.layers.start)
 
@@ -68,7 +68,7 @@ class LayerShards(Memory):
         self._runs = find_runs(shape.layer_devices or [shape.device] * shape.layers)
         whole = replace(shape, layer_devices=None, part_of=shape.layers)
         shapes = [
-            replace(whole, layers=run.count, device=run.device, first_layer=run.layers.start) for run in self._runs
+            replace(whole, layers=run.size, device=run.device, first_layer=run.layers.start) for run in self._runs
         ]
         self._parts = [cls(config, own, rotary) for own in shapes]
 
@@ -137,7 +137,7 @@ class LayerShards(Memory):
             own = dict(tensors)
             for spec in self._specs:
                 if spec.layer_axis is not None and spec.name in own:
-                    own[spec.name] = own[spec.name].narrow(spec.layer_axis, run.layers.start, run.count).contiguous()
+                    own[spec.name] = own[spec.name].narrow(spec.layer_axis, run.layers.start, run.size).contiguous()
             part.load(own)
 
     def nbytes(self) -> dict[str, int]:

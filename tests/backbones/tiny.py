@@ -48,6 +48,8 @@ LAYERS, HEAD_SIZE, VOCABULARY, LETTERS = 3, 16, 48, 64
 PATCH, LAYERS_FED = 16, 2
 QWEN3_SIZE = {"shortest_edge": 2 * 4 * 1024, "longest_edge": 2 * 9 * 1024}
 STAMP = ["<", ">", "seconds", *"0123456789:"]
+STATISTICS = {"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.3, 0.2]}
+TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def write_tokenizer(
@@ -58,45 +60,38 @@ def write_tokenizer(
     With `digits`, a number is one token a digit, so that time stamps differ in length.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     vocabulary = {word: i for i, word in enumerate([*special, "<unk>", *WORDS, *(STAMP if digits else [])])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    if digits:
-        by_digit = pre_tokenizers.Digits(individual_digits=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), by_digit])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="<unk>",
-        eos_token=TURN_END,
-        pad_token=END,
-        extra_special_tokens=[token for token in special if token not in (END, TURN_END)],
-    )
-    fast.chat_template = template
-    fast.save_pretrained(folder)
-    return vocabulary
+    splits = [pre_tokenizers.Whitespace(), *([pre_tokenizers.Digits(individual_digits=True)] if digits else [])]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    return save_tokenizer(folder, tokenizer, special, template, unk_token="<unk>")
 
 
 def write_letters_tokenizer(folder: Path, special: Sequence[str], template: str) -> dict[str, int]:
     """Write a byte-level tokenizer with a token a letter, for families of which transformers knows the tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     letters = "abcdefghijklmnopqrstuvwxyz0123456789<>?._|ĠĊ:AFUY"
-    vocabulary = {token: i for i, token in enumerate([*special, *letters])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate([*special, *letters])}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return save_tokenizer(folder, tokenizer, special, template)
+
+
+def save_tokenizer(
+    folder: Path, tokenizer: Any, special: Sequence[str], template: str | None, **named: str
+) -> dict[str, int]:
+    from transformers import PreTrainedTokenizerFast
+
+    extra = [token for token in special if token not in (END, TURN_END)]
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=TURN_END,
-        pad_token=END,
-        extra_special_tokens=[token for token in special if token not in (END, TURN_END)],
+        tokenizer_object=tokenizer, eos_token=TURN_END, pad_token=END, extra_special_tokens=extra, **named
     )
     fast.chat_template = template
     fast.save_pretrained(folder)
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
     return vocabulary
 
 
@@ -144,84 +139,59 @@ def write_llama(folder: Path) -> Path:
     return save_random(LlamaForCausalLM(LlamaConfig(**text_settings(4, 2, 4096))), folder)
 
 
-def qwen_tokens(vocabulary: dict[str, int]) -> dict[str, int]:
-    """Return the fields of a Qwen-VL config that name control tokens."""
-    return {
-        "image_token_id": vocabulary["<|image_pad|>"],
-        "video_token_id": vocabulary["<|video_pad|>"],
-        "vision_start_token_id": vocabulary["<|vision_start|>"],
-        "vision_end_token_id": vocabulary["<|vision_end|>"],
-    }
+def save_model(name: str, folder: Path, **parts: Any) -> Path:
+    """Save a random model of the transformers class of this name, with a config of these parts."""
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**parts)
+    return save_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), folder)
+
+
+def write_json(folder: Path, name: str, content: dict[str, Any]) -> None:
+    (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def qwen_tokens(vocabulary: dict[str, int]) -> dict[str, Any]:
+    """Return the fields of a Qwen-VL config that name control tokens, and that the head is the embedding."""
+    named = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    tokens = {f"{field}_token_id": vocabulary[f"<|{token}|>"] for field, token in named.items()}
+    return tokens | {"tie_word_embeddings": True}
 
 
 def write_qwen2_vl(folder: Path, **changes: int) -> Path:
     """Write a random Qwen2-VL of a few thousand parameters."""
-    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-
     tower = {"embed_dim": 16, "hidden_size": changes.get("heads", 4) * HEAD_SIZE, "mlp_ratio": 2}
-    return write_qwen(folder, Qwen2VLConfig, Qwen2VLForConditionalGeneration, tower, **changes)
+    return write_qwen(folder, "Qwen2VL", tower, **changes)
 
 
 def write_qwen2_5_vl(folder: Path, *, tokens_per_second: int = 2, **changes: int) -> Path:
     """Write a random Qwen2.5-VL of a few thousand parameters."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
     tower = {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": changes.get("heads", 4) * HEAD_SIZE}
     tower |= {"tokens_per_second": tokens_per_second, "window_size": 56, "fullatt_block_indexes": [1]}
-    return write_qwen(folder, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, tower, **changes)
+    return write_qwen(folder, "Qwen2_5_VL", tower, **changes)
 
 
 def write_qwen(
-    folder: Path,
-    config: Any,
-    model: Any,
-    tower: dict[str, Any],
-    heads: int = 4,
-    kv_heads: int = 2,
-    max_positions: int = 32768,
+    folder: Path, name: str, tower: dict[str, Any], heads: int = 4, kv_heads: int = 2, max_positions: int = 32768
 ) -> Path:
     """Write a Qwen-VL with frames of 4 to 9 tokens."""
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
     limits = {"min_pixels": 3136, "max_pixels": 7056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
-    (folder / "preprocessor_config.json").write_text(json.dumps(limits))
-    made = config(
-        text_config=text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2]),
-        vision_config={"depth": 2, "num_heads": 2} | tower,
-        tie_word_embeddings=True,
-        **qwen_tokens(vocabulary),
-    )
-    return save_random(model(made), folder)
+    write_json(folder, "preprocessor_config", limits)
+    text = text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2])
+    vision = {"depth": 2, "num_heads": 2} | tower
+    return save_model(name, folder, text_config=text, vision_config=vision, **qwen_tokens(vocabulary))
 
 
 def write_qwen3_vl(
     folder: Path, *, heads: int = 4, kv_heads: int = 2, max_positions: int = 32768, experts: int = 0
 ) -> Path:
     """Write a random Qwen3-VL of a few thousand parameters; with experts, its mixture of experts."""
-    import transformers
-
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE, digits=True)
-    pixels = {"size": QWEN3_SIZE, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2}
-    statistics = {"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.3, 0.2]}
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(pixels | statistics))
     text = text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2], mrope_interleaved=True)
-    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24} if experts else {}
+    vision = {"depth": 3, "out_hidden_size": heads * 16, "deepstack_visual_indexes": list(range(LAYERS_FED))}
     name = "Qwen3VLMoe" if experts else "Qwen3VL"
-    config = getattr(transformers, f"{name}Config")(
-        text_config=text | {"head_dim": 16} | mixture,
-        vision_config={
-            "depth": 3,
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_heads": 2,
-            "out_hidden_size": heads * 16,
-            "patch_size": PATCH,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": list(range(LAYERS_FED)),
-        },
-        tie_word_embeddings=True,
-        **qwen_tokens(vocabulary),
-    )
-    return save_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), folder)
+    return write_qwen3(folder, name, text | {"head_dim": 16}, vision, vocabulary, experts)
 
 
 def write_qwen3_5(folder: Path, *, heads: int = 4, max_positions: int = 32768, experts: int = 0) -> Path:
@@ -229,39 +199,26 @@ def write_qwen3_5(folder: Path, *, heads: int = 4, max_positions: int = 32768, e
 
     Of its four layers three are linear. Half of a key is rotated.
     """
-    import transformers
-
     vocabulary = write_letters_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
-    pixels = {"size": QWEN3_SIZE, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2}
-    statistics = {"image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.3, 0.2]}
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(pixels | statistics))
     text = text_settings(heads, 2, max_positions, mrope_section=[2, 1, 1], partial_rotary_factor=0.5)
-    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    mixture["shared_expert_intermediate_size"] = 24
-    linear = {
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 12,
-        "linear_conv_kernel_dim": 4,
-    }
-    own = {"num_hidden_layers": 4, "head_dim": HEAD_SIZE, "vocab_size": LETTERS}
+    text |= {
+        "num_hidden_layers": 4, "head_dim": HEAD_SIZE, "vocab_size": LETTERS, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+    text |= {"shared_expert_intermediate_size": 24} if experts else {}
     name = "Qwen3_5Moe" if experts else "Qwen3_5"
-    config = getattr(transformers, f"{name}Config")(
-        text_config=text | linear | own | (mixture if experts else {}),
-        vision_config={
-            "depth": 2,
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_heads": 2,
-            "out_hidden_size": heads * 16,
-            "patch_size": PATCH,
-            "num_position_embeddings": 16,
-        },
-        tie_word_embeddings=True,
-        **qwen_tokens(vocabulary),
-    )
-    return save_random(getattr(transformers, f"{name}ForConditionalGeneration")(config), folder)
+    return write_qwen3(folder, name, text, {"depth": 2, "out_hidden_size": heads * 16}, vocabulary, experts)
+
+
+def write_qwen3(
+    folder: Path, name: str, text: dict[str, Any], vision: dict[str, Any], vocabulary: dict[str, int], experts: int
+) -> Path:
+    pixels = {"size": QWEN3_SIZE, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2, **STATISTICS}
+    write_json(folder, "video_preprocessor_config", pixels)
+    mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24} if experts else {}
+    tower = {"hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": PATCH}
+    tower |= {"num_position_embeddings": 16} | vision
+    return save_model(name, folder, text_config=text | mixture, vision_config=tower, **qwen_tokens(vocabulary))
 
 
 def write_gemma4(folder: Path, *, max_positions: int = 32768, window: int = 90, large: bool = False) -> Path:
@@ -271,177 +228,96 @@ def write_gemma4(folder: Path, *, max_positions: int = 32768, window: int = 90, 
     two layers share and every layer gets an embedding of every token. Large ones are a mixture of experts, have fewer
     heads in full layers, whose values are their keys, and see frames both ways.
     """
-    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
-
     vocabulary = write_tokenizer(folder, GEMMA_SPECIAL, GEMMA_TEMPLATE, digits=True)
     frames = {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 3}
-    (folder / "processor_config.json").write_text(json.dumps({"video_processor": frames}))
-    of_small = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}
-    of_large = {
-        "hidden_size_per_layer_input": 0,
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 1,
-        "use_bidirectional_attention": "vision",
-        "enable_moe_block": True,
-        "num_experts": 4,
-        "top_k_experts": 2,
-        "moe_intermediate_size": 24,
-    }
-    text = text_settings(4, 2, max_positions)
+    write_json(folder, "processor_config", {"video_processor": frames})
+    kinds = ("sliding", "sliding", "full", "sliding", "sliding", "full")
+    text = text_settings(4, 2, max_positions) | {
+        "head_dim": HEAD_SIZE, "global_head_dim": 24, "num_hidden_layers": 6, "sliding_window": window,
+        "layer_types": [f"{kind}_attention" for kind in kinds], "final_logit_softcapping": 30.0,
+    }  # fmt: skip
     del text["rope_parameters"]
-    own = {
-        "head_dim": HEAD_SIZE,
-        "global_head_dim": 24,
-        "num_hidden_layers": 6,
-        "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "sliding", "full")],
-        "sliding_window": window,
-        "final_logit_softcapping": 30.0,
-    }
-    config = Gemma4Config(
-        text_config=text | own | (of_large if large else of_small),
-        vision_config={
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "patch_size": 4,
-            "position_embedding_size": 256,
-        },
-        boi_token_id=vocabulary["<|image>"],
-        eoi_token_id=vocabulary["<image|>"],
-        image_token_id=vocabulary["<|image|>"],
-        video_token_id=vocabulary["<|video|>"],
-        audio_token_id=vocabulary["<|audio|>"],
-        tie_word_embeddings=True,
-    )
-    return save_random(Gemma4ForConditionalGeneration(config), folder)
+    if large:
+        text |= {
+            "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+            "use_bidirectional_attention": "vision", "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        }  # fmt: skip
+    else:
+        text |= {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}
+    vision = TOWER | {"num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 256}
+    named = {"boi": "<|image>", "eoi": "<image|>", "image": "<|image|>", "video": "<|video|>", "audio": "<|audio|>"}
+    tokens = {f"{field}_token_id": vocabulary[token] for field, token in named.items()}
+    return save_model("Gemma4", folder, text_config=text, vision_config=vision, tie_word_embeddings=True, **tokens)
 
 
 def write_llava_onevision(
-    folder: Path,
-    *,
-    heads: int = 4,
-    kv_heads: int = 2,
-    max_positions: int = 32768,
-    image_size: int = 72,
-    tower: str = "siglip_vision_model",
-    feature_layer: int | list[int] = -1,
-    select: str = "full",
-) -> Path:
+    folder: Path, *, heads: int = 4, kv_heads: int = 2, max_positions: int = 32768, image_size: int = 72,
+    tower: str = "siglip_vision_model", feature_layer: int | list[int] = -1, select: str = "full",
+) -> Path:  # fmt: skip
     """Write a random LLaVA-OneVision of a few thousand parameters.
 
     Frames of 72 pixels make 5 patches a side with 2 pixels to spare, pooled to 3: as odd as 384, 27 and 14.
     """
-    from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
-
     vocabulary = write_tokenizer(folder, LLAVA_SPECIAL, None)
     (folder / "chat_template.jinja").write_text(LLAVA_TEMPLATE)
-    frames = {
-        "size": {"height": image_size, "width": image_size},
-        "resample": 3,
-        "rescale_factor": 1 / 255,
-        "image_mean": [0.5, 0.4, 0.6],
-        "image_std": [0.5, 0.3, 0.2],
-        "video_processor_type": "LlavaOnevisionVideoProcessor",
-    }
-    processor = {
-        "num_image_tokens": (image_size // 14) ** 2,
-        "vision_feature_select_strategy": select,
-        "video_processor": frames,
-    }
-    (folder / "processor_config.json").write_text(json.dumps(processor))
-    config = LlavaOnevisionConfig(
+    frames = {"size": {"height": image_size, "width": image_size}, "resample": 3, "rescale_factor": 1 / 255}
+    frames |= STATISTICS | {"video_processor_type": "LlavaOnevisionVideoProcessor"}
+    processor = {"num_image_tokens": (image_size // 14) ** 2, "vision_feature_select_strategy": select}
+    write_json(folder, "processor_config", processor | {"video_processor": frames})
+    vision = TOWER | {"model_type": tower, "image_size": image_size, "patch_size": 14}
+    return save_model(
+        "LlavaOnevision",
+        folder,
         text_config={"model_type": "qwen2"} | text_settings(heads, kv_heads, max_positions),
-        vision_config={
-            "model_type": tower,
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": image_size,
-            "patch_size": 14,
-        }
-        | ({"vision_use_head": False} if tower.startswith("siglip") else {}),
+        vision_config=vision | ({"vision_use_head": False} if tower.startswith("siglip") else {}),
         image_token_index=vocabulary["<image>"],
         video_token_index=vocabulary["<video>"],
         vision_feature_layer=feature_layer,
         vision_feature_select_strategy=select,
         tie_word_embeddings=False,
     )
-    return save_random(LlavaOnevisionForConditionalGeneration(config), folder)
 
 
 def write_smolvlm(
     folder: Path, *, heads: int = 4, max_positions: int = 32768, image_size: int = 24, patch: int = 4, scale: int = 3
 ) -> Path:
     """Write a random SmolVLM2 of a few thousand parameters: 2 x 2 tokens a frame, of 6 x 6 patches."""
-    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
-
     vocabulary = write_letters_tokenizer(folder, SMOLVLM_SPECIAL, TEXT_TEMPLATE)
-    frames = {
-        "size": {"longest_edge": 4 * image_size},
-        "max_image_size": {"longest_edge": image_size},
-        "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": image_size + 8}},
-        "resample": 1,
-        "image_mean": [0.5, 0.4, 0.6],
-        "image_std": [0.5, 0.3, 0.2],
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(frames))
-    config = SmolVLMConfig(
+    frames = {"size": {"longest_edge": 4 * image_size}, "max_image_size": {"longest_edge": image_size}, "resample": 1}
+    sampling = {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": image_size + 8}}
+    write_json(folder, "preprocessor_config", frames | STATISTICS | {"video_sampling": sampling})
+    return save_model(
+        "SmolVLM",
+        folder,
         text_config={"model_type": "llama"} | text_settings(heads, 2, max_positions) | {"vocab_size": LETTERS},
-        vision_config={
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": image_size,
-            "patch_size": patch,
-        },
+        vision_config=TOWER | {"image_size": image_size, "patch_size": patch},
         image_token_id=vocabulary["<image>"],
         scale_factor=scale,
         tie_word_embeddings=False,
     )
-    return save_random(SmolVLMForConditionalGeneration(config), folder)
 
 
 def write_internvl(
-    folder: Path,
-    *,
-    heads: int = 4,
-    max_positions: int = 32768,
-    image_size: int = 16,
-    patch: int = 4,
+    folder: Path, *, heads: int = 4, max_positions: int = 32768, image_size: int = 16, patch: int = 4,
     language: str = "qwen2",
-) -> Path:
+) -> Path:  # fmt: skip
     """Write a random InternVL of a few thousand parameters: 2 x 2 tokens a frame, of 4 x 4 patches."""
-    from transformers import InternVLConfig, InternVLForConditionalGeneration
-
     vocabulary = write_letters_tokenizer(folder, INTERNVL_SPECIAL, INTERNVL_TEMPLATE)
-    frames = {
-        "size": {"height": image_size, "width": image_size},
-        "image_mean": [0.485, 0.456, 0.406],
-        "image_std": [0.229, 0.224, 0.225],
-    }
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(frames))
+    frames = {"size": {"height": image_size, "width": image_size}}
+    statistics = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    write_json(folder, "video_preprocessor_config", frames | statistics)
     own = {"model_type": language, "vocab_size": LETTERS, "head_dim": HEAD_SIZE}
-    config = InternVLConfig(
+    sizes = {"image_size": [image_size, image_size], "patch_size": [patch, patch], "attention_bias": True}
+    return save_model(
+        "InternVL",
+        folder,
         text_config=text_settings(heads, 2, max_positions) | own,
-        vision_config={
-            "hidden_size": 16,
-            "intermediate_size": 24,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": [image_size, image_size],
-            "patch_size": [patch, patch],
-            "attention_bias": True,
-        },
+        vision_config=TOWER | sizes,
         image_token_id=vocabulary["<IMG_CONTEXT>"],
         image_seq_length=(image_size // patch // 2) ** 2,
         tie_word_embeddings=False,
     )
-    return save_random(InternVLForConditionalGeneration(config), folder)
 
 
 BUILDERS: dict[str, Callable[..., Path]] = {
