@@ -14,27 +14,22 @@ import pytest
 
 from protokv.core.parts import Evidence, EvidenceSpan, Utterance
 from protokv.core.session import Answer, Session
-from protokv.ingestion import ingest
-from protokv.memories import DurableConfig
 from protokv.state.reader import load_state
 from protokv.state.sources import WallClockLog
 from protokv.state.writer import save_state
-from tests.cli.conftest import write_video
-from tests.mock_backbone import MockBackbone
-from tests.serve.test_serve import server
+from tests.serve.conftest import server, watch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 
 SCRIPT = "<img src=x onerror=document.title='hacked'>"
-QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 
@@ -43,8 +38,7 @@ def browser() -> Iterator[Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three states: one of a file, one that is live, and one with a name that is a script."""
     folder = tmp_path_factory.mktemp("states")
-    config, model = DurableConfig(budget=40), MockBackbone()
-    list(ingest(write_video(folder / "clip.mp4", 12), folder / "clip.safetensors", config, backbone=model))
+    watch(folder / "clip.safetensors", 0, 24)
     state = load_state(folder / "clip.safetensors")
     log = WallClockLog(anchors=[(0.0, time.time() - 12)], committed_at=time.time())
     log.begin_gap(11.0, "no frames")
@@ -63,8 +57,7 @@ def address(folder: Path) -> Iterator[str]:
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Any]:
     """Open a page in a tab of its own; it must not fail in any script, nor ask another server for anything."""
-    wrong: list[str] = []
-    contexts = []
+    wrong, contexts = list[str](), list[Any]()
 
     def open_page(address: str, **options: Any) -> Any:
         context = browser.new_context(**options)
@@ -116,11 +109,8 @@ def test_an_answer_comes_in_pieces_as_text_with_its_spans(opened: Any, address: 
     playwright.expect(page.locator("article")).to_contain_text(f"0:07 {SCRIPT}")
     assert page.locator("img[src=x]").count() == 0
     assert page.title() == f"{SCRIPT} · ProtoKV"
-
-
-def test_on_a_phone_the_page_scrolls_to_the_answer(opened: Any, address: str, words: threading.Event) -> None:
+    # On a phone the page scrolls to each answer.
     page = opened(f"{address}#clip", viewport={"width": 390, "height": 420}, has_touch=True)
-    words.set()
     for _ in range(3):
         page.fill("#question", "What appeared?")
         page.tap("#send")

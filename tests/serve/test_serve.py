@@ -1,71 +1,36 @@
-"""States behind the web interface: OpenAI's own client asks a real server on loopback; what is wrong gets one line."""
+"""States behind the web interface: OpenAI's own client asks a real server on loopback, and who may ask at all."""
 
 from __future__ import annotations
 
-import http.client
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import uvicorn
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.testclient import TestClient
 
+import protokv
 from protokv.core.parts import Evidence, EvidenceSpan, Utterance
 from protokv.core.session import Answer, Session
-from protokv.ingestion import ingest
-from protokv.memories import DurableConfig
-from protokv.serve import ServerLimits, States, build_app, configure
+from protokv.errors import ConfigError, StateNotFound
+from protokv.serve import ServerLimits, States, build_app
+from protokv.serve.access import Access
 from tests.mock_backbone import MockBackbone
-from tests.prepared import Prepared
+from tests.serve.conftest import server, watch
 
-CONFIG = DurableConfig(budget=40)
 QUESTION = "what is it"
-
-
-@contextmanager
-def server(folder: Path, backbone: MockBackbone | None = None, **options: Any) -> Iterator[str]:
-    """The address of a server; it is gone afterwards."""
-    app = build_app(States(folder, backbone or MockBackbone(), most=2), **options)
-    running = uvicorn.Server(configure(app, "127.0.0.1", 0))
-    ready = threading.Event()
-    startup = running.startup
-
-    async def start(*a: Any, **k: Any) -> None:
-        await startup(*a, **k)
-        ready.set()
-
-    running.startup = start  # type: ignore[method-assign]
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    assert ready.wait(30)
-    try:
-        yield f"127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        running.should_exit = True
-        thread.join(30)
 
 
 def client(address: str, token: str = "none") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"http://{address}/v1", api_key=token, max_retries=0, timeout=30)
-
-
-def watch(path: Path, seed: int, n_frames: int) -> None:
-    list(ingest(Prepared(seed, n_frames), path, CONFIG, backbone=MockBackbone(), overwrite=True))
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("states")
-    for i, name in enumerate(("door", "garden", "monday/door")):
-        (folder / name).parent.mkdir(exist_ok=True)
-        watch(folder / f"{name}.safetensors", i, 6)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +40,11 @@ def running(made: Path) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(made, tmp_path / "states")
-
-
 def ask(one: openai.OpenAI, model: str = "door", **options: Any) -> Any:
     return one.chat.completions.create(model=model, messages=[{"role": "user", "content": QUESTION}], **options)
 
 
 def test_the_official_client_lists_states_and_asks_them_at_once_and_in_pieces(folder: Path) -> None:
-    import protokv
-
     with server(folder) as address, client(address) as one:
         assert [model.id for model in one.models.list()] == ["door", "garden", "monday/door"]
         for name in ("door", "garden", "monday/door"):
@@ -142,91 +100,72 @@ def test_a_new_commit_answers_the_next_question_and_asking_changes_no_state(fold
         path.unlink()
         with pytest.raises(openai.NotFoundError, match="door"):
             ask(one)
+        # A damaged state is an error of its own, and the others answer.
+        path.write_bytes(b"no state")
+        with pytest.raises(openai.ConflictError, match="door"):
+            ask(one)
+        assert ask(one, "garden").choices
 
 
 def test_all_of_a_conversation_counts_and_text_may_come_in_parts(made: Path) -> None:
     class Hearing(MockBackbone):
-        heard: Any = None
-
         def suffix_ids(self, question: str, turns: Any = ()) -> list[int]:
             self.heard = (question, list(turns))
             return super().suffix_ids(question)
 
+    said = [
+        ("assistant", "how can I help?"), ("system", "be brief"), ("user", "something else"), ("user", "then"),
+        ("assistant", [{"type": "text", "text": "a red"}]), ("user", "and blue"), ("assistant", None),
+        ("user", [{"type": "text", "text": QUESTION}]),
+    ]  # fmt: skip
+    messages: Any = [{"role": role, "content": content} for role, content in said]
     backbone = Hearing()
-    expected = (f"be brief\n\n{QUESTION}", [("something else\n\nthen", "a red"), ("and blue", "")])
-    messages: Any = [
-        {"role": "assistant", "content": "how can I help?"},
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "something else"},
-        {"role": "user", "content": "then"},
-        {"role": "assistant", "content": [{"type": "text", "text": "a red"}]},
-        {"role": "user", "content": "and blue"},
-        {"role": "assistant", "content": None},
-        {"role": "user", "content": [{"type": "text", "text": QUESTION}]},
-    ]
     with server(made, backbone) as address, client(address) as one:
         answer: Any = one.chat.completions.create(model="door", messages=messages)
-        assert (backbone.heard, answer.turns) == (expected, 2)
+    expected = (f"be brief\n\n{QUESTION}", [("something else\n\nthen", "a red"), ("and blue", "")])
+    assert (backbone.heard, answer.turns) == (expected, 2)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"model": "nobody"}, openai.NotFoundError, "nobody"),
-        ({"model": "../door"}, openai.NotFoundError, "no state"),
-        ({"messages": []}, openai.BadRequestError, "role user"),
-        ({"messages": [{"role": "user", "content": " "}]}, openai.BadRequestError, "empty"),
-        ({"messages": [*[{"role": "user", "content": "a"}] * 2, {"role": "tool"}]}, openai.BadRequestError, "a role"),
-        ({"messages": [{"role": "user"}, {"role": "assistant"}]}, openai.BadRequestError, "last one"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, openai.BadRequestError, "pictures"),
-        ({"temperature": 9.0}, openai.BadRequestError, "temperature"),
-        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
-        ({"n": 2}, openai.BadRequestError, "another seed"),
-        ({"stop": ["a", 3]}, openai.BadRequestError, "at most 4 texts"),
-        ({"top_logprobs": 3}, openai.BadRequestError, "needs logprobs"),
-        ({"presence_penalty": 9.0}, openai.BadRequestError, "presence_penalty: expected a number from -2 to 2"),
-        ({"logit_bias": {"3": 1}}, openai.BadRequestError, "supported are temperature"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
-    ],
-)
-def test_a_bad_request_is_refused_in_a_line(change: Any, error: Any, text: str, running: str) -> None:
+PARTS = [*[{"role": "user", "content": "a"}] * 2, {"role": "tool"}]
+BAD = [
+    ({"messages": []}, "role user"), ({"messages": [{"role": "user", "content": " "}]}, "empty"),
+    ({"messages": PARTS}, "a role"), ({"messages": [{"role": "user"}, {"role": "assistant"}]}, "last one"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "pictures"),
+    ({"temperature": 9.0}, "temperature"), ({"max_tokens": 0}, "max_tokens"), ({"n": 2}, "another seed"),
+    ({"stop": ["a", 3]}, "at most 4 texts"), ({"top_logprobs": 3}, "needs logprobs"),
+    ({"presence_penalty": 9.0}, "presence_penalty: expected a number from -2 to 2"),
+    ({"logit_bias": {"3": 1}}, "supported are temperature"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: a state answers in text"),
+    ({"model": "nobody"}, "no state 'nobody'"), ({"model": "../door"}, "no state"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "text"), BAD)
+def test_a_bad_request_is_refused_in_a_line(change: Any, text: str, running: str) -> None:
     asked: Any = {"model": "door", "messages": [{"role": "user", "content": QUESTION}], **change}
-    with client(running) as one, pytest.raises(error, match=text) as caught:
+    with client(running) as one, pytest.raises(openai.APIStatusError, match=text) as caught:
         one.chat.completions.create(**asked)
-    assert "\n" not in caught.value.body["message"]
+    assert caught.value.status_code == (404 if "model" in change else 400)
+    assert "\n" not in caught.value.body["message"]  # type: ignore[index]
 
 
-def raw(address: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
-    with closing(http.client.HTTPConnection(address, timeout=30)) as connection:
-        connection.request(method, path, body, headers)
-        response = connection.getresponse()
-        return response.status, json.loads(response.read() or b"null")
+def browse(folder: Path, host: str = "localhost", **options: Any) -> TestClient:
+    return TestClient(build_app(States(folder, MockBackbone()), **options), base_url=f"http://{host}")
 
 
 def test_malformed_and_oversized_requests_are_refused(made: Path) -> None:
-    with server(made, limits=ServerLimits(body_bytes=1000)) as address:
-        assert raw(address, "GET", "/health") == (200, {"status": "ok"})
+    chat = "/v1/chat/completions"
+    with browse(made, limits=ServerLimits(body_bytes=1000)) as one:
         for body in (b"", b"{", b"[]", b"[" * 900, b"\xff\xfe", b'{"model": 3, "messages": []}'):
-            status, said = raw(address, "POST", "/v1/chat/completions", body)
-            assert status == 400, body
-            assert said["error"]["type"] == "invalid_request_error"
-        assert raw(address, "POST", "/v1/chat/completions", b" " * 1001)[0] == 413
-        assert raw(address, "GET", "/v1/chat/completions")[0] == 405
-        assert raw(address, "GET", "/etc/passwd")[0] == 404
+            refused = one.post(chat, content=body)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error"), body
+        assert one.post(chat, content=b" " * 1001).status_code == 413
+        assert one.get(chat).status_code == 405
+        assert one.get("/etc/passwd").status_code == 404
 
 
-def test_a_damaged_state_is_an_error_of_its_own_and_the_others_answer(folder: Path) -> None:
-    (folder / "garden.safetensors").write_bytes(b"no state")
-    with server(folder) as address, client(address) as one:
-        with pytest.raises(openai.ConflictError, match="garden"):
-            ask(one, "garden")
-        assert ask(one, "door").choices
-
-
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Hold every answer: it sets the first event when it begins, and goes on once the second is set."""
-    begun, go, stream = threading.Event(), threading.Event(), Session.stream
+def test_questions_beyond_the_limits_are_sent_away(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go, stream, answers = threading.Event(), threading.Event(), Session.stream, list[Any]()
 
     def slow(self: Session, *arguments: Any, **options: Any) -> Any:
         begun.set()
@@ -234,11 +173,6 @@ def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Ev
         return (yield from stream(self, *arguments, **options))
 
     monkeypatch.setattr(Session, "stream", slow)
-    return begun, go
-
-
-def test_more_questions_than_may_wait_are_sent_away(made: Path, held: tuple[threading.Event, threading.Event]) -> None:
-    (begun, go), answers = held, list[Any]()
     with server(made, limits=ServerLimits(waiting=1)) as address, client(address) as one, client(address) as other:
         thread = threading.Thread(target=lambda: answers.append(ask(one)), daemon=True)
         thread.start()
@@ -249,13 +183,11 @@ def test_more_questions_than_may_wait_are_sent_away(made: Path, held: tuple[thre
         thread.join(30)
         assert ask(other).choices
     assert len(answers) == 1
-
-
-def test_an_answer_that_takes_too_long_is_given_up(made: Path, held: tuple[threading.Event, threading.Event]) -> None:
+    go.clear()
     with server(made, limits=ServerLimits(answer_s=0.05)) as address, client(address) as one:
         with pytest.raises(openai.InternalServerError, match=r"no answer in 0\.05 s"):
             ask(one)
-        held[1].set()
+        go.set()
 
 
 def test_an_answer_has_its_evidence_if_that_is_asked_for(running: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,3 +204,85 @@ def test_an_answer_has_its_evidence_if_that_is_asked_for(running: str, monkeypat
         assert (answer.evidence, answer.faint) == ([json.loads(json.dumps(asdict(span)))], False)
         *_, last = ask(one, stream=True, extra_body={"evidence": True})
         assert last.evidence == answer.evidence
+
+
+def test_a_state_is_shown_with_its_facts_and_pictures_to_who_has_the_token(made: Path) -> None:
+    private = ("/page/state?name=garden", "/v1/models")
+    with browse(made, host="anywhere.example", token="right") as one:
+        assert one.get("/health").json() == {"status": "ok"}
+        assert {one.get(path).status_code for path in private} == {401}
+        assert "garden" not in one.get("/").text
+        one.headers["Authorization"] = "Bearer right"
+        found = one.get(private[0]).json()
+        assert one.get(private[1]).status_code == 200
+    assert (found["duration_s"], found["complete"], found["live"]) == (3.0, True, None)
+    assert [picture["time_s"] for picture in found["thumbnails"]] == [0, 1, 2]
+    assert all(picture["src"].startswith("data:image/jpeg;base64,/9j/") for picture in found["thumbnails"])
+
+
+HERE = ("localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]", "[::1]:8000")
+# What a browser sends for the page of another site, and what one parser of addresses or another takes for our name.
+ELSEWHERE = ["evil.example", "localhost.", "127.1", "0.0.0.0", "[::ffff:127.0.0.1]", "::1", "evil.example:99999"]
+ELSEWHERE += ["evil@localhost", "localhost@evil.example", "localhost/.evil", "localhost,evil", "%6cocalhost", "none"]
+ELSEWHERE += ["", " ", "localhost evil", "localhost\\.evil", "localhost\tevil", "\xe9vil.example"]
+SITES = [
+    {"origin": o} for o in ("null", "http://evil.example", "http://localhost:3000", "https://localhost", "file://")
+]
+SITES += [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}]
+OWN = ({}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"})
+REFUSED = [{"host": host} for host in ELSEWHERE] + [{"host": "localhost", **site} for site in SITES] + [{}]
+
+
+def test_without_a_token_only_names_of_this_machine_and_pages_of_this_server_are_answered() -> None:
+    access = Access(None)
+    for host in HERE:
+        for site in (*OWN, {"origin": f"http://{host}"}):
+            access.check(Headers({"host": host, **site}))
+    for headers in REFUSED:
+        with pytest.raises(HTTPException, match="403"):
+            access.check(Headers(headers))
+
+
+def test_a_token_counts_only_as_bearer_and_only_once() -> None:
+    access = Access("right")
+    for given in ("Bearer right", "bearer right", "BEARER  right "):
+        access.check(Headers({"authorization": given}))
+    wrong = ("right", "Basic right", "Bearer", "Bearer \xe9", "Bearer Bearer right", "Bearer righ", "")
+    twice = Headers(raw=[(b"authorization", b"Bearer right")] * 2)
+    for headers in (twice, Headers({}), *(Headers({"authorization": given}) for given in wrong)):
+        with pytest.raises(HTTPException, match="401"):
+            access.check(headers)
+    for token in ("", "two words", "t\xf6ken", "\udcff"):
+        with pytest.raises(ConfigError, match="visible ASCII"):
+            Access(token)
+
+
+def test_no_link_and_no_pipe_leads_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    state = folder / "door.safetensors"
+    elsewhere = shutil.copytree(folder, tmp_path / "elsewhere")
+    links = {"inner": state, "outer": elsewhere / state.name, "loop": "loop.safetensors"}
+    for name, target in links.items():
+        (folder / f"{name}.safetensors").symlink_to(target)
+    for name in ("linked", "linked.zarr"):
+        (folder / name).symlink_to(elsewhere, target_is_directory=True)
+    os.mkfifo(folder / "pipe.safetensors")
+    shutil.copy(state, folder / "\udcff.safetensors")
+    with browse(folder) as one:
+        names = {model["id"] for model in one.get("/v1/models").json()["data"]}
+        assert names == {"door", "garden", "monday/door", "inner", "\\xff"}
+        assert one.get("/page/state?name=inner").status_code == 200
+    # It becomes a link after it was found.
+    state.unlink()
+    state.symlink_to(elsewhere / state.name)
+    with pytest.raises(StateNotFound, match="leads elsewhere"):
+        States(folder, MockBackbone()).open_session(state)
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_inserts_text_as_text(made: Path) -> None:
+    with browse(made) as one:
+        page = one.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    for bad in ("http:", "https:", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert bad not in page.text

@@ -1,0 +1,58 @@
+"""States of prepared frames, and servers of them on loopback."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from protokv.ingestion import ingest
+from protokv.memories import DurableConfig
+from protokv.serve import States, build_app, configure
+from tests.mock_backbone import MockBackbone
+from tests.prepared import Prepared
+
+
+@contextmanager
+def server(folder: Path, backbone: MockBackbone | None = None, **options: Any) -> Iterator[str]:
+    """The address of a server; it is gone afterwards."""
+    app = build_app(States(folder, backbone or MockBackbone(), most=2), **options)
+    running = uvicorn.Server(configure(app, "127.0.0.1", 0))
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    while not running.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield f"127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        thread.join(30)
+
+
+def watch(path: Path, seed: int, n_frames: int) -> None:
+    config = DurableConfig(budget=40)
+    list(ingest(Prepared(seed, n_frames), path, config, backbone=MockBackbone(), overwrite=True))
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three states, that no test changes."""
+    folder = tmp_path_factory.mktemp("states")
+    for i, name in enumerate(("door", "garden", "monday/door")):
+        (folder / name).parent.mkdir(exist_ok=True)
+        watch(folder / f"{name}.safetensors", i, 6)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of these."""
+    return shutil.copytree(made, tmp_path / "states")
