@@ -146,22 +146,17 @@ def test_no_source_is_watched_twice(run: Run, path: Path) -> None:
         run(path, B)
 
 
-def test_a_state_of_a_program_can_be_continued(run: Run, path: Path) -> None:
-    session = Session.start(run.backbone, CONFIGS["durable"])
+def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(run: Run, path: Path) -> None:
+    session, live = Session.start(run.backbone, CONFIGS["durable"]), Prepared(1, 9)
     for step in range(3):
         session.watch(random_frames(step))
     save(session, path)
-    assert run(path, B, append=True).steps == 6
-    assert list_fingerprints(Reader.open(path).header) == (None, "2/6")
-
-
-def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(run: Run, path: Path) -> None:
-    live = Prepared(1, 9)
     live.info = replace(live.info, fingerprint=None)
-    run(path, live)
+    assert run(path, live, append=True).steps == 8
     with pytest.raises(StateMismatch, match="this run's source is"):
         run(path, live)
-    assert run(path, live, append=True).steps == 10
+    assert run(path, live, append=True).steps == 13
+    assert list_fingerprints(Reader.open(path).header) == (None, None, None)
 
 
 def changed(**fields: object) -> dict[str, object]:

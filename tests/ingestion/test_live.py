@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,18 +171,17 @@ def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_cam
     assert Reader.open(path).commits_s == [3.0]
 
 
-def test_a_source_that_is_given_up_leaves_a_state_and_damage(path: Path) -> None:
-    *_, summary = run(World([50, gone()]), path, give_up_s=0.0)
-    assert (summary.steps, summary.damaged, summary.damage) == (5, True, "rtsp://camera/1 is gone")
-
-
 @pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied])
-def test_a_wrong_address_is_an_error_at_once_unless_it_was_right_before(kind: type[SourceError], path: Path) -> None:
+def test_a_wrong_address_is_an_error_at_once_and_a_right_one_is_tried_until_it_is_given_up(
+    kind: type[SourceError], path: Path
+) -> None:
     with pytest.raises(kind):
         run(World([kind("nothing is at /dev/video9")]), path)
     assert not path.exists()
     assert run(World([50, gone()], [kind("it restarts")], [50, gone()]), path)[-1].steps == 10
     assert run(World([kind("it restarts")], [50, gone()], began_s=60.0), path)[-1].steps == 15
+    *_, given_up = run(World([50, gone()], began_s=120.0), path, give_up_s=0.0)
+    assert (given_up.steps, given_up.damaged, given_up.damage) == (20, True, "rtsp://camera/1 is gone")
 
 
 def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_told(path: Path, tmp_path: Path) -> None:
@@ -267,16 +265,6 @@ def test_the_oldest_step_is_dropped_and_news_never(actions: list[str], room: int
         model.append(item)
         assert mailbox.dropped == dropped
     assert all(mailbox.get(0.0) is one for one in [*model, None])
-
-
-def test_a_waiting_sender_goes_on_when_there_is_room_and_when_the_mailbox_closes() -> None:
-    mailbox = Mailbox(2, wait=True)
-    thread = threading.Thread(target=lambda: [mailbox.put(step(index)) for index in range(6)], daemon=True)
-    thread.start()
-    assert [mailbox.get(20.0).index for _ in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
-    mailbox.close()
-    thread.join(20.0)
-    assert (thread.is_alive(), mailbox.dropped) == (False, 0)
 
 
 @pytest.mark.parametrize(("draw", "part"), [(0.0, 0.5), (1.0, 1.0), (0.5, 0.75)])
