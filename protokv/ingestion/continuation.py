@@ -18,44 +18,45 @@ from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import IngestOptions
 from protokv.state.checkpoint import read_config
 from protokv.state.header import Header, State
-from protokv.state.sources import SourcePart, list_fingerprints, next_source_part, read_source_part, source_records
+from protokv.state.sources import SourcePart, next_source_part, read_source_part, source_records
 from protokv.state.store import StatePath
 from protokv.video import Source
 from protokv.words import Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles
 
 
-def find_segment(path: StatePath, state: State, source: Source, *, append: bool) -> SourcePart:
-    """Find where the source begins in the stream of a state, or stands in it already.
+def find_segment(
+    path: StatePath, state: State, source: Source, *, append: bool
+) -> tuple[SourcePart, Mapping[str, Any]]:
+    """Find where the source begins in the stream of a state, or stands in it already; and the state's record of it.
 
-    A file is the same by its content, and a live source by its address: it goes on in the same state.
+    A file is the same by its content, and a live source by its address: it goes on in the same state. The record is
+    empty if nothing of the source was watched.
 
     Raises:
         StateMismatch: the state is of another source, or its last source is not watched to its end.
     """
-    last = state.source or {}
+    last, ours, records = state.source or {}, source.info.fingerprint, source_records(state)
     if isinstance(source, LiveSource):
         if (last.get("kind"), last.get("name")) == (source.info.kind, source.info.name):
-            return replace(read_source_part(state), done=False)
-    else:
-        ours, watched = source.info.fingerprint, list_fingerprints(state)
-        # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
-        if ours is not None and (append or ours == watched[0]):
-            if ours == watched[-1]:
-                return read_source_part(state)
-            if ours in watched:
-                # Another source was appended since, so this one was watched to its end.
-                return SourcePart(done=True)
+            part = replace(read_source_part(state), done=False)
+            return part, last if part.first_step < state.clock.steps else {}
+    # A source without a fingerprint (frames from a program) equals no other, not even itself a moment ago.
+    elif ours is not None:
+        for record in reversed(records if append else records[:1]):
+            if record.get("fingerprint") == ours:
+                # If another source was appended since, this one was watched to its end.
+                is_last = last.get("fingerprint") == ours
+                return read_source_part(state) if is_last else SourcePart(done=True), record
     if not append:
         raise _another_source(path, state, source)
-    if not state.complete and state.source is not None and "live" not in state.source:
+    if not state.complete and last and "live" not in last:
         # A live source has no end.
-        name = state.source.get("name")
         raise StateMismatch(
-            f"cannot append {source.info.name} to {path}: its last source {name} is not watched to the end",
-            hint=f"finish it first: the command with {name} again",
+            f"cannot append {source.info.name} to {path}: its last source {last.get('name')} is not watched to the end",
+            hint=f"finish it first: the command with {last.get('name')} again",
         )
-    return next_source_part(state)
+    return next_source_part(state), {}
 
 
 def _another_source(path: StatePath, state: State, source: Source) -> StateMismatch:
@@ -115,11 +116,3 @@ def check_equal(path: StatePath, field: str, found: object, wanted: object) -> N
             f"the state at {path} cannot be continued: its {field} is {found}, this run's is {wanted}",
             hint="write to another path, or start over with --force",
         )
-
-
-def find_record(state: State, source: Source, segment: SourcePart) -> Mapping[str, Any]:
-    """Return a state's record of a source that it has begun to watch, or has watched; empty if it has not."""
-    if isinstance(source, LiveSource):
-        return (state.source or {}) if segment.first_step < state.clock.steps else {}
-    ours = source.info.fingerprint
-    return next((one for one in reversed(source_records(state)) if ours and one.get("fingerprint") == ours), {})

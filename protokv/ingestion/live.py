@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound, SourceUnreadable
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.options import LiveOptions
+from protokv.ingestion.prefetch import ASK_S
 from protokv.state.sources import SourcePart, WallClockLog
 from protokv.video import Damage, Source, SourceInfo
 from protokv.video.address import PIPE, STREAMED, public_name, source_kind, waits_for_publisher
@@ -29,9 +30,6 @@ from protokv.video.source import Frame, FrameRequest, Line, TextTrack, never
 
 # A silence of more than this is a gap, even if the source was never lost.
 GAP_S = 5.0
-
-# A waiting run asks again after this many seconds whether to stop.
-ASK_S = 0.1
 
 # Dropped frames before the two rates are reported: fewer may be a hiccup.
 MANY = 8

@@ -150,8 +150,7 @@ def _start(
             config = options.config_for(subtitles)
             session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
             return RunStart(session, SourcePart(), {}, subtitles)
-    segment = continuation.find_segment(path, state, video, append=options.append)
-    record = continuation.find_record(state, video, segment)
+    segment, record = continuation.find_segment(path, state, video, append=options.append)
     continuation.check_subtitles(path, record, subtitles)
     continuation.check_options(path, state, options)
     with stage(timings, "model"):
