@@ -122,13 +122,13 @@ class LocalMemory(Memory):
         self._sanitizer = Sanitizer(shape)
 
     @classmethod
-    @abstractmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Return the tensors of its state under these settings. Allocates nothing."""
+        """Return the tensors of its state under these settings; a subclass adds its own. Allocates nothing."""
+        return (*Slots.declare(shape), *Sanitizer.declare())
 
-    @abstractmethod
     def parts(self) -> Sequence[StatePart]:
         """Return the holders of its state."""
+        return self._slots, self._sanitizer
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix."""
@@ -168,6 +168,10 @@ class LocalMemory(Memory):
         tensors = unpack(tensors, self.specs())
         for part in self.parts():
             part.take(tensors)
+
+    def report(self) -> dict[str, Any]:
+        """Return the number of tokens dropped, and what is to be said of each layer."""
+        return {"tokens_dropped": int(self._sanitizer.dropped), "layers": []}
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part."""

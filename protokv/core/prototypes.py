@@ -20,7 +20,6 @@ from protokv.core.context import Context
 from protokv.core.memory import LocalMemory
 from protokv.core.near import NearWindow, Slots, Tokens
 from protokv.core.rotary import Rotary, rotate, unrotate
-from protokv.core.sanitize import Sanitizer
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, count_bytes
@@ -113,20 +112,15 @@ class PrototypeMemory(LocalMemory):
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the prompt prefix, the near window, the bank and its rule's own."""
+        """Declare the near window, the bank and its rule's own besides."""
         K = config.prototypes
-        return (
-            *Slots.declare(shape),
-            *Sanitizer.declare(),
-            *NearWindow.declare(shape, config.near_tokens),
-            *cls.bank_type(config).declare(shape, K),
-            *(cls.rule.declare(config, shape) if K else ()),
-        )
+        near, bank = NearWindow.declare(shape, config.near_tokens), cls.bank_type(config).declare(shape, K)
+        return (*super().declare(config, shape), *near, *bank, *(cls.rule.declare(config, shape) if K else ()))
 
     def parts(self) -> Sequence[StatePart]:
         """Return the holders of these."""
         rule = () if self._rule is None else (self._rule,)
-        return self._slots, self._sanitizer, self._near, self._bank, *rule
+        return (*super().parts(), self._near, self._bank, *rule)
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
@@ -192,8 +186,5 @@ class PrototypeMemory(LocalMemory):
 
     def report(self) -> dict[str, Any]:
         """Return tokens held exactly, and for each layer what its prototypes hold and what happened to them."""
-        return {
-            "near_tokens_in_use": len(self._near),
-            "tokens_dropped": int(self._sanitizer.dropped),
-            "layers": self._bank.report(self._near.last_step),
-        }
+        layers = self._bank.report(self._near.last_step)
+        return {"near_tokens_in_use": len(self._near)} | super().report() | {"layers": layers}

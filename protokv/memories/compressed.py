@@ -21,7 +21,6 @@ from protokv.core.context import Context
 from protokv.core.memory import LocalMemory
 from protokv.core.near import Slots
 from protokv.core.rotary import Rotary
-from protokv.core.sanitize import Sanitizer
 from protokv.core.settings import MemoryConfig, Share
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
@@ -54,12 +53,12 @@ class CompressedMemory(LocalMemory):
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the prompt prefix and M tokens."""
-        return (*Slots.declare(shape), *Sanitizer.declare(), *KeptTokens.declare(shape, config.budget))
+        """Declare M tokens besides."""
+        return (*super().declare(config, shape), *KeptTokens.declare(shape, config.budget))
 
     def parts(self) -> Sequence[StatePart]:
-        """Return the prompt prefix, the sanitizer and the kept tokens."""
-        return self._slots, self._sanitizer, self._kept
+        """Return the kept tokens besides."""
+        return (*super().parts(), self._kept)
 
     @abstractmethod
     def _compress(self, keep: int) -> None:
@@ -95,13 +94,9 @@ class CompressedMemory(LocalMemory):
     def report(self) -> dict[str, Any]:
         """Return the number of near and far tokens, and the oldest step that any of them is from."""
         kept = self._kept
-        return {
-            "near_tokens_in_use": sum(kept.lengths),
-            "far_tokens_in_use": kept.far,
-            "oldest_step": int(kept.step[:, :, 0].min()) if kept.lengths else None,
-            "tokens_dropped": int(self._sanitizer.dropped),
-            "layers": [],
-        }
+        counts = {"near_tokens_in_use": sum(kept.lengths), "far_tokens_in_use": kept.far}
+        oldest = int(kept.step[:, :, 0].min()) if kept.lengths else None
+        return counts | {"oldest_step": oldest} | super().report()
 
 
 class ScoredMemory(CompressedMemory):
@@ -124,7 +119,7 @@ class ScoredMemory(CompressedMemory):
         kept = self._kept
         held, newest = len(kept), kept.lengths[-1] if kept.lengths and kept.lengths[-1] <= keep else 0
         heads = torch.arange(self._shape.kv_heads, device=kept.step.device)[:, None]
-        for parts in zip(kept.keys, kept.values, kept.positions, kept.coordinates, kept.step, strict=True):
+        for parts in zip(*kept.parts, strict=True):
             worth = self.score(*(part[:, :held].float() for part in parts[:2]))
             worth[:, held - newest :] = torch.inf
             index = mark_best(worth, keep).nonzero()[:, 1].view(-1, keep)
@@ -167,14 +162,18 @@ class KeptTokens(StatePart):
     def __len__(self) -> int:
         return self.far + sum(self.lengths)
 
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Keys, values, positions, coordinates and steps."""
+        return self.keys, self.values, self.positions, self.coordinates, self.step
+
     def append(self, step: StepKV) -> None:
         """Copy a step into free slots; of a step larger than M, only the last M tokens."""
-        T = min(step.positions.shape[0], self.step.shape[2])
+        T = min(len(step.positions), self.step.shape[2])
         slots = slice(len(self), len(self) + T)
-        self.keys[:, :, slots] = step.keys[:, :, -T:]
-        self.values[:, :, slots] = step.values[:, :, -T:]
-        self.positions[:, :, slots] = step.positions[-T:]
-        self.coordinates[:, :, slots] = step.coordinates[-T:]
+        new = step.tokens(slice(len(step.positions) - T, None))
+        for held, given in zip(self.parts, (new.keys, new.values, new.positions, new.coordinates), strict=False):
+            held[:, :, slots] = given
         self.step[:, :, slots] = step.step
         self._bias[:, :, slots] = 0.0
         self.lengths.append(T)
@@ -202,14 +201,9 @@ class KeptTokens(StatePart):
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the saved tensors, live."""
-        return {
-            "kept.keys": self.keys,
-            "kept.values": self.values,
-            "kept.positions": self.positions,
-            "kept.coordinates": self.coordinates,
-            "kept.step": self.step,
-            "kept.count": torch.tensor([self.far, sum(self.lengths), self.last_step]),
-        }
+        names = ("kept.keys", "kept.values", "kept.positions", "kept.coordinates", "kept.step")
+        counts = torch.tensor([self.far, sum(self.lengths), self.last_step])
+        return dict(zip(names, self.parts, strict=True)) | {"kept.count": counts}
 
     def buffers(self) -> Mapping[str, Sequence[Tensor]]:
         """Return the bias of the slots."""

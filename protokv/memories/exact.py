@@ -9,7 +9,6 @@ from protokv.core.context import Context
 from protokv.core.memory import LocalMemory
 from protokv.core.near import NearWindow, Slots
 from protokv.core.rotary import Rotary
-from protokv.core.sanitize import Sanitizer
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 
@@ -31,12 +30,12 @@ class ExactMemory(LocalMemory):
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the prompt prefix and a window of W tokens."""
-        return (*Slots.declare(shape), *Sanitizer.declare(), *NearWindow.declare(shape, config.near_tokens))
+        """Declare a window of W tokens besides."""
+        return (*super().declare(config, shape), *NearWindow.declare(shape, config.near_tokens))
 
     def parts(self) -> Sequence[StatePart]:
-        """Return the prompt prefix, the sanitizer and the window."""
-        return self._slots, self._sanitizer, self._near
+        """Return the window besides."""
+        return (*super().parts(), self._near)
 
     def append(self, step: StepKV) -> None:
         """Take one step; the window evicts its oldest steps to make room."""
@@ -48,4 +47,4 @@ class ExactMemory(LocalMemory):
 
     def report(self) -> dict[str, Any]:
         """Return the number of tokens held and dropped."""
-        return {"near_tokens_in_use": len(self._near), "tokens_dropped": int(self._sanitizer.dropped), "layers": []}
+        return {"near_tokens_in_use": len(self._near)} | super().report()

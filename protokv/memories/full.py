@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Final
 
 from torch import Tensor
 
-from protokv.core.near import NearWindow, Slots
-from protokv.core.sanitize import Sanitizer
+from protokv.core.memory import LocalMemory
+from protokv.core.near import NearWindow
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, TensorSpec
@@ -36,8 +36,8 @@ class FullCache(ExactMemory):
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
-        """Declare the prompt prefix and a window of any number of tokens."""
-        return (*Slots.declare(shape), *Sanitizer.declare(), *NearWindow.declare(shape, None))
+        """Declare a window of any number of tokens."""
+        return (*LocalMemory.declare(config, shape), *NearWindow.declare(shape, None))
 
     def _first_capacity(self) -> int:
         return min(int(self._config.budget), FIRST_TOKENS)

@@ -103,7 +103,7 @@ class Hermes(CompressedMemory):
                 chosen = torch.cat((chosen, self._summarise(layer, older, chosen)))
             chosen = chosen.sort().values
             index = torch.cat((chosen, newest_slots))
-            for part in (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step):
+            for part in kept.parts:
                 part[layer, :, :keep] = part[layer][:, index]
         kept.truncate(keep, [newest] if newest else [])
 

@@ -70,9 +70,8 @@ class InfiniPotV(CompressedMemory):
         by_redundancy = max(0, keep - by_norm - recent)
         H, device = self._shape.kv_heads, kept.step.device
         newest, heads = torch.arange(older, held, device=device).expand(H, -1), torch.arange(H, device=device)[:, None]
-        parts = (kept.keys, kept.values, kept.positions, kept.coordinates, kept.step)
         # Layer by layer: float32 scores of all layers would take several times the bytes of the memory.
-        for keys, values, positions, coordinates, step in zip(*parts, strict=True):
+        for keys, values, positions, coordinates, step in zip(*kept.parts, strict=True):
             cached = keys[:, :held].float()
             similarity = measure_redundancy(
                 cached[:, :older], coordinates[:, :older], cached[:, older:], coordinates[0, older:held]
