@@ -32,12 +32,28 @@ def add_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
 
 def least_from(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least number along the last axis and its first index."""
-    # numpy reads them in place, and several times as fast; a fake tensor has no data.
-    if numbers.device.type == "cpu" and type(numbers) is Tensor:
+    if has_data_here(numbers):
         place = torch.from_numpy(numbers.numpy().argmin(-1))
         return numbers.gather(-1, place[..., None]).squeeze(-1), place
     least = numbers.min(-1)
     return least.values, least.indices
+
+
+def gather_sums(rows: Tensor, share: Tensor, into: Tensor, stay: Tensor) -> Tensor:
+    """Return of rows `[B, n, F]`, each times its `share` `[B, n]`, the sums of those that go `into` each of `stay`
+    `[B, C]`."""
+    B, n, F = rows.shape
+    if has_data_here(rows):
+        # One row after the other. A device would add in any order, and has the product at once.
+        first = torch.arange(0, B * n, n)[:, None]
+        sums = torch.zeros(B * n, F).index_add_(0, (into + first).flatten(), (rows * share[:, :, None]).flatten(0, 1))
+        return sums.index_select(0, (stay + first).flatten()).view(B, -1, F)
+    return torch.bmm((into[:, None] == stay[:, :, None]) * share[:, None], rows)
+
+
+def has_data_here(numbers: Tensor) -> bool:
+    """Return whether numpy reads numbers in place, several times as fast as torch; a fake tensor has no data."""
+    return numbers.device.type == "cpu" and type(numbers) is Tensor
 
 
 def chunks(rows: int, at_once: int, device: torch.device) -> Iterator[slice]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# As in the rule: of what has no mass, of what waits, of what is kept, of what may not be.
-FAR, KEPT, NEVER = 1e37, 3e37, 1e38
+# As in the rule: of what waits, of what is kept, of what has no mass, of what may not be.
+WAITS, KEPT, FAR, NEVER = 2e36, 8e36, 4e37, 1e38
 CLOSE = 1e-4
 """Costs that differ by less, as a share, may be in another order in float32."""
 
@@ -67,8 +67,9 @@ class Step:
             self.groups[self._goal(index)[1]].append(index)
 
     def _heavier(self, index: int, other: int) -> bool:
-        """Tell whether a point may go into another one; of equal ones into the earlier. What is kept is lightest."""
-        weights = [0 if self.points[one].kept else self.points[one].mass for one in (index, other)]
+        """Tell whether a point may go into another one; of equal ones into the earlier. What is kept is lighter."""
+        weights = [(not self.points[one].kept, self.points[one].mass) for one in (index, other)]
+        weights = [(free and mass > 0, mass) for free, mass in weights]
         return weights[1] > weights[0] or (weights[1] == weights[0] and other < index)
 
     def _goal(self, index: int) -> tuple[float, int]:
@@ -88,7 +89,7 @@ class Step:
 
     def _compare(self, one: float, other: float) -> None:
         # Exactly equal ones tie in any precision, if they are of points without mass.
-        if min(one, other) > -FAR / 4 and abs(one - other) <= CLOSE * max(abs(one), abs(other), 1.0):
+        if min(one, other) > -FAR / 8 and abs(one - other) <= CLOSE * max(abs(one), abs(other), 1.0):
             self.ambiguous = True
 
     def _round(self, due: int) -> None:
@@ -102,9 +103,9 @@ class Step:
             for other, (least, into) in proposals.items():
                 if other != index and (into == goal or other == goal) and max(own, least) < KEPT:
                     self._compare(own, least)
-            ranked.append((np.float32(own) + np.float32(FAR) * np.float32(own > cheaper), index))
+            ranked.append((np.float32(own) + np.float32(WAITS) * np.float32(own > cheaper), index))
         ranked.sort()
-        if 0 < due < len(ranked) and ranked[due][0] < FAR / 2:
+        if 0 < due < len(ranked) and ranked[due][0] < WAITS / 2:
             self._compare(float(ranked[due - 1][0]), float(ranked[due][0]))
         self.gone |= {index for _, index in ranked[:due]}
 

@@ -125,10 +125,10 @@ class QuantizedBank(DurableBank):
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
         """Round centres and write them; return them as they were rounded."""
         offsets = rounding_offsets(mass, self._features)
-        codes, exponents = round_vectors(centers, self._together, offsets)
+        codes, exponents, powers = round_vectors(centers, self._together, offsets)
         self._codes.index_copy_(0, rows, codes.to(torch.int8))
-        self._exponents.index_copy_(0, rows, exponents.to(torch.uint8))
-        return scale_codes(codes, exponents)
+        self._exponents.index_copy_(0, rows, exponents)
+        return scale_codes(codes, powers)
 
     def show(self, layers: slice, rotary: Rotary, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return what attention reads of some layers: keys rotated to their anchors, and values, `[l, H, K, D]`."""

@@ -49,14 +49,14 @@ class Limits:
     """What is kept from merging in a step, of B heads.
 
     Attributes:
-        after: `[]` float64, the number of the next step.
+        step: `[]` int64, the number of the next step.
         share: `[B, 1]` float64, which part of the present is kept: 0 where the stream repeats itself.
         first: `[B, 1]`, the last of the first steps that are kept.
         newest: `[B, 1]`, the turn above which prototypes are kept.
         spread: whether turns are those of words.
     """
 
-    after: Tensor
+    step: Tensor
     share: Tensor
     first: Tensor
     newest: Tensor
@@ -64,13 +64,13 @@ class Limits:
 
     def at(self, heads: slice) -> Limits:
         """Return those of some heads."""
-        newest = self.newest if len(self.newest) == 1 else self.newest[heads]
-        return Limits(self.after, self.share[heads], self.first[heads], newest, self.spread)
+        return Limits(self.step, self.share[heads], self.first[heads], self.newest[heads], self.spread)
 
     def keep(self, last_step: Tensor, mass: Tensor) -> Tensor:
-        """Return which points, with `last_step` and `mass` `[B, n]`, do not merge while others are left."""
+        """Return which points, with `last_step` and `mass` `[B, n]`, do not merge while others are left; of those of no
+        mass any."""
         turn = _turn(last_step, mass) if self.spread else last_step
-        return ((last_step >= 0) & (last_step <= self.first)) | (turn > self.newest)
+        return (last_step <= self.first) | (turn > self.newest)
 
 
 class Novelty(StatePart):
@@ -104,34 +104,33 @@ class Novelty(StatePart):
         told = torch.tensor(self._numbers(step, tokens), dtype=torch.float64)
         if self._told.device.type == "cuda":
             told = told.pin_memory()
-        scale, most, after, newest, present, first, room = self._told.copy_(told, non_blocking=True).unbind()
-        share = torch.addcmul(most, self._repeated, scale, value=-1).clamp_(0, 1)[:, None]
+        told = self._told.copy_(told, non_blocking=True)
+        share = torch.addcmul(told[1], self._repeated, told[0], value=-1).clamp_(0, 1)[:, None]
         # Of the tokens that came so far the share that one step may keep.
         pace = share / (came[:, None] + tokens)
+        first, newest = torch.addcmul(told[3:5], pace, told[5:]).split(1, 1)
         spread = self._config.keeps == "spread"
         if spread:
-            since = (came[:, None] / (share * present)).log2().ceil().clamp(min=0).add(0.5).mul(MOST_COUNT)
-        else:
-            since = torch.addcmul(newest, pace, present, value=-1)
-        return Limits(after, share, torch.addcmul(first, pace, room), since, spread)
+            newest = (came[:, None] / (share * -told[6])).log2().ceil().clamp(min=0).add(0.5).mul(MOST_COUNT)
+        return Limits(told[2].long(), share, first, newest, spread)
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
-        """Return scale and offset of the share, the next step, and of the newest and the first steps that are kept the
-        bound and by how much a pace moves it."""
+        """Return scale and offset of the share, the next step, of the first and of the newest steps that are kept the
+        bounds, and by how much a pace moves these."""
         config, K = self._config, self._config.prototypes
         scale = 1 / ((self._seen + AT_FIRST) * (ALL_NEW - SOME_NEW))
         share = scale, self._seen * scale - SOME_NEW / (ALL_NEW - SOME_NEW), step + 1
         most = max(0, K - tokens)
         if config.keeps == "spread":
-            return *share, 0, most, -1, 0
+            return *share, -1, 0, 0, -most
         if tokens >= config.merged_budget:
-            return *share, step - max(1, K // tokens), 0, -1, 0
+            return *share, -1, step - max(1, K // tokens), 0, 0
         present = max(config.merged_budget / 2, (step + 1) * tokens / _PRESENT) - config.near_tokens
         present = max(0.0, min(present, most))
         # The first step left the near window when it was full; its time is that.
         begin = config.near_tokens // tokens
         steps = step - begin + 2
-        return *share, step, present * steps, begin - 1, min(K / 2, most - present) * steps
+        return *share, begin - 1, step, min(K / 2, most - present) * steps, -present * steps
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the counts."""
@@ -140,14 +139,11 @@ class Novelty(StatePart):
             "novelty.repeated": self._repeated.long().view(self._heads),
         }
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse more repeats than there were tokens."""
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take those of a state; refuse more repeats than there were tokens."""
         repeated = tensors["novelty.repeated"]
         if repeated.numel() and not 0 <= repeated.min() <= repeated.max() <= tensors["novelty.seen"].max():
             raise StateCorrupt("state: tensor novelty.repeated must hold 0 to novelty.seen")
-
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take those of a checked state."""
         self._seen = int(tensors["novelty.seen"])
         self._repeated.copy_(tensors["novelty.repeated"].flatten())
 
