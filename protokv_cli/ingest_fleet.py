@@ -18,13 +18,12 @@ from protokv import errors
 from protokv.backbones import require_model
 from protokv.errors import ConfigError, SourceNotFound
 from protokv.texts import count_text
+from protokv_cli.asking import open_lines
 from protokv_cli.exits import Exit, find_exit_code
 from protokv_cli.options import Flags, note_embedded, option
-from protokv_cli.output import Format, Output, format_time
+from protokv_cli.output import LOG_EVERY_S, Bar, Format, Output, format_time
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import handle_signals
-from protokv_cli.progress import LOG_EVERY_S, Bar
-from protokv_cli.questions import open_lines
 
 if TYPE_CHECKING:
     from protokv.fleet import Outcome, Recipe

@@ -19,8 +19,16 @@ from protokv.ingestion.estimate import Estimate
 from protokv.timings import Timings
 from protokv_cli.exits import Exit
 from protokv_cli.options import note_embedded
-from protokv_cli.output import Format, Output, format_bytes, format_time
-from protokv_cli.progress import Bar, format_time_left, round_timings, show_timings
+from protokv_cli.output import (
+    Bar,
+    Format,
+    Output,
+    format_bytes,
+    format_time,
+    format_time_left,
+    round_timings,
+    show_timings,
+)
 
 # Readers of the JSON lines want to follow the run, not every step.
 JSON_EVERY_S = 1.0

@@ -10,10 +10,10 @@ import typer
 
 from protokv.errors import ConfigError
 from protokv.texts import count_text, cut
-from protokv_cli.commits import find_stream_time, note_commit
 from protokv_cli.exits import Exit
 from protokv_cli.options import Flags, OutputFlags, option
 from protokv_cli.output import Output, Row, format_bytes, format_time, grid, pairs
+from protokv_cli.parsing import find_stream_time, note_commit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,4 +1,4 @@
-r"""The streams of a command: results to stdout, messages and errors to stderr.
+r"""The streams of a command: results to stdout, messages, progress and errors to stderr.
 
 Results are records: tables for people, one JSON object a line for programs. Without `--format`, a terminal gets tables
 and a pipe gets JSON. A lost stderr is ignored. A lost stdout ends a command whose purpose is its output, but not one
@@ -12,17 +12,19 @@ Characters that are not printable are written as their escapes, `\x1b`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
 import textwrap
+import time
 import traceback
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 # Of a message: what a user or a file gave may be in it.
 MOST_CHARACTERS = 2000
+# Drawing at every step of a small model would take as long as the model.
+BAR_EVERY_S = 0.25
+LOG_EVERY_S = 10.0
+# Stages of the thread that reads ahead.
+_PARALLEL_STAGES = ("decode", "preprocess")
 # Of the first word of a message on a terminal.
 _COLOURS = {"Error:": "1;31", "Hint:": "36", "Warning:": "33", "Note:": "33"}
 # Formats that join letters in Persian, Indic scripts and emoji, and direct nothing.
@@ -58,7 +65,6 @@ class Output:
         format: of stdout; never `auto`.
         quiet: write no notes.
         debug: show tracebacks.
-        lost: the error that writing to stdout failed with; nothing more is written there.
         hide: takes a bar off the terminal, so that a line can be written in its place.
     """
 
@@ -68,7 +74,8 @@ class Output:
         """Resolve the format. Go on after stdout is lost if the command `outlives_stdout`."""
         chosen = Format.TABLE if sys.stdout.isatty() else Format.JSON
         self.format, self.quiet, self.debug = chosen if fmt is Format.AUTO else fmt, quiet, debug
-        self.lost: OSError | None = None
+        # Why nothing more is written to stdout.
+        self._lost: Exception | None = None
         self.hide: Callable[[], None] = lambda: None
         self._outlives_stdout = outlives_stdout
 
@@ -131,7 +138,7 @@ class Output:
             sys.stderr.flush()
 
     def _write(self, text: str) -> None:
-        if self.lost is not None:
+        if self._lost is not None:
             return
         try:
             if sys.stdout.isatty():
@@ -139,13 +146,16 @@ class Output:
             sys.stdout.write(text)
             sys.stdout.flush()
         except OSError as error:
-            self.lost = error
             # Python would complain once more when it flushes stdout at exit.
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            hint = "make room there, or write to another place, and run the command again"
+            self._lost = ProtoKVError(f"stdout cannot be written: {error.strerror}", hint=hint)
+            if isinstance(error, BrokenPipeError):
+                # A reader who leaves is no failure.
+                self._lost = typer.Exit()
             if not self._outlives_stdout:
-                self._check_stdout()
-                raise typer.Exit from error
+                raise self._lost from error
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -156,7 +166,8 @@ class Output:
                 warnings.showwarning = lambda message, *_, **__: self.note(f"Warning: {message}")
                 require_address_space()
                 yield
-            self._check_stdout()
+            if self._lost is not None:
+                raise self._lost
         except typer.Exit:
             raise
         except Exception as error:
@@ -169,13 +180,6 @@ class Output:
             for note in getattr(error, "__notes__", ()):
                 self.error(f"Note: {note}")
             raise typer.Exit(code) from error
-
-    def _check_stdout(self) -> None:
-        """Fail if stdout could not be written; a reader who left is no failure."""
-        if self.lost is not None and not isinstance(self.lost, BrokenPipeError):
-            self.error(f"Error: stdout cannot be written: {self.lost.strerror}")
-            self.error("Hint: make room there, or write to another place, and run the command again")
-            raise typer.Exit(Exit.FAILURE)
 
 
 def _explain(error: Exception) -> tuple[str, str | None, Exit]:
@@ -290,3 +294,72 @@ def _titled(title: str, table: RenderableType) -> RenderableType:
     from rich.text import Text
 
     return Group(Text(make_printable(title), style="bold"), table) if title else table
+
+
+class Bar:
+    """A name, a bar and a text in one line of the terminal; a context manager that takes it off again.
+
+    Every other line that is written to the terminal hides the bar (`Output.hide`); the next `show` draws it again.
+    """
+
+    def __init__(self, out: Output, text: str, name: str = "", *, logs: bool = True) -> None:
+        """Draw it with a first text and the name of the work; with `logs`, write notes if no bar can be drawn."""
+        self._out, self._name, self._draws, self._is_drawn = out, name, out.draws, False
+        self._pause_s = BAR_EVERY_S if self._draws else LOG_EVERY_S if logs else math.inf
+        self._shown_s = -math.inf if self._draws else time.monotonic()
+        if self._draws:
+            out.hide = self.stop
+            self.show([text], 0, None)
+
+    def due(self) -> bool:
+        """Return True, once, when it is time to call `show` again."""
+        now_s = time.monotonic()
+        is_due = now_s - self._shown_s >= self._pause_s
+        self._shown_s = now_s if is_due else self._shown_s
+        return is_due
+
+    def show(self, parts: Sequence[str], done: float, total: float | None) -> None:
+        """Show the parts of a text, the most important first, and the share `done` of `total`; None: no end."""
+        name = f"{self._name}: " if self._name else ""
+        if not self._draws:
+            self._out.note(name + ", ".join(part.strip() for part in parts))
+            return
+        from rich.cells import set_cell_size
+
+        bar = f"[{'#' * int(20 * done / total):20}] " if total else ""
+        text = make_printable(f"{self._name[-30:]} {bar}{'  '.join(parts)}".strip())
+        # What has no room on the right is left out. Characters may be two columns wide.
+        self._write(set_cell_size(text, shutil.get_terminal_size().columns - 1).rstrip())
+
+    def stop(self, *_: object) -> None:
+        """Take the bar off the terminal."""
+        if self._is_drawn:
+            self._write("")
+
+    def __enter__(self) -> Self:
+        return self
+
+    __exit__ = stop
+
+    def _write(self, text: str) -> None:
+        self._is_drawn = bool(text)
+        # The terminal may be gone.
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"\r\x1b[2K{text}")
+            sys.stderr.flush()
+
+
+def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
+    """Return the time that the rest takes at the speed until now; nothing if that is unknown."""
+    return [f"{format_time(math.ceil(max(0.0, left) * elapsed_s / done))} left"] if done > 0 else []
+
+
+def round_timings(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each stage for JSON, with the CPU time of the process so far."""
+    return {name: round(value, 4) for name, value in {**seconds, "process cpu": time.process_time()}.items()}
+
+
+def show_timings(out: Output, timings: Mapping[str, float]) -> None:
+    """Write a line to stderr for each stage that `round_timings` gives."""
+    for name, value in timings.items():
+        out.error(f"{name:<16}  {value:9.3f} s{' (beside the others)' if name in _PARALLEL_STAGES else ''}")

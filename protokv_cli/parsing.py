@@ -1,4 +1,4 @@
-"""The grammar of option values: budgets, settings, times, intervals, lists.
+"""The grammar of option values: settings, times, intervals, lists, and the commit that `--at TIME` means.
 
 Every function raises ConfigError, with an example as its hint, for a text that it cannot read.
 """
@@ -11,18 +11,21 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, StateNotFound
+from protokv_cli.output import Output, format_time
 
 if TYPE_CHECKING:
     from protokv.ingestion import Every
     from protokv.replay.memories import Variation
+    from protokv.state.reader import Reader
 
 T = TypeVar("T")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = r"\d{1,12}(?:\.\d{1,12})?"
 _UNITS = re.compile(f"(?:(?P<h>{_NUMBER})h)?(?:(?P<m>{_NUMBER})m)?(?:(?P<s>{_NUMBER})s)?|{_NUMBER}", re.ASCII)
 _CLOCK = re.compile(r"(?:(?P<h>\d{1,8}):(?=\d\d:))?(?P<m>\d{1,8}):(?P<s>[0-5]\d(?:\.\d{1,12})?)", re.ASCII)
-TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*", re.ASCII)
+_TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?", re.ASCII)
 
 
 def parse_optional(parse: Callable[[str], T], text: str | None) -> T | None:
@@ -64,7 +67,7 @@ def parse_instant(text: str, now: float) -> float:
     """Return the seconds since 1970 of an ISO date and time, local without a zone, or of the last `14:05` until now."""
     given, local = text.strip(), datetime.fromtimestamp(now)
     try:
-        if not TIME_OF_DAY.fullmatch(given):
+        if not _TIME_OF_DAY.fullmatch(given):
             return datetime.fromisoformat(given).astimezone().timestamp()
         # Local times without a zone: a day may have 23 or 25 hours.
         today = datetime.fromisoformat(f"{local:%Y-%m-%d} {given.zfill(5)}")
@@ -104,3 +107,46 @@ def parse_variation(text: str) -> Variation:
     found = {part: parse_setting(f"{field}={part}") for part in parse_list(values)}
     setting = next(iter(found.values()))[0]
     return Variation(memory or None, setting, [(part, value) for part, (_, value) in found.items()])
+
+
+def find_stream_time(text: str, reader: Reader, now: float) -> float:
+    """Return the stream time that `--at` names; `reader` is at the last commit, `now` in seconds since 1970.
+
+    `12m` is stream time, `-10m` counts back from the last commit. For a live stream `14:05` is the time of day and a
+    date is a date; for a file, which has neither, `14:05` is fourteen minutes and five seconds.
+
+    Raises:
+        ConfigError: the text is no time, or it is a date and the state is of a file.
+        StateNotFound: the stream had not begun by then.
+    """
+    given = text.strip()
+    if given.startswith("-"):
+        return max(0.0, reader.header.clock.stream_time_s - parse_duration(given[1:]))
+    is_date = bool(_DATE.fullmatch(given))
+    clocks = reader.wall_clocks if is_date or _TIME_OF_DAY.fullmatch(given) else []
+    if not clocks:
+        if is_date:
+            raise ConfigError(
+                f"{reader.path} is of a video, which has no date", hint="use a time of the video, such as 12m"
+            )
+        return parse_duration(given)
+    wanted = parse_instant(given, now)
+    found = next((at for one in reversed(clocks) if (at := one.stream_time(wanted)) > float("-inf")), None)
+    if found is None:
+        at, began = (f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}" for one in (wanted, clocks[0].anchors[0][1]))
+        raise StateNotFound(f"{reader.path} knows nothing of {at}: its stream began at {began}")
+    return float(found)
+
+
+def commit_age_s(reader: Reader, now: float) -> float | None:
+    """Return the age of a live stream's last commit; None for a file, whose states do not record it."""
+    clocks = reader.wall_clocks
+    return max(0.0, now - clocks[-1].committed_at) if clocks else None
+
+
+def note_commit(out: Output, stream_time_s: float, at_s: float | None, age_s: float | None = None) -> None:
+    """Note the stream time of the commit if it differs from `--at`; without `--at`, its age."""
+    if at_s is not None and format_time(stream_time_s) != format_time(at_s):
+        out.note(f"as of {format_time(stream_time_s)}, the last commit that is kept before {format_time(at_s)}")
+    elif age_s is not None:
+        out.note(f"as of {format_time(stream_time_s)}, committed {format_time(round(age_s, 1))} ago")

@@ -15,13 +15,11 @@ import typer
 
 from protokv.errors import ConfigError, StateError
 from protokv.timings import Timings
-from protokv_cli.answers import AnswerFlags, Answers
-from protokv_cli.commits import commit_age_s, find_stream_time, note_commit
+from protokv_cli.asking import AnswerFlags, Answers, AskedQuestion, Refusals, read_questions, read_typed_questions
 from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, Flags, ModelFlags, TimedOutputFlags, note_embedded, option, refuse
-from protokv_cli.output import Format, format_time, grid
-from protokv_cli.progress import Bar, round_timings, show_timings
-from protokv_cli.questions import AskedQuestion, Refusals, read_questions, read_typed_questions
+from protokv_cli.output import Bar, Format, format_time, grid, round_timings, show_timings
+from protokv_cli.parsing import commit_age_s, find_stream_time, note_commit
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, SUBTITLES, Flags, OutputFlags, WatchFlags, note_embedded, option, refuse
-from protokv_cli.output import Output
+from protokv_cli.output import Bar, Format, Output, format_time, format_time_left, grid, pairs
 from protokv_cli.parsing import parse_duration, parse_list, parse_optional, parse_variation
 from protokv_cli.process import handle_signals
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from protokv.replay.benchmarks.base import Benchmark
     from protokv.replay.dataset import OpenedStreams
     from protokv.replay.judges import Judge
-    from protokv.replay.plan import Plan
+    from protokv.replay.plan import Plan, UnreadableVideo
+    from protokv.replay.rows import AnswerRow
+    from protokv.replay.runner import StreamProgress
     from protokv.replay.streams import Stream
 
 DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu")
@@ -170,11 +173,10 @@ def replay(
     out = output.open()
     with out.errors():
         from protokv.replay.rows import read_rows
-        from protokv_cli.replay_report import show_report
 
         results.check(*(sources or ()), study.questions)
         if results.report:
-            show_report(out, read_rows(sources or [results.results]), plot=results.plot, table=results.table)
+            _show_report(out, read_rows(sources or [results.results]), plot=results.plot, table=results.table)
             return
         model.check()
         _replay(out, *benchmark.open(sources, study), study, benchmark.judge, results, model)
@@ -221,10 +223,9 @@ def _run(
     from protokv.replay.judges import judge_rows
     from protokv.replay.plan import UnreadableVideo, run_plan
     from protokv.replay.rows import RowFile
-    from protokv_cli.replay_report import ReplayBar, name_left_out, show_report
 
     rows, unread = RowFile(results.results, start_over=results.force), dict(opened.missing)
-    with handle_signals(out.note) as stop, ReplayBar(out, plan, rows.rows.keys(), unread) as bar:
+    with handle_signals(out.note) as stop, _ReplayBar(out, plan, rows.rows.keys(), unread) as bar:
         for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
             if isinstance(event, UnreadableVideo) and len(plan.streams) == 1:
                 raise event.error
@@ -235,10 +236,80 @@ def _run(
     if referee and without:
         out.error(f"{without} answers have no verdict of {referee.label}; run the same command again to ask for them")
     if stop.exit is None or keys:
-        left_out = name_left_out(plan.dropped, unread, opened.notes)
+        left_out: dict[str, Any] = {f"left out, {why}": n for why, n in plan.dropped.items()}
+        left_out |= {f"left out, video {name}": why for name, why in unread.items()} | dict(opened.notes)
         asked, files = [rows.rows[key] for key in keys], {"plot": results.plot, "table": results.table}
-        show_report(out, asked, left_out=left_out, missing=unread, **files)
+        _show_report(out, asked, left_out=left_out, missing=unread, **files)
     if stop.exit is not None:
         out.note(f"stopped; what is done is in {results.results}. Continue with the same command.")
         raise typer.Exit(stop.exit)
     return unread
+
+
+class _ReplayBar(Bar):
+    """Takes each event of a replay and shows its progress; unreadable videos are told and added to `unread`."""
+
+    def __init__(self, out: Output, plan: Plan, done: Collection[str], unread: MutableMapping[str, str]) -> None:
+        left = {stream.name: [one.ask.at_s for one in asked if one.key not in done] for stream, asked in plan.asked}
+        self._answers, self._given, self._unread = sum(map(len, left.values())), 0, unread
+        # Time goes by with the steps that are watched, up to the last question of each video.
+        self._until_s = {name: max(times, default=0.0) for name, times in left.items()}
+        self._watched_s, self._began_s = dict[str, float](), time.monotonic()
+        super().__init__(out, f"0 of {self._answers} answers")
+
+    def follow(self, event: AnswerRow | StreamProgress | UnreadableVideo) -> None:
+        """Show an event."""
+        from protokv.replay.plan import UnreadableVideo
+        from protokv.replay.runner import StreamProgress
+
+        if isinstance(event, UnreadableVideo):
+            self._until_s[event.video] = self._watched_s.get(event.video, 0.0)
+            self._unread[event.video] = event.error.message
+            self._out.error(f"left out: {event.video}: {event.error.message}")
+        elif not isinstance(event, StreamProgress):
+            self._given += 1
+        else:
+            self._watched_s[event.video] = min(event.stream_time_s, self._until_s[event.video])
+            if self.due():
+                done, total = sum(self._watched_s.values()), sum(self._until_s.values())
+                left = format_time_left(done, total - done, time.monotonic() - self._began_s)
+                where = f"{event.video} {format_time(event.stream_time_s)} / {format_time(event.length_s)}"
+                self.show([f"{self._given} of {self._answers} answers", *left, where], done, total)
+
+
+def _show_report(
+    out: Output,
+    rows: Sequence[AnswerRow],
+    *,
+    left_out: Mapping[str, Any] | None = None,
+    missing: Mapping[str, str] | None = None,
+    plot: Path | None = None,
+    table: Path | None = None,
+) -> None:
+    """Show a table on a terminal, one JSON document in a pipe, and write the files that were asked for."""
+    from protokv.replay.report import summarise
+    from protokv.replay.tables import save_points, tabulate
+
+    if not rows:
+        reasons = "; ".join(f"{why}: {n}" for why, n in (left_out or {}).items())
+        raise ConfigError(
+            f"there is nothing to show: no question could be asked ({reasons or 'none was there'})",
+            hint="try shorter --delays, a longer stream, --no-intersection, or --types all",
+        )
+    report = summarise(rows)
+    report["missing"] = dict(missing or {})
+    report["facts"] |= {name: str(value) for name, value in (left_out or {}).items()}
+    if out.format is Format.JSON:
+        out.json(report)
+    else:
+        found = tabulate(report)
+        cells = [dict(zip(found.head, row, strict=True)) for row in found.rows]
+        out.table(pairs(report["facts"]), "", grid(found.head, cells), found.note)
+    if table:
+        save_points(report, table)
+        out.note(f"numbers: {table}")
+    if plot:
+        from protokv.replay.figure import save_figure
+
+        save_figure(report, plot)
+        out.note(f"figure: {plot}")

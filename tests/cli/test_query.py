@@ -15,10 +15,9 @@ from protokv.core.session import Session
 from protokv.errors import QuestionError
 from protokv.memories import DurableConfig
 from protokv.timings import Timings
-from protokv_cli.answers import AnswerFlags, Answers
+from protokv_cli.asking import AnswerFlags, Answers, AskedQuestion, Refusals
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
-from protokv_cli.questions import AskedQuestion, Refusals
 from tests.cli.conftest import Program
 from tests.cli.terminal import run_on_terminal
 from tests.mock_backbone import MockBackbone

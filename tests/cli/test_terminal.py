@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from protokv.state.reader import load_state
 from protokv.state.writer import save_state
-from protokv_cli import progress
+from protokv_cli import output
 from protokv_cli.output import format_json, make_printable
 from tests.cli.conftest import RUN, Program, write_video
 from tests.cli.terminal import run_on_terminal
@@ -28,7 +28,7 @@ SHORT = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 def test_a_terminal_that_cannot_be_drawn_on_gets_lines_and_quiet_nothing(
     term: str, protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LOG_EVERY_S", -1.0)
+    monkeypatch.setattr(output, "LOG_EVERY_S", -1.0)
     quiet = ("--quiet",) if term == "xterm-256color" else ()
     seen = run_on_terminal(protokv.environment, "ingest", video, "--budget", "24", *quiet, term=term)
     assert seen.code == 0
