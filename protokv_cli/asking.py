@@ -9,7 +9,7 @@ import codecs
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -45,26 +45,25 @@ class AskedQuestion:
 
 
 class Refusals:
-    """The questions that cannot be asked."""
+    """Tells of the questions that cannot be asked."""
 
     def __init__(self, out: Output) -> None:
-        self._out, self._told = out, set[str]()
+        self._out, self._any = out, False
 
     @contextmanager
     def at(self, where: str) -> Iterator[None]:
-        """Tell of a question that is refused in this block, and go on. Each line is told once."""
+        """Tell of a question that is refused in this block, and go on."""
         try:
             yield
         except QuestionError as error:
-            lines = {f"Error: {where}{': ' if where else ''}{error.message}": None}
-            for line in lines | ({f"Hint: {error.hint}": None} if error.hint else {}):
-                if line not in self._told:
-                    self._told.add(line)
-                    self._out.error(line)
+            self._any = True
+            self._out.error(f"Error: {where}{': ' if where else ''}{error.message}", once=True)
+            if error.hint:
+                self._out.error(f"Hint: {error.hint}", once=True)
 
     def check(self) -> None:
         """End the command with the code for usage if a question was refused."""
-        if self._told:
+        if self._any:
             raise typer.Exit(Exit.USAGE)
 
 
@@ -144,7 +143,7 @@ class AnswerFlags(Flags, panel="Answers"):
     """How an answer is written."""
 
     max_new_tokens: int | None = option("--max-new-tokens COUNT", "Default: the model's, or 64.", MOST_USED)
-    evidence: bool = option("--evidence", "Show the times that each answer stood on.", MOST_USED, default=False)
+    evidence: bool = option("--evidence", "Show the times that each answer stood on.", MOST_USED)
     frames: Path | None = option("--frames DIR", "Write the frames at these times as PNG, named by time.")
     video: Path | None = option("--video PATH", "Their video or its folder. Default: beside the state, or here.")
     system: str | None = option("--system TEXT", "A system prompt, in front of each question.")
@@ -189,10 +188,7 @@ class Answers:
     shows: bool = False
     alone: bool = False
     at_prompt: bool = False
-
-    def __post_init__(self) -> None:
-        """Begin without a conversation."""
-        self._turns, self._noted = list[tuple[str, str]](), set[str]()
+    _turns: list[tuple[str, str]] = field(default_factory=list)
 
     def ask_all(
         self, state: str, session: Session, questions: Iterable[AskedQuestion], videos: Videos = ()
@@ -206,7 +202,7 @@ class Answers:
             try:
                 with self.refusals.at(question.where):
                     answer = self._stream(session, decoding, question.text)
-                    row = make_answer_row(answer, state) | self._judge(answer, question)
+                    row = self._make_row(answer, state, question.expected)
                     if self.how.frames is not None:
                         from protokv_cli.frames import write_frames
 
@@ -222,28 +218,38 @@ class Answers:
                     raise
                 self.out.error(f"Error: {error.message}" if isinstance(error, ProtoKVError) else "")
 
-    def _judge(self, answer: Answer, question: AskedQuestion) -> dict[str, Any]:
-        """Return what an answer stood on and whether it is the expected one, and show both."""
-        row: dict[str, Any] = {}
+    def _make_row(self, answer: Answer, state: str, expected: str | None) -> dict[str, Any]:
+        """Return the row of an answer; show what it stood on, and what was expected instead."""
+        row = {
+            "question": answer.question,
+            "answer": answer.text,
+            "stream_time_s": answer.stream_time_s,
+            "ttft_ms": round(answer.ttft_ms, 3),
+            "total_ms": round(answer.total_ms, 3),
+            "context_tokens": answer.context_tokens,
+            "mean_logprob": round(answer.mean_logprob, 6),
+            "state": state,
+            "finish_reason": answer.finish_reason,
+        }
         if answer.evidence is not None:
             spans = [asdict(span) | {"share": round(span.share, 4)} for span in answer.evidence.spans]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows:
-                self.out.text(describe_evidence(answer.evidence))
-        if question.expected is not None:
+                self.out.text(_describe_evidence(answer.evidence))
+        if expected is not None:
             from protokv.replay.questions import is_expected
 
-            row |= {"expected": question.expected, "correct": is_expected(answer.text, question.expected)}
+            row |= {"expected": expected, "correct": is_expected(answer.text, expected)}
             if self.shows and not row["correct"]:
-                self.out.table(f"  expected: {cut(question.expected)}", style="yellow")
+                self.out.table(f"  expected: {cut(expected)}", style="yellow")
         return row
 
     def _stream(self, session: Session, decoding: Decoding, question: str) -> Answer:
         """Return the answer; say what the model does not read of the question and of the conversation."""
         name = session.backbone.identity.name
         if words := session.backbone.unknown_words(question):
-            self._note_once(f"Note: {name} does not know {cut(', '.join(words), 200)}")
+            self.out.note(f"Note: {name} does not know {cut(', '.join(words), 200)}", once=True)
         if self.shows and not self.alone:
             self.out.table(cut(question), style="cyan", end=" ")
         pieces = session.stream(
@@ -263,33 +269,13 @@ class Answers:
         if answer.turns < len(self._turns):
             left_out = "the oldest turns have no room left in the conversation"
             alone = f"{name} keeps no conversation: it reads each question alone"
-            self._note_once(f"Note: {left_out if session.backbone.converses else alone}")
+            self.out.note(f"Note: {left_out if session.backbone.converses else alone}", once=True)
         if self.at_prompt:
             self._turns.append((question, answer.text))
         return answer
 
-    def _note_once(self, text: str) -> None:
-        if text not in self._noted:
-            self._noted.add(text)
-            self.out.note(text)
 
-
-def make_answer_row(answer: Answer, state: str) -> dict[str, Any]:
-    """Return the JSON row of an answer of a state."""
-    return {
-        "question": answer.question,
-        "answer": answer.text,
-        "stream_time_s": answer.stream_time_s,
-        "ttft_ms": round(answer.ttft_ms, 3),
-        "total_ms": round(answer.total_ms, 3),
-        "context_tokens": answer.context_tokens,
-        "mean_logprob": round(answer.mean_logprob, 6),
-        "state": state,
-        "finish_reason": answer.finish_reason,
-    }
-
-
-def describe_evidence(evidence: Evidence) -> str:
+def _describe_evidence(evidence: Evidence) -> str:
     """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said then, in lines."""
     spans = ", ".join(
         f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence.spans

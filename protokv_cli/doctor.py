@@ -46,12 +46,12 @@ def doctor(*, output: OutputFlags) -> None:
 def describe_setup() -> dict[str, Any]:
     """Return a document of this machine. `problems` are sentences, none if a video can be watched here."""
     problems: list[str] = []
-    av = _import(problems, "av")
+    av, installed = _import(problems, "av"), {one.name: one.version for one in metadata.distributions()}
     return {
         "protokv": __version__,
         "python": f"{platform.python_version()} in {_hide_home(sys.prefix)}",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} processors",
-        "packages": {name: _find_version(name) for name in _PACKAGES},
+        "packages": {name: installed.get(name, "not installed") for name in _PACKAGES},
         "devices": list_devices(problems),
         "video": {"codecs": [name for name in _CODECS if av is not None and name in av.codecs_available]},
         "variables": sorted(name for name in os.environ if _VARIABLES.match(name)),
@@ -71,13 +71,6 @@ def list_devices(problems: list[str]) -> list[dict[str, Any]]:
         except RuntimeError as error:
             problems.append(f"cuda:{number} cannot be used: {str(error).splitlines()[0]}")
     return found
-
-
-def _find_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _import(problems: list[str], name: str) -> Any:

@@ -50,24 +50,21 @@ Sources = Annotated[
 ]
 
 
+def _parse_inputs(texts: list[str]) -> dict[str, str]:
+    return dict(parse_pair(text, "input", "--input rtsp_transport=udp") for text in texts)
+
+
 class StateFlags(Flags, panel="State"):
     """Which state is written, when and how."""
 
-    state: str | None = option(
-        "--output -o STATE", "State to write, or a folder. Default: SOURCE's name .safetensors, here.", MOST_USED
-    )
+    state: str | None = option("--output -o STATE", "State or folder to write. Default: here, by SOURCE.", MOST_USED)
     every: str | None = option(
-        "--every TIME",
-        "Commit on the way: 30s or 2m of stream time, 500steps, or never. Default: each minute; each 5 s if live.",
-        MOST_USED,
-        parse=parse_every,
+        "--every TIME", "Commit each 30s or 2m of stream, 500steps, or never.", MOST_USED, parse=parse_every
     )
     keep: int | None = option("--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", MOST_USED)
-    overwrite: bool = option("--force", "Start over and replace STATE.", MOST_USED, default=False)
-    dry_run: bool = option(
-        "--dry-run", "Say what would be done, and estimate its time and disk; write nothing.", MOST_USED, default=False
-    )
-    append: bool = option("--append", "Watch SOURCE after what STATE has watched, if there is one.", default=False)
+    overwrite: bool = option("--force", "Start over and replace STATE.", MOST_USED)
+    dry_run: bool = option("--dry-run", "Estimate what it would take, and write nothing.", MOST_USED)
+    append: bool = option("--append", "Watch SOURCE after what STATE has watched, if there is one.")
 
 
 class SourceFlags(Flags, panel="What to watch"):
@@ -76,15 +73,11 @@ class SourceFlags(Flags, panel="What to watch"):
     start_s: str = option("--start TIME", "Begin a file here, such as 7:30.", default="0", parse=parse_duration)
     duration_s: str | None = option("--duration TIME", "Watch no more of a file than this.", parse=parse_duration)
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="auto")
-    transcribe: str | None = option(
-        "--transcribe MODEL", "Write NAME.srt beside a file without one, with Whisper or Moonshine: a name or folder."
-    )
+    transcribe: str | None = option("--transcribe MODEL", "Write NAME.srt where it lacks, with Whisper or Moonshine.")
     system: str | None = option("--system TEXT", "A system prompt, which the model reads before the video.")
     max_frame_pixels: int | None = option("--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1)
     decoder: str = option("--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto")
-    chunk: int = option(
-        "--chunk COUNT", "Steps that go through the model at once, with the memory before them.", default=1, min=1
-    )
+    chunk: int = option("--chunk COUNT", "Steps that go through the model at once.", default=1, min=1)
 
 
 class LiveFlags(Flags, panel="Live sources"):
@@ -93,14 +86,9 @@ class LiveFlags(Flags, panel="Live sources"):
     for_s: str | None = option("--for TIME", "End after this much stream time, such as 1h.", parse=parse_duration)
     stall_s: str | None = option("--stall TIME", "Lost if no frame comes so long. Default: 20s.", parse=parse_duration)
     give_up_s: str | None = option("--give-up TIME", "Try a lost source so long. Default: ever.", parse=parse_duration)
-    on_pressure: str | None = option(
-        "--on-pressure WORD",
-        "If the model is too slow: drop the oldest frames (default if live), or let the source wait (for pipes).",
-    )
+    on_pressure: str | None = option("--on-pressure WORD", "Too slow: drop old frames (live), or wait (pipes).")
     input: list[str] | None = option(
-        "--input NAME=VALUE",
-        "An option for FFmpeg, such as rtsp_transport=udp; repeatable.",
-        parse=lambda texts: dict(parse_pair(text, "input", "--input rtsp_transport=udp") for text in texts),
+        "--input NAME=VALUE", "For FFmpeg, such as rtsp_transport=udp; repeatable.", parse=_parse_inputs
     )
 
 
@@ -122,18 +110,15 @@ def ingest(
 
     In a pipe, each event is a JSON line with its type: started, progress, source_lost, commit and others, last summary.
 
-    Several videos get a state each, named after the video, and each worker loads the model once. The same command
-    again does what is missing or changed. Failures are listed at the end and in failures.jsonl, and the exit code is 3.
+    Several videos get a state each, named after the video. The same command again does what is missing or changed.
+    Failures are listed at the end and in failures.jsonl, and the exit code is 3.
 
     ```sh
     protokv ingest video.mp4
-    protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00 --duration 10m --every 30s --keep 20
-    protokv ingest talk.mp4 --transcribe openai/whisper-base
-    protokv ingest part2.mp4 -o part1.safetensors --append
     protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
+    protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00 --duration 10m --every 30s --keep 20
+    protokv ingest part2.mp4 -o part1.safetensors --append
     ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors
-    protokv ingest video.mp4 --memory paper --set split=1:5 --positions compact
-    protokv ingest videos/ -o states/
     protokv ingest --from list.txt -o states/ --dry-run
     ```
     """

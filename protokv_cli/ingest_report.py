@@ -81,7 +81,7 @@ class IngestReport:
         now_s, done_s, length_s = time.monotonic(), event.stream_time_s, event.duration_s
         if self._first is None:
             self._first = (now_s, done_s)
-            self._note_size(event)
+            self._note_share(event)
         if self._bar.due():
             parts = [format_time(done_s), f"{event.frames_per_second:.0f} frames/s"]
             if length_s:
@@ -95,18 +95,11 @@ class IngestReport:
         self._row_s = now_s if due else self._row_s
         return due
 
-    def _note_size(self, event: events.Progress) -> None:
-        """Say how large a new state will be, and what part of the video it keeps: a step's size is known only now."""
-        begun, length_s, disk = self._begun, event.duration_s, "grows with the stream"
-        if begun is None or begun.how != "started":
-            return
-        if event.end_bytes is not None:
-            disk = f"about {format_bytes(event.end_bytes)} at the end"
-        elif begun.most_bytes is not None:
-            disk = f"at most {format_bytes(begun.most_bytes)}"
-        self._out.note(f"state: {format_bytes(event.state_bytes)} in memory; on disk {disk}")
-        if length_s and begun.most_bytes is not None:
-            tokens = event.tokens_seen * length_s / event.stream_time_s
+    def _note_share(self, event: events.Progress) -> None:
+        """Say what part of the video a new state will keep: what a step takes is known only now."""
+        begun = self._begun
+        if begun and begun.how == "started" and begun.most_bytes is not None and event.duration_s:
+            tokens = event.tokens_seen * event.duration_s / event.stream_time_s
             self._out.note(describe_share(tokens, self._chosen.config.budget))
 
     def end(self, summary: events.Summary, stopped: Exit | None) -> None:

@@ -34,12 +34,10 @@ class InspectFlags(Flags, panel="What to show"):
     """What of a state is shown."""
 
     target: str | None = option("--output -o PATH", "Write the state again, in the form that the suffix names.")
-    force: bool = option("--force", "Let --output replace any file.", default=False)
-    verify: bool | None = option(
-        "--verify/--no-verify", "Check all that must hold, and list it; or not even its bytes. Default: its bytes."
-    )
-    layers: bool = option("--layers", "Add constants, bytes, bank and codebooks of every layer.", default=False)
-    words: bool = option("--words", "Show what was said, as the state knows it, with times.", default=False)
+    force: bool = option("--force", "Let --output replace any file.")
+    verify: bool | None = option("--verify/--no-verify", "List all checks; or check not even bytes.")
+    layers: bool = option("--layers", "Add constants, bytes, bank and codebooks of every layer.")
+    words: bool = option("--words", "Show what was said, as the state knows it, with times.")
     at: str | None = option("--at TIME", "Show the newest kept commit not after this stream time.")
 
     def refuse_contradictions(self, state: str, other: str | None, many: bool) -> None:

@@ -24,9 +24,7 @@ from protokv_cli.parsing import parse_setting
 MOST_USED = "Most used"
 """The first panel of the help."""
 
-SUBTITLES = (
-    "Words that enter the stream: FILE, a language such as en, off, or auto: a file beside the video or a track."
-)
+SUBTITLES = "Words to read: FILE, a language such as en, off, or auto: a file beside the video or a track."
 
 
 def option(
@@ -38,11 +36,13 @@ def option(
         declared: its names and what stands for its value, as the help shows them: `--output -o STATE`.
         text: the help on it.
         panel: the section of the help; None: that of its dataclass.
-        default: its value if it is not given; the help shows numbers and texts.
+        default: its value if it is not given, False for a flag; the help shows numbers and texts.
         parse: reads the text of the command line (`parsed`).
         more: arguments of `typer.Option`.
     """
     words = declared.split()
+    if default is None and words[-1].startswith("-") and "/" not in declared:
+        default = False
     names = [word for word in words if word.startswith("-")]
     long = next(name for name in names if name.startswith("--")).partition("/")[0]
 
@@ -103,12 +103,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def parsed(flags: Any, *without: str) -> dict[str, Any]:
     """Return the fields of a dataclass of options as keywords of the library, read from their texts. ConfigError."""
-    found = {}
-    for one in fields(flags):
-        value, parse = getattr(flags, one.name), one.metadata["parse"]
-        if one.name not in without:
-            found[one.name] = value if value is None or parse is None else parse(value)
-    return found
+    kept = [(one, getattr(flags, one.name)) for one in fields(flags) if one.name not in without]
+    return {
+        one.name: one.metadata["parse"](value) if value is not None and one.metadata["parse"] else value
+        for one, value in kept
+    }
 
 
 def given(flags: Any, *names: str) -> list[str]:
@@ -120,15 +119,15 @@ def given(flags: Any, *names: str) -> list[str]:
 class DebugFlags(Flags, panel="Output"):
     """What a person who looks for a fault wants."""
 
-    debug: bool = option("--debug", "Show tracebacks.", default=False)
+    debug: bool = option("--debug", "Show tracebacks.")
 
 
 class OutputFlags(DebugFlags):
     """What a command writes."""
 
-    fmt: Format = option("--format -f FORMAT", "table, json or plain; auto: json in a pipe.", default=Format.AUTO)
-    as_json: bool = option("--json", "The same as --format json.", default=False)
-    quiet: bool = option("--quiet -q", "Nothing on stderr but errors.", default=False)
+    fmt: Format = option("--format -f FORMAT", "table, json, or auto: json in a pipe.", default=Format.AUTO)
+    as_json: bool = option("--json", "The same as --format json.")
+    quiet: bool = option("--quiet -q", "Nothing on stderr but errors.")
 
     @property
     def is_auto(self) -> bool:
@@ -144,7 +143,7 @@ class OutputFlags(DebugFlags):
 class TimedOutputFlags(OutputFlags):
     """What a command writes that also tells where its time went."""
 
-    timings: bool = option("--timings", "Show where the time went: on stderr, or as a JSON key.", default=False)
+    timings: bool = option("--timings", "Show where the time went: on stderr, or as a JSON key.")
 
 
 class ModelFlags(Flags, panel="Model"):
@@ -174,9 +173,7 @@ class WatchFlags(ModelFlags):
     fps: float | None = option("--fps NUMBER", "Frames a second, at most 240. Default: the model's own.", MOST_USED)
     dtype: str | None = option("--dtype NAME", "auto, float32, bfloat16 or float16.")
     quantization: str | None = option("--quantization BITS", "Weights in 4bit or 8bit.")
-    frame_tokens: int | None = option(
-        "--frame-tokens COUNT", "The most visual tokens of a frame; of a step's two for Qwen. Default: the model's own."
-    )
+    frame_tokens: int | None = option("--frame-tokens COUNT", "The most visual tokens of a frame; for Qwen, of two.")
 
     @property
     def loading(self) -> dict[str, Any]:

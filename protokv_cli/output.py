@@ -77,7 +77,7 @@ class Output:
         # Why nothing more is written to stdout.
         self._lost: Exception | None = None
         self.hide: Callable[[], None] = lambda: None
-        self._outlives_stdout = outlives_stdout
+        self._outlives_stdout, self._told = outlives_stdout, set[str]()
 
     @property
     def draws(self) -> bool:
@@ -117,13 +117,16 @@ class Output:
             for row in rows:
                 self.json(row)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, once: bool = False) -> None:
         """Write a note or a warning to stderr, unless `--quiet`."""
         if not self.quiet:
-            self.error(text)
+            self.error(text, once=once)
 
-    def error(self, text: str) -> None:
-        """Write a line to stderr; a terminal gets it wrapped at words, unless a word is too long, and in colour."""
+    def error(self, text: str, *, once: bool = False) -> None:
+        """Write a line to stderr, or `once`; a terminal gets it in colour, wrapped at words unless one is too long."""
+        if once and text in self._told:
+            return
+        self._told.add(text)
         # The terminal may be closed, or nobody may read the pipe.
         with suppress(OSError, ValueError):
             self.hide()

@@ -44,10 +44,8 @@ def run_and_leave(command: Callable[[], object]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
-            pass
-        except (OSError, ValueError):
-            code = code or Exit.FAILURE
+        except (OSError, ValueError) as error:
+            code = code if isinstance(error, BrokenPipeError) else code or Exit.FAILURE
     os._exit(code)
 
 

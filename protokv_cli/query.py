@@ -38,11 +38,7 @@ class AskFlags(Flags, panel="What to ask"):
 
     named: str | None = option("--state -s STATE", "The state; then all arguments are questions.", MOST_USED)
     file: Path | None = option("--questions FILE", "Questions, one a line or a JSON object a line.", MOST_USED)
-    at: str | None = option(
-        "--at TIME",
-        "Ask the last kept commit until then: 12m, 7:30, -10m before the end; if live also 14:05, 2026-11-21T14:05.",
-        MOST_USED,
-    )
+    at: str | None = option("--at TIME", "As of 12m, 7:30, -10m; if live, 14:05 or 2026-11-21T14:05.", MOST_USED)
     top: int | None = option("--top COUNT", "Of many states, the COUNT surest answers.", MOST_USED, min=1)
     verify: bool = option("--verify/--no-verify", "Check that every byte is as it was saved.", default=True)
 
@@ -54,27 +50,20 @@ def query(
 
     While ingest writes the state, its last commit answers. With --at, a kept commit answers as of an earlier time.
 
-    In a pipe, one question gives the text of its answer, and several a JSON object each; --json says so for one, too.
-
-    Without a question on a terminal there is a prompt, with history; Ctrl-D ends it. What is typed there is one
-    conversation. All other questions are asked each by itself.
-
-    Tokens are chosen as the model was published to (generation_config.json): some models draw, with the same answer for
-    the same seed. --temperature 0 is greedy.
+    In a pipe, one question gives the text of its answer, and several, or --json, a JSON object each. On a terminal
+    without a question there is a prompt; Ctrl-D ends it. What is typed there is one conversation.
 
     A line on stdin or of --questions is a question, or a JSON object with the key "question"; if it has "answer" too,
     the answers are compared and the score is shown at the end. A question has at most 65,536 characters and 4,096
     tokens. One that cannot be asked is named, the others are answered, and the exit code is 2.
 
-    For a folder, all states are asked, and each answer has the mean log probability that the model gave its tokens.
+    All states of a folder are asked, and each answer has the mean log probability that the model gave its tokens.
     --top shows the surest answers first, so that a person finds the video among a thousand.
 
     ```sh
     protokv query video.safetensors "What colour was the star?" "How many shapes appeared?"
-    protokv query video.safetensors
     protokv query video.safetensors - --json < questions.jsonl | jq -r .answer
     protokv query camera.safetensors --at 14:05 "What is visible now?"
-    protokv query video.safetensors --video videos/ --frames seen/ "where was the star?"
     protokv query --state states/ --top 5 "what shape appeared first?"
     ```
     """
@@ -93,9 +82,8 @@ def query(
             (ask.top and not many, "--top ranks the answers of many states", "name their folder: --state DIR/"),
             (answer.frames and many, "--frames are of one state", "name the state itself"),
         )
-        if len(texts) > 1 and not any(" " in text for text in texts):
-            together = shlex.quote(" ".join(texts))
-            out.note(f"Hint: these are {len(texts)} questions of one word; for one question use quotes: {together}")
+        if len(texts) > 1 and " " not in "".join(texts):
+            out.note(f"Hint: these are {len(texts)} questions; for one, use quotes: {shlex.quote(' '.join(texts))}")
         typed = not texts and ask.file is None and sys.stdin.isatty()
         one = len(texts) == 1 and texts != ["-"] and ask.file is None
         if output.is_auto and one and not many:

@@ -40,17 +40,11 @@ class StudyFlags(Flags, panel="What to ask"):
     """What is asked about which videos, when, and under which memories."""
 
     questions: Path | None = option("--questions FILE", "Questions about the sources, as above.", MOST_USED)
-    delays: str | None = option(
-        "--delays TIMES", "Delays after the reference time: 0,30s,2m,10m; default: those that fit.", MOST_USED
-    )
+    delays: str | None = option("--delays TIMES", "Delays 0,30s,2m,10m. Default: those that fit.", MOST_USED)
     memories: str | None = option("--memory NAMES", "Memories to compare: durable,paper,infinipot-v.", MOST_USED)
     budgets: str | None = option("--budget -b COUNTS", "Visual tokens kept; several with commas: 512,6k.", MOST_USED)
-    settings: list[str] | None = option(
-        "--set [MEMORY.]NAME=VALUE,...", "Change a setting of all memories, or of one; several values are compared."
-    )
-    intersection: bool = option(
-        "--intersection/--no-intersection", "Ask only questions that fit every delay.", default=True
-    )
+    settings: list[str] | None = option("--set [MEMORY.]NAME=VALUE,...", "A setting of all memories, or of one.")
+    intersection: bool = option("--intersection/--no-intersection", "Ask only what fits every delay.", default=True)
     types: str | None = option("--types NAMES", "Question types to ask, or all; default: those whose answers last.")
     subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="off")
 
@@ -117,14 +111,12 @@ class BenchmarkFlags(Flags, panel="Published benchmarks"):
 class ResultFlags(Flags, panel="Results"):
     """Where the results go."""
 
-    results: Path = option(
-        "--output -o FILE", "Results; a run continues the file.", MOST_USED, default=Path("results.jsonl")
-    )
-    dry_run: bool = option("--dry-run", "Show the cost of a run; ask nothing.", MOST_USED, default=False)
-    report: bool = option("--report", "Show the results in SOURCE..., merged; ask nothing.", default=False)
+    results: Path = option("--output -o FILE", "Results; a run goes on.", MOST_USED, default=Path("results.jsonl"))
+    dry_run: bool = option("--dry-run", "Show the cost of a run; ask nothing.", MOST_USED)
+    report: bool = option("--report", "Show the results in SOURCE..., merged; ask nothing.")
     plot: Path | None = option("--plot FILE", "Figure of accuracy over the delay: .png, .pdf, .svg.")
     table: Path | None = option("--csv FILE", "All numbers as a CSV file.")
-    force: bool = option("--force", "Start over and replace the results.", default=False)
+    force: bool = option("--force", "Start over and replace the results.")
 
     def check(self, *inputs: object) -> None:
         """Refuse to write over an input, and a figure that cannot be drawn. ConfigError."""
@@ -205,13 +197,13 @@ def _replay(
     plan = study.plan(backbone, benchmark, opened.streams, model.fps)
     note_embedded(out, model.model)
     if results.dry_run:
-        done: Collection[str] = ()
+        cost = plan.cost()
         if results.results.exists() and not results.force:
             rows = RowFile(results.results)
             rows.check(plan.trials.values())
-            done = rows.rows.keys()
-        left_out = {"missing": opened.missing, "notes": dict(opened.notes)}
-        out.record({"type": "plan", **plan.cost(done), **left_out}, "hours of video, and answers over all memories")
+            cost = plan.cost(rows.rows.keys())
+        row = {"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)}
+        out.record(row, "hours of video, and answers over all memories")
     elif _run(out, plan, backbone, opened, results, referee):
         raise typer.Exit(Exit.PARTIAL)
 

@@ -59,7 +59,7 @@ def test_a_row_has_the_promised_keys_in_order_and_asking_changes_nothing(protokv
     # Words without quotes are asked one by one, with a hint.
     result = protokv("query", state, "what", "is", "it?")
     assert [row["question"] for row in result.rows()] == ["what", "is", "it?"]
-    assert "Hint: these are 3 questions of one word; for one question use quotes: 'what is it?'" in result.err
+    assert "Hint: these are 3 questions; for one, use quotes: 'what is it?'" in result.err
 
 
 def test_the_answer_is_the_same_in_every_form_and_a_table_repeats_one_of_several_questions(
