@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,8 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_video(tmp_path_factory.mktemp("long") / "long.mp4", 40, rate=2)
 
 
-@pytest.fixture(scope="module")
-def whole(long: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The state that one run leaves."""
-    program = Program(tmp_path_factory.mktemp("whole"), Path("protokv/mini"))
-    state = program.folder / "whole.safetensors"
-    assert program("ingest", long, *ARGUMENTS, "-o", state).code == 0
-    return state.read_bytes()
-
-
 def test_a_signal_to_the_group_commits_and_the_same_command_ends_in_the_bytes_of_one_run(
-    embedded: Program, long: Path, whole: bytes
+    embedded: Program, long: Path
 ) -> None:
     with embedded.start("ingest", long, *EVERY_STEP, new_session=True) as process:
         wait_for_commits(process, 1)
@@ -56,41 +46,28 @@ def test_a_signal_to_the_group_commits_and_the_same_command_ends_in_the_bytes_of
     assert (summary["complete"], summary["damaged"]) == (False, False)
     resumed = embedded("ingest", long, *ARGUMENTS)
     assert (resumed.code, "continuing long.safetensors at" in resumed.err) == (0, True), resumed.err
-    assert (embedded.folder / "long.safetensors").read_bytes() == whole
+    assert embedded("ingest", long, *ARGUMENTS, "-o", "whole.safetensors").code == 0
+    assert Path("long.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
 
 
-@pytest.fixture
-def at_fifth_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Act after the fifth step of an ingest."""
-
-    def script(act: Callable[[], object]) -> None:
-        told: list[Progress] = []
-
-        def progress(**values: Any) -> Progress:
-            told.append(Progress(**values))
-            if len(told) == 5:
-                act()
-            return told[-1]
-
-        monkeypatch.setattr("protokv.ingestion.watching.Progress", progress)
-
-    return script
-
-
-@pytest.fixture
-def hang_up() -> Iterator[None]:
-    """Hear SIGHUP, which nohup ignores for the tests themselves."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.usefixtures("mocked", "hang_up")
+@pytest.mark.usefixtures("mocked")
 def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
-    protokv: Program, video: Path, at_fifth_step: Any
+    protokv: Program, video: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_fifth_step(lambda: (signal.raise_signal(signal.SIGHUP), signal.raise_signal(signal.SIGHUP)))
+    told: list[Progress] = []
+
+    def progress(**values: Any) -> Progress:
+        told.append(Progress(**values))
+        if len(told) == 5:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+        return told[-1]
+
+    monkeypatch.setattr("protokv.ingestion.watching.Progress", progress)
+    # Hear SIGHUP, which nohup ignores for the tests themselves.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     assert protokv("ingest", video, *ARGUMENTS).code == Exit.HUNG_UP
+    signal.signal(signal.SIGHUP, before)
     state = load_state("clip.safetensors")
     assert (state.complete, state.clock.steps) == (False, 5)
 
@@ -152,23 +129,20 @@ def test_bad_subtitles_are_one_warning_and_a_partial_end(protokv: Program, mocke
     assert protokv("ingest", video, *ARGUMENTS, "--subtitles", "no.srt").code == Exit.NOT_FOUND
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: tried 9 bytes"),
-        OSError(errno.ENOMEM, "Cannot allocate memory"),
-    ],
-    ids=["torch", "mmap"],
-)
 def test_too_little_memory_is_told_in_one_line_and_is_no_bug(
-    embedded: Program, error: Exception, monkeypatch: pytest.MonkeyPatch
+    embedded: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("a library failed") from error
+    torch = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: tried 9 bytes"
+    )
+    for error in (torch, OSError(errno.ENOMEM, "Cannot allocate memory")):
 
-    monkeypatch.setattr("protokv.state.describe.describe", fail)
-    found = embedded("inspect", "a.safetensors")
-    assert found.code == Exit.FAILURE
-    error_line, hint = found.err.splitlines()
-    assert error_line.startswith("Error: there is not enough memory")
-    assert "bug" not in hint
+        def fail(*_: object, error: Exception = error, **__: object) -> None:
+            raise RuntimeError("a library failed") from error
+
+        monkeypatch.setattr("protokv.state.describe.describe", fail)
+        found = embedded("inspect", "a.safetensors")
+        assert found.code == Exit.FAILURE
+        error_line, hint = found.err.splitlines()
+        assert error_line.startswith("Error: there is not enough memory")
+        assert "bug" not in hint

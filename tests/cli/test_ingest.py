@@ -12,10 +12,11 @@ import pytest
 
 from protokv.errors import PositionWarning
 from protokv_cli.exits import Exit
-from protokv_cli.output import Format, Output, format_bytes
+from protokv_cli.output import Format, Output
 from tests.cli.conftest import Program
 
 SMALL = ("--budget", "24", "--json")
+TABLE = ("--budget", "24", "--format", "table")
 
 
 def test_a_video_becomes_a_state_here_and_every_format_says_so(protokv: Program, video: Path) -> None:
@@ -28,19 +29,12 @@ def test_a_video_becomes_a_state_here_and_every_format_says_so(protokv: Program,
     assert (asked.code, asked.out != "") == (0, True), asked.err
     rows = result.rows()
     assert [row["type"] for row in (*rows[:2], *rows[-2:])] == ["started", "progress", "commit", "summary"]
-    expected = {
-        "complete": True,
-        "damaged": False,
-        "steps": 12,
-        "stream_time_s": 12.0,
-        "file_bytes": state.stat().st_size,
-    }
-    assert rows[-1].items() >= expected.items()
+    expected = {"complete": True, "damaged": False, "steps": 12, "stream_time_s": 12.0}
+    assert rows[-1].items() >= (expected | {"file_bytes": state.stat().st_size}).items()
     before = state.read_bytes()
     # The same command again changes nothing.
-    table = protokv("ingest", video, "--budget", "24", "--format", "table").out
-    assert "clip.safetensors" in table
-    assert "steps 12 stream time 0:12" in " ".join(table.split())
+    table = " ".join(protokv("ingest", video, *TABLE).out.split())
+    assert "state clip.safetensors steps 12 stream time 0:12" in table
     assert protokv("ingest", video, *SMALL, "--quiet", "--force").err == ""
     assert state.read_bytes() == before
 
@@ -57,9 +51,7 @@ def test_a_surprising_option_is_warned_of(
     protokv: Program, video: Path, surprising: tuple[str, ...], said: str, plain: tuple[str, ...]
 ) -> None:
     assert protokv("ingest", video, *SMALL, *surprising).err.count(said) == 1
-    quiet = protokv("ingest", video, *SMALL, *plain, "--force").err
-    assert "Warning" not in quiet
-    assert said not in quiet
+    assert "Warning" not in protokv("ingest", video, *SMALL, *plain, "--force").err
 
 
 def test_a_stream_beyond_the_positions_of_the_model_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,16 +70,15 @@ def test_the_source_is_never_written_over(protokv: Program, mocked: None, video:
         assert result.code == Exit.USAGE, result.err
         assert "is what is read, and would be written over" in result.err
         assert clip.read_bytes() == video.read_bytes()
-    assert protokv("ingest", clip, *SMALL).code == Exit.USAGE
 
 
-@pytest.mark.parametrize("name", ["Talk [dQw4w9WgXcQ]", "a [bold]b", "it's [x\\]", "[/red]", "$HOME `x`"])
+@pytest.mark.parametrize("name", ["a [bold]b", "it's [x\\]", "$HOME `x`"])
 def test_an_odd_name_is_shown_unchanged_and_can_be_pasted(
     protokv: Program, mocked: None, video: Path, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
-    odd = shutil.copy(video, tmp_path / "in" / (name.replace("/", "_") + ".mp4"))
-    result = protokv("ingest", odd, "--budget", "24", "--format", "table")
+    odd = shutil.copy(video, tmp_path / "in" / f"{name}.mp4")
+    result = protokv("ingest", odd, *TABLE)
     assert result.code == 0, result.err
     state = odd.stem + ".safetensors"
     assert state in result.out
@@ -97,46 +88,37 @@ def test_an_odd_name_is_shown_unchanged_and_can_be_pasted(
 
 
 @pytest.mark.usefixtures("mocked")
-def test_settings_come_from_flags_then_the_environment(protokv: Program, video: Path) -> None:
-    def budget(*arguments: str) -> int:
-        result = protokv("ingest", video, "--json", "--force", *arguments)
-        assert result.code == 0, result.err
-        return int(protokv("inspect", "clip.safetensors", "--json").rows()[0]["memory"]["budget"])
+def test_settings_and_the_source_come_from_flags_then_the_environment(protokv: Program, video: Path) -> None:
+    # Other users can read a command line, and an address may have a password.
+    protokv.environment |= {"PROTOKV_BUDGET": "22", "PROTOKV_SOURCE": str(shutil.copy(video, "other.mp4"))}
+    for arguments, name, budget in (((), "other", 22), ((video, "--budget", "24"), "clip", 24)):
+        result = protokv("ingest", "--json", *arguments)
+        assert (result.code, "PROTOKV_SOURCE" in result.err) == (0, False), result.err
+        (document,) = protokv("inspect", f"{name}.safetensors", "--json").rows()
+        assert document["memory"]["budget"] == budget
 
-    protokv.environment["PROTOKV_BUDGET"] = "22"
-    assert budget() == 22
-    assert budget("--budget", "24") == 24
 
-
-def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(protokv: Program, mocked: None, video: Path) -> None:
+def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
+    protokv: Program, mocked: None, video: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = sorted(protokv.folder.iterdir())
     (row,) = protokv("ingest", video, "--dry-run", "--json").rows()
     shown = protokv("ingest", video, "--dry-run", "--format", "table")
-    text = " ".join((shown.out + shown.err).split())
     (unbounded,) = protokv("ingest", video, "--memory", "full", "--dry-run", "--json").rows()
     assert sorted(protokv.folder.iterdir()) == before
     assert (row["type"], row["steps"], row["tokens"], row["tried_steps"]) == ("estimate", 12, 72, 12)
-    assert row["seconds"] > 0
+    assert (row["seconds"] > 0, unbounded["most_bytes"]) == (True, None)
     for said in ("steps 12", "tokens 72", "seconds ", "nothing was written", "keeps all of the video"):
-        assert said in text
-    assert unbounded["most_bytes"] is None
+        assert said in " ".join((shown.out + shown.err).split())
     started, *_, summary = protokv("ingest", video, "--json").rows()
-    for name in ("state_bytes", "most_bytes"):
-        assert row[name] == started[name]
-    assert f"end bytes {format_bytes(row['end_bytes'])}" in text
+    assert [row[name] for name in ("state_bytes", "most_bytes")] == [started["state_bytes"], started["most_bytes"]]
     assert (row["steps"], row["tokens"]) == (summary["steps"], summary["tokens_seen"])
-    # A short clip takes little of what a long one may.
-    assert 0 < summary["file_bytes"] < started["most_bytes"] / 10
-
-
-def test_the_size_that_is_told_before_is_about_that_of_the_state_after(embedded: Program) -> None:
-    short = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
-    for budget in ("512", "6k"):
-        result = embedded("ingest", short, "-o", f"{budget}.safetensors", "--budget", budget, "--json")
-        # On a slow machine later ones follow.
-        _, progress, *_, summary = result.rows()
-        assert f"on disk about {format_bytes(progress['end_bytes'])} at the end" in result.err
-        assert 0.8 < progress["end_bytes"] / summary["file_bytes"] < 1.25
+    # The part that a budget keeps, and whether it was measured.
+    assert "\nthe budget keeps 1/3 of the video\n" in protokv("ingest", video, *SMALL, "--force").err
+    monkeypatch.setattr("protokv_cli.ingest_report.MEASURED", 2)
+    told = protokv("ingest", video, "--budget", "24", "--dry-run").err
+    assert "keeps 1/3 of the video, beyond what was measured (1/2)" in told
+    assert "the budget" not in protokv("ingest", video, *SMALL, "--force", "--memory", "full").err
 
 
 def test_what_is_piped_in_and_is_no_video_is_told(
@@ -148,8 +130,7 @@ def test_what_is_piped_in_and_is_no_video_is_told(
     monkeypatch.setattr("protokv_cli.ingest._open_stdin", lambda source: f"pipe:{reader}")
     refused = protokv("ingest", "-", "-o", "s.safetensors", "--budget", "24")
     os.close(reader)
-    assert refused.code == Exit.FAILURE
-    assert "Error: stdin is not a video" in refused.err
+    assert (refused.code, "Error: stdin is not a video" in refused.err) == (Exit.FAILURE, True)
 
 
 def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_option(
@@ -160,31 +141,17 @@ def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_optio
     asked = {"start", "imports", "state", "model", "session", "first token", "tokens", "process cpu"}
     summary = protokv("ingest", video, *SMALL, "--timings").rows()[-1]
     assert summary["timings"].keys() == watched
-    assert all(seconds >= 0 for seconds in summary["timings"].values())
     assert summary["timings"]["forward"] > 0
     question = ("query", "clip.safetensors", "what is it?")
     first, second = protokv(*question, "and now?", "--timings", "--json").rows()
     assert first["timings"].keys() == second["timings"].keys() == asked
     # Of all questions so far.
     assert second["timings"]["first token"] > first["timings"]["first token"] > 0
-    shown = protokv("ingest", video, "--budget", "24", "--timings", "--format", "table", "--force").err
-    assert "(beside the others)" in shown
-    for name in watched:
-        assert f"\n{name} " in f"\n{shown}"
+    shown = protokv("ingest", video, *TABLE, "--timings", "--force").err
+    assert all(f"\n{name} " in f"\n{shown}" for name in watched)
     result = protokv(*question, "--timings")
     assert ("first token" in result.err, "first token" in result.out) == (True, False)
     assert "timings" not in protokv("ingest", video, *SMALL, "--force").out + protokv(*question, "--json").out
-
-
-@pytest.mark.usefixtures("mocked")
-def test_the_part_that_a_budget_keeps_is_told_and_whether_it_was_measured(
-    protokv: Program, video: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "\nthe budget keeps 1/3 of the video\n" in protokv("ingest", video, *SMALL).err
-    monkeypatch.setattr("protokv_cli.ingest_report.MEASURED", 2)
-    told = protokv("ingest", video, "--budget", "24", "--dry-run").err
-    assert "keeps 1/3 of the video, beyond what was measured (1/2)" in told
-    assert "the budget" not in protokv("ingest", video, *SMALL, "--force", "--memory", "full").err
 
 
 def test_who_names_no_model_is_told_in_the_first_line_how_to_name_one(embedded: Program, video: Path) -> None:
@@ -193,3 +160,6 @@ def test_who_names_no_model_is_told_in_the_first_line_how_to_name_one(embedded: 
     assert embedded("ingest", video, *SMALL).err.startswith(f"Note: no --model is named, and {named}")
     assert embedded("query", "clip.safetensors", "what ?").err.startswith(f"Note: {named}")
     assert embedded("query", "clip.safetensors", "what ?", "--quiet").err == ""
+    # The size that is told before is about that of the state after.
+    _, progress, *_, summary = embedded("ingest", video, "--json", "--force").rows()
+    assert 0.8 < progress["end_bytes"] / summary["file_bytes"] < 1.25

@@ -24,26 +24,14 @@ from protokv_cli.replay import DATASETS
 from tests.cli.conftest import Program
 
 GROUP: Any = typer.main.get_command(main.app)
-PARAMETERS = [(name, one) for name, command in GROUP.commands.items() for one in command.params]
 
-# Packages that take long to import, and their uses.
-HEAVY = {
-    "transformers": "other models than the embedded one",
-    "huggingface_hub": "other models than the embedded one",
-    "zarr": "other forms than safetensors",
-    "jinja2": "chat templates of other models",
-    "sympy": "compiling",
-    "matplotlib": "figures",
-}
-
-
-def test_the_names_of_data_sets_and_the_version_are_those_of_the_library(protokv: Program) -> None:
-    assert tuple(BENCHMARKS) == DATASETS
-    assert protokv("--version").out == f"protokv {__version__}\n"
+# Packages that take long to import, and that the embedded model does without.
+HEAVY = {"transformers", "huggingface_hub", "zarr", "jinja2", "sympy", "matplotlib"}
 
 
 @pytest.mark.parametrize("command", ["", *main.COMMANDS])
 def test_help_fits_80_columns_and_has_a_short_form(protokv: Program, command: str) -> None:
+    assert (tuple(BENCHMARKS), protokv("--version").out) == (DATASETS, f"protokv {__version__}\n")
     protokv.environment["COLUMNS"] = "80"
     words = command.split()
     page, same, short = (protokv(*spelled).out for spelled in ([*words, "--help"], ["help", *words], [*words, "-h"]))
@@ -58,30 +46,29 @@ def test_help_fits_80_columns_and_has_a_short_form(protokv: Program, command: st
         assert short == page
 
 
-@pytest.mark.parametrize(("name", "one"), PARAMETERS, ids=[f"{name} {one.name}" for name, one in PARAMETERS])
-def test_every_option_says_what_it_does_and_has_a_panel_and_a_variable(name: str, one: Any) -> None:
-    assert one.help
-    if one.param_type_name == "option":
-        assert one.rich_help_panel
-        assert one.envvar == "PROTOKV_" + one.opts[0].removeprefix("--").replace("-", "_").upper()
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_option_says_what_it_does_and_has_a_panel_and_a_variable(name: str) -> None:
+    for one in GROUP.commands[name].params:
+        assert one.help, one.name
+        if one.param_type_name == "option":
+            assert one.rich_help_panel, one.name
+            assert one.envvar == "PROTOKV_" + one.opts[0].removeprefix("--").replace("-", "_").upper()
 
 
-def test_a_wrong_option_is_one_line_with_the_nearest_one_and_no_box(protokv: Program) -> None:
+def test_a_wrong_option_or_a_bug_is_one_line_and_a_traceback_only_with_debug(
+    protokv: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "Did you mean 'ingest'" in protokv("help", "ingst").err
     result = protokv("inspect", "x.safetensors", "--format", "jsn")
     assert result.code == Exit.USAGE
-    assert "'jsn' is not one of" in result.err.splitlines()[-1]
-    assert result.err.splitlines()[-1].startswith("Error: ")
+    assert "Error: Invalid value for '--format' / '-f'" in result.err.splitlines()[-1]
 
-
-def test_a_bug_is_one_line_and_a_traceback_only_with_debug(protokv: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("impossible")
 
     monkeypatch.setattr("protokv.state.describe.describe", broken)
     result = protokv("inspect", "x.safetensors")
-    assert result.code == Exit.FAILURE
-    assert result.err.splitlines()[0] == "Error: ZeroDivisionError: impossible"
+    assert (result.code, result.err.splitlines()[0]) == (Exit.FAILURE, "Error: ZeroDivisionError: impossible")
     assert "--debug" in result.err
     assert "Traceback" in protokv("inspect", "x.safetensors", "--debug").err
 
@@ -109,8 +96,8 @@ def test_every_command_imports_only_what_it_needs(embedded: Program, video: Path
     result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, **options)
     told = [line.split() for line in result.stderr.splitlines() if line.startswith("loaded ")]
     loaded = {stage: set(names) for _, stage, *names in told}
-    assert not (HEAVY.keys() | {"torch", "numpy", "PIL", "av", "decord"}) & loaded["help"]
-    assert not HEAVY.keys() & loaded["query"]
+    assert not (HEAVY | {"torch", "numpy", "PIL", "av", "decord"}) & loaded["help"]
+    assert not HEAVY & loaded["query"]
     assert "torch" in loaded["query"]
 
 
@@ -138,11 +125,9 @@ SECONDS = {
         (parse_every, "1 step", Every(n_steps=1)),
         (parse_variation, "paper.split=1:5,1:3", Variation("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])),
         (parse_budget, "512", 512),
-        (parse_budget, "1.5k", 1500),
-        (parse_budget, " 1M ", 1_000_000),
+        (parse_budget, " 1.5M ", 1_500_000),
         (parse_setting, "split=1:5", ("split", (1, 5))),
         (parse_setting, "idle-steps = 7", ("idle_steps", 7)),
-        (parse_setting, "merge=false", ("merge", False)),
         (parse_setting, "anchor=a=b", ("anchor", "a=b")),
         (parse_setting, "x=" + "[" * 100_000, ("x", "[" * 100_000)),
         *((parse_duration, text, seconds) for text, seconds in SECONDS.items()),

@@ -9,12 +9,14 @@ import pytest
 
 from protokv.ingestion import ingest
 from protokv.memories import DurableConfig
+from tests.cli.conftest import Program
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 
 
-def test_it_listens_on_this_machine_alone_and_hands_its_limits_on(
-    protokv: Any, mocked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("mocked")
+def test_it_listens_on_this_machine_alone_with_the_model_of_the_first_readable_state(
+    protokv: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("uvicorn.Server.run", lambda server: seen.append(server.config))
@@ -22,19 +24,12 @@ def test_it_listens_on_this_machine_alone_and_hands_its_limits_on(
     assert result.code == 0, result.err
     assert (seen[0].host, seen[0].port) == ("127.0.0.1", 8123)
     assert "http://127.0.0.1:8123/v1" in result.err
-
-
-def test_the_model_is_that_of_the_first_readable_state(
-    protokv: Any, mocked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(protokv.environment, "PROTOKV_MODEL")
-    monkeypatch.setattr("uvicorn.Server.run", lambda server: None)
+    del protokv.environment["PROTOKV_MODEL"]
     (tmp_path / "a.safetensors").write_bytes(b"no state")
     assert protokv("serve", tmp_path).code == 13
     for name, model in (("b", "protokv/mini"), ("c", "a model that is not here")):
         path = tmp_path / f"{name}.safetensors"
         list(ingest(Prepared(1, 6), path, DurableConfig(budget=40), backbone=MockBackbone(model)))
-    result = protokv("serve", tmp_path)
-    assert result.code == 0, result.err
+    assert protokv("serve", tmp_path).code == 0
     (tmp_path / "b.safetensors").unlink()
     assert "a model that is not here" in protokv("serve", tmp_path).err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -17,7 +18,7 @@ from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from protokv_cli import output
 from protokv_cli.output import format_json, make_printable
-from tests.cli.conftest import RUN, Program, write_video
+from tests.cli.conftest import RUN, Program
 from tests.cli.terminal import run_on_terminal
 
 DRAWING = "\x1b["
@@ -51,8 +52,7 @@ def test_results_go_where_stdout_goes_while_a_bar_is_on_the_terminal(
     assert '"type"' not in seen.screen
     assert "\x1b[2K" in seen.screen
     # Nothing of the bar is left.
-    _, size, share, *last = seen.lines()
-    assert size.startswith("state: ")
+    _, share, *last = seen.lines()
     assert share == "the budget keeps 1/3 of the video"
     last = " ".join(last)
     assert last.startswith("ask it: protokv query --model ")
@@ -87,64 +87,42 @@ def obeyed(text: str) -> set[str]:
     return {c for c in text if unicodedata.category(c) in DANGEROUS and c not in "\n\t\u200c\u200d"}
 
 
-@given(st.text())
-def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
-    assert not obeyed(make_printable(text))
+@given(st.text(), st.text(st.characters(exclude_categories=sorted(DANGEROUS))))
+def test_nothing_that_a_terminal_obeys_is_left_and_other_text_stays_unchanged(text: str, printable: str) -> None:
     assert "\n" not in make_printable(text)
-    assert not obeyed(make_printable(text, lines=True))
+    for shown in (make_printable(text), make_printable(text, lines=True), format_json([text, {text: text}])):
+        assert not obeyed(shown)
+    assert json.loads(format_json([text, {text: text}])) == [text, {text: text}]
+    for words in (printable, "naïve café", "می‌خواهم", "日本語　です", "👩‍👩‍👧", "a\u00a0b"):
+        assert make_printable(words) == words
 
 
-@given(st.text(st.characters(exclude_categories=sorted(DANGEROUS))))
-def test_printable_text_stays_unchanged(text: str) -> None:
-    assert make_printable(text) == text
-
-
-@given(st.recursive(st.text(), lambda inner: st.dictionaries(st.text(), inner) | st.lists(inner)))
-def test_json_says_the_same_and_holds_nothing_that_a_terminal_obeys(value: object) -> None:
-    assert json.loads(format_json(value)) == value
-    assert not obeyed(format_json(value))
-
-
-def test_words_of_any_script_stay_words() -> None:
-    for text in ("naïve café", "می‌خواهم", "日本語　です", "👩‍👩‍👧", "a\u00a0b"):
-        assert make_printable(text) == text
-
-
-@pytest.fixture
-def evil(protokv: Program, mocked: None, video: Path) -> Path:
-    """A state that says evil things wherever a state may say something, under an evil name."""
+@pytest.mark.usefixtures("mocked")
+def test_a_state_and_a_file_name_do_not_speak_to_the_terminal(protokv: Program, video: Path) -> None:
+    # A state that says evil things wherever a state may say something, under an evil name.
     assert protokv("ingest", video, "--budget", "24", "--quiet", "--json").code == 0
     found = load_state("clip.safetensors")
     decoders = {EVIL: 2, "b": 1}
     source = {**(found.source or {}), "name": EVIL, "decoder": EVIL, "decoders": decoders, EVIL: EVIL}
     damaged = {**source, "damage": {"frames_lost": 1, "message": EVIL}}
     backbone = replace(found.backbone, name=EVIL, family=EVIL)
-    path = protokv.folder / f"e\x1b[2Kvil\u202e{'[red]'}.safetensors"
+    evil = protokv.folder / f"e\x1b[2Kvil\u202e{'[red]'}.safetensors"
     state = replace(found, source=damaged, backbone=backbone, settings={EVIL: EVIL}, created_by=EVIL)
-    save_state(state, path)
-    return path
-
-
-@pytest.mark.parametrize("command", ["inspect", "compare", "query", "verify", "ingest"])
-def test_a_state_does_not_speak_to_the_terminal(protokv: Program, evil: Path, video: Path, command: str) -> None:
-    arguments = {
-        "inspect": ("inspect", evil),
-        "compare": ("inspect", "clip.safetensors", evil),
-        "query": ("query", evil, "what is first ?", "--model", "other"),
-        "verify": ("inspect", evil, "--verify"),
-        "ingest": ("ingest", video, "-o", evil, "--budget", "24"),
-    }[command]
-    for form in ("table", "json"):
-        result = protokv(*arguments, "--format", form)
-        assert result.out + result.err
-        assert not obeyed(result.out), result.out
-        assert not obeyed(result.err), result.err
-        if command == "inspect" and form == "table":
-            assert "[boldred]x[/boldred][/nothing]:warning:" in "".join(result.out.split())
-
-
-def test_a_file_name_does_not_speak_to_the_terminal(protokv: Program, mocked: None, tmp_path: Path) -> None:
-    clip = write_video(tmp_path / "clip.mp4", 2).rename(tmp_path / "a\x1b[2K[red]\u202e.mp4")
-    for arguments in ((clip,), (clip, "--format", "table"), (f"{clip}\x1b[1m",), (clip, "--budget", "\x1b[1m")):
-        result = protokv("ingest", *arguments)
-        assert not obeyed(result.out + result.err), result
+    save_state(state, evil)
+    clip = shutil.copy(video, protokv.folder / "a\x1b[2K[red]\u202e.mp4")
+    commands: list[tuple[object, ...]] = [
+        ("inspect", evil),
+        ("inspect", "clip.safetensors", evil),
+        ("inspect", evil, "--verify"),
+        ("query", evil, "what is first ?", "--model", "other"),
+        ("ingest", video, "-o", evil, "--budget", "24"),
+        ("ingest", clip),
+        ("ingest", f"{clip}\x1b[1m"),
+        ("ingest", clip, "--budget", "\x1b[1m"),
+    ]
+    for arguments in commands:
+        for form in ("table", "json"):
+            result = protokv(*arguments, "--format", form)
+            assert result.out + result.err
+            assert not obeyed(result.out + result.err), result
+    assert "[boldred]x[/boldred][/nothing]:warning:" in "".join(protokv("inspect", evil, "-f", "table").out.split())
