@@ -44,7 +44,7 @@ class FarTokens:
     mass: Tensor
 
     def counted_only(self) -> FarTokens:
-        """Return the tokens that have a mass; this waits for the device."""
+        """Return the tokens that have a mass. This waits for the device."""
         kept = self.mass.nonzero().squeeze(1)
         shared = self.coordinates[kept], self.positions[kept], self.mass[kept]
         return FarTokens(self.keys[:, kept], self.values[:, kept], *shared)
@@ -53,8 +53,8 @@ class FarTokens:
 class PrototypeBank(StatePart):
     """K prototypes for each of L layers and H KV heads.
 
-    Invariants: a slot of mass 0 is free and all zeros but for its `last_step`; Sigma is symmetric and positive
-    semidefinite; mass comes from opened, absorbed and recycled tokens alone.
+    Invariants: a slot of mass 0 is free and all zeros but for its `last_step`; Sigma is a covariance; mass comes from
+    opened, absorbed and recycled tokens alone.
 
     Attributes:
         key_center, value_center: `[L, H, K, D]` float32, c_k (rotation removed) and p_k.

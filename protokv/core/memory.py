@@ -42,13 +42,8 @@ class Memory(ABC):
         """Choose the visual tokens of the next step that are forwarded at all; by default all of them.
 
         Called once a step and in order, before the model reads it. Features that a memory keeps are part of its state.
-
-        Args:
-            features: `[V, E]` model dtype, visual tokens in raster order as the language model would read them.
-            grid: rows and columns of these.
-
-        Returns:
-            Indices `[n]` int64 into the features, increasing, at least one; None: all.
+        Features are `[V, E]` model dtype in raster order, of a grid of rows and columns. Returned are indices `[n]`
+        int64 into them, increasing, at least one; None: all.
         """
         return None
 
@@ -113,11 +108,7 @@ class LocalMemory(Memory):
     _slots: Slots
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
-        """Make an empty memory.
-
-        Raises:
-            ConfigError: the config does not fit the model.
-        """
+        """Make an empty memory. ConfigError: the config does not fit the model."""
         self._config, self._shape, self._rotary = config, shape, rotary
         self._sanitizer = Sanitizer(shape)
 

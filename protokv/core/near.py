@@ -1,9 +1,8 @@
 """The near window: the most recent steps, exact, in slots that attention reads in place.
 
-`Slots` is one buffer of keys and values `[sink P0 | far | near W]` with a logit bias a slot; its shape is fixed.
-`NearWindow` is a ring of W tokens in the near part. Whole steps leave it, oldest first, when it would exceed W; of a
-step larger than W the last W tokens stay. Invariant: the tokens held are ring positions `start .. start + count`, in
-stream order; their bias is 0, or `-inf` for tokens dropped as not finite, and `-inf` in free slots.
+`NearWindow` is a ring of W tokens in the near part of `Slots`. Whole steps leave it, oldest first, when it would exceed
+W; of a step larger than W the last W tokens stay. Invariant: the tokens held are ring positions `start .. start +
+count`, in stream order; their bias is 0, or `-inf` for tokens dropped as not finite, and `-inf` in free slots.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _AXES: Final = {"keys": 2, "values": 2, "positions": 0, "coordinates": 0, "usabl
 
 
 class Slots(StatePart):
-    """`[L, H, P0 + far + near, D]` keys and values and their bias, all free at first. Holds the prompt prefix."""
+    """Keys and values `[L, H, P0 + far + near, D]` with a logit bias a slot, all free at first but for the prefix."""
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
         P0, D = shape.sink_tokens, shape.head_size
@@ -42,31 +41,16 @@ class Slots(StatePart):
         self.started = False
 
     def start(self, keys: Tensor, values: Tensor) -> None:
-        """Take the prompt prefix, `[L, H, P0, D]` each.
-
-        Raises:
-            ValueError: it has another shape or dtype.
-            RuntimeError: the stream has started already.
-        """
+        """Take the prompt prefix, `[L, H, P0, D]` each. RuntimeError: the stream has started already."""
         if self.started:
             raise RuntimeError("the memory has its prompt prefix already")
-        held = self.keys[:, :, self.sink]
-        for name, given in (("keys", keys), ("values", values)):
-            if given.shape != held.shape or given.dtype != held.dtype:
-                wanted, got = (f"{list(one.shape)} {one.dtype}" for one in (held, given))
-                raise ValueError(f"prompt prefix: {name} must be {wanted}, got {got}")
         self.keys[:, :, self.sink] = keys
         self.values[:, :, self.sink] = values
         self.bias[:, :, self.sink] = 0.0
         self.started = True
 
     def context(self, near: Tensor, far: Callable[[], Tensor] | None = None) -> SlotContext:
-        """Return all slots.
-
-        Args:
-            near: stream positions `[near, P]` int64 of the near part.
-            far: returns those of the far part, `[L, H, far, P]` int64; None if it has no slots.
-        """
+        """Return all slots, given stream positions: `near` `[near, P]` int64, and what returns `[L, H, far, P]`."""
 
         def positions() -> Tensor:
             L, H = self.keys.shape[:2]

@@ -1,8 +1,7 @@
 """`MemoryConfig`: settings that every memory shares, how settings are checked, and `CONFIGS`, which finds them by name.
 
-A setting is a field of a frozen dataclass. Its annotation has its type and, for a number, the least and the greatest
-value: `Annotated[int, 1, 1024]`. Each memory has its own dataclass, which names the class of the memory. Sizes that
-depend on the model are checked when the memory is built.
+A setting is a field of a frozen dataclass, annotated with its type and the least and greatest value of a number:
+`Annotated[int, 1, 1024]`. Sizes that depend on the model are checked when the memory is built.
 """
 
 from __future__ import annotations
@@ -70,20 +69,16 @@ class MemoryConfig:
         self.check()
 
     def check(self) -> None:
-        """Refuse settings that contradict each other. Types and ranges are checked before.
-
-        Raises:
-            ConfigError: naming one of them.
-        """
+        """Raise ConfigError if settings contradict each other, naming one. Types and ranges are checked before."""
 
     @property
     def near_tokens(self) -> int:
-        """Return W, exact tokens of the near window."""
+        """W, exact tokens of the near window."""
         return self.budget
 
     @property
     def prototypes(self) -> int:
-        """Return K, prototypes of each layer and KV head."""
+        """K, prototypes of each layer and KV head."""
         return 0
 
     @property
@@ -109,11 +104,7 @@ class MemoryConfig:
 
     @staticmethod
     def of(name: str, **settings: Any) -> MemoryConfig:
-        """Return the settings of a memory by its name.
-
-        Raises:
-            ConfigError: there is no such memory, or a setting is unknown, of a wrong type or out of range.
-        """
+        """Return the settings of a memory by its name; ConfigError as for `from_dict`."""
         return MemoryConfig.from_dict({"kind": name} | settings)
 
     def with_fields(self, changes: Mapping[str, Any]) -> Self:
@@ -136,15 +127,13 @@ class MemoryConfig:
         name = settings.pop("kind", DEFAULT_MEMORY)
         if not isinstance(name, str) or name not in CONFIGS:
             raise ConfigError(f"there is no memory {shorten_value(name)}", hint=suggest_name(name, CONFIGS))
-        cls = CONFIGS[name]
-        return cls(**known_fields(cls, settings))
+        return CONFIGS[name](**known_fields(CONFIGS[name], settings))
 
 
 class Configs(Mapping[str, type[MemoryConfig]]):
-    """The settings of each memory by its name. A class is imported when it is asked for first.
+    """The settings of each memory by its name; a class is imported when it is asked for first.
 
-    `protokv.memories` adds its own, and a package that is installed adds others by an entry point of the group
-    `protokv.memories`: `NAME = "MODULE:CLASS"`, a subclass of `MemoryConfig`.
+    `protokv.memories` adds its own, an installed package others by an entry point: `NAME = "MODULE:CLASS"`.
     """
 
     def __init__(self) -> None:
@@ -213,10 +202,8 @@ def parse_budget(text: str) -> int:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([km]?)", text.strip().lower(), re.ASCII)
     tokens = Fraction(match[1]) * _MULTIPLES[match[2]] if match else Fraction(0)
     if tokens < 1 or tokens.denominator != 1:
-        raise ConfigError(
-            f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {text!r}",
-            hint="k stands for 1000 tokens, m for 1000000",
-        )
+        message = f"budget: expected a positive number of tokens such as 512, 6k or 24k, got {text!r}"
+        raise ConfigError(message, hint="k stands for 1000 tokens, m for 1000000")
     return int(tokens)
 
 

@@ -51,5 +51,3 @@ def test_the_prompt_prefix_is_taken_once_and_as_it_is(sink: int) -> None:
     assert torch.equal(slots.values[:, :, :sink], values)
     with pytest.raises(RuntimeError, match="already"):
         slots.start(keys, values)
-    with pytest.raises(ValueError, match=r"prompt prefix: values .*float64"):
-        Slots(shape, far=2, near=5).start(keys, values.double())

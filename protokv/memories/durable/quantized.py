@@ -1,4 +1,4 @@
-"""Vectors at a byte a feature (`center_bits=8`, `kv_bits=8`), and the context that decodes them where it reads them.
+"""Vectors at a byte a feature (`center_bits=8`), and the context that decodes them where it reads them.
 
 32 features share a power of two, and each is a whole number from -127 to 127 times it, as in MXINT8 (OCP Microscaling
 Formats 1.0, 2023), which needs no fitted codebook.
@@ -41,20 +41,15 @@ def shared_features(size: int) -> int:
     return math.gcd(size, SHARED_FEATURES)
 
 
-def quantize_vectors(vectors: Tensor, together: int, offsets: Tensor | float = 0.5) -> tuple[Tensor, Tensor]:
-    """Return codes `[..., F]` int8 and powers of two `[..., F / together]` uint8 of `vectors` `[..., F]` float32.
+def round_vectors(vectors: Tensor, together: int, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes `[..., F]` float32 of `vectors` `[..., F]` float32, and powers of two `[..., F / together]`: their
+    exponents in uint8, and their bits in int32.
 
     Args:
         vectors: finite. Numbers below 2**-121 become 0.
         together: how many numbers share a power of two.
         offsets: added to a number before it is rounded down, from 0 to below 1; a half rounds to nearest.
     """
-    codes, exponents, _ = round_vectors(vectors, together, offsets)
-    return codes.to(torch.int8), exponents
-
-
-def round_vectors(vectors: Tensor, together: int, offsets: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the codes of `quantize_vectors` in float32, its exponents, and the bits of their powers in int32."""
     parts = vectors.reshape(*vectors.shape[:-1], -1, together)
     # The norm of most power says the same, and takes a CPU twenty times as long.
     powers = (parts.abs().amax(-1).view(torch.int32) + _TO_UNIT).clamp_(min=0) & _EXPONENT

@@ -22,7 +22,7 @@ from protokv.memories.durable.quantized import (
     DecodedContext,
     dequantize_vectors,
     list_roundings,
-    quantize_vectors,
+    round_vectors,
     rounding_offsets,
     shared_features,
 )
@@ -33,7 +33,8 @@ def quantize(vectors: Tensor, mass: int) -> tuple[Tensor, Tensor]:
     """Codes and powers of two of centres `[n, D]` of prototypes of this mass."""
     size = vectors.shape[1]
     offsets = rounding_offsets(torch.full((len(vectors),), mass), list_roundings(size, vectors.device))
-    return quantize_vectors(vectors, shared_features(size), offsets)
+    codes, exponents, _ = round_vectors(vectors, shared_features(size), offsets)
+    return codes.to(torch.int8), exponents
 
 
 def drawn(rows: int, size: int, seed: int, scale: float = 1.0) -> Tensor:
