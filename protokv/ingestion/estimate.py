@@ -45,10 +45,7 @@ class Estimate:
 
 
 def most_bytes(session: Session, thumbnails: int, *, words: bool = False) -> int | None:
-    """Return the most bytes of the tensors of a state with so many thumbnails; None if they grow with the stream.
-
-    With `words` it has a transcript, too.
-    """
+    """Return the most bytes of a state's tensors, its thumbnails and, with `words`, its transcript; None: they grow."""
     attached = (Thumbnails(thumbnails).capacity_bytes if thumbnails else 0) + words * MOST_BYTES
     beside = attached + session.state_bytes - session.memory.bytes_held
     return None if session.memory.most_bytes is None else session.memory.most_bytes + beside

@@ -140,11 +140,7 @@ class LiveSource(Source):
                 one.close()
 
     def continue_from(self, record: Mapping[str, Any], stream_s: float) -> None:
-        """Go on in the stream of a state at `stream_s`, whose record of this source is `record`.
-
-        Raises:
-            StateCorrupt: the record makes no sense.
-        """
+        """Go on in the stream of a state at `stream_s`. StateCorrupt if its record of this source makes no sense."""
         if (found := WallClockLog.read(record)) is not None:
             self.log = found
             size: dict[str, Any] = {

@@ -93,11 +93,7 @@ class LiveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestOptions:
-    """Options to watch one source and keep its state.
-
-    Raises:
-        ConfigError: chunk or thumbnails is out of range, or two options contradict each other.
-    """
+    """Options to watch one source and keep its state. ConfigError if one is out of range, or two contradict."""
 
     config: MemoryConfig = field(default_factory=DurableConfig)
 

@@ -38,11 +38,9 @@ class ReadyStep:
 
 
 class StopRequest:
-    """A request to stop: the caller is asked in its own thread only, and a Yes is remembered for all threads.
+    """Whether a run is to stop: the caller is asked in its own thread only, and a Yes is `decided` for all threads.
 
-    Attributes:
-        decided: the run is to stop.
-        is_over: because it has reached its end.
+    `is_over` says that it has reached its end.
     """
 
     def __init__(self, should_stop: Callable[[], bool], reaches_end: Callable[[], bool] = never) -> None:

@@ -80,13 +80,6 @@ def ingest(
     return _events(source, target, replace(options or IngestOptions(), **settings), should_stop, timings)
 
 
-def default_target(source: AnySource) -> str:
-    """Return where the state of a source goes by default: its name with the default suffix, in the current folder."""
-    name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
-    # The name of an object is the last part of its address.
-    return name_state(Path(name).stem if is_object(name) else address.default_stem(name))
-
-
 def _events(
     source: AnySource,
     target: StatePath | None,
@@ -94,7 +87,10 @@ def _events(
     should_stop: Callable[[], bool],
     timings: Timings | None,
 ) -> Generator[Event, None, None]:
-    path = default_target(source) if target is None else target
+    name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
+    # The name of an object is the last part of its address.
+    stem = Path(name).stem if is_object(name) else address.default_stem(name)
+    path = name_state(stem) if target is None else target
     check_not_read(path, source)
     find_store(path).check_target()
     if options.transcribe is not None:

@@ -35,15 +35,12 @@ from protokv.words.transcript import check_words
 
 @dataclass(frozen=True)
 class RunStart:
-    """The beginning of a run: a session, the part of the stream that its source fills, and the state's record of it.
-
-    `subtitles` are those of the source, in its own time.
-    """
+    """The beginning of a run."""
 
     session: Session
-    segment: SourcePart
-    record: Mapping[str, Any]
-    subtitles: Subtitles
+    segment: SourcePart  # the part of the stream that its source fills
+    record: Mapping[str, Any]  # of the source, in the state
+    subtitles: Subtitles  # of the source, in its own time
 
 
 class Run:
