@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,6 @@ from protokv.errors import SourceUnreadable
 from protokv.ingestion import LiveOptions
 from protokv.ingestion.live import LiveSource
 from protokv.video import Damage, Frame, SourceInfo
-from protokv.video.source import Closable
 
 INFO = SourceInfo("rtsp://camera/1", "rtsp", "pyav", "rtsp", "h264", "yuv420p", 48, 32, 0, 10.0, seekable=False)
 EPOCH = 1.8e9
@@ -70,7 +70,7 @@ class World:
         return stop
 
 
-class Connection(Closable):
+class Connection(AbstractContextManager):
     info = INFO
     texts = ()
     notes = ()
@@ -78,6 +78,9 @@ class Connection(Closable):
 
     def __init__(self, world: World, script: list[Any]) -> None:
         self.world, self.script = world, script
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def new_lines(self) -> tuple[()]:
         return ()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -23,7 +22,7 @@ from protokv.errors import SourceUnreadable
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.container import MAX_PIXELS, TIMEOUT_S, explain_error, open_container
-from protokv.video.decoding import MOST_DEMUX_FAILURES, FrameDecoding, Losses, read_packets, skip_to_key
+from protokv.video.decoding import FrameDecoding, Losses, skip_to_key
 from protokv.video.file import fingerprint
 from protokv.video.probe import Beginning, choose_stream, convert_to_rgb, look_into
 from protokv.video.source import Damage, Frame, FrameRequest, Image, Line, Lines, ShouldStop, Source, drop_before, never
@@ -37,14 +36,13 @@ _WITH_INDEX, _EARLIER_S = {"mov", "matroska", "avi", "asf", "mxf"}, 2.0
 # devices stamp with a clock of this machine.
 _SLACK_S, _HLS_SLACK_S, _DEVICE_SLACK_S = 2.0, 60.0, 0.5
 
-# Lines of text that wait to be taken.
-_MOST_WAITING = 300
+# Lines of text that wait to be taken; failures in a row of the demultiplexer of a file, which is asked again.
+_MOST_WAITING, _MOST_FAILURES = 300, 1000
 
 
 class _Opened(NamedTuple):
     """One opening of the source, for one reading."""
 
-    connection: ExitStack
     container: Any
     stream: Any
     losses: Losses
@@ -79,14 +77,13 @@ class AVSource(Source):
         should_stop: ShouldStop = never,
     ) -> None:
         self.source, self._max_pixels, self._size = os.fspath(source), max_pixels or MAX_PIXELS, size
-        self._options, self._timeout_s = options, timeout_s
+        self._options, self._timeout_s = options or {}, timeout_s
         self._kind, self._name = address.source_kind(self.source), address.local_name(self.source)
-        self._losses = Losses()
-        self._decoding: FrameDecoding | None = None
-        self._why, self._from_s = "", 0.0
-        self._waiting: list[tuple[int, Line]] = []  # lines with their track, in the time of the container
-        self.copy: TemporaryDirectory[str] | None = None  # holds the file, and goes with this source
         self.streams_text = self._kind != "file"
+        self.copy: TemporaryDirectory[str] | None = None  # holds the file, and goes with this source
+        self._losses, self._why, self._from_s = Losses(), "", 0.0
+        self._decoding: FrameDecoding | None = None
+        self._waiting: list[tuple[int, Line]] = []  # lines with their track, in the time of the container
         self._opened: _Opened | None = self._open(should_stop)
         self._describe(self._opened.container, self._opened.found)
 
@@ -97,7 +94,7 @@ class AVSource(Source):
 
     def lines(self, number: int) -> Lines:
         """See `Source`."""
-        return read_text_track(Path(self.source), number, float(self.timing.origin * self.timing.time_base))
+        return read_text_track(Path(self.source), number, -self.timing.time_s(0))
 
     def new_lines(self) -> Sequence[tuple[int, Line]]:
         """See `Source`."""
@@ -110,31 +107,29 @@ class AVSource(Source):
         """End any reading, and the connection; remove the copy of a file that was fetched."""
         super().close()
         if self._opened is not None:
-            self._opened.connection.close()
+            self._opened.container.close()
         if self.copy is not None:
             self.copy.cleanup()
 
-    def _open(self, should_stop: ShouldStop) -> _Opened:
+    def _open(self, should_stop: ShouldStop = never) -> _Opened:
         """Open the source, and look at its first frame."""
         self._should_stop, losses = should_stop, Losses()
-        how: dict[str, Any] = {"options": self._options, "timeout_s": self._timeout_s}
-        how["should_stop"] = lambda: self._should_stop()
-        with ExitStack() as connection:
-            container = connection.enter_context(open_container(self.source, self._max_pixels, **how))
-            stream, notes = choose_stream(container, self._name, self._max_pixels)
-            # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
-            self.texts = () if "hls" in container.format.name else find_text_tracks(container)
-            packets = self._packets(container, stream, losses)
-            try:
-                found = look_into(self._name, self._kind, container, stream, packets, self._max_pixels)
-            except SourceUnreadable as error:
-                why = f" ({self._why})" if self._why else ""
-                raise SourceUnreadable(f"{error.message}{why}", hint=error.hint) from error
-            except Exception as error:  # PyAV raises more than its own errors on a damaged file
-                raise self._unreadable(error) from error
-            for note in (*notes, *found.notes):
-                self.add_note(note)
-            return _Opened(connection.pop_all(), container, stream, losses, found)
+        container = open_container(
+            self.source, self._max_pixels, self._options, self._timeout_s, lambda: self._should_stop()
+        )
+        stream, notes = choose_stream(container, self._name, self._max_pixels)
+        # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
+        self.texts = () if "hls" in container.format.name else find_text_tracks(container)
+        packets = self._packets(container, stream, losses)
+        try:
+            found = look_into(self._name, self._kind, container, stream, packets, self._max_pixels)
+        except SourceUnreadable as error:
+            raise SourceUnreadable(error.message + self._why, hint=error.hint) from error
+        except Exception as error:  # PyAV raises more than its own errors on a damaged file
+            raise self._unreadable(error) from error
+        for note in (*notes, *found.notes):
+            self.add_note(note)
+        return _Opened(container, stream, losses, found)
 
     def _describe(self, container: Any, found: Beginning) -> None:
         """Set what stays the same for every reading."""
@@ -150,40 +145,46 @@ class AVSource(Source):
         self._slack_s = None if ends or self._kind == address.PIPE else slack_s
         width, height = self._size or (found.info.width, found.info.height)
         info = replace(found.info, name=address.public_name(self.source), width=width, height=height, seekable=ends)
+        whole_s = (container.duration or 0) / av.time_base
         if self._kind == "file":
-            size, digest = path.stat().st_size, fingerprint(path)
-            info = replace(info, decoder=self.decoder, duration_s=self.timing.duration_s, size_bytes=size)
+            size, length_s, digest = path.stat().st_size, self.timing.duration_s, fingerprint(path)
+            info = replace(info, decoder=self.decoder, duration_s=length_s, size_bytes=size, fingerprint=digest)
         elif ends:
             # A video on a server is told from others by its address, size and length.
-            whole_s = (container.duration or 0) / av.time_base
             digest = hashlib.sha256(f"{info.name} {container.size} {whole_s}".encode()).hexdigest()
-            info = replace(info, duration_s=self.timing.duration_s or whole_s or None)
-        self.info = replace(info, fingerprint=digest) if ends else info
+            info = replace(info, duration_s=self.timing.duration_s or whole_s or None, fingerprint=digest)
+        self.info = info
 
     def _packets(self, container: Any, stream: Any, losses: Losses) -> Iterator[Any]:
         """Give the packets of the pictures; lines of text of a stream wait to be taken."""
-        texts = [container.streams[one.number] for one in self.texts if self.streams_text]
-        failures = MOST_DEMUX_FAILURES if self._kind in ("file", address.PIPE) else 0
-
-        def lose(error: Exception) -> None:
-            # Where a connection is lost, the caller decides what comes next.
-            self._why = explain_error(error, self._timeout_s) if self.streams_text else ""
-            if not self.streams_text:
-                losses.note_failure(None, explain_error(error))
-
-        for packet in read_packets(container, [stream, *texts], lose, failures):
-            if self._should_stop():
+        streams = [stream, *(container.streams[one.number] for one in self.texts if self.streams_text)]
+        failed, demux = 0, container.demux(streams)
+        while not self._should_stop():
+            try:
+                packet = next(demux)
+            except StopIteration:
                 return
-            if packet.stream.index == stream.index:
+            except Exception as error:
+                failed += 1
+                # IndexError: a packet of a stream that appeared in the middle. PyAV drops it.
+                if failed <= _MOST_FAILURES and (self._kind in ("file", address.PIPE) or isinstance(error, IndexError)):
+                    demux = container.demux(streams)
+                    continue
+                if self._kind == "file":
+                    losses.note_failure(None, explain_error(error))
+                # The connection is lost; the caller decides what comes next.
+                self._why = f" ({explain_error(error, self._timeout_s)})"
+                return
+            failed = 0 if packet.size else failed
+            if packet.size and packet.stream.index == stream.index:
                 yield packet
-            elif (line := read_packet(packet, packet.stream)) is not None:
+            elif packet.size and (line := read_packet(packet, packet.stream)) is not None:
                 self._waiting.append((packet.stream.index, line))
                 del self._waiting[:-_MOST_WAITING]
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         if not self.info.seekable:
-            yield from self._decode(wanted._replace(start_s=0.0))
-            return
+            wanted = wanted._replace(start_s=0.0)
         self._from_s, given_s = wanted.start_s, -1.0
         if wanted.start_s > 0 and not wanted.from_beginning:
             for frame in drop_before(self._decode(wanted, from_key=True), wanted.start_s):
@@ -194,40 +195,26 @@ class AVSource(Source):
                 yield frame
             if not self._losses.met or wanted.should_stop():
                 return
-        frames = drop_before(self._decode(wanted), wanted.start_s)
+        frames = self._decode(wanted)
+        frames = drop_before(frames, wanted.start_s) if wanted.start_s > 0 else frames
         yield from (frame for frame in frames if frame.time_s > given_s)
 
     def _decode(self, wanted: FrameRequest, *, from_key: bool = False) -> Iterator[Frame]:
         """Decode from the beginning or, if asked, from the last key frame before the start."""
-        opened, sought = self._take(wanted.should_stop), None
-        if opened is None:
+        opened, self._opened = self._opened, None
+        if opened is None and not self.info.seekable:
             return
-        with opened.connection as connection:
-            if from_key and self._indexed and (sought := self._seek(opened, wanted.start_s)) is None:
-                self._opened = self._open(never)
-                opened = self._take(wanted.should_stop) or opened
-                connection.push(opened.connection)
-            self._losses = opened.losses
-            opened.losses.start_s = 0.0 if wanted.from_beginning else wanted.start_s
+        opened, sought = opened or self._open(), None
+        if from_key and self._indexed and (sought := self._seek(opened, wanted.start_s)) is None:
+            opened = self._open()
+        self._should_stop, self._losses = wanted.should_stop, opened.losses
+        self._losses.start_s = 0.0 if wanted.from_beginning else wanted.start_s
+        with opened.container:
             decoding = self._start_decoding(opened, after_key=from_key, sought=sought is not None)
             settled = decoding.settle(sought or opened.found.packets)
             if from_key:
                 settled = skip_to_key(self.timing, settled, wanted.start_s)
             yield from decoding.frames(settled, wanted.should_stop)
-
-    def _take(self, should_stop: ShouldStop) -> _Opened | None:
-        """Return what opening this source left to read, or open it anew; None if it can be read once only."""
-        opened, self._opened = self._opened, None
-        if opened is None and self.info.seekable:
-            opened = self._open(never)
-        self._should_stop = should_stop
-        return opened
-
-    def _start_decoding(self, opened: _Opened, **begun: bool) -> FrameDecoding:
-        arrivals = None if self._slack_s is None else ArrivalClock(self._slack_s)
-        more: dict[str, Any] = {"arrivals": arrivals, "on_note": self.add_note, **begun}
-        self._decoding = FrameDecoding(opened.found, opened.stream, opened.losses, self._convert, **more)
-        return self._decoding
 
     def _seek(self, opened: _Opened, start_s: float) -> Iterator[Any] | None:
         """Return the packets from a key frame at or before a time on; None if no seek leads to one."""
@@ -238,6 +225,12 @@ class AVSource(Source):
         except Exception:  # this container cannot seek
             return None
         return chain([first], packets) if first.is_keyframe and self.timing.latest_s(first) <= start_s else None
+
+    def _start_decoding(self, opened: _Opened, **begun: bool) -> FrameDecoding:
+        arrivals = None if self._slack_s is None else ArrivalClock(self._slack_s)
+        more: dict[str, Any] = {"arrivals": arrivals, "on_note": self.add_note, **begun}
+        self._decoding = FrameDecoding(opened.found, opened.stream, opened.losses, self._convert, **more)
+        return self._decoding
 
     def _convert(self, frame: Any) -> Image:
         try:

@@ -12,8 +12,8 @@ import errno
 import math
 import os
 import select
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import av
@@ -82,21 +82,19 @@ _HINTS = {
 _HINT = "check the address, and that the source is running"
 
 
-@contextmanager
 def open_container(
     source: str | os.PathLike[str],
     max_pixels: int = MAX_PIXELS,
-    *,
-    options: Mapping[str, str] | None = None,
+    extra: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
     should_stop: ShouldStop = never,
-) -> Iterator[Any]:
-    """Open a source; give PyAV's container, and close it afterwards.
+) -> Any:
+    """Open a source, and return PyAV's container, which is a context manager.
 
     Args:
         source: a path, or an address (`protokv.video.address`).
         max_pixels: the most that a frame may have.
-        options: for FFmpeg.
+        extra: a user's own options for FFmpeg.
         timeout_s: how long to wait for the connection to an address, and for every packet.
         should_stop: a pipe ends once it returns True.
 
@@ -109,47 +107,41 @@ def open_container(
     text = os.fspath(source)
     kind = address.source_kind(text)
     pipe = _Pipe(address.pipe_descriptor(text), should_stop) if kind == address.PIPE else None
-    chosen = {"max_pixels": str(max_pixels), "format_whitelist": ",".join(sorted(FORMATS))}
+    number, where, form = None, pipe or text, _DEVICES.get(kind)
+    # Tags in another encoding than UTF-8 are no reason to refuse a file.
+    how: dict[str, Any] = {"metadata_errors": "surrogateescape"}
+    options = {"max_pixels": str(max_pixels), "format_whitelist": ",".join(sorted(FORMATS)), **(extra or {})}
     try:
-        if kind == "file":
-            opened = _open_file(text, chosen)
+        if kind == "file" and os.name == "posix":
+            number, where = os.open(text, os.O_RDONLY | os.O_NONBLOCK), "fd:"  # FFmpeg duplicates it
+            options |= {"protocol_whitelist": "fd", "fd": str(number)}
+        elif kind == "file":
+            where, options["protocol_whitelist"] = f"file:{text}", "file"
         elif pipe is not None:
-            chosen |= {"protocol_whitelist": "none", **(options or {})}
-            opened = av.open(pipe, "r", options=chosen, metadata_errors="surrogateescape")
+            options = {"protocol_whitelist": "none", **options}
         else:
-            opened = _open_address(text, kind, chosen, options or {}, timeout_s)
+            where, how["timeout"] = _name_device(text, kind), (timeout_s, timeout_s)
+            options = _choose_options(kind, max_pixels, timeout_s, extra or {})
+        return av.open(where, "r", format=form, options=options, **how)
     except Exception as error:  # PyAV raises more than its own errors on a damaged file
         # The cause names the address with its secrets.
         raise _refuse(error, kind, text, timeout_s, pipe) from (error if kind == "file" else None)
-    with opened:
-        yield opened
-
-
-def _open_file(path: str, options: dict[str, str]) -> Any:
-    # Tags in another encoding than UTF-8 are no reason to refuse a file.
-    more: dict[str, Any] = {"mode": "r", "metadata_errors": "surrogateescape"}
-    if os.name != "posix":
-        return av.open(f"file:{path}", options={**options, "protocol_whitelist": "file"}, **more)
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # FFmpeg duplicates it
-    try:
-        return av.open("fd:", options={**options, "protocol_whitelist": "fd", "fd": str(number)}, **more)
     finally:
-        os.close(number)
+        if number is not None:
+            os.close(number)
 
 
-def _open_address(text: str, kind: str, options: dict[str, str], extra: Mapping[str, str], timeout_s: float) -> Any:
-    plain, form = kind.removesuffix("s"), _DEVICES.get(kind)
-    options |= {"protocol_whitelist": _PROTOCOLS.get(plain, "file"), "format_whitelist": ",".join(sorted(_STREAMED))}
-    if form is not None:
-        del options["format_whitelist"]
-    options |= {"analyzeduration": _ANALYSE_US, **_OPTIONS.get(plain, {}), **extra}
-    if "listen" in options.get("rtsp_flags", ""):
+def _choose_options(kind: str, max_pixels: int, timeout_s: float, extra: Mapping[str, str]) -> dict[str, str]:
+    """Return FFmpeg's options for an address."""
+    plain = kind.removesuffix("s")
+    options = {"max_pixels": str(max_pixels), "analyzeduration": _ANALYSE_US, **_OPTIONS.get(plain, {})}
+    options["protocol_whitelist"] = _PROTOCOLS.get(plain, "file")
+    if kind not in _DEVICES:
+        options["format_whitelist"] = ",".join(sorted(_STREAMED))
+    if "listen" in extra.get("rtsp_flags", ""):
         # FFmpeg 8 refuses its own default, which is to wait without end.
-        options.setdefault("listen_timeout", str(math.ceil(timeout_s)))
-    wait = (timeout_s, timeout_s)
-    return av.open(
-        _name_device(text, kind), "r", format=form, options=options, timeout=wait, metadata_errors="surrogateescape"
-    )
+        options["listen_timeout"] = str(math.ceil(timeout_s))
+    return {**options, **extra}
 
 
 def _name_device(text: str, kind: str) -> str:
@@ -164,24 +156,16 @@ def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pip
     """Return the error for users of a source of this kind that could not be opened."""
     name, hint = address.local_name(text), _HINTS.get(kind, _HINT)
     why = explain_error(error, None if kind == "file" else timeout_s)
+    if kind == "file" and isinstance(error, av.error.ArgumentError):
+        why = f"expected a video file, {name} has a format that is not read: text, a playlist or a list of files"
+        return SourceUnreadable(why, hint="name the video file itself")
+    if kind == "file":
+        return SourceUnreadable(f"expected a video file, cannot open {name}: {why}", hint=hint)
+    if pipe is not None:
+        return _refuse_pipe(pipe.head, name)
     match error:
-        case av.error.ArgumentError() if kind == "file":
-            why = f"expected a video file, {name} has a format that is not read: text, a playlist or a list of files"
-            return SourceUnreadable(why, hint="name the video file itself")
-        case _ if kind == "file":
-            return SourceUnreadable(f"expected a video file, cannot open {name}: {why}", hint=hint)
-        case _ if pipe is not None and not pipe.head:
-            return SourceUnreadable(f"nothing came from {name}", hint="look at what the program before it says")
-        case _ if pipe is not None and pipe.head[4:] == b"ftyp":
-            return refuse_index_last(name)
-        case _ if pipe is not None:
-            return SourceUnreadable(
-                f"{name} is not a video: FFmpeg knows no format that begins like it",
-                hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE",
-            )
         case av.error.FileNotFoundError() | av.error.HTTPNotFoundError():
-            device = ", and that the device is there" if kind in _DEVICES else ""
-            return SourceNotFound(f"nothing is at {name}", hint=f"check the address{device}")
+            return SourceNotFound(f"nothing is at {name}", hint="check the address, and that the device is there")
         case av.error.HTTPUnauthorizedError() | av.error.HTTPForbiddenError():
             return SourceDenied(f"{name} cannot be opened: {why}", hint="check user and password")
         case av.error.ProtocolNotFoundError():
@@ -190,22 +174,31 @@ def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pip
                 hint=f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE",
             )
         case ConnectionRefusedError():
-            return SourceNotFound(
-                f"nothing answers at {name}: {why}",
-                hint="check host and port, and that the source is on; --give-up 5m waits for it",
-            )
+            hint = "check host and port, and that the source is on; --give-up 5m waits for it"
+            return SourceNotFound(f"nothing answers at {name}: {why}", hint=hint)
         case OSError(errno=errno.EIO) if kind == "screen":
             why = f"no X display answers at {_name_device(text, kind)}"
         case av.error.ArgumentError():
             why += " (or it gives text, or a list of files)"
         case av.error.InvalidDataError() if kind == "rtp":
             why += " (without its SDP only MPEG-TS in RTP can be read)"
-        case ValueError() if kind in _DEVICES and not isinstance(error, av.error.FFmpegError):
+        case ValueError() if kind in _DEVICES:
             return ConfigError(
                 f"{kind}: cannot be read here: PyAV's FFmpeg has no {_DEVICES[kind]} on this system",
                 hint="Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; pipe others in",
             )
     return SourceUnreadable(f"{name} cannot be opened: {why}", hint=hint)
+
+
+def _refuse_pipe(head: bytes, name: str) -> SourceUnreadable:
+    if not head:
+        return SourceUnreadable(f"nothing came from {name}", hint="look at what the program before it says")
+    if head[4:] == b"ftyp":
+        return refuse_index_last(name)
+    return SourceUnreadable(
+        f"{name} is not a video: FFmpeg knows no format that begins like it",
+        hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE",
+    )
 
 
 def refuse_index_last(name: object) -> SourceUnreadable:

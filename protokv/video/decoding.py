@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from protokv.texts import count_text
 from protokv.video.clock import ArrivalClock, Clock, Timing
 from protokv.video.container import explain_error
 from protokv.video.probe import SHOWING_MEMORY, Beginning
@@ -24,9 +25,6 @@ _STATING = {"mov", "flv", "asf"}
 
 # A source that ends this many seconds before the end that it declares is not cut short.
 _HONEST_S = 0.5
-
-# Failures of the demultiplexer in a row, and packets in a row of streams that it does not know.
-MOST_DEMUX_FAILURES, _MOST_STRANGERS = 16, 1 << 20
 
 # Bytes of packets that wait while the key frame before a time is looked for.
 _WAITING_BYTES = 256 << 20
@@ -100,37 +98,11 @@ class Losses:
         """The account so far."""
         if not self._lost and not self._damaged:
             return Damage()
-        lost = f"{self._lost} {'frame' if self._lost == 1 else 'frames'} could not be decoded"
-        damaged = f"{self._damaged} {'frame is' if self._damaged == 1 else 'frames are'} damaged"
-        parts = [text for text, count in ((lost, self._lost), (damaged, self._damaged)) if count]
-        why = f" ({self._why})" if self._why else ""
-        message = f"{' and '.join(parts)}, first at {self._from_s:.2f} s{why}"
+        parts = [f"{count_text(self._lost, 'frame')} could not be decoded"] if self._lost else []
+        if self._damaged:
+            parts.append(f"{count_text(self._damaged, 'frame')} {'is' if self._damaged == 1 else 'are'} damaged")
+        message = f"{' and '.join(parts)}, first at {self._from_s:.2f} s" + (f" ({self._why})" if self._why else "")
         return Damage(self._lost, self._damaged, self._from_s, message)
-
-
-def read_packets(
-    container: Any, streams: Any, on_failure: Callable[[Exception], None], failures: int = MOST_DEMUX_FAILURES
-) -> Iterator[Any]:
-    """Give the packets of streams. A demultiplexer that fails is asked again, so many times in a row."""
-    failed = strangers = 0
-    demux = container.demux(streams)
-    while True:
-        try:
-            packet = next(demux)
-        except StopIteration:
-            return
-        except Exception as error:
-            # IndexError: a packet of a stream that appeared in the middle of the file. PyAV drops it.
-            strangers += isinstance(error, IndexError)
-            failed += not isinstance(error, IndexError)
-            if strangers > _MOST_STRANGERS or failed > failures:
-                on_failure(error)
-                return
-            demux = container.demux(streams)
-            continue
-        if packet.size:
-            failed = strangers = 0
-            yield packet
 
 
 def skip_to_key(timing: Timing, packets: Iterator[Any], start_s: float) -> Iterator[Any]:

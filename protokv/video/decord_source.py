@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
@@ -20,10 +20,10 @@ from protokv.errors import SourceUnreadable
 from protokv.video.address import VIDEO_SUFFIXES
 from protokv.video.av_source import AVSource
 from protokv.video.sampling import SLACK_S
-from protokv.video.source import Frame, FrameRequest, Image
+from protokv.video.source import Frame, FrameRequest
 
 # A chunk of 720p at two frames a second is a quarter of a minute.
-CHUNK_BYTES, CHUNK_FRAMES = 128 << 20, 4096
+CHUNK_BYTES = 128 << 20
 
 # What decord was seen to decode like a current FFmpeg, in 8 bits.
 _CONTAINERS = {"mov", "matroska"}
@@ -43,9 +43,7 @@ class DecordSource(AVSource):
         super().__init__(path, max_pixels)
         info = self.info
         known = info.container in _CONTAINERS and info.codec in _CODECS and info.pixel_format in _PIXEL_FORMATS
-        named = os.path.splitext(path)[1].lower() in VIDEO_SUFFIXES  # noqa: PTH122
-        if not (known and named and self.plain) or self.notes:
-            self.close()
+        if not (known and self.plain and Path(path).suffix.lower() in VIDEO_SUFFIXES) or self.notes:
             raise SourceUnreadable(
                 f"decord cannot read {info.name}: it is known to read only one plain, progressive track of 8 bits in "
                 f"MP4 and Matroska exactly, and this is {info.codec} as {info.pixel_format} in {info.container}",
@@ -62,37 +60,27 @@ class DecordSource(AVSource):
             raise SourceUnreadable(f"decord cannot be loaded: {error}", hint="use the decoder pyav") from error
         decord.logging.set_level(decord.logging.QUIET)
         self._decord = decord
-        self._doubts = (decord.DECORDError, StopIteration, OSError, RuntimeError, ValueError)
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         listed = self._list_frames()
-        reader = self._open_reader([time_s for time_s, _ in listed]) if listed else None
-        if reader is None:
-            yield from super()._read(wanted)
-            return
         times_s = np.array([time_s for time_s, _ in listed])
         first = max(0, int(np.searchsorted(times_s, wanted.start_s, "right")) - 1)
-        keep = np.ones(len(times_s), bool)
+        keep = np.ones(len(listed), bool)
         if wanted.fps is not None and len(keep) > 3:
             # Frames shown at a multiple of 1 / fps, and their neighbours: those times are exact, and these are not.
             slots = np.ceil((times_s - SLACK_S) * wanted.fps)
             keep[1:-2] = (slots[1:-2] < slots[2:-1]) | (slots[2:-1] < slots[3:])
-        keep[first] = True
-        most = max(1, CHUNK_BYTES // (self.info.width * self.info.height * 3))
-        before: Image | None = None
-        while first < len(listed) and not wanted.should_stop():
-            kept = np.flatnonzero(keep[first : first + CHUNK_FRAMES])
-            end = first + (int(kept[most]) if len(kept) > most else min(CHUNK_FRAMES, len(keep) - first))
-            images = self._read_chunk(reader, first, end, keep, before)
-            if images is None:
-                yield from super()._read(wanted._replace(start_s=max(wanted.start_s, listed[first][0])))
-                return
-            before = images[end - 1]
-            for i in np.flatnonzero(keep[first:end]) + first:
+        keep[first : first + 1] = True
+        given = -1
+        for chunk in self._chunks(first, keep):
+            for i, image in chunk:
                 if wanted.should_stop():
                     return
-                yield Frame(listed[i][0], images.pop(int(i)), listed[i][1], "decord")
-            first = end
+                given = i
+                yield Frame(listed[i][0], image, listed[i][1], "decord")
+        if given < len(listed) - 1 or not listed:
+            after_s = times_s[given + 1] if given >= 0 else 0.0
+            yield from super()._read(wanted._replace(start_s=max(wanted.start_s, after_s)))
 
     def _list_frames(self) -> list[tuple[float, float | None]]:
         """Return time and duration of every frame, by time; nothing if decord may count or time them otherwise.
@@ -101,11 +89,9 @@ class DecordSource(AVSource):
         frame is shown before it, and where time stamps leap.
         """
         listed: list[tuple[float, float | None]] = []
-        key_s = float("-inf")
-        opened = self._open(lambda: self._closed)
-        self._losses = opened.losses
-        decoding = self._start_decoding(opened)
-        with opened.connection:
+        key_s, opened = float("-inf"), self._open()
+        self._losses, decoding = opened.losses, self._start_decoding(opened)
+        with opened.container:
             for packet in decoding.settle(opened.found.packets):
                 time_s = packet and decoding.expected_s(packet)
                 if time_s is None or packet.is_corrupt or time_s < key_s:
@@ -114,39 +100,26 @@ class DecordSource(AVSource):
                 listed.append((time_s, float(packet.duration * self.timing.time_base) if packet.duration else None))
             decoding.check_end()
         listed.sort(key=lambda one: one[0])
-        return listed if opened.losses.damage.ok and all(a[0] < b[0] for a, b in pairwise(listed)) else []
+        return listed if self.damage.ok and all(a[0] < b[0] for a, b in pairwise(listed)) else []
 
-    def _open_reader(self, times_s: list[float]) -> Any | None:
-        """Return decord's reader if it counts the same frames at the same times, else None."""
+    def _chunks(self, first: int, keep: np.ndarray) -> Iterator[list[tuple[int, np.ndarray]]]:
+        """Give the frames to keep with their numbers, from the first on, as long as there is no doubt."""
+        most = max(1, CHUNK_BYTES // (self.info.width * self.info.height * 3))
+        before = np.empty(0)
         try:
             reader = self._decord.VideoReader(self.source, ctx=self._decord.cpu(0), num_threads=1)
-            if len(reader) != len(times_s):
-                return None
-            found_s = np.asarray(reader.get_frame_timestamp(list(range(len(times_s)))))[:, 0]
-        except self._doubts:
-            return None
-        # decord gives float32, from an origin of its own.
-        off_s = np.abs((found_s - found_s[0]) - (np.array(times_s) - times_s[0]))
-        return reader if off_s.max() <= 1e-3 + times_s[-1] * 1e-6 else None
-
-    def _read_chunk(
-        self, reader: Any, first: int, end: int, keep: np.ndarray, before: Image | None
-    ) -> dict[int, Image] | None:
-        """Return the images to keep of frames `first` to `end`, and the last one; None on any doubt."""
-        images: dict[int, Image] = {}
-        try:
-            reader.seek_accurate(first)
-            for i in range(first, end):
-                frame = reader.next()
-                # With another bridge set by the caller's code, decord gives that framework's tensors.
-                image = np.asarray(frame.asnumpy() if hasattr(frame, "asnumpy") else frame.numpy())
-                repeated = before is not None and np.array_equal(image, before)
-                if repeated or image.shape != (self.info.height, self.info.width, 3) or image.dtype != np.uint8:
-                    return None
-                if keep[i] or i == end - 1:
-                    images[i] = image
-                before = image
-            reader.seek(0)
-        except self._doubts:
-            return None
-        return images
+            while first < len(keep) == len(reader):
+                reader.seek_accurate(first)
+                chunk: list[tuple[int, np.ndarray]] = []
+                while first < len(keep) and len(chunk) < most:
+                    frame = reader.next()
+                    # With another bridge set by the caller's code, decord gives that framework's tensors.
+                    image = np.asarray(frame.asnumpy() if hasattr(frame, "asnumpy") else frame.numpy())
+                    if np.array_equal(image, before) or image.shape != (self.info.height, self.info.width, 3):
+                        return
+                    chunk += [(first, image)] if keep[first] else []
+                    before, first = image, first + 1
+                reader.seek(0)
+                yield chunk
+        except (self._decord.DECORDError, StopIteration, OSError, RuntimeError, ValueError):
+            return

@@ -22,6 +22,8 @@ from protokv.video.source import Damage, Frame, Image, ShouldStop, Source, never
 # Containers that count in milliseconds round a frame's time by half of one.
 SLACK_S = 1e-3
 
+WHOLE = Damage()
+
 
 class Sample(NamedTuple):
     """The picture shown at `time_s`: uint8 RGB `[h, w, 3]`, and the decoder that gave it."""
@@ -39,7 +41,7 @@ class Step:
     time_s: float  # the sampling time of the first image
     images: Image  # uint8 [F, h, w, 3]
     decoders: tuple[str, ...]  # of each image
-    damage: Damage = Damage()  # of the reading up to this step
+    damage: Damage = WHOLE  # of the reading up to this step
     mark: int = 0  # crc32 of the last image, to check on resuming that the same step was read before
 
 

@@ -7,10 +7,10 @@ than once: every call of `frames` reads afresh, and `damage` is that of the late
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -103,13 +103,9 @@ class Damage:
     def from_dict(cls, data: object) -> Damage:
         """Invert `to_dict`; give no damage if `data` is no such record."""
         record = data if isinstance(data, dict) else {}
-        lost, damaged, from_s = (record.get(name) for name in ("frames_lost", "frames_damaged", "lost_from_s"))
-        found = cls(
-            frames_lost=lost if type(lost) is int else 0,
-            frames_damaged=damaged if type(damaged) is int else 0,
-            lost_from_s=from_s if type(from_s) is float else None,
-            message=str(record.get("message") or "damaged"),
-        )
+        kinds = {"frames_lost": int, "frames_damaged": int, "lost_from_s": float}
+        known = {name: record[name] for name, kind in kinds.items() if type(record.get(name)) is kind}
+        found = cls(**known, message=str(record.get("message") or "damaged"))
         return cls() if found.ok else found
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,24 +150,6 @@ class Lines(NamedTuple):
         return self._replace(lines=tuple(line.shift(-start_s) for line in self.lines if line.end_s > start_s))
 
 
-class Closable:
-    """Closing it, or leaving its context, ends any reading. `close` may be called more than once."""
-
-    _closed = False
-
-    def close(self) -> None:
-        """End any reading before its next frame."""
-        self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
 class FrameRequest(NamedTuple):
     """The arguments of `Source.frames`; `should_stop` is True for a closed source too."""
 
@@ -181,7 +159,7 @@ class FrameRequest(NamedTuple):
     should_stop: ShouldStop
 
 
-class Source(Closable, ABC):
+class Source(ABC):
     """A readable video, and a context manager. A kind of source defines `_read` and `damage`.
 
     Attributes:
@@ -192,8 +170,19 @@ class Source(Closable, ABC):
 
     info: SourceInfo
     texts: tuple[TextTrack, ...] = ()
-    _notes: tuple[str, ...] = ()
     streams_text = False
+    _notes: tuple[str, ...] = ()
+    _closed = False
+
+    def close(self) -> None:
+        """End any reading before its next frame. May be called more than once."""
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -258,13 +247,9 @@ def drop_before(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:
     """Drop frames that are over before `start_s`: begin with the last one whose `time_s <= start_s`."""
     last: Frame | None = None
     for frame in frames:
-        if frame.time_s <= start_s:
-            last = frame
-            continue
-        if last is not None:
-            yield last
-            last = None
-        yield frame
+        if frame.time_s > start_s:
+            yield from filter(None, (last, frame))
+        last = frame if frame.time_s <= start_s else None
     if last is not None:
         yield last
 
@@ -279,8 +264,8 @@ class Part(Source):
     """
 
     def __init__(self, source: Source, start_s: float = 0.0, duration_s: float | None = None) -> None:
-        self._source, self._start_s, self._duration_s = source, start_s, duration_s
-        info = source.info
+        self._source, self._start_s, self._end_s = source, start_s, math.inf if duration_s is None else duration_s
+        self.texts, self.streams_text, info = source.texts, source.streams_text, source.info
         if not info.seekable:
             raise ConfigError(f"{info.name} cannot be read in parts", hint="leave out --start and --duration")
         if duration_s is not None and not duration_s > 0:
@@ -290,15 +275,14 @@ class Part(Source):
                 f"{info.name} is {info.duration_s:g} s long, and the part begins at {start_s:g} s",
                 hint="use an earlier --start",
             )
-        lengths = [duration_s, None if info.duration_s is None else info.duration_s - start_s]
+        length = "" if duration_s is None else f" for {duration_s:g} s"
         part = f"{start_s:.6f}+{'' if duration_s is None else f'{duration_s:.6f}'}"
         self.info = replace(
             info,
-            name=f"{info.name} from {start_s:g} s" + ("" if duration_s is None else f" for {duration_s:g} s"),
-            duration_s=min((one for one in lengths if one is not None), default=None),
+            name=f"{info.name} from {start_s:g} s{length}",
+            duration_s=duration_s if info.duration_s is None else min(info.duration_s - start_s, self._end_s),
             fingerprint=info.fingerprint and f"{info.fingerprint}@{part}",
         )
-        self.texts, self.streams_text = source.texts, source.streams_text
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -326,10 +310,8 @@ class Part(Source):
         # The part has the sampling times of the source only if it begins at one.
         if fps is not None and abs(self._start_s * fps - round(self._start_s * fps)) > 1e-9:
             fps = None
-        start_s += self._start_s
+        end_s, start_s, last = self._end_s, start_s + self._start_s, None
         frames = self._source.frames(start_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
-        end_s = float("inf") if self._duration_s is None else self._duration_s
-        last: Frame | None = None
         for frame in frames:
             time_s = max(0.0, frame.time_s - self._start_s)
             if last is not None:
@@ -338,8 +320,7 @@ class Part(Source):
                 return
             last = frame.move(time_s, frame.duration_s)
         if last is not None:
-            left_s = end_s - last.time_s
-            yield last.move(last.time_s, last.duration_s and min(last.duration_s, left_s))
+            yield last.move(last.time_s, last.duration_s and min(last.duration_s, end_s - last.time_s))
 
     def close(self) -> None:
         """End any reading, and the source."""

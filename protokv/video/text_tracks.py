@@ -1,8 +1,7 @@
 """The text tracks of a container with PyAV, and their lines at the times of the pictures.
 
 Packets are taken as they are, since FFmpeg's decoders drop the times of words. Markup stays in the lines, except what
-only ASS has. Sizes are bounded: all text of a container is untrusted. PyAV is imported where a container is read,
-because files of subtitles use the rest.
+only ASS has. Sizes are bounded: all text of a container is untrusted. Files of subtitles use it too, without PyAV.
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ from protokv.video.source import Line, Lines, TextTrack
 # The codecs of text in packets.
 CODECS = {"srt", "subrip", "ass", "ssa", "webvtt", "mov_text", "text"}
 
+# AV_DISPOSITION
+_DEFAULT, _FORCED = 1 << 0, 1 << 6
+
 # Bounds of one line, and of all lines of a track or a file together. A day of speech is a megabyte.
 MOST_OF_LINE, MOST_LINES, MOST_CHARACTERS = 1 << 13, 100_000, 16 << 20
 
@@ -26,14 +28,11 @@ STAYS_S = 3.0
 
 def find_text_tracks(container: Any) -> tuple[TextTrack, ...]:
     """Return the text tracks of PyAV's open container. Tracks of pictures, as on discs, are none."""
-    import av
-
     found = []
     for stream in container.streams.subtitles:
         if (codec := _name_codec(stream)) in CODECS:
-            flags = av.stream.Disposition
             language = str(stream.metadata.get("language", ""))[:32]
-            default, forced = (bool(stream.disposition & flag) for flag in (flags.default, flags.forced))
+            default, forced = bool(stream.disposition & _DEFAULT), bool(stream.disposition & _FORCED)
             found.append(TextTrack(stream.index, codec, language, default, forced))
     return tuple(found)
 
@@ -106,12 +105,8 @@ def remove_overrides(text: str) -> str:
 
 
 def remove_ass_markup(text: str) -> str:
-    r"""Leave out the overrides and the drawings of ASS; `\N` becomes a new line."""
-    kept, drawing = "", False
-    for part in re.split(r"(\{[^{}]*\})", text):
-        if part.startswith("{"):
-            # What follows \p1 is a drawing, up to \p0.
-            drawing = (re.findall(r"\\p(\d)", part) or ["0" if not drawing else "1"])[-1] != "0"
-        elif not drawing:
-            kept += part
-    return re.sub(r"\\[Nn]", "\n", kept).replace("\\h", " ")
+    r"""Leave out the drawings and the overrides of ASS; `\N` becomes a new line."""
+    # What follows \p1 is a drawing, up to \p0.
+    text = re.sub(r"\{[^{}]*\\p[1-9][^{}]*\}.*?(\{[^{}]*\\p0[^{}]*\}|$)", "", text, flags=re.DOTALL)
+    text = re.sub(r"\{[^{}]*\}", "", text)
+    return re.sub(r"\\[Nn]", "\n", text).replace("\\h", " ")
