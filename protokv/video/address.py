@@ -21,21 +21,17 @@ PIPE = "pipe"
 STREAMED = (PIPE, *NETWORK, *DEVICES)
 
 # Files that are videos by their names; a file that is named itself as a source may have any name.
-# fmt: off
-VIDEO_SUFFIXES = frozenset((
-    ".3gp", ".asf", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".mxf", ".ogv",
-    ".ts", ".vob", ".webm", ".wmv", ".y4m",
-))
-# fmt: on
+_VIDEO = "3gp asf avi flv m2ts m4v mkv mov mp4 mpeg mpg mts mxf ogv ts vob webm wmv y4m"
+VIDEO_SUFFIXES = frozenset(f".{one}" for one in _VIDEO.split())
 
 # These have no end of their own; a video on a web server may have one.
 LIVE = set(STREAMED) - {"http", "https"}
 
 # Parameters of cameras and of FFmpeg's protocols that are no secrets.
-_HARMLESS = {
-    *("camera", "cam", "channel", "chan", "ch", "subtype", "stream", "profile", "res", "resolution", "track"),
-    *("codec", "mode", "type", "pkt_size", "buffer_size", "fifo_size", "localaddr", "listen", "timeout", "latency"),
-}
+_HARMLESS = set(
+    "camera cam channel chan ch subtype stream profile res resolution track codec mode type pkt_size buffer_size "
+    "fifo_size localaddr listen timeout latency".split()
+)
 _HIDDEN = "***"
 _PARAMETER = re.compile(r"([^/?&;=]+)=([^/?&;]*)")
 
@@ -75,12 +71,10 @@ def public_name(source: str) -> str:
     if "://" not in source:
         return source
     try:
-        parts = urlsplit(source)
-        host = parts.netloc.rpartition("@")[2]
-        path, query = _without_values(parts.path), _without_values(parts.query)
+        _, host, path, query, _ = urlsplit(source)
     except ValueError:
         return f"{kind}://{_HIDDEN}"
-    return urlunsplit((kind, host, path, query, ""))
+    return urlunsplit((kind, host.rpartition("@")[2], _without_values(path), _without_values(query), ""))
 
 
 def local_name(source: str) -> str:
@@ -98,8 +92,5 @@ def default_stem(source: str) -> str:
 
 
 def _without_values(text: str) -> str:
-    def hide(found: re.Match[str]) -> str:
-        return found[0] if found[1].lower() in _HARMLESS else f"{found[1]}={_HIDDEN}"
-
     # A query without names may be a token as a whole; a path has names of its own.
-    return _PARAMETER.sub(hide, text)
+    return _PARAMETER.sub(lambda one: one[0] if one[1].lower() in _HARMLESS else f"{one[1]}={_HIDDEN}", text)

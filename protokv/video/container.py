@@ -24,21 +24,16 @@ from protokv.video.source import ShouldStop, never
 
 # The demultiplexers that files may be read with, by content. None makes pictures of text or opens another file, as
 # those of playlists, scripts, sequences of images, MLV and VobSub do.
-# fmt: off
-FORMATS = frozenset((
-    "mov", "matroska", "avi", "mpegts", "mpeg", "flv", "live_flv", "kux", "ogg", "asf", "rm", "wtv", "nut", "mxf",
-    "gxf", "dv", "nsv", "nuv", "pva", "swf", "dhav", "lxf", "ivf", "ty", "film_cpk", "yuv4mpegpipe", "gif", "apng",
-    "ser", "cine",
-    "h261", "h263", "h264", "hevc", "vvc", "evc", "m4v", "mpegvideo", "mjpeg", "mpjpeg", "smjpeg", "mxg", "vc1",
-    "vc1test", "av1", "obu", "dirac", "dnxhd", "cavsvideo", "avs2", "avs3",
-    "jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe",
-    # Without pictures; named so that the error says what they are, and for the sound of HLS.
-    "aac", "ac3", "eac3", "flac", "mp3", "wav",
-))
-# fmt: on
+_FORMATS = """
+mov matroska avi mpegts mpeg flv live_flv kux ogg asf rm wtv nut mxf gxf dv nsv nuv pva swf dhav lxf ivf ty film_cpk
+yuv4mpegpipe gif apng ser cine h261 h263 h264 hevc vvc evc m4v mpegvideo mjpeg mpjpeg smjpeg mxg vc1 vc1test av1 obu
+dirac dnxhd cavsvideo avs2 avs3 jpeg_pipe png_pipe webp_pipe bmp_pipe tiff_pipe
+"""
+# Those without pictures are named so that the error says what they are, and for the sound of HLS.
+FORMATS = ",".join((*_FORMATS.split(), "aac", "ac3", "eac3", "flac", "mp3", "wav"))
 
 # What an address may give besides; WebVTT is the subtitles of HLS.
-_STREAMED = FORMATS | {"hls", "dash", "rtsp", "rtp", "sdp", "webvtt"}
+_STREAMED = f"{FORMATS},hls,dash,rtsp,rtp,sdp,webvtt"
 
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can make them take.
 MAX_PIXELS = 8192 * 4352
@@ -110,7 +105,7 @@ def open_container(
     number, where, form = None, pipe or text, _DEVICES.get(kind)
     # Tags in another encoding than UTF-8 are no reason to refuse a file.
     how: dict[str, Any] = {"metadata_errors": "surrogateescape"}
-    options = {"max_pixels": str(max_pixels), "format_whitelist": ",".join(sorted(FORMATS)), **(extra or {})}
+    options = {"max_pixels": str(max_pixels), "format_whitelist": FORMATS, **(extra or {})}
     try:
         if kind == "file" and os.name == "posix":
             number, where = os.open(text, os.O_RDONLY | os.O_NONBLOCK), "fd:"  # FFmpeg duplicates it
@@ -137,7 +132,7 @@ def _choose_options(kind: str, max_pixels: int, timeout_s: float, extra: Mapping
     options = {"max_pixels": str(max_pixels), "analyzeduration": _ANALYSE_US, **_OPTIONS.get(plain, {})}
     options["protocol_whitelist"] = _PROTOCOLS.get(plain, "file")
     if kind not in _DEVICES:
-        options["format_whitelist"] = ",".join(sorted(_STREAMED))
+        options["format_whitelist"] = _STREAMED
     if "listen" in extra.get("rtsp_flags", ""):
         # FFmpeg 8 refuses its own default, which is to wait without end.
         options["listen_timeout"] = str(math.ceil(timeout_s))

@@ -27,18 +27,18 @@ def check_is_file(path: Path) -> None:
         raise SourceNotFound(f"no video at {path}", hint=_advice(path)) from None
     except (OSError, ValueError) as error:
         raise SourceUnreadable(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    wrong = hint = ""
     if stat.S_ISDIR(status.st_mode):
-        raise SourceUnreadable(f"expected a video file, {path} is a folder", hint="name one file in it")
-    if not stat.S_ISREG(status.st_mode):
+        wrong, hint = "a folder", "name one file in it"
+    elif not stat.S_ISREG(status.st_mode):
         # Such as /dev/stdin, a named pipe, or <(...) of a shell.
-        raise SourceUnreadable(
-            f"expected a video file, {path} is not a regular file",
-            hint=f"pipe it in: `... | protokv ingest -`, or `protokv ingest - < {path}`",
-        )
-    if status.st_size == 0:
-        raise SourceUnreadable(f"expected a video file, {path} is empty", hint="copy or record it again")
-    if not os.access(path, os.R_OK):
-        raise SourceUnreadable(f"no permission to read {path}", hint="change its permissions, or copy it")
+        wrong, hint = "not a regular file", f"pipe it in: `... | protokv ingest -`, or `protokv ingest - < {path}`"
+    elif status.st_size == 0:
+        wrong, hint = "empty", "copy or record it again"
+    elif not os.access(path, os.R_OK):
+        wrong, hint = "not to be read by this user", "change its permissions, or copy it"
+    if wrong:
+        raise SourceUnreadable(f"expected a video file, {path} is {wrong}", hint=hint)
 
 
 def _advice(path: Path) -> str:
