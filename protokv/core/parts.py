@@ -6,6 +6,7 @@ evidence of an answer.
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone
-from protokv.core.context import Context
+from protokv.core.context import Anchoring, Context
 from protokv.core.memory import Memory
+from protokv.core.rotary import direction, rotate
 from protokv.core.step import StepTokens, StreamClock
 from protokv.core.tensors import StatePart, TensorSpec
+from protokv.errors import PositionWarning
 
 FAINT: Final = 0.05
 """Share of the strongest span below which the evidence may no longer be in memory. Fitted on development worlds,
@@ -90,23 +93,38 @@ class Reading:
 
 
 class TokenPlacement:
-    """Where tokens stand while they are forwarded: at their stream positions. `core.compact` has another one."""
+    """Where tokens stand while they are forwarded: at their stream positions, or at `compact` ones."""
+
+    def __init__(self, backbone: Backbone, compact: bool) -> None:
+        self._compact, self._moving, self._origin = compact, backbone.moving, len(backbone.prefix_ids)
+        if compact:
+            self._rotary = backbone.precise_rotary
+            self._direction = direction(backbone.moving, backbone.position_components, backbone.device)
 
     def place(self, context: Context, clock: StreamClock) -> Context:
         """Return the context with its tokens where they are shown."""
-        return context
+        if not self._compact:
+            return context
+        return context.compact(Anchoring(self._rotary, self._origin, clock.next_position, self._moving))
 
     def forward_positions(self, positions: Tensor, context: Context) -> Tensor:
         """Return where tokens of the stream at `positions` `[T, P]` are forwarded with a placed context."""
-        return positions
+        return positions if self._stays(context) else positions - self._direction * context.shift
 
     def stream_keys(self, keys: Tensor, context: Context) -> Tensor:
         """Return keys `[L, H, T, D]` of tokens that were forwarded there, rotated to their stream positions."""
-        return keys
+        if self._stays(context):
+            return keys
+        return rotate(keys, *self._rotary(self._direction * context.shift)).to(keys.dtype)
 
     def text_start(self, context: Context, clock: StreamClock) -> int:
         """Return the position of the first text token after the video."""
-        return clock.next_position
+        moved = self._compact and context.next_position is not None
+        return int(context.next_position or 0) if moved else clock.next_position
+
+    def _stays(self, context: Context) -> bool:
+        """Return True if the host knows that tokens are forwarded at their stream positions."""
+        return not self._compact or (isinstance(context.shift, int) and not context.shift)
 
 
 class SessionView(Protocol):
@@ -132,6 +150,42 @@ class SessionListener:
 
     def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
         """Called when the memory has taken a step that attended to `context`."""
+
+
+class PositionLimit(SessionListener):
+    """Warns once if steps are forwarded beyond the positions that the model was trained on.
+
+    At compact positions only the device knows how far a step stands, which the size of the memory bounds.
+    """
+
+    def __init__(self, limit: int | None, moving: Sequence[int], advice: str = "") -> None:
+        """Start at the beginning of a stream.
+
+        Args:
+            limit: positions that the model was trained on; None: unknown.
+            moving: the position components that grow with the stream.
+            advice: appended to the warning.
+        """
+        self._limit, self._moving, self._advice = limit, moving, advice
+
+    def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
+        """Look how far the step was forwarded.
+
+        Warns:
+            PositionWarning: it is beyond the limit.
+        """
+        shift = context.shift
+        if self._limit is None or isinstance(shift, Tensor):
+            return
+        position = max(place - shift * (component in self._moving) for component, place in enumerate(step.highest))
+        if position >= self._limit:
+            trained, self._limit = self._limit, None
+            warnings.warn(
+                f"step {session.clock.steps} stands at position {position}, and the model was trained on {trained}"
+                f"{self._advice}",
+                PositionWarning,
+                stacklevel=3,
+            )
 
 
 class Attachment(SessionListener, StatePart):

@@ -18,7 +18,6 @@ from torch import Tensor
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone, PreparedStep, Turn
 from protokv.core.build import build_memory, choose_rotary, make_shape, restore_memory
-from protokv.core.compact import CompactPlacement, PositionLimit
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, TokenChance, is_repeating, read_token
 from protokv.core.evidence import RecordedContext, find_evidence
 from protokv.core.layers import declare_layers, split_layers
@@ -27,6 +26,7 @@ from protokv.core.parts import (
     Attachment,
     Evidence,
     PositionedStep,
+    PositionLimit,
     Reading,
     SessionListener,
     SpokenWords,
@@ -119,7 +119,7 @@ class Session:
         self.backbone, self.config, self.memory, self.cache, self.clock = backbone, config, memory, cache, clock
         self.attachments = list(attachments)
         compact = config.positions == "compact"
-        self.placement = CompactPlacement(backbone) if compact else TokenPlacement()
+        self.placement = TokenPlacement(backbone, compact)
         advice = "" if compact else "; positions=compact would stay inside"
         self._limit = PositionLimit(backbone.max_position, backbone.moving, advice)
         self._memory_listeners = config.listeners()

@@ -49,7 +49,7 @@ class MemoryConfig:
         budget: |M|, visual tokens that attention may read at query time, without the prompt prefix.
         positions: "stream" shows every token at its position in the stream, as the paper does. "compact" shows the
             tokens in memory at consecutive positions, so that a stream of any length stays inside the range that the
-            model was trained on (`protokv.core.compact`).
+            model was trained on (`protokv.core.context`).
         recent_frames: N, the last frames whose vision features the state keeps. A question reads them again after the
             memory. They count in the bytes of the state and in the tokens of an answer. 0: none.
         seed: seed of all random draws.
