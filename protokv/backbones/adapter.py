@@ -192,13 +192,8 @@ class Adapter(Backbone):
         pairs = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
         return list(dict.fromkeys(question[start:stop].lower() for token, (start, stop) in pairs if token == unknown))
 
-    def embed_text(self, ids: list[int]) -> Tensor:
-        """Return `[n, E]`."""
-        embeddings: Tensor = self._embedding(torch.tensor(ids, device=self.device))
-        return embeddings
-
     def embed_token(self, token: Tensor) -> Tensor:
-        """Return `[1, E]`."""
+        """Return `[n, E]`."""
         embedding: Tensor = self._embedding(token)
         return embedding
 
@@ -209,14 +204,7 @@ class Adapter(Backbone):
         """
         return self._decoder.angles(positions)
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        positions: Tensor,
-        cache: Any,
-        *,
-        steps: Sequence[StepTokens] = (),
-    ) -> Tensor:
+    def forward(self, embeddings: Tensor, positions: Tensor, cache: Any, *, steps: Sequence[StepTokens] = ()) -> Tensor:
         """Run `[T, E]` through the language model."""
         output = self._text(
             **self._inputs(embeddings),

@@ -57,8 +57,7 @@ class ChatPrompt:
             )
         if system is not None and system.strip() not in before:
             raise ModelError(
-                "its chat template has no place for a system prompt",
-                hint="put it before the questions: query --system",
+                "its chat template has no place for a system prompt", hint="put it before the questions: query --system"
             )
         self.prefix_ids: list[int] = tokenizer.encode(before, add_special_tokens=False)
 

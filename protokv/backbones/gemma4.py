@@ -84,12 +84,8 @@ class Gemma4(Adapter):
         self._frames.max_soft_tokens = tokens
         self.settings = {**self.settings, "frame_tokens": tokens}
 
-    def embed_text(self, ids: list[int]) -> Tensor:
-        """Return `[n, E]`, with the digits of the ids appended."""
-        return self._with_digits(super().embed_text(ids), torch.tensor(ids, device=self.device))
-
     def embed_token(self, token: Tensor) -> Tensor:
-        """Return `[1, E]`, with the digits of the id appended."""
+        """Return `[n, E]`, with the digits of the ids appended."""
         return self._with_digits(super().embed_token(token), token)
 
     def _with_digits(self, embeddings: Tensor, ids: Tensor | None) -> Tensor:

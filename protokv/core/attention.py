@@ -182,9 +182,11 @@ class TokenCache:
         layers: those that the memory serves; transformers' own are among them in a `StreamCache`.
         context: what new tokens attend to besides each other.
         masks: as attention takes them.
+        queries: those that read the context, `[Hq, T, D]` of each layer of each forward, if it is a list.
     """
 
     layers: list[Any]
+    queries: list[Tensor] | None = None
 
     def __init__(self, layers: int) -> None:
         self.layers = [LayerTokens(number) for number in range(layers)]
@@ -239,6 +241,8 @@ class TokenCache:
         query, keys = self.to_halves(query), self.to_halves(keys)
         if layer._segments is None:
             # Layers that share these keys read what this one has read.
+            if self.queries is not None:
+                self.queries.append(query)
             layer._segments = self.context.at(layer.number, query)
         heads, T, _ = query.shape
         mask = self.masks(mask, T, keys.shape[1], heads // keys.shape[0], query.device)

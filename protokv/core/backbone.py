@@ -120,10 +120,7 @@ class Backbone(ABC):
     @classmethod
     @abstractmethod
     def load(cls, path: str, name: str, config: Any, placement: Any) -> Backbone:
-        """Load from a local folder or a hub name, whose transformers config has been read already.
-
-        `placement` says on which devices and in which dtype (`protokv.backbones.loading.Placement`).
-        """
+        """Load from a folder, whose transformers config was read; `placement` is a `protokv.backbones` `Placement`."""
 
     @classmethod
     def identify(cls, path: str, name: str, config: Any, placement: Any) -> BackboneIdentity:
@@ -133,10 +130,7 @@ class Backbone(ABC):
     def limit_frames(self, tokens: int) -> None:
         """Set the most visual tokens of a step, once, before the first session; `settings` then say so.
 
-        The identity stays: it is the same model. This default is for families whose frames have one size.
-
-        Raises:
-            ConfigError: the model does not take frames of this cost; the possible ones are named.
+        This default is for families whose frames have one size. ConfigError: it takes no frames of this cost.
         """
         own = self.settings.get("frame_tokens")
         check_cost(self.identity.name, [own] if isinstance(own, int) else [], tokens)
@@ -151,9 +145,7 @@ class Backbone(ABC):
         """Token ids of the chat prompt after the video: earlier turns, the question and the start of the answer."""
 
     def with_system(self, text: str | None) -> Self:
-        """Return this model with a system prompt in front of the video; None: with what is there by itself.
-
-        It is a setting of the state. Both models share their weights.
+        """Return this model, of the same weights, with a system prompt in front of the video; None: without one.
 
         Raises:
             ConfigError: the model takes none, or the text is empty, too long, or contains control tokens.
@@ -165,13 +157,13 @@ class Backbone(ABC):
     def decode(self, ids: list[int]) -> str:
         """Return the text of generated ids, without special tokens."""
 
-    @abstractmethod
     def embed_text(self, ids: list[int]) -> Tensor:
         """Return embeddings `[n, E]` in the model's dtype."""
+        return self.embed_token(torch.tensor(ids, dtype=torch.int64, device=self.device))
 
     @abstractmethod
     def embed_token(self, token: Tensor) -> Tensor:
-        """Return the embedding `[1, E]` of a generated token, whose id `[1]` int64 stays on the device."""
+        """Return the embeddings `[n, E]` of ids `[n]` int64, such as a generated one, that are on the device."""
 
     @abstractmethod
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
@@ -189,11 +181,7 @@ class Backbone(ABC):
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         """Run steps through the vision tower together; they do not see each other there.
 
-        The tokens equal those of single steps up to the order of sums.
-
-        Args:
-            steps: the steps, prepared.
-            times_s: mean stream time of the frames of each step, for families that write it as text.
+        `times_s` are the mean stream times of the frames of each, for families that write them as text.
         """
 
     def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
@@ -204,10 +192,7 @@ class Backbone(ABC):
     def words_ids(self, text: str) -> list[int]:
         """Return the token ids of what was said in a step, in the form that the family reads after its pictures.
 
-        Control tokens that a text spells are left out. Nothing is left of a text without a token of its own.
-
-        Raises:
-            ConfigError: the model reads no words in a stream.
+        Control tokens that a text spells are left out. ConfigError: the model reads no words in a stream.
         """
         raise ConfigError(f"{self.identity.name} reads no words beside pictures", hint="leave the subtitles out")
 
@@ -226,8 +211,7 @@ class Backbone(ABC):
     ) -> tuple[list[int], Context, StreamClock]:
         """Return a question, what it attends to and where the stream stands, if the last step ends with words.
 
-        Words close the video before them, and some families open another one after them. A question there closes no
-        video, and does not read that opening. The default changes nothing.
+        A family whose words close a video and open another one leaves both out of the question.
         """
         return ids, context, clock
 
@@ -264,9 +248,7 @@ class Backbone(ABC):
         return since_s + (within if breaks is None else within.minimum(until_s - since_s - 1e-3))
 
     def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
-        """Return the time, `[...]` float64, that has passed in a part of the stream between words.
-
-        The default is proportional: exact if all its steps have one size and none is left out.
+        """Return the time, `[...]` float64, that has passed in a part of the stream between words, in proportion.
 
         Args:
             passed: positions since its beginning, `[...]` float64.
@@ -290,12 +272,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def forward(
-        self,
-        embeddings: Tensor,
-        positions: Tensor,
-        cache: TokenCache,
-        *,
-        steps: Sequence[StepTokens] = (),
+        self, embeddings: Tensor, positions: Tensor, cache: TokenCache, *, steps: Sequence[StepTokens] = ()
     ) -> Tensor:
         """Run the language model over `T` tokens.
 

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from protokv.core.attention import NAME, Masks
 from protokv.core.build import build_memory
-from protokv.core.context import EMPTY, Context, EmptyContext
+from protokv.core.context import EMPTY, Context, EmptyContext, Segment
 from protokv.core.decoder import Decoder
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.stream_cache import ARGUMENT, USE_OURS, CacheSlots, StreamCache, layer_tensors
+from protokv.core.stream_cache import ARGUMENT, USE_OURS, StreamCache, layer_tensors
 from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import ConfigError
 
@@ -91,7 +91,7 @@ class MemoryCache(StreamCache):
 
     # Positions `[T, P]` of what was forwarded since the last commit, and slots by layer, where they are read as keys.
     _positions: list[Tensor]
-    _slots: list[CacheSlots]
+    _slots: list[Segment]
 
     @property
     def memory(self) -> Memory | None:
@@ -221,7 +221,7 @@ class MemoryCache(StreamCache):
         self._positions.append(positions)
 
     @_plain_tensors()
-    def slots(self, number: int) -> CacheSlots | None:
+    def slots(self, number: int) -> Segment | None:
         """Return the slots in use of a layer, to be read as keys; None: there are none, or they are read in place.
 
         Raises:
@@ -234,7 +234,7 @@ class MemoryCache(StreamCache):
             self._slots = self._read_slots()
         return self._slots[number]
 
-    def _read_slots(self) -> list[CacheSlots]:
+    def _read_slots(self) -> list[Segment]:
         """Return the slots in use of each layer; all layers have as many, for one mask serves them all."""
         # A memory that chooses by the query is refused, so none is needed.
         segments = [self.context.at(number, torch.empty(0))[0] for number in range(len(self.memory_layers))]
@@ -245,7 +245,7 @@ class MemoryCache(StreamCache):
             some = one.int().argsort(descending=True, stable=True)[:most]
             # In half precision attention keeps columns of the bias behind keys and values.
             keys, values = (part[:, some, : self._head_size] for part in (segment.keys, segment.values))
-            found.append(CacheSlots(self.decoder.from_halves(keys), values, segment.bias[:, some]))
+            found.append(Segment(self.decoder.from_halves(keys), values, segment.bias[:, some]))
         shares = "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ())
         if shares and any(bool(one.bias.any()) for one in found):
             raise ConfigError(

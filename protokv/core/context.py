@@ -321,15 +321,6 @@ class CompactContext(Context):
         """Return those of the slots."""
         return self.slots.visible_tokens()
 
-    def positions(self) -> Tensor:
-        """Return where each slot is shown, `[L, H, N, P]` int64; any number in free slots."""
-        assert self.slots.positions is not None
-        there, far = self.slots.positions().clone(), self.slots.far
-        for component in self.anchoring.moving:
-            there[..., far, component] += self.moves
-            there[..., far.stop :, component] -= self.shift
-        return there
-
     def _rotate_far(self, layer: int) -> Segment:
         """Return the prompt prefix and the far slots of a layer, keys rotated to where they are shown."""
         slots, far = self.slots, self.slots.far

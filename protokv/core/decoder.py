@@ -30,7 +30,6 @@ class Decoder:
         module: the decoder.
         config: of its text.
         components: P, position components: 3 with M-RoPE, else 1.
-        query_heads: Hq.
     """
 
     def __init__(self, model_or_config: Any) -> None:
@@ -48,7 +47,6 @@ class Decoder:
         while (inner := module.get_decoder()) is not module:
             module = inner
         self.module: Any = module
-        self.query_heads: int = self.config.num_attention_heads
         found = [one for one in module.modules() if type(one).__name__.endswith("RotaryEmbedding")]
         self._rotary = found[0] if found else None
         self.components = 3 if hasattr(self._rotary, "mrope_section") else 1

@@ -11,13 +11,13 @@ layers that read memory (`Backbone.reading_layers`); without them all layers are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from protokv.core.context import EMPTY, Context, Segment
+from protokv.core.context import EMPTY, Segment
 from protokv.core.parts import Evidence, EvidenceSpan, Reading, SessionView, SpokenWords, Utterance
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
@@ -29,53 +29,29 @@ MOST_SAID: Final = 8
 """Steps of a span whose words are told."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedContext(Context):
-    """Another context that keeps the queries that read it.
-
-    Attributes:
-        inner: the other context.
-        queries: `[Hq, T, D]` of each layer of the forward, in order.
-    """
-
-    inner: Context
-    queries: list[Tensor] = field(default_factory=list)
-
-    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
-        """Keep the query; return the segments of the inner context."""
-        self.queries.append(query)
-        return self.inner.at(layer, query)
-
-    def positions_at(self, layer: int) -> Tensor | None:
-        """Return those of the inner context."""
-        return self.inner.positions_at(layer)
-
-    def visible_tokens(self) -> int:
-        """Return those of the inner context."""
-        return self.inner.visible_tokens()
-
-
 @torch.inference_mode()
 def find_evidence(session: SessionView, reading: Reading) -> Evidence:
-    """Return the spans that the last token of a question read; its context is a `RecordedContext`.
+    """Return the spans that the last token of a question read, of which the cache has the queries.
 
     Raises:
         ConfigError: the context does not know where its slots stand in the stream.
     """
     backbone, clock, context = session.backbone, session.clock, reading.cache.context
-    assert isinstance(context, RecordedContext)
+    # Tokens of the answer need not be recorded.
+    queries, reading.cache.queries = reading.cache.queries, None
+    assert queries is not None
     layers = range(backbone.layers) if backbone.reading_layers is None else backbone.reading_layers
     prefix, prelude = len(backbone.prefix_ids), reading.prelude
     transcript = session.transcript
     breaks = None if transcript is None else transcript.breaks()
     steps, shares_of_steps = [], []
     for layer in layers:
-        query, positions = context.queries[layer], context.inner.positions_at(layer)
+        query, positions = queries[layer], context.positions_at(layer)
         if positions is None:
             raise ConfigError(
                 f"{session.config.name} does not tell what an answer stood on", hint="ask without evidence"
             )
-        segments = context.inner.at(layer, query)
+        segments = context.at(layer, query)
         local_keys, _ = reading.cache.memory_layers[layer].read()
         to_slots, to_local = shares(query[:, -1], segments, local_keys, backbone.head_size**-0.5)
         bias = torch.cat([segment.bias for segment in segments], 1)

@@ -19,7 +19,7 @@ from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone, PreparedStep, Turn
 from protokv.core.build import build_memory, choose_rotary, make_shape, restore_memory
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, TokenChance, is_repeating, read_token
-from protokv.core.evidence import RecordedContext, find_evidence
+from protokv.core.evidence import find_evidence
 from protokv.core.layers import declare_layers, split_layers
 from protokv.core.memory import Memory
 from protokv.core.parts import (
@@ -425,7 +425,7 @@ class Session:
         """Forward a question, or token ids as they are, after the memory.
 
         The logits are those of the last token, or of the `whole` question, which may take gigabytes. With `record`, the
-        context keeps the queries that read it, for `find_evidence`.
+        cache keeps the queries that read the context, for `find_evidence`.
         """
         backbone, placement = self.backbone, self.placement
         ids = read_ids(backbone, question)[0] if isinstance(question, str) else question
@@ -441,8 +441,7 @@ class Session:
             shown = placement.forward_positions(torch.cat(positions), context)
             backbone.forward(torch.cat([one.embeddings for one in steps]), shown, cache, steps=steps)
             start = max(start, int(shown.max()) + 1)
-        if record:
-            cache.context = RecordedContext(context)
+        cache.queries = [] if record else None
         where = backbone.text_positions(start, len(ids))
         hidden = backbone.forward(backbone.embed_text(ids), where, cache)
         logits = backbone.logits(hidden if whole else hidden[-1:])

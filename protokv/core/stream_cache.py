@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Final
 from weakref import ref
@@ -28,7 +27,7 @@ from transformers.integrations import sdpa_attention
 from transformers.masking_utils import sdpa_mask
 
 from protokv.core.attention import NAME, LayerTokens, Masks, TokenCache
-from protokv.core.context import EmptyContext
+from protokv.core.context import EmptyContext, Segment
 from protokv.core.layers import KINDS, LayerKind, is_window, settle_tensors
 from protokv.errors import ConfigError, StateCorrupt
 
@@ -170,15 +169,6 @@ AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSlots:
-    """The slots in use of a layer, for attention that reads them as keys: `[H, N, D]` twice, and a bias `[H, N]`."""
-
-    keys: Tensor
-    values: Tensor
-    bias: Tensor
-
-
 class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
     """The layers of a decoder of transformers while tokens are forwarded after a context.
 
@@ -273,7 +263,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         except (KeyError, ValueError, IndexError, AttributeError) as error:
             raise StateCorrupt("the state has layers that this model has not") from error
 
-    def slots(self, number: int) -> CacheSlots | None:
+    def slots(self, number: int) -> Segment | None:
         """Return the slots of a layer that are to be read as keys; None: none are."""
         return None
 

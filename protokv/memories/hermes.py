@@ -27,7 +27,6 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-from protokv.core.evidence import RecordedContext
 from protokv.core.parts import PositionedStep, SessionListener, SessionView
 from protokv.core.rotary import rerotate
 from protokv.core.settings import Share
@@ -209,9 +208,10 @@ def find_queries(session: SessionView, text: str) -> Tensor:
     ids = backbone.suffix_ids(text)
     placed = placement.place(session.memory.context(), session.clock)
     start = placement.text_start(placed, session.clock)
-    context, positions = RecordedContext(placed), backbone.text_positions(start, len(ids))
-    backbone.forward(backbone.embed_text(ids), positions, session.cache.fork(context))
-    queries = torch.stack([query.to(backbone.device) for query in context.queries])
+    cache, positions = session.cache.fork(placed), backbone.text_positions(start, len(ids))
+    cache.queries = []
+    backbone.forward(backbone.embed_text(ids), positions, cache)
+    queries = torch.stack([query.to(backbone.device) for query in cache.queries])
     if start == session.clock.next_position:
         return queries
     stream = backbone.text_positions(session.clock.next_position, len(ids))

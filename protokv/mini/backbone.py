@@ -132,12 +132,8 @@ class Embedded(TimedGrid, Packaged):
         pairs = zip(found.ids, found.offsets, strict=True)
         return list(dict.fromkeys(question[start:stop].lower() for token, (start, stop) in pairs if token == unknown))
 
-    def embed_text(self, ids: list[int]) -> Tensor:
-        """Return `[n, E]`."""
-        return self.embed_token(torch.tensor(ids, device=self.device))
-
     def embed_token(self, token: Tensor) -> Tensor:
-        """Return `[1, E]`."""
+        """Return `[n, E]`."""
         return torch.nn.functional.embedding(token, self._language.embedding)
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
@@ -152,12 +148,7 @@ class Embedded(TimedGrid, Packaged):
         return self._language.angles(positions)
 
     def forward(
-        self,
-        embeddings: Tensor,
-        positions: Tensor,
-        cache: TokenCache,
-        *,
-        steps: Sequence[StepTokens] = (),
+        self, embeddings: Tensor, positions: Tensor, cache: TokenCache, *, steps: Sequence[StepTokens] = ()
     ) -> Tensor:
         """Run `[T, E]` through the language model."""
         return self._language(embeddings, positions, cache)

@@ -343,7 +343,7 @@ def test_the_state_of_another_model_or_of_a_session_is_refused(qwen: Any, tmp_pa
 
 
 def test_settings_are_those_of_a_memory(qwen: Any) -> None:
-    assert protokv.Cache(qwen, "1.5k").config == MemoryConfig.of("durable", budget=1500).resolve()
+    assert protokv.Cache(qwen, "1.5k").config == MemoryConfig.of("durable", budget=1500)
     assert protokv.Cache(qwen, memory=MemoryConfig.of("full")).config.name == "full"
     assert np.isclose(protokv.Cache(qwen, 24).nbytes, 0)
 

@@ -94,10 +94,7 @@ def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:
 
 @pytest.mark.parametrize(
     ("frames", "side"),
-    [
-        (make_processor({"size": {"height": 448, "width": 448}}), 448),
-        (SmolVLM.make_frames(SMOLVLM, False), 512),
-    ],
+    [(make_processor({"size": {"height": 448, "width": 448}}), 448), (SmolVLM.make_frames(SMOLVLM, False), 512)],
     ids=["InternVL and LLaVA-OneVision", "SmolVLM2"],
 )
 def test_the_frames_of_the_other_families_have_one_size(frames: Any, side: int) -> None:

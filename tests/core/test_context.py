@@ -52,9 +52,15 @@ def stream_times(context: Context) -> list[list[int]]:
 
 
 def shown_positions(context: Context) -> torch.Tensor:
-    assert isinstance(context, SlotContext | CompactContext)
-    assert context.positions is not None
-    return context.positions()
+    slots = context.slots if isinstance(context, CompactContext) else context
+    assert isinstance(slots, SlotContext)
+    assert slots.positions is not None
+    there = slots.positions().clone()
+    if isinstance(context, CompactContext):
+        for component in context.anchoring.moving:
+            there[..., slots.far, component] += context.moves
+            there[..., slots.far.stop :, component] -= context.shift
+    return there
 
 
 def literal(context: SlotContext, anchoring: Anchoring, *, span: int | None = None) -> tuple[SlotContext, int, int]:

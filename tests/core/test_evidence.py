@@ -14,7 +14,7 @@ from protokv.backbones import load_backbone
 from protokv.backbones.pixels import TimedGrid
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.evidence import NOTICED, Evidence, EvidenceSpan, RecordedContext, find_spans
+from protokv.core.evidence import NOTICED, Evidence, EvidenceSpan, find_spans
 from protokv.core.parts import FAINT
 from protokv.core.session import Session
 from protokv.core.step import StreamClock
@@ -38,18 +38,18 @@ def literal(session: Session) -> dict[int, float]:
     """Return the share of each step, slot by slot, from the weights of one softmax over everything."""
     backbone = session.backbone
     placement = session.placement
-    recorded = RecordedContext(placement.place(session.memory.recall(), session.clock))
-    ids = backbone.suffix_ids(QUESTION)
-    tail = session.cache.fork(recorded)
+    context = placement.place(session.memory.recall(), session.clock)
+    ids, tail = backbone.suffix_ids(QUESTION), session.cache.fork(context)
+    tail.queries = []
     with torch.inference_mode():
-        positions = backbone.text_positions(placement.text_start(recorded.inner, session.clock), len(ids))
+        positions = backbone.text_positions(placement.text_start(context, session.clock), len(ids))
         backbone.forward(backbone.embed_text(ids), positions, tail)
     layers = backbone.reading_layers or range(backbone.layers)
     found: dict[int, float] = {}
     for layer in layers:
-        query, places = recorded.queries[layer], recorded.positions_at(layer)
+        query, places = tail.queries[layer], context.positions_at(layer)
         assert places is not None
-        segments = recorded.inner.at(layer, query)
+        segments = context.at(layer, query)
         weights = plain.weights(query, segments, tail.memory_layers[layer].read()[0], backbone.head_size**-0.5)[:, -1]
         bias = torch.cat([segment.bias for segment in segments], 1)
         heads, groups = len(weights), len(weights) // len(bias)
