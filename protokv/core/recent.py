@@ -85,7 +85,7 @@ class RecentSteps:
         sound &= deep is None or sum(visual) == deep.shape[1]
         if not sound or not all(0 <= first < last <= length for length, _, _, first, last in rows):
             raise StateCorrupt("state: tensor recent.steps does not agree with the recent tokens")
-        parts = [own[name].split([row[0] for row in rows]) for name in ("recent.embeddings", "recent.positions")]
-        each: Sequence[Tensor | None] = [None] * len(rows) if deep is None else deep.split(visual, 1)
+        parts = [torch.split(own[name], [row[0] for row in rows]) for name in ("recent.embeddings", "recent.positions")]
+        each: Sequence[Tensor | None] = [None] * len(rows) if deep is None else torch.split(deep, visual, 1)
         for (_, height, width, *span), embeddings, positions, added in zip(rows, *parts, each, strict=True):
             self.steps.append((StepTokens(embeddings, (height, width), slice(*span), added), positions))

@@ -64,7 +64,8 @@ class MemoryConfig:
     seed: Annotated[int, 0, 2**63 - 1] = 0
 
     def __post_init__(self) -> None:
-        for name, hint in field_types(type(self)).items():
+        cls: Any = type(self)
+        for name, hint in field_types(cls).items():
             check_value(name, getattr(self, name), *hint)
         self.check()
 

@@ -201,10 +201,10 @@ class Archive(StatePart):
         lengths, n = tensors["archive.lengths"].tolist(), len(tensors["archive.positions"])
         if sum(lengths) != n or any(not 1 <= length <= self.budget for length in lengths):
             raise StateCorrupt(f"state: tensor archive.lengths does not cut {n} tokens into blocks of this memory")
-        names, axes = ("keys", "values", "positions"), (2, 2, 0)
-        parts = [tensors[f"archive.{name}"].split(lengths, axis) for name, axis in zip(names, axes, strict=True)]
-        for *part, key in zip(*parts, tensors["archive.block_keys"], strict=True):
-            self._add(*part, key.to(self._shape.device, copy=True))
+        keys, values = (torch.split(tensors[f"archive.{name}"], lengths, 2) for name in ("keys", "values"))
+        positions, means = torch.split(tensors["archive.positions"], lengths), tensors["archive.block_keys"]
+        for part in zip(keys, values, positions, means.to(self._shape.device, copy=True), strict=True):
+            self._add(*part)
         self.next_position = int(tensors["archive.next_position"])
 
     def nbytes(self) -> dict[str, int]:
