@@ -26,7 +26,7 @@ from protokv.core.layers import LayerKind, declare_layers
 from protokv.core.packing import check_shapes
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache
-from protokv.core.tensors import TensorSpec, tensor_shapes
+from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, ModelError
 
 
@@ -134,7 +134,7 @@ class Adapter(Backbone):
         """Return the layers of the model before the first token, or with what `TokenCache.tensors` returned."""
         cache = StreamCache(self._decoder.config)
         if held is not None:
-            check_shapes(tensor_shapes(held), self._layer_specs)
+            check_shapes(held, self._layer_specs)
             cache.load_layers(held, self._decoder.layer_devices())
         return cache
 

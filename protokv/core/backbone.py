@@ -25,7 +25,6 @@ from protokv.core.layers import LayerKind
 from protokv.core.packing import check_shapes
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.tensors import tensor_shapes
 from protokv.errors import ConfigError
 
 MOST_WORDS: Final = 1024
@@ -303,7 +302,7 @@ class Backbone(ABC):
         Raises:
             StateCorrupt: the layers of this model hold nothing of the kind.
         """
-        check_shapes(tensor_shapes(held or {}), ())
+        check_shapes(held or {}, ())
         return TokenCache(self.layers)
 
     def unknown_words(self, question: str) -> list[str]:

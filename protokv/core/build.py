@@ -19,7 +19,7 @@ from protokv.core.packing import check_shapes
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
-from protokv.core.tensors import MemoryShape, tensor_shapes
+from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
 from protokv.machine import memory_bytes
 
@@ -92,7 +92,7 @@ def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, ten
         StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is named.
     """
     try:
-        check_shapes(tensor_shapes(tensors), config.memory.declare(config, shape))
+        check_shapes(tensors, config.memory.declare(config, shape))
         memory = build_memory(config, shape, rotary)
         memory.load(tensors)
     except ConfigError as error:

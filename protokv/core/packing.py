@@ -7,7 +7,7 @@ in all tensors with that axis, bit for bit: packing loses nothing, and equal sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import torch
@@ -20,7 +20,7 @@ from protokv.errors import StateCorrupt
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def check_shapes(found: Mapping[str, tuple[Sequence[int], torch.dtype]], specs: Iterable[TensorSpec]) -> None:
+def check_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> None:
     """Check that a state has the declared names, shapes and dtypes, without reading a tensor.
 
     An axis of `SLOTS` may be shorter than declared if it is so in all tensors that have it.
@@ -35,14 +35,14 @@ def check_shapes(found: Mapping[str, tuple[Sequence[int], torch.dtype]], specs: 
             if spec.optional:
                 continue
             raise StateCorrupt(f"state: tensor {name} is missing")
-        shape, dtype = found[name]
+        shape, dtype = list(found[name].shape), found[name].dtype
         axes = list(zip(spec.dims, spec.shape, shape, strict=False))
         fits = all(want in (None, size) or (dim in SLOTS and size < want) for dim, want, size in axes)
         if not fits or len(shape) != len(spec.shape) or dtype != spec.dtype:
             wanted = ", ".join(
                 dim if size is None else str(size) for dim, size in zip(spec.dims, spec.shape, strict=True)
             )
-            raise StateCorrupt(f"state: tensor {name} must be [{wanted}] {spec.dtype}, got {list(shape)} {dtype}")
+            raise StateCorrupt(f"state: tensor {name} must be [{wanted}] {spec.dtype}, got {shape} {dtype}")
         for dim, want, size in axes:
             if (want is None or dim in SLOTS) and sizes.setdefault(dim, (size, name))[0] != size:
                 first, other = sizes[dim]

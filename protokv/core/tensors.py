@@ -103,11 +103,6 @@ def count_bytes(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and dtype of each tensor."""
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryShape:
     """What a memory must know of the model.

@@ -20,7 +20,7 @@ from protokv.core.build import restore_memory
 from protokv.core.layers import declare_layers, describe_layers, split_layers
 from protokv.core.memory import Memory
 from protokv.core.recent import RecentSteps, split_recent
-from protokv.core.tensors import MemoryShape, count_bytes, tensor_shapes
+from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import ATTACHED, read_config
@@ -164,14 +164,13 @@ def _read_shape(state: State) -> MemoryShape:
     Raises:
         StateCorrupt: `sink.keys` or positions are missing or have the wrong number of axes.
     """
-    shapes = tensor_shapes(state.tensors)
     try:
-        (L, H, P0, D), dtype = shapes["sink.keys"]
+        L, H, P0, D = state.tensors["sink.keys"].shape
         # Every memory holds positions of something, and their components are the last axis.
-        components = next(shape[-1] for name, (shape, _) in shapes.items() if name.endswith(".positions"))
+        components = next(one.shape[-1] for name, one in state.tensors.items() if name.endswith(".positions"))
     except (KeyError, ValueError, IndexError, StopIteration) as error:
         raise StateCorrupt("the state lacks sink.keys or positions in their form") from error
-    frames, cpu = state.clock.frames_per_step, torch.device("cpu")
+    frames, cpu, dtype = state.clock.frames_per_step, torch.device("cpu"), state.tensors["sink.keys"].dtype
     return MemoryShape(L, H, D, components, P0, dtype, cpu, frames_per_step=frames)
 
 

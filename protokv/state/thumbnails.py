@@ -21,7 +21,7 @@ from torch import Tensor
 
 from protokv.core.packing import check_shapes
 from protokv.core.parts import Attachment
-from protokv.core.tensors import TensorSpec, tensor_shapes
+from protokv.core.tensors import TensorSpec
 
 Picture = NDArray[np.uint8]
 
@@ -70,7 +70,7 @@ class Thumbnails(Attachment):
         own = {spec.name: tensors[spec.name] for spec in cls.declare() if spec.name in tensors}
         if not own:
             return None
-        check_shapes(tensor_shapes(own), [replace(spec, optional=False) for spec in cls.declare()])
+        check_shapes(own, [replace(spec, optional=False) for spec in cls.declare()])
         found, files = cls(MOST), [bytes(one).rstrip(b"\0") for one in own[_JPEG].numpy()]
         found._kept = list(map(Thumbnail, own[_STEP].tolist(), own[_TIME].tolist(), files))
         return found

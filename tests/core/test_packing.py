@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protokv.core.build import build_memory, restore_memory
 from protokv.core.packing import check_shapes, pack, unpack
-from protokv.core.tensors import TensorSpec, count_bytes, tensor_shapes
+from protokv.core.tensors import TensorSpec, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories import CONFIGS, MemoryConfig
 from tests.core.streams import World, feed, shape_of
@@ -66,7 +66,7 @@ def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int
 def test_only_slots_may_be_left_out_and_of_all_tensors_alike(name: str, shape: tuple[int, ...]) -> None:
     tensors = {spec.name: spec.allocate(torch.device("cpu")) for spec in SPECS}
     tensors["c.grows"] = torch.zeros(5, 3, dtype=torch.bfloat16)
-    check_shapes(tensor_shapes(tensors), SPECS)
+    check_shapes(tensors, SPECS)
     tensors[name] = torch.zeros(shape, dtype=tensors[name].dtype)
     with pytest.raises(StateCorrupt, match=name.replace(".", r"\.") + "|a.y"):
-        check_shapes(tensor_shapes(tensors), SPECS)
+        check_shapes(tensors, SPECS)
