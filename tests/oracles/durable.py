@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -44,15 +45,21 @@ def cost(one: Point, other: Point) -> float:
     return (squares[0] + squares[1] - 2 * product) / (1 / max(one.mass, 1) + 1 / max(other.mass, 1))
 
 
+def usual_cost(tokens: Sequence[Point]) -> float:
+    """Return the mean squared distance of the tokens of a step from their mean."""
+    mean = np.mean([token.sketch for token in tokens], axis=0)
+    return float(np.mean([sum((z - m) ** 2 for z, m in zip(token.sketch, mean, strict=True)) for token in tokens]))
+
+
 class Step:
-    """Merges points so that `goers` of them go.
+    """Merges points so that `goers` of them go; at a cost above `most` into nothing.
 
     Attributes:
         groups: the members of each point that stays, itself among them, in the order of the points.
         ambiguous: whether a choice depends on the rounding of a cost.
     """
 
-    def __init__(self, points: list[Point], goers: int) -> None:
+    def __init__(self, points: list[Point], goers: int, most: float) -> None:
         self.points, self.ambiguous = points, False
         n = len(points)
         self.costs = [[cost(one, other) if other is not one else NEVER for other in points] for one in points]
@@ -64,7 +71,10 @@ class Step:
             self._round(due)
         self.groups: dict[int, list[int]] = {index: [index] for index in range(n) if index not in self.gone}
         for index in sorted(self.gone):
-            self.groups[self._goal(index)[1]].append(index)
+            least, goal = self._goal(index)
+            self._compare(least, most)
+            if least <= most:
+                self.groups[goal].append(index)
 
     def _heavier(self, index: int, other: int) -> bool:
         """Tell whether a point may go into another one; of equal ones into the earlier. What is kept is lighter."""
@@ -89,8 +99,9 @@ class Step:
 
     def _compare(self, one: float, other: float) -> None:
         # Exactly equal ones tie in any precision, if they are of points without mass.
-        if min(one, other) > -FAR / 8 and abs(one - other) <= CLOSE * max(abs(one), abs(other), 1.0):
-            self.ambiguous = True
+        if min(one, other) < -FAR / 8 or max(one, other) == math.inf:
+            return
+        self.ambiguous |= abs(one - other) <= CLOSE * max(abs(one), abs(other), 1.0)
 
     def _round(self, due: int) -> None:
         stay = [index for index in range(len(self.points)) if index not in self.gone]

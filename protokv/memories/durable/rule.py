@@ -13,6 +13,10 @@ the key without rotation). It waits where its goal goes itself at a lower cost, 
 lower cost. The cheapest go. Costs are those of the points as they came: what came into a point in this step is not
 charged. Free slots, and tokens of no mass, go before all others; what `Novelty` keeps goes last.
 
+In a deep model (`repeats.DEEP`) strangers are not averaged: what would go at a higher cost than the mean squared
+distance of the step's tokens from their mean is dropped, and what it would have gone into stays as it is, the heavier
+one, of equal ones the older. `samples/studies/language/` measures what that brings.
+
 In a bank of at most `WHOLE` or 1.5 T prototypes the C are all. Else they are those with the least known costs: every
 token is compared with all prototypes, and so are T / 8 prototypes a step, in turn. Comparisons read
 a sketch: [key; value] folded to at most 64 numbers under fixed random signs (Achlioptas, 2003;
@@ -96,6 +100,8 @@ class DurableRule(Rule):
         assert isinstance(bank, DurableBank)
         self._bank, self._novelty = bank, Novelty(config, shape)
         self._repeats = Repeats(config.near_tokens, shape) if Repeats.acts(config, shape) else None
+        # Deep in a model a mean of strangers is a token that the model has never read.
+        self._drops = self._repeats is not None
         L, H, K = bank.mass.shape
         B, D, F, device = L * H, shape.head_size, 2 * shape.head_size, shape.device
         while F > _WIDTH and F % 2 == 0:
@@ -235,7 +241,7 @@ class DurableRule(Rule):
         return centers, rows, cost
 
     def _choose(self, sketch: Tensor, mass: Tensor, kept: Tensor, T: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what each point goes into `[B, n]`, itself if it stays; which points stay `[B, C]`; and
+        """Return what each point goes into `[B, n]`, itself if it stays or is dropped; which points stay `[B, C]`; and
         the least costs of these to each other, `[B, C]`."""
         n = mass.shape[1]
         line, costs = self._line[:n], self._costs(sketch, sketch)
@@ -252,6 +258,9 @@ class DurableRule(Rule):
             found, goal = least_from(costs.add_(gone[:, None]))
             least = found + gone
         stay = order[:, due : due + n - T]
+        if self._drops:
+            usual = sketch[:, n - T :, : self._size[2]].var(1, correction=0).sum(1, keepdim=True)
+            goal = torch.where(found <= usual, goal, line)
         into = goal.scatter(1, stay, stay)
         return into, stay, least.scatter_reduce(1, goal, least, "amin").gather(1, stay)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from protokv.memories.durable.memory import Durable
 from protokv.memories.durable.rule import DurableRule
 from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
 from tests.counting import Counting
-from tests.oracles.durable import Point, Protection, Step, cluster, fold
+from tests.oracles.durable import Point, Protection, Step, cluster, fold, usual_cost
 from tests.oracles.invariants import check_bank
 from tests.oracles.quantized import round_center
 
@@ -64,7 +65,8 @@ class Watched(DurableRule):
             for point in points:
                 point.sketch = fold(point.center, signs)
                 point.kept = point.mass > 0 and keeps[head].keeps(point.last, step, len(weighed))
-            found = Step(points, len(weighed))
+            T = len(weighed)
+            found = Step(points, T, usual_cost(points[-T:]) if self._repeats is not None else math.inf)
             if found.ambiguous:
                 continue
             expected = [cluster(points, members, shares[head] > 0) for members in found.groups.values()]
@@ -255,7 +257,7 @@ def test_centres_are_rounded_as_written_out() -> None:
         assert torch.equal(found[row], torch.cat(round_center(key, value, int(mass[row])))), row
 
 
-@pytest.mark.parametrize(("bits", "most"), [(32, 132), (8, 156)])
+@pytest.mark.parametrize(("bits", "most"), [(32, 136), (8, 160)])
 @pytest.mark.parametrize(("K", "layers"), [(750, 3), pytest.param(18_000, 28, marks=pytest.mark.slow)])
 def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
     bits: int, most: int, K: int, layers: int, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +272,8 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
         shape = shape_of(layers=layers, heads=4, size=128, components=3)
         config = small_durable(K, split=(0, 1), center_bits=bits)
         merging = DurableRule((QuantizedBank if bits == 8 else DurableBank)(shape, K), config, shape)
+        # As in a deep model.
+        merging._drops = True
         keys = torch.zeros(4 * layers, 196, 128)
         where = torch.zeros(196, 2), torch.zeros(196, 3, dtype=torch.float64)
         step = FarTokens(keys, keys, *where, torch.ones(196, dtype=torch.int64))
@@ -306,3 +310,19 @@ def test_a_token_of_no_mass_brings_no_candidates() -> None:
     chosen = ruling._candidates(ruling._sketch(tokens[None], torch.tensor([[1, 0, 0]])), limits, 2)
     assert 2 in chosen
     assert not {200, 201} & set(chosen.tolist())
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_in_a_deep_model_no_prototype_is_a_mean_of_strangers(deep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "DEEP", 1 if deep else 99)
+    world = World(shape_of(layers=1, heads=1, size=32), 1, things=400, noise=0.1)
+    memory = Durable(small_durable(30, center_bits=32), world.shape, world.rotary)
+    memory.start(*world.sink())
+    steps = [world.step(index, 6) for index in range(40)]
+    for step in steps:
+        memory.append(step)
+    came = torch.cat([step.values[0, 0] for step in steps]).float()
+    apart = torch.cdist(memory.tensors()["bank.value_center"][0, 0], came).amin(1)
+    usual = torch.cdist(came, came).median()
+    assert (apart.max() < usual / 2) == deep
+    assert (memory.tensors()["bank.mass"] > 0).all()
