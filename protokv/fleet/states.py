@@ -9,6 +9,7 @@ from protokv.core.backbone import Backbone
 from protokv.errors import StateError
 from protokv.fleet.plan import find_states
 from protokv.fleet.worker import Failure, read_damage
+from protokv.state.checkpoint import load_recorded_backbone
 from protokv.state.reader import Reader
 
 # The failures of a run, a JSON object a line, in the folder of the states.
@@ -47,7 +48,7 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
 def load_backbone_for(
     states: Iterable[str], name: str | None, revision: str | None = None, *, device: str, device_map: str | None
 ) -> Backbone:
-    """Load the model of the first readable state; arguments as for `Reader.load_backbone`.
+    """Load the model of the first readable state; arguments as for `load_recorded_backbone`.
 
     Raises:
         StateError: no state can be read; the first reason is given.
@@ -56,7 +57,8 @@ def load_backbone_for(
     reason: StateError | None = None
     for state in states:
         try:
-            return Reader.open(state).load_backbone(name, revision, device=device, device_map=device_map)
+            header = Reader.open(state).header
+            return load_recorded_backbone(header, name, revision, device=device, device_map=device_map)
         except StateError as error:
             reason = reason or error
     raise reason or StateError("there is no state to ask")

@@ -213,9 +213,8 @@ class Run:
             record["words"] = {**self._subtitles.record, **lost}
         with stage(self._timings, "commit"):
             state = to_state(self._session, source=self._segment.record(record), complete=self._complete)
-            committed = self._store.commit(state)
-        self._bytes = committed.file_bytes
-        return Commit(str(self._store.path), *committed)
+            self._bytes = self._store.commit(state)
+        return Commit(str(self._store.path), self._committed.steps, self._committed.stream_time_s, self._bytes)
 
     # ---- the events ----
 

@@ -23,24 +23,12 @@ from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from protokv.errors import (
-    ProtoKVError,
-    StateCorrupt,
-    StateError,
-    StateLocked,
-    StateMismatch,
-    StateNotFound,
-    read_cause,
-    shown,
-    system_error,
-)
+from protokv import errors
+from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch, StateNotFound, shown
 
 _HINTS = {
-    errno.ENOSPC: "free some space, or write elsewhere",
-    errno.EDQUOT: "free some space, or write elsewhere",
-    errno.ENOENT: "create the folder first",
-    errno.EACCES: "choose a folder that you may write to",
-    errno.EROFS: "choose a folder that you may write to",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or write elsewhere"),
+    **dict.fromkeys((errno.EACCES, errno.EROFS), "choose a folder that you may write to"),
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.ENOLCK}
@@ -98,10 +86,7 @@ def retire(path: Path, kept: Path) -> None:
     """Remove a kept state of the one at `path`; it disappears atomically."""
     made = _hidden(path, "partial")
     _remove(made)
-    kept.replace(made)
-    # Without this a crash could undo the move but not the removal.
-    sync_folder(path.parent)
-    _remove(made)
+    _remove(kept.replace(made))
 
 
 def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
@@ -194,11 +179,11 @@ def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except StateError:
         raise
     except Exception as error:
-        why = error if isinstance(error, ValueError) else system_error(error)
+        why = error if isinstance(error, ValueError) else errors.system_error(error)
         if why is None:
             raise
         hint = _HINTS.get(getattr(why, "errno", None) or 0, "")
-        raise StateError(f"cannot write the state {os.fspath(path)}: {read_cause(why)}", hint=hint) from error
+        raise StateError(f"cannot write the state {os.fspath(path)}: {errors.read_cause(why)}", hint=hint) from error
 
 
 @contextmanager
@@ -213,15 +198,15 @@ def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except (StateCorrupt, StateMismatch) as error:
         hint = error.hint or "the file is damaged, or is not a state of protokv"
         raise type(error)(f"{where}: {error.message}", hint=hint) from error
-    except ProtoKVError:
+    except errors.ProtoKVError:
         raise
     except Exception as error:
-        why = system_error(error)
+        why = errors.system_error(error)
         if why is None:
             raise StateCorrupt(f"{where}: it cannot be read as a state ({shown(error)})") from error
         if getattr(why, "errno", None) in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise not_found(path) from None
-        raise StateError(f"cannot read the state {where}: {read_cause(why)}") from error
+        raise StateError(f"cannot read the state {where}: {errors.read_cause(why)}") from error
 
 
 def not_found(path: str | os.PathLike[str]) -> StateNotFound:

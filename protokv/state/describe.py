@@ -196,7 +196,7 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
         recent = RecentSteps(config, _read_shape(state)).specs()
         specs = (*memory.specs(), *declare_layers(layers), *recent, *ATTACHED)
         written = store.commit(replace(state, specs=specs))
-    return {"state": str(path), "output": str(target), "bytes": written.file_bytes}
+    return {"state": str(path), "output": str(target), "bytes": written}
 
 
 def compare(a: State, b: State) -> dict[str, Any]:

@@ -39,23 +39,15 @@ KEY = "protokv"
 MOST_BYTES = 1 << 20
 
 NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+}  # fmt: skip
 """The dtypes that a state can hold, with their names in safetensors."""
 
-# A tensor's name is a path of names, such as `bank.key_center`; forms with groups lay it out as such.
+# A path of names, such as `bank.key_center`; forms with groups lay it out as such.
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
 
-# More threads do not help: a few cores hash as fast as memory delivers.
+# A few cores hash as fast as memory delivers.
 _THREADS = 4
 
 
@@ -111,11 +103,6 @@ class State(Header):
     tensors: Mapping[str, Tensor]
     specs: Iterable[TensorSpec] = ()
 
-    @classmethod
-    def join(cls, header: Header, tensors: Mapping[str, Tensor]) -> State:
-        """Return a state of this header and these tensors."""
-        return cls(**{f.name: getattr(header, f.name) for f in fields(Header)}, tensors=tensors)
-
 
 def tensor_bytes(tensor: Tensor) -> NDArray[np.uint8]:
     """Return the bytes of a contiguous CPU tensor of any dtype, `[nbytes]` uint8, sharing its memory."""
@@ -155,7 +142,7 @@ def seal(state: State) -> str:
     """Return the document of a state, whose tensors are contiguous and on the CPU, as JSON.
 
     Raises:
-        StateError: a tensor or the header could not be read again, or the header is too long.
+        StateError: a tensor or the header could not be read again.
     """
     for name, tensor in state.tensors.items():
         if tensor.dtype not in NAMES:

@@ -1,8 +1,7 @@
 """`Reader`: the way in to a saved state, for whoever shows it or asks it.
 
-`Reader.open` reads the header alone. The rest is read when it is first used. `session` makes a session of it, which
-answers questions. A kept commit counts only if its header says that it is an earlier moment of the same stream: same
-model, memory, rate and sources.
+`Reader.open` reads the header alone, and the rest is read when it is first used. A kept commit counts only if its
+header says that it is an earlier moment of the same stream: same model, memory, rate and sources.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import from_state, load_recorded_backbone, read_config
 from protokv.state.forms import Stored
 from protokv.state.header import Header, State
-from protokv.state.sources import WallClockLog, describe_sources, is_before, source_records
+from protokv.state.sources import WallClockLog, is_before, source_records
 from protokv.state.store import StatePath, Store, find_store
 from protokv.state.thumbnails import Thumbnail, Thumbnails
 from protokv.timings import Timings, stage
@@ -68,11 +67,6 @@ class Reader:
         return self.header.backbone.name
 
     @cached_property
-    def sources(self) -> list[dict[str, Any]]:
-        """A plain JSON record of each watched source, in order: see `describe_sources`. Raises StateCorrupt."""
-        return describe_sources(self.header)
-
-    @cached_property
     def wall_clocks(self) -> list[WallClockLog]:
         """The log of each live source, in order; empty for files. StateCorrupt if one makes no sense."""
         return [found for one in source_records(self.header) if (found := WallClockLog.read(one)) is not None]
@@ -92,10 +86,6 @@ class Reader:
         """What was said, as the commit at `at_s` knows it."""
         self.state.clock.check()
         return Transcript.of(self.state.tensors)
-
-    def load_backbone(self, name: str | None = None, revision: str | None = None, **placement: Any) -> Backbone:
-        """Load the model that the caller names, or else the one that the state names: see `load_recorded_backbone`."""
-        return load_recorded_backbone(self.header, name, revision, **placement)
 
     def session(
         self,
@@ -155,7 +145,7 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     """
 
     def read(stored: Stored) -> State:
-        return State.join(stored.header, stored.read(verify))
+        return State(**vars(stored.header), tensors=stored.read(verify))
 
     store = find_store(path, to_read=True)
     if at_s is None:

@@ -16,10 +16,10 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace as changed
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from protokv.errors import (
     ConfigError,
@@ -33,15 +33,8 @@ from protokv.errors import (
     UnknownForm,
     did_you_mean,
 )
-from protokv.state.commit import (
-    explain_read_errors,
-    explain_write_errors,
-    lock,
-    not_found,
-    recover,
-    replace,
-    retire,
-)
+from protokv.state import commit as files
+from protokv.state.commit import explain_read_errors, explain_write_errors, lock, not_found, recover
 from protokv.state.forms import Form, PtForm, SafetensorsForm, Stored
 from protokv.state.header import KEY, MOST_BYTES, Header, State, seal, unseal
 from protokv.state.sources import is_before, same_stream
@@ -69,27 +62,17 @@ _LONGEST_STEM_BYTES = 200
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
-class Committed(NamedTuple):
-    """A state on disk: its steps, stream time in seconds and bytes."""
-
-    steps: int
-    stream_time_s: float
-    file_bytes: int
-
-
 class Store:
     """A state at a path in the file system. As a context manager: the right to write there.
 
-    The path holds the old or the new state whole at any time. Every method raises only `StateError` or a subclass:
-    `StateNotFound` if nothing is there, `StateCorrupt` if it is damaged or hostile (naming the tensor or field if
-    possible), `StateMismatch` if a newer version wrote it.
+    The path holds the old or the new state whole at any time. Every method raises `StateError`: `StateNotFound` if
+    nothing is there, `StateCorrupt` if it is damaged or hostile, `StateMismatch` if a newer version wrote it.
 
     Attributes:
         path: where the state is.
         form: how it lies there.
         keep: number of commits to keep, including the current one; None: keep and remove nothing.
-        locked: True if a second writer is refused. True only between `__enter__` and `__exit__`, and False there too on
-            a file system without locks.
+        locked: True if a second writer is refused: after `__enter__`, but not on a file system without locks.
     """
 
     locked: bool = False
@@ -103,34 +86,38 @@ class Store:
         """The path with links resolved, so that a commit replaces the target of a link."""
         return Path(os.path.realpath(self.path))
 
-    # ---- write ----
-
     def check_target(self) -> None:
         """Raise StateError if the folder is missing or not writable, or something other than a state is there."""
         with explain_write_errors(self.path):
-            target, folder, what = self._target, Path(self.path).parent, f"cannot write the state {self.path}"
+            target, folder, why = self._target, Path(self.path).parent, ("", "")
             if not target.parent.is_dir():
-                raise StateError(f"{what}: there is no folder {folder}", hint="create the folder first")
-            if not os.access(target.parent, os.W_OK):
-                raise StateError(f"{what}: {folder} is read-only", hint="choose a folder that you may write to")
-            recover(target)
-            if os.path.lexists(target) and self.form.is_foreign(target):
-                raise StateError(f"{what}: what is there is no {self.form.suffix} of ours", hint="choose another name")
+                why = f"there is no folder {folder}", "create the folder first"
+            elif not os.access(target.parent, os.W_OK):
+                why = f"{folder} is read-only", "choose a folder that you may write to"
+            else:
+                recover(target)
+                if os.path.lexists(target) and self.form.is_foreign(target):
+                    why = f"what is there is no {self.form.suffix} of ours", "choose another name"
+            if why[0]:
+                raise StateError(f"cannot write the state {self.path}: {why[0]}", hint=why[1])
 
     def __enter__(self) -> Self:
         """Take the right to write, without waiting. StateError as `check_target`; StateLocked if another has it."""
         self.check_target()
-        self._lock = lock(self.path)
+        self._lock = self._hold()
         self.locked = self._lock.__enter__()
         return self
+
+    def _hold(self) -> AbstractContextManager[bool]:
+        return lock(self.path)
 
     def __exit__(self, *_: Any) -> None:
         """Give the right back."""
         self.locked = False
         self._lock.__exit__(None, None, None)
 
-    def commit(self, state: State) -> Committed:
-        """Put a state in place atomically and durably. One thread at a time may call this.
+    def commit(self, state: State) -> int:
+        """Put a state in place atomically and durably; return its stored bytes. One thread at a time may call this.
 
         The old one becomes a kept commit if it is an earlier moment of the same stream and `keep` is above 1.
 
@@ -142,27 +129,24 @@ class Store:
         if self.keep is not None and self.keep > 1:
             with suppress(StateNotFound, StateCorrupt, StateMismatch):
                 old, _ = self.read_header()
-        self._replace(state, format_kept_suffix(old) if old is not None and is_before(old, state) else None)
+        self._replace(state, _name_kept(old) if old is not None and is_before(old, state) else None)
         if self.keep is not None:
             # The new state is in place. A writer that may not list or remove leaves the others to the next commit.
             with suppress(StateError):
                 self._retire_others(state, self.keep)
-        return Committed(state.clock.steps, state.clock.stream_time_s, self.read_header()[1])
+        return self.read_header()[1]
 
     def _replace(self, state: State, kept: str | None) -> None:
         """Put a state in place; the old one gets a name that ends in `kept`, unless something has it."""
         self.check_target()
         with explain_write_errors(self.path):
             target = self._target
-            past = None if kept is None else target.with_name(target.name + kept)
+            past = target.with_name(target.name + (kept or ""))
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-            plain = changed(state, tensors=tensors)
+            plain = replace(state, tensors=tensors)
             document = seal(plain)
-            replace(
-                target,
-                lambda path: self.form.write(path, document, plain),
-                None if past is None or os.path.lexists(past) else past,
-            )
+            past_or_none = None if os.path.lexists(past) or not kept else past
+            files.replace(target, lambda path: self.form.write(path, document, plain), past_or_none)
 
     def _retire_others(self, state: State, keep: int) -> None:
         """Remove all kept commits of this stream but the last ones, the oldest last."""
@@ -171,8 +155,6 @@ class Store:
         stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
         for at in {at for _, at in ours} - stay:
             self._retire(at)
-
-    # ---- read ----
 
     def look(self, read: Callable[[Stored], T], at: str | None = None) -> T:
         """Return `read(stored)` of the kept commit `at` or the current state; again if it was replaced meanwhile."""
@@ -206,8 +188,6 @@ class Store:
         """Read and verify the header alone; return it and the stored bytes of the state, without kept commits."""
         return self.look(lambda stored: (stored.header, stored.nbytes), at)
 
-    # ---- kept commits ----
-
     def list_kept(self) -> Iterator[tuple[str, Header]]:
         """Yield the place and header of each kept commit, of any stream. Skip what only has such a name."""
         ours, places = self._list_places()
@@ -215,7 +195,7 @@ class Store:
             if (named := KEPT_SUFFIX.search(at)) and at[: named.start()] == ours:
                 with suppress(StateNotFound, StateCorrupt, StateMismatch):
                     header, _ = self.read_header(at)
-                    if format_kept_suffix(header) == named[0]:
+                    if _name_kept(header) == named[0]:
                         yield at, header
 
     def _list_places(self) -> tuple[str, list[str]]:
@@ -228,7 +208,7 @@ class Store:
     def _retire(self, at: str) -> None:
         """Remove a kept commit. If a reader prevents that, the next commit removes it."""
         with suppress(OSError):
-            retire(self._target, Path(at))
+            files.retire(self._target, Path(at))
 
 
 class BucketStore(Store):
@@ -249,18 +229,10 @@ class BucketStore(Store):
                 self._mode = "create"
                 any(list_beginning(self._address))
 
-    def __enter__(self) -> Self:
-        """Remember which object is to be replaced."""
-        self.check_target()
-        self.locked = True
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        """Nothing is held."""
-        self.locked = False
+    def _hold(self) -> AbstractContextManager[bool]:
+        return nullcontext(True)
 
     def _replace(self, state: State, kept: str | None) -> None:
-        """Put the object in place; before, let the store copy the old one."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
@@ -326,7 +298,7 @@ def _explain(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
         raise StateError(f"cannot {doing} the state {address}: {why}", hint=error.hint) from error
 
 
-def format_kept_suffix(header: Header) -> str:
+def _name_kept(header: Header) -> str:
     """Return what the name of a kept commit with this header ends in."""
     return f"@{header.clock.stream_time_s:010.3f}s"
 

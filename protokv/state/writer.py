@@ -12,7 +12,7 @@ from protokv.errors import ConfigError, StateCorrupt, StateMismatch, StateNotFou
 from protokv.state.checkpoint import to_state
 from protokv.state.header import Header, State
 from protokv.state.sources import list_fingerprints
-from protokv.state.store import Committed, StatePath, find_store
+from protokv.state.store import StatePath, find_store
 
 
 def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
@@ -28,10 +28,10 @@ def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = N
         StateLocked: another writer is writing the state.
         StateError: the state cannot be written; the old one is still there.
     """
-    return save_state(to_state(session, source=source, complete=complete), path).file_bytes
+    return save_state(to_state(session, source=source, complete=complete), path)
 
 
-def save_state(state: State, path: StatePath) -> Committed:
+def save_state(state: State, path: StatePath) -> int:
     """Write a state, as `save` a session."""
     with find_store(path) as store:
         return store.commit(state)

@@ -82,9 +82,9 @@ def test_one_of_two_writers_commits_and_the_other_is_refused(path):
         assert first.locked
         with pytest.raises(StateLocked), find_store(path):
             pass
-        committed = first.commit(moment(4))
+        written = first.commit(moment(4))
     assert same(load_state(path), moment(4))
-    assert committed.file_bytes == Reader.open(path).file_bytes
+    assert written == Reader.open(path).file_bytes
 
 
 @EVERY_FORM

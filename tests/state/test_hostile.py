@@ -47,24 +47,20 @@ def resealed(document: Json) -> Json:
     return {**rest, "digest": digest_document(rest)}
 
 
-def change_document(path: Path, change: Callable[[Json], object]) -> None:
-    """Change the document of a .safetensors file and seal it again."""
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    head = json.loads(data[8 : 8 + length])
-    document = json.loads(head["__metadata__"]["protokv"])
-    change(document)
-    head["__metadata__"]["protokv"] = canonical_json(resealed(document))
-    text = json.dumps(head).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+def in_document(field: str, change: Callable[[Json], object]) -> Callable[[Path], None]:
+    """Change a field of the document of a .safetensors file and seal it again."""
 
+    def act(path: Path) -> None:
+        data = path.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        head = json.loads(data[8 : 8 + length])
+        document = json.loads(head["__metadata__"]["protokv"])
+        change(document[field])
+        head["__metadata__"]["protokv"] = canonical_json(resealed(document))
+        text = json.dumps(head).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
 
-def in_header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    return lambda path: change_document(path, lambda document: change(document["header"]))
-
-
-def in_digests(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    return lambda path: change_document(path, lambda document: change(document["digests"]))
+    return act
 
 
 def in_file(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
@@ -116,12 +112,12 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "longer": in_file(lambda data: data + b"x"),
         "length beyond the file": in_file(lambda data: (2**40).to_bytes(8, "little") + data[8:]),
         "no document": lambda path: save_file({"a": torch.zeros(3)}, path),
-        "a tensor without a digest": in_digests(lambda digests: digests.pop("offset")),
-        "a digest without a tensor": in_digests(lambda digests: digests.update({"x": "0"})),
-        "another digest": in_digests(lambda digests: digests.update({"offset": "0" * 32})),
-        "a newer version": in_header(lambda header: header.update(format_version=FORMAT_VERSION + 1)),
-        "a steps of text": in_header(lambda header: header["clock"].update(steps="9")),
-        "a revision with a path": in_header(lambda header: header["backbone"].update(revision="../" * 14)),
+        "a tensor without a digest": in_document("digests", lambda digests: digests.pop("offset")),
+        "a digest without a tensor": in_document("digests", lambda digests: digests.update({"x": "0"})),
+        "another digest": in_document("digests", lambda digests: digests.update({"offset": "0" * 32})),
+        "a newer version": in_document("header", lambda header: header.update(format_version=FORMAT_VERSION + 1)),
+        "a steps of text": in_document("header", lambda header: header["clock"].update(steps="9")),
+        "a revision with a path": in_document("header", lambda header: header["backbone"].update(revision="../" * 14)),
     },
     ".pt": ANY_FILE
     | {
