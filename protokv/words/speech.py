@@ -31,14 +31,9 @@ from protokv.words.find import AUTO, choose_track, find_subtitle_file
 
 Samples = NDArray[np.float32]
 
-# The longest piece in seconds, by the model_type of the models that are known.
-LONGEST_S: Final = {"whisper": 30.0, "moonshine": 8.0}
-
-# More tokens in a second of speech come from a model that repeats itself.
-TOKENS_PER_S: Final = 6.5
-
-# Sound whose root mean square is below this, of 1, is not recognised; speech has 100 times as much.
-SILENT: Final = 0.001
+LONGEST_S: Final = {"whisper": 30.0, "moonshine": 8.0}  # of a piece, by the model_type of the models that are known
+TOKENS_PER_S: Final = 6.5  # more come from a model that repeats itself
+SILENT: Final = 0.001  # root mean square, of 1, below which sound is not recognised; speech has 100 times as much
 
 
 def write_subtitles(
