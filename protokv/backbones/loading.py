@@ -34,19 +34,12 @@ _ROWS, _BLOCK = 32, 64
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Device, dtype and quantisation of a model.
+    """Device, dtype and quantisation of a model."""
 
-    Attributes:
-        dtype: of weights, keys and values; a quantised model computes in it.
-        device: of the model, or of the parts that `device_map` does not place.
-        device_map: spreads layers over several devices; None: it does not.
-        quantization: of the weights, by bitsandbytes; None: none.
-    """
-
-    dtype: torch.dtype
-    device: torch.device
-    device_map: str | None = None
-    quantization: str | None = None
+    dtype: torch.dtype  # of weights, keys and values; a quantised model computes in it
+    device: torch.device  # of the model, or of the parts that `device_map` does not place
+    device_map: str | None = None  # spreads layers over several devices; None: it does not
+    quantization: str | None = None  # of the weights, by bitsandbytes; None: none
 
     @property
     def dtype_name(self) -> str:

@@ -36,25 +36,20 @@ FEWEST_TOKENS, MOST_TOKENS = 128, 768
 
 @dataclass(frozen=True, slots=True)
 class PixelConfig:
-    """Settings of the preparation of frames of a Qwen family, read from its preprocessor files.
+    """Settings of the preparation of frames of a Qwen family, read from its preprocessor files."""
 
-    Attributes:
-        patch_size, merge_size, temporal_patch_size: pixels per patch side, patches per token side, frames per token.
-        min_pixels, max_pixels: area of a resized frame.
-        mean, std: per channel, for values in [0, 1].
-        resample: PIL's number of the resampling filter.
-        strict: no frame exceeds `max_pixels`; the published rounding may, under a low limit.
-    """
-
+    # patch_size, merge_size, temporal_patch_size: pixels per patch side, patches per token side, frames per token
     patch_size: int = 14
     merge_size: int = 2
     temporal_patch_size: int = 2
+    # min_pixels, max_pixels: area of a resized frame
     min_pixels: int = FEWEST_TOKENS * 28 * 28
     max_pixels: int = MOST_TOKENS * 28 * 28
+    # mean, std: per channel, for values in [0, 1]
     mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
     std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
-    resample: int = 3
-    strict: bool = False
+    resample: int = 3  # PIL's number of the resampling filter
+    strict: bool = False  # no frame exceeds `max_pixels`; the published rounding may, under a low limit
 
     @classmethod
     def from_files(cls, raw: dict[str, Any]) -> PixelConfig:

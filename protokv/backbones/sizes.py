@@ -19,19 +19,12 @@ _WORKING_BYTES: Final = 1 << 30
 
 
 class KnownModel(NamedTuple):
-    """A published model.
+    """A published model."""
 
-    Attributes:
-        name: on the Hugging Face hub.
-        millions: of weights.
-        kept: of these, those that quantisation leaves at 16 bits: embeddings, head, vision tower and experts.
-        tokens: the most visual tokens of a step.
-    """
-
-    name: str
-    millions: int
-    kept: int
-    tokens: int
+    name: str  # on the Hugging Face hub
+    millions: int  # of weights
+    kept: int  # of these, those that quantisation leaves at 16 bits: embeddings, head, vision tower and experts
+    tokens: int  # the most visual tokens of a step
 
     def needed_bytes(self, dtype: str) -> int:
         """Return the bytes to watch and to answer with: the weights, and an estimate of the rest."""

@@ -40,80 +40,54 @@ HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
 
 @dataclass(frozen=True, slots=True)
 class BackboneIdentity:
-    """Which model this is: enough to refuse a state that another model made.
+    """Which model this is: enough to refuse a state that another model made."""
 
-    Attributes:
-        name: the name or folder it was loaded by.
-        family: `model_type` of its config.
-        config_hash: sha256 of its architecture.
-        dtype: `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` if the weights are quantized.
-        weights_digest: sha256 over a small sample of its weight files; empty if there are none.
-        revision: the commit that a hub model was loaded from; None otherwise.
-    """
-
-    name: str
-    family: str
-    config_hash: str
-    dtype: str
-    weights_digest: str
-    revision: HubCommit | None = None
+    name: str  # the name or folder it was loaded by
+    family: str  # `model_type` of its config
+    config_hash: str  # sha256 of its architecture
+    dtype: str  # `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` if the weights are quantized
+    weights_digest: str  # sha256 over a small sample of its weight files; empty if there are none
+    revision: HubCommit | None = None  # the commit that a hub model was loaded from; None otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """The frames of one step, prepared for the vision tower.
+    """The frames of one step, prepared for the vision tower."""
 
-    Attributes:
-        pixels: float32 on the host, in the shape of the family.
-        grid: rows and columns of their visual tokens.
-    """
-
-    pixels: Tensor
-    grid: tuple[int, int]
+    pixels: Tensor  # float32 on the host, in the shape of the family
+    grid: tuple[int, int]  # rows and columns of their visual tokens
 
 
 class Backbone(ABC):
-    """A vision-language model that reads steps and text at given positions.
+    """A vision-language model that reads steps and text at given positions."""
 
-    Attributes:
-        identity: name, family and digests of the model.
-        layers, kv_heads, head_size, position_components: `L`, `H`, `D`, `P` of the keys and values of its layers with
-            full attention.
-        layer_kinds: of all layers of the model; empty: all have full attention.
-        frames_per_step: sampled frames that make one step.
-        default_fps: the sampling rate of its training, in frames per second.
-        stop_ids: tokens that end an answer.
-        decoding: how the model was published to answer; greedily if nothing is said.
-        moving: the position components that grow with the stream; the others stay within the grid of a step.
-        max_position: number of positions that the model was trained on; None if its config does not say.
-        reading_layers: the layers whose attention shows the evidence of an answer; None: not measured.
-        converses: whether the model was trained on conversations and system prompts.
-        dtype: of embeddings, keys and values.
-        device: of embeddings, positions and results, and of all layers unless `layer_devices` says otherwise.
-        layer_devices: device of each layer if the model is spread over several; None: all on `device`.
-        notice: what it cannot read, in one line for its user; empty: it reads any video.
-        settings: of the preparation of frames, plain JSON; `inspect` shows them. `frame_tokens` is the number of visual
-            tokens of a step, or the most of them; Qwen families have it only if it was asked for.
-    """
-
-    identity: BackboneIdentity
+    identity: BackboneIdentity  # name, family and digests of the model
+    # layers, kv_heads, head_size, position_components: `L`, `H`, `D`, `P` of the keys and values of its layers with
+    # full attention
     layers: int
     kv_heads: int
     head_size: int
     position_components: int
-    layer_kinds: Sequence[LayerKind] = ()
-    frames_per_step: int
-    default_fps: float
-    stop_ids: frozenset[int]
-    decoding: Decoding = Decoding()
-    notice: str = ""
+    layer_kinds: Sequence[LayerKind] = ()  # of all layers of the model; empty: all have full attention
+    frames_per_step: int  # sampled frames that make one step
+    default_fps: float  # the sampling rate of its training, in frames per second
+    stop_ids: frozenset[int]  # tokens that end an answer
+    decoding: Decoding = Decoding()  # how the model was published to answer; greedily if nothing is said
+    notice: str = ""  # what it cannot read, in one line for its user; empty: it reads any video
+    # the position components that grow with the stream; the others stay within the grid of a step
     moving: Sequence[int] = (0,)
+    # number of positions that the model was trained on; None if its config does not say
     max_position: int | None = None
+    # the layers whose attention shows the evidence of an answer; None: not measured
     reading_layers: Sequence[int] | None = None
-    converses: bool = True
+    converses: bool = True  # whether the model was trained on conversations and system prompts
+    # of the preparation of frames, plain JSON; `inspect` shows them. `frame_tokens` is the number of visual tokens of a
+    # step, or the most of them; Qwen families have it only if it was asked for
     settings: Mapping[str, int | float | str]
-    dtype: torch.dtype
+    dtype: torch.dtype  # of embeddings, keys and values
+    # of embeddings, positions and results, and of all layers unless `layer_devices` says otherwise
     device: torch.device
+    # device of each layer if the model is spread over several; None: all on `device`
     layer_devices: Sequence[torch.device] | None = None
 
     @classmethod

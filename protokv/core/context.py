@@ -29,36 +29,26 @@ EMPTY = -1e30
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Slots of one layer that attention reads in one product.
+    """Slots of one layer that attention reads in one product."""
 
-    Attributes:
-        keys, values: `[H, N, D]`, model dtype, finite even in free slots; may have `kernels.COLUMNS` behind them.
-        bias: `[H, N]` float32, added to the logits: `EMPTY` free, `0` exact token, `log n_k` pseudo-token.
-        query_rotation: cos and sin, `[D]` float32; queries are rotated by it before they meet these keys.
-    """
-
+    # keys, values: `[H, N, D]`, model dtype, finite even in free slots; may have `kernels.COLUMNS` behind them
     keys: Tensor
     values: Tensor
-    bias: Tensor
+    bias: Tensor  # `[H, N]` float32, added to the logits: `EMPTY` free, `0` exact token, `log n_k` pseudo-token
+    # cos and sin, `[D]` float32; queries are rotated by it before they meet these keys
     query_rotation: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Anchoring:
-    """Facts of the model and the stream that compact positions need.
+    """Facts of the model and the stream that compact positions need."""
 
-    Attributes:
-        rotary: angles that add up at any position.
-        origin: position of the first visual token of the stream.
-        end: the position after everything seen, above 0.
-        moving: the position components that grow with the stream. The first one is time (or the index of a token).
-        near: time at which the near window begins, if a context of other layers determined it; None: this one does.
-    """
-
-    rotary: PreciseRotary
-    origin: int
-    end: int
+    rotary: PreciseRotary  # angles that add up at any position
+    origin: int  # position of the first visual token of the stream
+    end: int  # the position after everything seen, above 0
+    # the position components that grow with the stream. The first one is time (or the index of a token)
     moving: Sequence[int] = (0,)
+    # time at which the near window begins, if a context of other layers determined it; None: this one does
     near: int | None = None
 
 
@@ -120,26 +110,18 @@ class EmptyContext(Context):
 
 @dataclass(frozen=True, slots=True)
 class SlotContext(Context):
-    """`N` slots `[sink | far | near]`; every layer reads all of its own, whatever the query.
+    """`N` slots `[sink | far | near]`; every layer reads all of its own, whatever the query."""
 
-    Attributes:
-        keys: `[L, H, N, D]`, model dtype, rotated to their positions.
-        values: `[L, H, N, D]`, model dtype.
-        bias: `[L, H, N]` float32, added to the logits: `-inf` free, `0` exact token, `log n_k` pseudo-token.
-        far: the slots of pseudo-tokens, or of tokens that each head chose for itself. The prompt prefix (sink) lies
-            before them, and behind them the near window, whose tokens are the same in all heads.
-        positions: returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are
-            seldom asked for.
-        until: where tokens follow that were hidden by `before`, their earliest time.
-        rows: keys and values with the columns of this bias, as of `kernels.with_columns`, where they are at hand.
-    """
-
-    keys: Tensor
-    values: Tensor
-    bias: Tensor
+    keys: Tensor  # `[L, H, N, D]`, model dtype, rotated to their positions
+    values: Tensor  # `[L, H, N, D]`, model dtype
+    bias: Tensor  # `[L, H, N]` float32, added to the logits: `-inf` free, `0` exact token, `log n_k` pseudo-token
+    # the slots of pseudo-tokens, or of tokens that each head chose for itself. The prompt prefix (sink) lies before
+    # them, and behind them the near window, whose tokens are the same in all heads
     far: slice
+    # returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are seldom asked for
     positions: Callable[[], Tensor] | None = None
-    until: int | None = None
+    until: int | None = None  # where tokens follow that were hidden by `before`, their earliest time
+    # keys and values with the columns of this bias, as of `kernels.with_columns`, where they are at hand
     rows: tuple[Tensor, Tensor] | None = None
     # Computed once for all layers and all tokens of an answer.
     _finite: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -200,27 +182,16 @@ class SlotContext(Context):
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The positions of a context's slots in the stream.
+    """The positions of a context's slots in the stream."""
 
-    Attributes:
-        time: `[L, H, F]` int64 of the far slots, the first position component.
-        older: `[L, H, F]` bool, far slots in use that are older than the near window.
-        rank: `[L, H, F]` int64, dense rank of their times, 0 for the newest; any number in other slots.
-        near: `[]` int64, time of the oldest exact token of the near window; after all slots if there is none.
-        span: `[]` int64, distinct older times, in the layer and head that has most.
-        still: `[P]` int64, the highest position of each component among older slots.
-        moved: `[P]`, the highest of position - time - rank among older slots, from which any move of them follows.
-        rest: `[P]`, the highest position among all other slots in use after the prompt prefix.
-    """
-
-    time: Tensor
-    older: Tensor
-    rank: Tensor
-    near: Tensor
-    span: Tensor
-    still: Tensor
-    moved: Tensor
-    rest: Tensor
+    time: Tensor  # `[L, H, F]` int64 of the far slots, the first position component
+    older: Tensor  # `[L, H, F]` bool, far slots in use that are older than the near window
+    rank: Tensor  # `[L, H, F]` int64, dense rank of their times, 0 for the newest; any number in other slots
+    near: Tensor  # `[]` int64, time of the oldest exact token of the near window; after all slots if there is none
+    span: Tensor  # `[]` int64, distinct older times, in the layer and head that has most
+    still: Tensor  # `[P]` int64, the highest position of each component among older slots
+    moved: Tensor  # `[P]`, the highest of position - time - rank among older slots, from which any move of them follows
+    rest: Tensor  # `[P]`, the highest position among all other slots in use after the prompt prefix
 
 
 def survey_slots(context: SlotContext) -> Survey:
@@ -268,20 +239,14 @@ def _rank_from_newest(time: Tensor, chosen: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CompactContext(Context):
-    """Slots at consecutive positions; at stream positions while these are no more than are needed.
+    """Slots at consecutive positions; at stream positions while these are no more than are needed."""
 
-    Attributes:
-        slots: the slots at their stream positions.
-        anchoring: the model and the stream.
-        moves: `[L, H, F]` int64, added to the moving components of each far slot.
-        near_rotation: cos and sin `[D]` of `shift` positions; queries are rotated by it for the near window.
-        shift, next_position: `[]` int64.
-    """
-
-    slots: SlotContext
-    anchoring: Anchoring
-    moves: Tensor
+    slots: SlotContext  # the slots at their stream positions
+    anchoring: Anchoring  # the model and the stream
+    moves: Tensor  # `[L, H, F]` int64, added to the moving components of each far slot
+    # cos and sin `[D]` of `shift` positions; queries are rotated by it for the near window
     near_rotation: tuple[Tensor, Tensor]
+    # shift, next_position: `[]` int64
     shift: Tensor
     next_position: Tensor
     _rotated: dict[int, Segment] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -31,38 +31,24 @@ where 71 % of the wrong answers and 15 % of the right ones lay below (n = 101 an
 
 @dataclass(frozen=True, slots=True)
 class PositionedStep:
-    """A step of the stream at its positions.
+    """A step of the stream at its positions."""
 
-    Attributes:
-        tokens: what the model reads of it.
-        positions: `[T, P]` int64, stream positions.
-        coordinates: `[T, 2]` float32, centres of cells.
-        highest: the highest position of each component in the whole step.
-        clock: where the stream stands after it.
-        words_end: where it stood after the last step with words, this one included; None: there was none.
-    """
-
-    tokens: StepTokens
-    positions: Tensor
-    coordinates: Tensor
-    highest: tuple[int, ...]
-    clock: StreamClock
+    tokens: StepTokens  # what the model reads of it
+    positions: Tensor  # `[T, P]` int64, stream positions
+    coordinates: Tensor  # `[T, 2]` float32, centres of cells
+    highest: tuple[int, ...]  # the highest position of each component in the whole step
+    clock: StreamClock  # where the stream stands after it
+    # where it stood after the last step with words, this one included; None: there was none
     words_end: StreamClock | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Consecutive steps on their way through the model into a memory.
+    """Consecutive steps on their way through the model into a memory."""
 
-    Attributes:
-        steps: the steps.
-        forward_positions: where their tokens are forwarded, `[T, P]`.
-        cache: knows what they attend to besides each other, and receives their keys and values.
-    """
-
-    steps: Sequence[PositionedStep]
-    forward_positions: Tensor
-    cache: TokenCache
+    steps: Sequence[PositionedStep]  # the steps
+    forward_positions: Tensor  # where their tokens are forwarded, `[T, P]`
+    cache: TokenCache  # knows what they attend to besides each other, and receives their keys and values
 
     @property
     def tokens(self) -> list[StepTokens]:
@@ -77,19 +63,12 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A question that was forwarded.
+    """A question that was forwarded."""
 
-    Attributes:
-        logits: `[n, vocabulary]` float32 of its tokens, or of the last one alone.
-        cache: what it attended to, and its tokens after those of steps that were read again.
-        next_position: position of the first token of the answer.
-        prelude: stream positions `[R, P]` of the steps that were read again.
-    """
-
-    logits: Tensor
-    cache: TokenCache
-    next_position: int
-    prelude: Tensor
+    logits: Tensor  # `[n, vocabulary]` float32 of its tokens, or of the last one alone
+    cache: TokenCache  # what it attended to, and its tokens after those of steps that were read again
+    next_position: int  # position of the first token of the answer
+    prelude: Tensor  # stream positions `[R, P]` of the steps that were read again
 
 
 class TokenPlacement:
@@ -208,31 +187,22 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceSpan:
-    """Consecutive steps that each stand out; single steps between two of them are included.
+    """Consecutive steps that each stand out; single steps between two of them are included."""
 
-    Attributes:
-        start_s, end_s: stream time, from the start of the first step to the end of the last.
-        share: of attention, in [0, 1].
-        words: what was said meanwhile, in order: all of it, or in the steps of the greatest shares.
-    """
-
+    # start_s, end_s: stream time, from the start of the first step to the end of the last
     start_s: float
     end_s: float
-    share: float
+    share: float  # of attention, in [0, 1]
+    # what was said meanwhile, in order: all of it, or in the steps of the greatest shares
     words: tuple[Utterance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The spans that an answer stands on.
+    """The spans that an answer stands on."""
 
-    Attributes:
-        spans: the strongest first, at most three; none where no step stands out.
-        measured: True if a low share says anything about this model.
-    """
-
-    spans: tuple[EvidenceSpan, ...]
-    measured: bool
+    spans: tuple[EvidenceSpan, ...]  # the strongest first, at most three; none where no step stands out
+    measured: bool  # True if a low share says anything about this model
 
     @property
     def faint(self) -> bool | None:

@@ -47,33 +47,25 @@ Images = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer and its cost.
+    """One answer and its cost."""
 
-    Attributes:
-        question, text: the question and the generated answer.
-        stream_time_s: stream time at which it was asked.
-        ttft_ms, total_ms: from the arrival of the question to the first and to the last token.
-        context_tokens: slots of memory that attention could see, and tokens of steps that were read again.
-        tokens: generated tokens.
-        mean_logprob: mean log probability, in nats, of the tokens of the answer, its end included: how sure the model
-            is, comparable between answers of any length.
-        evidence: the stream times that the answer stands on; None unless asked for.
-        finish_reason: why it ended: the model ended it, it has the most tokens allowed, or it repeated itself.
-        turns: earlier turns of the conversation that the model read, the newest ones.
-        chances: of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for them.
-    """
-
+    # question, text: the question and the generated answer
     question: str
     text: str
-    stream_time_s: float
+    stream_time_s: float  # stream time at which it was asked
+    # ttft_ms, total_ms: from the arrival of the question to the first and to the last token
     ttft_ms: float
     total_ms: float
-    context_tokens: int
-    tokens: int
+    context_tokens: int  # slots of memory that attention could see, and tokens of steps that were read again
+    tokens: int  # generated tokens
+    # mean log probability, in nats, of the tokens of the answer, its end included: how sure the model is, comparable
+    # between answers of any length
     mean_logprob: float
-    evidence: Evidence | None = None
+    evidence: Evidence | None = None  # the stream times that the answer stands on; None unless asked for
+    # why it ended: the model ended it, it has the most tokens allowed, or it repeated itself
     finish_reason: FinishReason = "stop"
-    turns: int = 0
+    turns: int = 0  # earlier turns of the conversation that the model read, the newest ones
+    # of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for them
     chances: list[list[TokenChance]] | None = None
 
 

@@ -23,22 +23,18 @@ StreamCount = Annotated[int, Meta(ge=0, lt=MOST_COUNT)]
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """A step as the language model reads it.
+    """A step as the language model reads it."""
 
-    Attributes:
-        embeddings: `[T, E]`, model dtype; the visual tokens in raster order.
-        grid: rows and columns of the visual tokens; of the whole step even if a memory selected some of them.
-        visual: which of the `T` tokens are visual. The others are text that a model family writes around every step,
-            such as its time, and words. None: all are visual.
-        deepstack: `[n, V, E]`, added to the visual tokens after each of the first `n` layers of the language model;
-            None if the family has no such features.
-        words, words_text: how many of the last tokens are words of the step, and their text.
-    """
-
-    embeddings: Tensor
+    embeddings: Tensor  # `[T, E]`, model dtype; the visual tokens in raster order
+    # rows and columns of the visual tokens; of the whole step even if a memory selected some of them
     grid: tuple[int, int]
+    # which of the `T` tokens are visual. The others are text that a model family writes around every step, such as its
+    # time, and words. None: all are visual
     visual: slice | None = None
+    # `[n, V, E]`, added to the visual tokens after each of the first `n` layers of the language model; None if the
+    # family has no such features
     deepstack: Tensor | None = None
+    # words, words_text: how many of the last tokens are words of the step, and their text
     words: int = 0
     words_text: str = ""
 
@@ -67,39 +63,25 @@ class StepTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepPositions:
-    """Where the tokens of a step stand in the stream.
+    """Where the tokens of a step stand in the stream."""
 
-    Attributes:
-        positions: `[T, P]` int64, on the device of the model.
-        highest: the highest position of each component, known without asking the device.
-    """
-
-    positions: Tensor
-    highest: tuple[int, ...]
+    positions: Tensor  # `[T, P]` int64, on the device of the model
+    highest: tuple[int, ...]  # the highest position of each component, known without asking the device
 
 
 @dataclass(frozen=True, slots=True)
 class StepKV:
-    """Keys and values of one step, in raster order.
+    """Keys and values of one step, in raster order."""
 
-    Attributes:
-        keys: `[L, H, T, D]` model dtype, rotated to their stream positions.
-        values: `[L, H, T, D]` model dtype.
-        positions: `[T, P]` int64, stream positions.
-        coordinates: `[T, 2]` float32, `(x, y)` of the cell centres in [0, 1].
-        step: index of the step; it increases.
-        usable: `[T]` bool, False for tokens that hold a number that is not finite; None: not examined yet.
-        words: how many of the last tokens are what was said in the step.
-        repeats: `[T]` bool, tokens that repeat the step before (`durable` asks); None: not looked up.
-    """
-
-    keys: Tensor
-    values: Tensor
-    positions: Tensor
-    coordinates: Tensor
-    step: int
+    keys: Tensor  # `[L, H, T, D]` model dtype, rotated to their stream positions
+    values: Tensor  # `[L, H, T, D]` model dtype
+    positions: Tensor  # `[T, P]` int64, stream positions
+    coordinates: Tensor  # `[T, 2]` float32, `(x, y)` of the cell centres in [0, 1]
+    step: int  # index of the step; it increases
+    # `[T]` bool, False for tokens that hold a number that is not finite; None: not examined yet
     usable: Tensor | None = None
-    words: int = 0
+    words: int = 0  # how many of the last tokens are what was said in the step
+    # `[T]` bool, tokens that repeat the step before (`durable` asks); None: not looked up
     repeats: Tensor | None = None
 
     def usable_only(self) -> StepKV:
@@ -115,23 +97,15 @@ class StepKV:
 
 @dataclass(frozen=True, slots=True)
 class StreamClock:
-    """Where a stream stands.
+    """Where a stream stands."""
 
-    Attributes:
-        steps: steps watched; also the index of the next one.
-        stream_time_s: stream time at the end of the last step, 0 before the first.
-        next_position: one more than the highest rotary position in use; text starts here.
-        tokens_seen: tokens of the steps watched.
-        fps: sampled frames a second.
-        frames_per_step: sampled frames that make a step.
-    """
-
-    steps: StreamCount
+    steps: StreamCount  # steps watched; also the index of the next one
+    # stream time at the end of the last step, 0 before the first
     stream_time_s: Annotated[float, Meta(ge=0, lt=MOST_COUNT)]
-    next_position: StreamCount
-    tokens_seen: StreamCount
-    fps: Annotated[float, Meta(ge=1e-6, le=1e6)]
-    frames_per_step: Annotated[int, Meta(ge=1, le=1000)]
+    next_position: StreamCount  # one more than the highest rotary position in use; text starts here
+    tokens_seen: StreamCount  # tokens of the steps watched
+    fps: Annotated[float, Meta(ge=1e-6, le=1e6)]  # sampled frames a second
+    frames_per_step: Annotated[int, Meta(ge=1, le=1000)]  # sampled frames that make a step
 
     @property
     def step_seconds(self) -> float:
