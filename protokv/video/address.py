@@ -28,10 +28,10 @@ VIDEO_SUFFIXES = frozenset(f".{one}" for one in _VIDEO.split())
 LIVE = set(STREAMED) - {"http", "https"}
 
 # Parameters of cameras and of FFmpeg's protocols that are no secrets.
-_HARMLESS = set(
-    "camera cam channel chan ch subtype stream profile res resolution track codec mode type pkt_size buffer_size "
-    "fifo_size localaddr listen timeout latency".split()
-)
+_HARMLESS = """
+camera cam channel chan ch subtype stream profile res resolution track codec mode type pkt_size buffer_size fifo_size
+localaddr listen timeout latency
+"""
 _HIDDEN = "***"
 _PARAMETER = re.compile(r"([^/?&;=]+)=([^/?&;]*)")
 
@@ -93,4 +93,4 @@ def default_stem(source: str) -> str:
 
 def _without_values(text: str) -> str:
     # A query without names may be a token as a whole; a path has names of its own.
-    return _PARAMETER.sub(lambda one: one[0] if one[1].lower() in _HARMLESS else f"{one[1]}={_HIDDEN}", text)
+    return _PARAMETER.sub(lambda one: one[0] if one[1].lower() in _HARMLESS.split() else f"{one[1]}={_HIDDEN}", text)

@@ -10,7 +10,6 @@ import av
 import numpy as np
 import pytest
 
-from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
 from protokv.video.decoding import Losses
 from tests.video.conftest import Clip, number_in, write
@@ -58,16 +57,12 @@ def test_one_packet_of_rubbish_loses_one_frame_and_says_when(decoder, name, numb
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_lost_key_frame_loses_the_frames_that_need_it_and_reading_goes_on(decoder, make_clip, tmp_path):
-    with av.open(str(make_clip("constant rate"))) as container:
-        keys = [i for i, p in enumerate(container.demux(video=0)) if p.size and p.is_keyframe]
-    path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", keys[1])
+    path = with_rubbish(make_clip("constant rate"), tmp_path / "x.mp4", 12)
     with open_source(path, decoder) as source:
         frames = [(f.time_s, number_in(f.image)) for f in source.frames()]
-    assert source.damage.frames_lost + len(frames) == 61
-    assert source.damage.frames_lost >= 1
-    assert source.damage.lost_from_s == pytest.approx(keys[1] * 0.04)
-    late = [(t, n) for t, n in frames if t > keys[2] * 0.04 - 0.02]
-    assert [n for _, n in late] == list(range(keys[2], 61))
+        assert 1 <= source.damage.frames_lost == 61 - len(frames)
+        assert source.damage.lost_from_s == pytest.approx(12 * 0.04)
+    assert [n for t, n in frames if t > 24 * 0.04 - 0.02] == list(range(24, 61))
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -92,17 +87,9 @@ def test_a_file_cut_short_gives_its_beginning_and_names_its_missing_end(decoder,
         assert source.damage.frames_lost == pytest.approx(damage.frames_lost, abs=2)
 
 
-def test_a_file_without_its_index_is_refused_with_a_hint(make_clip, tmp_path):
-    data = make_clip("constant rate").read_bytes()
-    (tmp_path / "x.mp4").write_bytes(data[: data.find(b"moov") - 4])
-    with pytest.raises(SourceUnreadable, match=r"x\.mp4") as caught:
-        open_source(tmp_path / "x.mp4")
-    assert "to its end" in caught.value.hint
-
-
 @pytest.mark.parametrize("flips", [1, 12])
 @pytest.mark.parametrize("seed", range(2))
-def test_flipped_bytes_never_raise_and_every_frame_is_given_or_counted(seed, flips, make_clip, tmp_path):
+def test_flipped_bytes_never_raise_and_every_frame_is_given_or_counted(seed, flips, make_clip, tmp_path, capfd):
     data, rng = bytearray(make_clip("reordered frames").read_bytes()), np.random.default_rng(seed)
     for at in rng.integers(data.find(b"mdat") + 904, data.find(b"moov") - 4, flips):
         data[at] ^= 1 << int(rng.integers(8)) if flips == 1 else int(rng.integers(1, 256))
@@ -116,6 +103,7 @@ def test_flipped_bytes_never_raise_and_every_frame_is_given_or_counted(seed, fli
             assert len(frames) + source.damage.frames_lost == 61
             assert [(f.time_s, f.image.tobytes()) for f in source.frames()] == frames
             assert source.damage == damages[-1]
+    assert capfd.readouterr() == ("", "")
     # decord may hide damage, but makes up none.
     assert damages[-1].frames_lost <= damages[0].frames_lost
     assert damages[-1].frames_damaged <= damages[0].frames_damaged

@@ -98,26 +98,18 @@ def folder(tmp_path_factory) -> Path:
     return made
 
 
-def check(folder: Path, first: int, last: int) -> Counter[str]:
+@pytest.mark.parametrize(("first", "last"), [(0, 40), pytest.param(1000, 3000, marks=pytest.mark.slow)])
+@pytest.mark.timeout(3600)
+def test_damaged_videos_give_clean_reports_or_source_errors_and_can_be_resumed(first, last, folder):
+    assert {name: outcome(folder / f"whole.{name}") for name in CLIPS} == dict.fromkeys(CLIPS, "read")
     command = [sys.executable, "-m", "tests.video.test_fuzz", str(folder), str(first), str(last)]
     out = subprocess.run(command, capture_output=True, text=True, timeout=60 + last - first, check=False)
     found = [json.loads(line) for line in out.stdout.splitlines()]
     assert [one["case"] for one in found] == list(range(first, last)), out.stderr
     assert [one for one in found if one["outcome"].startswith("wrong")] == []
     assert max(one["peak_mib"] for one in found) < 1024
-    return Counter(one["outcome"] for one in found)
-
-
-def test_damaged_videos_give_clean_reports_or_source_errors_and_can_be_resumed(folder):
-    assert {name: outcome(folder / f"whole.{name}") for name in CLIPS} == dict.fromkeys(CLIPS, "read")
-    counts = check(folder, 0, 40)
+    counts = Counter(one["outcome"] for one in found)
     assert min(counts["read"], counts["damaged"], counts["refused"]) > 2
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_so_do_two_thousand_in_one_process(folder):
-    check(folder, 1000, 3000)
 
 
 def main(folder: Path, first: int, last: int) -> None:

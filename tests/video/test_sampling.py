@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,30 +25,25 @@ def numbers(samples):
     return [int(s.image[0, 0, 0]) for s in samples]
 
 
-def test_times_rounded_to_the_millisecond_give_the_same_frames():
-    got = sample(frames_at([round(i / 30, 3) for i in range(61)]), 3.0)
-    assert numbers(got) == [0, 10, 20, 30, 40, 50, 60]
-
-
-def test_the_last_frame_is_shown_for_its_own_duration():
-    assert numbers(sample(frames_at([0.0, 0.5], [0.5, 2.0]), 1.0)) == [0, 1, 1]
-    assert numbers(sample(frames_at([0.0, 0.5]), 1.0)) == [0]
-    assert numbers(sample(frames_at([0.0]), 4.0)) == [0]
-    assert numbers(sample(frames_at([]), 4.0)) == []
-
-
-def test_before_the_first_frame_the_first_frame_is_shown():
-    assert numbers(sample(frames_at([1.2, 1.7]), 2.0)) == [0, 0, 0, 0, 1]
+@pytest.mark.parametrize(
+    ("times", "durations", "fps", "shown"),
+    [
+        ([round(i / 30, 3) for i in range(61)], None, 3.0, [0, 10, 20, 30, 40, 50, 60]),
+        ([0.0, 0.5], [0.5, 2.0], 1.0, [0, 1, 1]),
+        ([0.0, 0.5], None, 1.0, [0]),
+        ([0.0], None, 4.0, [0]),
+        ([], None, 4.0, []),
+        ([1.2, 1.7], None, 2.0, [0, 0, 0, 0, 1]),
+    ],
+    ids=["milliseconds", "own duration", "no duration", "one frame", "none", "before the first frame the first"],
+)
+def test_the_frame_shown_at_each_time_is_taken(times, durations, fps, shown):
+    assert numbers(sample(frames_at(times, durations), fps)) == shown
 
 
 def test_until_is_exclusive_and_stops_reading():
-    def endless():
-        i = 0
-        while True:
-            yield Frame(i / 10, np.full((1, 1, 3), i, np.uint8))
-            i += 1
-
-    assert numbers(sample(endless(), 2.0, until_s=1.5)) == [0, 5, 10]
+    endless = (Frame(i / 10, np.full((1, 1, 3), i, np.uint8)) for i in count())
+    assert numbers(sample(endless, 2.0, until_s=1.5)) == [0, 5, 10]
 
 
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), float("inf")])

@@ -52,12 +52,12 @@ def test_a_display_matrix_turns_and_mirrors(matrix, make_clip, tmp_path):
         assert source.notes == ()
 
 
-@pytest.mark.parametrize("degrees", [30, 45, 200])
+@pytest.mark.parametrize("degrees", [30, 200])
 def test_an_odd_angle_is_noted(degrees, make_clip, tmp_path):
     sin, cos = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
     with open_source(with_matrix(make_clip("constant rate"), tmp_path / "x.mp4", cos, sin, -sin, cos)) as source:
         assert f"turned by {degrees} degrees" in source.notes[0]
-        assert next(source.frames()).image.shape == ((96, 128, 3))
+        assert next(source.frames()).image.shape == (96, 128, 3)
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts"])
@@ -150,10 +150,8 @@ def test_an_encrypted_mp4_is_called_encrypted(tmp_path):
 
 def test_a_pipe_that_has_a_name_is_to_be_piped_in(tmp_path):
     os.mkfifo(tmp_path / "x.mp4")
-    read, write_end = os.pipe()
-    for path in (tmp_path / "x.mp4", Path(f"/dev/fd/{read}"), Path("/dev/null")):
-        with pytest.raises(SourceUnreadable) as caught:
-            open_source(path)
-        assert f"protokv ingest - < {path}" in caught.value.hint
-    os.close(read)
-    os.close(write_end)
+    with piped(b"") as address:
+        for path in (tmp_path / "x.mp4", Path(f"/dev/fd/{address[5:]}"), Path("/dev/null")):
+            with pytest.raises(SourceUnreadable) as caught:
+                open_source(path)
+            assert f"protokv ingest - < {path}" in caught.value.hint

@@ -61,24 +61,19 @@ def test_decord_and_pyav_give_the_same_bytes_at_the_same_times_and_the_same_step
             assert np.array_equal(a.images, b.images)
 
 
+# Equal frames may hide a loss; in the other two decord's count is wrong.
+LEFT_TO_PYAV = ("a still", "open groups", "open groups of h264")
+
+
 @needs_decord
-@pytest.mark.parametrize(
-    ("name", "reader"),
-    [
-        *((name, "decord") for name in ("constant rate", "variable rate", "reordered frames", "late start")),
-        *((name, "decord") for name in ("turned", "upside down", "turned back")),
-        # Equal frames may hide a loss; in the other two decord's count is wrong.
-        *((name, "pyav") for name in ("a still", "open groups", "open groups of h264")),
-    ],
-)
-def test_decord_reads_files_that_it_counts_right_and_steps_name_their_decoder(name, reader, make_clip):
+@pytest.mark.parametrize("name", ["constant rate", "reordered frames", "late start", "turned", *LEFT_TO_PYAV])
+def test_decord_reads_files_that_it_counts_right_and_steps_name_their_decoder(name, make_clip):
+    reader = "pyav" if name in LEFT_TO_PYAV else "decord"
     with open_source(make_clip(name), "decord") as source:
         assert source.info.decoder == "decord"
         assert {frame.decoder for frame in source.frames()} == {reader}
-        assert source.damage.ok
         assert {one for step in read_steps(source, 2.0, 2) for one in step.decoders} == {reader}
-    with open_source(make_clip(name)) as source:
-        assert source.info.decoder == "pyav"
+        assert source.damage.ok
 
 
 def test_decord_is_refused_where_it_is_missing_and_for_files_that_it_cannot_read_exactly(make_clip, monkeypatch):
@@ -102,13 +97,9 @@ def test_an_unknown_kind_of_source_or_decoder_is_refused_with_the_known_ones(mak
 @needs_decord
 @pytest.mark.parametrize("limit", [5, 30])
 def test_decord_reads_in_chunks_that_are_bounded_and_gives_every_frame_once(limit, make_clip, monkeypatch):
-    import protokv.video.decord_source as module
-
-    monkeypatch.setattr(module, "CHUNK_BYTES", limit * 128 * 96 * 3)
+    monkeypatch.setattr("protokv.video.decord_source.CHUNK_BYTES", limit * 128 * 96 * 3)
     with open_source(make_clip("reordered frames"), "decord") as source:
-        frames = list(source.frames())
-        assert [number_in(f.image) for f in frames] == list(range(61))
-        assert {frame.decoder for frame in frames} == {"decord"}
+        assert [(number_in(f.image), f.decoder) for f in source.frames()] == [(i, "decord") for i in range(61)]
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -153,7 +144,9 @@ def test_a_closed_source_ends_its_readings_and_refuses_new_ones(make_clip):
         source.frames()
 
 
-def test_a_path_that_is_no_video_is_refused_in_one_line(tmp_path):
+def test_a_path_that_is_no_video_is_refused_in_one_line(make_clip, tmp_path):
+    whole = make_clip("constant rate").read_bytes()
+    (tmp_path / "no-index.mp4").write_bytes(whole[: whole.find(b"moov") - 4])
     (tmp_path / "empty.mp4").write_bytes(b"")
     (tmp_path / "text.mp4").write_text("this is not a video\n" * 99)
     (tmp_path / "noise.mkv").write_bytes(np.random.default_rng(0).bytes(9999))
@@ -169,25 +162,12 @@ def test_a_path_that_is_no_video_is_refused_in_one_line(tmp_path):
         assert path.name in caught.value.message
         assert "\n" not in caught.value.message
         assert path.name != "sound.m4a" or "found audio" in caught.value.message
+        assert path.name != "no-index.mp4" or "to its end" in caught.value.hint
 
 
 def test_importing_the_package_imports_no_decoder_and_no_torch():
-    code = "import sys, protokv.video; print(sorted({'torch', 'decord', 'av'} & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
-
-
-@needs_decord
-def test_reading_damage_writes_nothing_to_stdout_or_stderr(make_clip, tmp_path, capfd):
-    data = bytearray(make_clip("constant rate").read_bytes())
-    at = data.find(b"mdat")
-    for offset in range(at + 900, at + 2400, 61):
-        data[offset] ^= 0xFF
-    (tmp_path / "bad.mp4").write_bytes(data)
-    with open_source(tmp_path / "bad.mp4", "decord") as source:
-        assert [frame.image for frame in source.frames()]
-        assert not source.damage.ok
-    assert capfd.readouterr() == ("", "")
+    code = "import sys, protokv.video; sys.exit(bool({'torch', 'decord', 'av'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # Parts of a source
@@ -212,18 +192,13 @@ def test_its_steps_are_those_of_the_whole(clip: Path, start_s: float, duration_s
     assert all(np.array_equal(a.images, b.images) for a, b in zip(found, wanted, strict=True))
 
 
-def test_parts_are_other_sources(clip: Path) -> None:
+def test_parts_are_other_sources_and_an_impossible_one_is_refused(clip: Path) -> None:
     with open_source(clip) as whole:
         prints = {whole.info.fingerprint, *(Part(whole, *of).info.fingerprint for of in ((0, 4), (4, 4), (4, None)))}
-    assert len(prints) == 4
-
-
-def test_an_impossible_part_is_refused(clip: Path) -> None:
-    with open_source(clip) as whole:
+        assert len(prints) == 4
         for start_s, duration_s in ((12.0, None), (99.0, 1.0), (0.0, 0.0)):
             with pytest.raises(ConfigError):
                 Part(whole, start_s, duration_s)
-
         whole.info = replace(whole.info, seekable=False)
         with pytest.raises(ConfigError, match="cannot be read in parts"):
             Part(whole, 1.0)
