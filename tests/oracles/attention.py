@@ -14,12 +14,7 @@ from protokv.core.context import Segment
 from protokv.core.rotary import rotate
 
 
-def attend(
-    query: Tensor,
-    segments: Sequence[Segment],
-    tail: tuple[Tensor, Tensor],
-    scaling: float,
-) -> Tensor:
+def attend(query: Tensor, segments: Sequence[Segment], tail: tuple[Tensor, Tensor], scaling: float) -> Tensor:
     """Return softmax attention of `T` queries over all segments and, causally, over the `n` tokens of the tail.
 
     Args:
@@ -34,22 +29,12 @@ def attend(
     heads, T, D = query.shape
     H = tail[0].shape[0]
     shown = torch.cat([*(segment.values[..., :D] for segment in segments), tail[1]], 1).float()
-    return (
-        (weights(query, segments, tail[0], scaling).view(H, -1, shown.shape[1]) @ shown)
-        .view(heads, T, D)
-        .to(query.dtype)
-    )
+    weighed = weights(query, segments, tail[0], scaling).view(H, -1, shown.shape[1]) @ shown
+    return weighed.view(heads, T, D).to(query.dtype)
 
 
 def weights(query: Tensor, segments: Sequence[Segment], tail_keys: Tensor, scaling: float) -> Tensor:
-    """Return the weight of every slot and every token of the tail for each query, `[Hq, T, N + n]` float32.
-
-    Args:
-        query: `[Hq, T, D]`, as for `attend`.
-        segments: likewise, `N` slots together.
-        tail_keys: `[H, n, D]`, `n >= T`.
-        scaling: the factor on the logits.
-    """
+    """Return the weight of each of N slots and of n `tail_keys` for each query, `[Hq, T, N + n]` float32."""
     heads, T, D = query.shape
     H, n = tail_keys.shape[:2]
     asked = query.float()

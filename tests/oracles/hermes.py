@@ -118,10 +118,9 @@ class NaiveHermes:
         last = tokens[-1]
         there = self.rotary(last.position)
         keys = [rotate(unrotate(token.keys, *self.rotary(token.position)), *there) for token in tokens]
-        values, places = [token.values for token in tokens], [token.place for token in tokens]
-        n = len(tokens)
-        return Token(sum(keys[1:], keys[0]) / n, sum(values[1:], values[0]) / n, last.position,
-                     sum(places[1:], places[0]) / n, last.step)  # fmt: skip
+        keys, values, place = (sum(some) / len(tokens) for some in (
+            keys, (token.values for token in tokens), (token.place for token in tokens)))  # fmt: skip
+        return Token(keys, values, last.position, place, last.step)
 
 
 def _spread(values: list[float]) -> list[float]:

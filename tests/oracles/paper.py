@@ -22,7 +22,7 @@ from protokv.memories.paper.rule import PASSES, merge_order, step_seed
 
 @dataclass(slots=True)
 class Token:
-    """A token of one head: key (rotation removed) and value `[D]`, coordinates `[2]`, position `[P]`."""
+    """A token of one head: key (rotation removed) and value, `[D]` each, coordinates `[2]`, position `[P]`."""
 
     key: Tensor
     value: Tensor
@@ -56,8 +56,7 @@ class Head:
     reservoir: list[tuple[Tensor, Tensor, Prototype]] = field(default_factory=list)
     key_codebook: Tensor | None = None
     value_codebook: Tensor | None = None
-    # For each token: the slot that it was absorbed by and by how much that one won, or (slot, inf) if it
-    # opened it.
+    # For each token: the slot that it was absorbed by and by how much that one won, or (slot, inf) if it opened it.
     decisions: list[tuple[int, float]] = field(default_factory=list)
 
 
