@@ -29,19 +29,13 @@ COUNTERS = {
 
 @dataclass(frozen=True, slots=True)
 class FarTokens:
-    """Tokens on their way into the bank, flat over `B = L * H`.
+    """Tokens on their way into the bank, flat over `B = L * H`. All heads share places and masses."""
 
-    Attributes:
-        keys, values: `[B, T, D]` float32, the rotation of keys removed.
-        coordinates, positions: `[T, 2]` float32 in the image and `[T, P]` float64 in the stream; shared by all heads.
-        mass: `[T]` int64, of how many tokens each counts; one of mass 0 must change nothing.
-    """
-
-    keys: Tensor
-    values: Tensor
-    coordinates: Tensor
-    positions: Tensor
-    mass: Tensor
+    keys: Tensor  # `[B, T, D]` float32, rotation removed
+    values: Tensor  # `[B, T, D]` float32
+    coordinates: Tensor  # `[T, 2]` float32 in the image
+    positions: Tensor  # `[T, P]` float64 in the stream
+    mass: Tensor  # `[T]` int64, of how many tokens each counts; one of mass 0 must change nothing
 
     def counted_only(self) -> FarTokens:
         """Return the tokens that have a mass. This waits for the device."""
@@ -54,25 +48,16 @@ class PrototypeBank(StatePart):
     """K prototypes for each of L layers and H KV heads.
 
     Invariants: a slot of mass 0 is free and all zeros but for its `last_step`; Sigma is a covariance; mass comes from
-    opened, absorbed and recycled tokens alone.
-
-    Attributes:
-        key_center, value_center: `[L, H, K, D]` float32, c_k (rotation removed) and p_k.
-        mass: `[L, H, K]` int64, n_k; 0 is a free slot.
-        mean: `[L, H, K, 2]` float32, mu_k.
-        covariance: `[L, H, K, 2, 2]` float32, Sigma_k; a bank that has no use for it lacks it.
-        position: `[L, H, K, P]` float64, tau_k, the rotary anchor.
-        last_step: `[L, H, K]` int64, the step that last touched the slot; -1: none did.
-        opened, absorbed, merged, expired, recycled: `[L, H]` int64, see `COUNTERS`.
+    opened, absorbed and recycled tokens alone. Counters are `[L, H]` int64, see `COUNTERS`.
     """
 
-    key_center: Tensor
-    value_center: Tensor
-    mass: Tensor
-    mean: Tensor
-    covariance: Tensor
-    position: Tensor
-    last_step: Tensor
+    key_center: Tensor  # `[L, H, K, D]` float32, c_k, rotation removed
+    value_center: Tensor  # `[L, H, K, D]` float32, p_k
+    mass: Tensor  # `[L, H, K]` int64, n_k; 0 is a free slot
+    mean: Tensor  # `[L, H, K, 2]` float32, mu_k
+    covariance: Tensor  # `[L, H, K, 2, 2]` float32, Sigma_k; a bank that has no use for it lacks it
+    position: Tensor  # `[L, H, K, P]` float64, tau_k, the rotary anchor
+    last_step: Tensor  # `[L, H, K]` int64, the step that last touched the slot; -1: none did
     opened: Tensor
     absorbed: Tensor
     merged: Tensor

@@ -91,20 +91,13 @@ class Slots(StatePart):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Exact tokens in stream order.
+    """Exact tokens in stream order."""
 
-    Attributes:
-        keys, values: `[L, H, n, D]` model dtype, keys rotated.
-        positions: `[n, P]` int64.
-        coordinates: `[n, 2]` float32.
-        usable: `[n]` bool; False for dropped tokens, which are zeros and count for nothing.
-    """
-
-    keys: Tensor
-    values: Tensor
-    positions: Tensor
-    coordinates: Tensor
-    usable: Tensor
+    keys: Tensor  # `[L, H, n, D]` model dtype, rotated
+    values: Tensor  # `[L, H, n, D]` model dtype
+    positions: Tensor  # `[n, P]` int64
+    coordinates: Tensor  # `[n, 2]` float32
+    usable: Tensor  # `[n]` bool; False for dropped tokens, which are zeros and count for nothing
 
     def __len__(self) -> int:
         return len(self.positions)

@@ -27,27 +27,16 @@ SLOTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a state.
+    """One tensor of a state. Axes of one name have one size in all tensors."""
 
-    Attributes:
-        name: `group.name`.
-        dims: what each axis counts, such as `("layer", "kv_head", "prototype", "feature")`.
-        shape: size of each axis; None if it grows with the stream. Axes of one name have one size in all tensors.
-        dtype: of its elements.
-        meaning: what it holds, in a few words.
-        unit: of its elements, for readers of a state.
-        fill: the value before the stream begins, and in slots that are free again.
-        optional: the tensor may be absent; it then holds `fill` throughout.
-    """
-
-    name: str
-    dims: tuple[str, ...]
-    shape: tuple[int | None, ...]
+    name: str  # `group.name`
+    dims: tuple[str, ...]  # what each axis counts, such as `("layer", "kv_head", "prototype", "feature")`
+    shape: tuple[int | None, ...]  # size of each axis; None if it grows with the stream
     dtype: torch.dtype
-    meaning: str
-    unit: str = ""
-    fill: float = 0
-    optional: bool = False
+    meaning: str  # what it holds, in a few words
+    unit: str = ""  # of its elements, for readers of a state
+    fill: float = 0  # the value before the stream begins, and in slots that are free again
+    optional: bool = False  # whether it may be absent; it then holds `fill` throughout
 
     @property
     def layer_axis(self) -> int | None:
@@ -105,33 +94,19 @@ def count_bytes(*tensors: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShape:
-    """What a memory must know of the model.
+    """What a memory must know of the model."""
 
-    Attributes:
-        layers: L.
-        kv_heads: H, after grouped-query attention.
-        head_size: D.
-        position_components: P, 1 for RoPE and 3 for M-RoPE.
-        sink_tokens: P0, tokens of the prompt prefix; may be 0.
-        dtype: of keys and values.
-        device: of all tensors, unless `layer_devices` says otherwise.
-        layer_devices: device of each layer if a model is spread over several; None: all on `device`.
-        part_of: number of layers of the whole model if these are only some of them; None: these are all.
-        first_layer: index in the whole model of the first of these layers.
-        frames_per_step: sampled frames that make a step.
-    """
-
-    layers: int
-    kv_heads: int
-    head_size: int
-    position_components: int
-    sink_tokens: int
-    dtype: torch.dtype
-    device: torch.device
-    layer_devices: Sequence[torch.device] | None = None
-    part_of: int | None = None
-    first_layer: int = 0
-    frames_per_step: int = 1
+    layers: int  # L
+    kv_heads: int  # H, after grouped-query attention
+    head_size: int  # D
+    position_components: int  # P, 1 for RoPE and 3 for M-RoPE
+    sink_tokens: int  # P0, tokens of the prompt prefix; may be 0
+    dtype: torch.dtype  # of keys and values
+    device: torch.device  # of all tensors, unless `layer_devices` says otherwise
+    layer_devices: Sequence[torch.device] | None = None  # of each layer of a model spread over several; None: `device`
+    part_of: int | None = None  # number of layers of the whole model if these are only some of them
+    first_layer: int = 0  # index in the whole model of the first of these layers
+    frames_per_step: int = 1  # sampled frames that make a step
 
     @property
     def of_model(self) -> tuple[int, slice]:

@@ -100,20 +100,13 @@ class ReKV(ExactMemory):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive tokens of one step, on the host.
+    """Consecutive tokens of one step, on the host."""
 
-    Attributes:
-        kv: `[L, 2, H, T, D]` model dtype, keys rotated at their stream positions, then values.
-        positions: `[T, P]` int64.
-        key: `[L, H, D]` float32 on the device, the mean of its keys before rotation.
-        low, high: least and greatest position of each component.
-    """
-
-    kv: Tensor
-    positions: Tensor
-    key: Tensor
-    low: Sequence[int]
-    high: Sequence[int]
+    kv: Tensor  # `[L, 2, H, T, D]` model dtype, keys rotated at their stream positions, then values
+    positions: Tensor  # `[T, P]` int64
+    key: Tensor  # `[L, H, D]` float32 on the device, the mean of its keys before rotation
+    low: Sequence[int]  # least position of each component
+    high: Sequence[int]  # greatest position of each component
 
     def __len__(self) -> int:
         return self.positions.shape[0]
@@ -219,24 +212,15 @@ class Retrieval(Context):
 
     The first forward is the question. Its tokens stand at `next_position` and the following positions, the same in
     every component, so its rotation can be removed. The answer's tokens read the blocks that the question chose.
-
-    Attributes:
-        archive: the blocks; they must not change while this is in use.
-        block_keys: theirs, `[B, L, H, D]`.
-        prefix: its keys and values, `[L, H, P0, D]` each.
-        next_position: where the question starts.
-        shift: see `protokv.core.context.Context`.
-        packed: how chosen blocks are packed, so that the newest ends right below `packed_end`; None: they stay at their
-            stream positions.
     """
 
-    archive: Archive
-    block_keys: Tensor
-    prefix: tuple[Tensor, Tensor]
+    archive: Archive  # the blocks; they must not change while this is in use
+    block_keys: Tensor  # theirs, `[B, L, H, D]`
+    prefix: tuple[Tensor, Tensor]  # its keys and values, `[L, H, P0, D]` each
     next_position: int
     shift: int = 0
-    packed: Anchoring | None = None
-    packed_end: int = 0
+    packed: Anchoring | None = None  # how chosen blocks are packed; None: they stay at their stream positions
+    packed_end: int = 0  # right above the newest of them
     _chosen: dict[int, list[Block]] = field(default_factory=dict, init=False)
     _shown: dict[int, Segment] = field(default_factory=dict, init=False)
 
