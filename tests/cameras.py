@@ -27,18 +27,10 @@ class World:
     """
 
     def __init__(self, *scripts: list[Any], began_s: float = 0.0) -> None:
-        self.now_s = began_s
-        self.scripts = list(scripts)
-        self.connections = 0
+        self.now_s, self.scripts = began_s, list(scripts)
+        self.connections = self.frames = 0
         self.sizes: list[Any] = []
-        self.frames = 0
         self.idle = threading.Event()
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def now(self) -> float:
-        return EPOCH + self.now_s
 
     def connect(self, should_stop: Callable[[], bool], size: Any = None) -> Connection:
         self.connections += 1
@@ -55,7 +47,7 @@ class World:
 
     def source(self, text: str = "rtsp://admin:s3cret@camera/1", **options: Any) -> LiveSource:
         chosen = LiveOptions(**{"retry_s": (0.001, 0.001), "on_pressure": "wait", **options})
-        return LiveSource(text, chosen, self.connect, clock=self.clock, now=self.now)
+        return LiveSource(text, chosen, self.connect, clock=lambda: self.now_s, now=lambda: EPOCH + self.now_s)
 
     def watched(self, source: LiveSource) -> Callable[[], bool]:
         """Return a function that is True once the camera has no more, nothing waits, and the last frame is watched."""
@@ -71,10 +63,7 @@ class World:
 
 
 class Connection(AbstractContextManager):
-    info = INFO
-    texts = ()
-    notes = ()
-    damage = Damage()
+    info, texts, notes, damage = INFO, (), (), Damage()
 
     def __init__(self, world: World, script: list[Any]) -> None:
         self.world, self.script = world, script
@@ -91,8 +80,7 @@ class Connection(AbstractContextManager):
             if isinstance(part, Exception):
                 raise part
             if isinstance(part, tuple):
-                world.now_s += part[1]
-                time_s += part[1]
+                world.now_s, time_s = world.now_s + part[1], time_s + part[1]
                 if should_stop():
                     return
                 continue

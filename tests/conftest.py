@@ -34,8 +34,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two workers, for whole rooms only: each takes seconds to begin. None where one process must do what is asked."""
-    option = config.option
-    alone = option.usepdb or option.capture == "no"
+    alone = config.option.usepdb or config.option.capture == "no"
     files = all("::" in name or Path(name).is_file() for name in config.args)
     return 0 if alone or files else min(2, os.cpu_count() or 1)
 
@@ -58,10 +57,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_seed_and_few_threads() -> None:
-    """Draw the same numbers whichever tests ran before.
-
-    One thread, since small tensors are slower on several; more show what a sum in several parts changes.
-    """
+    """Draw the same numbers whichever tests ran before, on one thread: more show what a sum in several parts does."""
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ.get("PROTOKV_TEST_THREADS", "1")))
 

@@ -18,16 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view", "detach")
 WAITS = (
-    "_local_scalar_dense",
-    "is_nonzero",
-    "nonzero",
-    "masked_select",
-    "equal",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "bincount",
-)
+    "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "_unique2", "unique_dim",
+    "unique_consecutive", "bincount",
+)  # fmt: skip
 INDEXING = ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")
 
 

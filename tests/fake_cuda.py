@@ -6,11 +6,8 @@ not meet but where CUDA lets them (numbers, indices, copies). A fake tensor give
 the layout that the kernel's own meta function gives. Inside `fake_cuda()` torch believes that the machine has one such
 device; inside `capturing()` the first wait is an error, as in the capture of a CUDA graph.
 
-What it cannot see, and only a GPU shows (`tests/test_gpu.py`, `python -m tests.benchmarks.gpu`):
-
-- what CUDA's kernels round, TF32 among it, and the layout of what is not attention;
-- whether a graph can be replayed, streams, several devices, quantized weights;
-- times, peaks and compilers.
+Only a GPU shows (`tests/test_gpu.py`, `python -m tests.benchmarks.gpu`) what CUDA's kernels round, the layout of what
+is not attention, whether a graph can be replayed, streams, several devices, quantized weights, times and peaks.
 """
 
 from __future__ import annotations
@@ -118,7 +115,9 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [value for value in values if isinstance(value, Tensor)]
     here = [one for one in tensors if isinstance(one, FakeCuda)]
     devices = [value for value in values if isinstance(value, torch.device)]
-    on_device = devices[0].type != "cpu" if devices else _decides(name, args, here)
+    # A result is where the tensor is that is written to or indexed, else where any is.
+    decides = [args[0]] if name in BETWEEN and name != "to" else here
+    on_device = devices[0].type != "cpu" if devices else any(isinstance(one, FakeCuda) for one in decides)
     if name == "scalar_tensor" and devices and devices[0].type == "meta":
         # A number that is written to CUDA by indices stands on the CPU first.
         on_device = False
@@ -168,11 +167,6 @@ def _check(func: Any, name: str, args: Any, here: list[FakeCuda], others: list[T
         raise RuntimeError(f"{func} has tensors on cuda:0, and on the CPU {refused}")
 
 
-def _decides(name: str, args: Any, here: list[FakeCuda]) -> bool:
-    """Return whether a result is on the device: that of the tensor that is written to or indexed, else of any."""
-    return isinstance(args[0], FakeCuda) if name in BETWEEN and name != "to" else bool(here)
-
-
 def _attend(func: Any, query: Tensor, keys: Tensor, values: Tensor, *given: Any, scale: float) -> tuple[Any, ...]:
     """Attend by the CPU's kernel, `[1, H, M, D]`; results are laid out as CUDA's, and refused is what it refuses."""
     assert query.shape[1] == keys.shape[1] == values.shape[1], "as many heads of keys as of queries"
@@ -197,12 +191,11 @@ def _attend(func: Any, query: Tensor, keys: Tensor, values: Tensor, *given: Any,
     like = func(*outside, scale=scale)
     # The memory-efficient kernel returns the log-sum-exp of whole tiles.
     padded = functional.pad(lse, (0, like[1].shape[-1] - lse.shape[-1]), value=torch.inf)
-    return (*map(_laid_out, (out, padded), like), *(torch.zeros(()) for _ in like[2:]))
-
-
-def _laid_out(data: Tensor, like: Tensor) -> Tensor:
-    """Return data in the layout of another tensor."""
-    return torch.empty_strided(like.shape, like.stride(), dtype=data.dtype).copy_(data)
+    laid_out = [
+        torch.empty_strided(one.shape, one.stride(), dtype=data.dtype).copy_(data)
+        for data, one in ((out, like[0]), (padded, like[1]))
+    ]
+    return (*laid_out, *(torch.zeros(()) for _ in like[2:]))
 
 
 class _Placing(TorchDispatchMode):
@@ -232,11 +225,10 @@ _FUNCTIONS = {name: _whole(getattr(functional, name)) for name in ("scaled_dot_p
 class _Generator:
     """Makes generators of the CPU whatever the device."""
 
-    def __new__(cls, device: Any = None) -> Any:
-        return _generator()
+    def __new__(cls, device: Any = None, made: Any = torch.Generator) -> Any:
+        return made()
 
 
-_generator = torch.Generator
 _PROPERTIES = SimpleNamespace(total_memory=80 << 30, name="fake", major=9, minor=0, multi_processor_count=132)
 _PATCHES: dict[str, Any] = {
     "_lazy_init": lambda: None,

@@ -12,8 +12,6 @@ from pathlib import Path
 
 def peak_kib() -> int:
     """KiB that were resident at most; where there is no `/proc`, with the parent's peak as a floor."""
-    try:
-        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
+    status = Path("/proc/self/status")
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status.read_text(), re.MULTILINE) if status.exists() else None
     return int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

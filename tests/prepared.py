@@ -21,21 +21,10 @@ class Prepared:
 
     def __init__(self, seed: int, n_frames: int) -> None:
         self._seed, self._n = seed, n_frames
-        self.info = SourceInfo(
-            name=f"{seed}.mp4",
-            kind="file",
-            decoder="none",
-            container="none",
-            codec="none",
-            pixel_format="rgb24",
-            width=48,
-            height=32,
-            rotation=0,
-            rate_fps=RATE,
-            duration_s=n_frames / RATE,
-            size_bytes=0,
-            fingerprint=f"{seed}/{n_frames}",
-        )
+        sizes = {"width": 48, "height": 32, "rotation": 0, "rate_fps": RATE, "size_bytes": 0}
+        named = {"name": f"{seed}.mp4", "kind": "file", "fingerprint": f"{seed}/{n_frames}", "pixel_format": "rgb24"}
+        unread = dict.fromkeys(("decoder", "container", "codec"), "none")
+        self.info = SourceInfo(**named, **unread, **sizes, duration_s=n_frames / RATE)  # type: ignore[arg-type]
 
     def frames(self, start_s: float = 0.0, **_: object) -> Iterator[Frame]:
         def image(i: int) -> np.ndarray:

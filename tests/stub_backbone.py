@@ -18,9 +18,7 @@ VOCABULARY = 50
 class StubBackbone(Backbone):
     """Attention of given queries, keys and values in every layer; embeddings and logits that are there already."""
 
-    position_components = 3
-    frames_per_step = 2
-    default_fps = 2.0
+    position_components, frames_per_step, default_fps = 3, 2, 2.0
     stop_ids = frozenset({VOCABULARY})
     settings: dict[str, int | float | str] = {}  # noqa: RUF012
 
@@ -38,9 +36,7 @@ class StubBackbone(Backbone):
         """Of the shapes of Qwen2.5-VL-7B, where nothing else is said."""
         self.layers, self.kv_heads, self.head_size = layers, kv_heads, head_size
         self.dtype, self.device = dtype, torch.device(device)
-        self.identity = BackboneIdentity(
-            family="stub", name="stub", config_hash="", weights_digest="", dtype=str(dtype)[6:]
-        )
+        self.identity = BackboneIdentity("stub", "stub", config_hash="", weights_digest="", dtype=str(dtype)[6:])
         self.grid, self._heads = grid, kv_heads * groups
         self._rotary = PlainRotary(head_size)
         self._rotary.frequency = self._rotary.frequency.to(self.device)

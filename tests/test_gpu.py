@@ -17,7 +17,6 @@ from protokv.core.context import EMPTY, Segment
 from protokv.core.decoding import Decoding, read_token
 from protokv.core.near import Slots
 from protokv.core.session import Session
-from protokv.core.settings import Positions
 from protokv.core.tensors import MemoryShape
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
 from protokv.state.checkpoint import to_state
@@ -25,10 +24,8 @@ from tests.conftest import random_frames
 from tests.oracles import attention as plain
 from tests.stub_backbone import StubBackbone
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+pytestmark = [pytest.mark.gpu, NO_CUDA]
 QUESTION = "what is the first star ?"
 
 
@@ -41,16 +38,6 @@ def whole_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def cuda(tiny_folder: Path) -> Backbone:
     return load_backbone(str(tiny_folder), device="cuda", dtype="float32")
-
-
-def test_logits_on_cuda_equal_those_on_the_cpu_before_the_first_eviction(tiny: Backbone, cuda: Backbone) -> None:
-    sessions = [Session.start(backbone, PaperConfig(budget=400)) for backbone in (tiny, cuda)]
-    for step in range(5):
-        for session in sessions:
-            session.watch(random_frames(step))
-    cpu_logits, cuda_logits = (session.prefill(QUESTION) for session in sessions)
-    # Another order of sums.
-    torch.testing.assert_close(cuda_logits.cpu(), cpu_logits, rtol=1e-3, atol=1e-3)
 
 
 # A centre of 8 bits differs by a whole unit if two sums differ in their last digit.
@@ -84,23 +71,7 @@ def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone)
     torch.testing.assert_close(here.prefill(QUESTION), there.prefill(QUESTION).cpu(), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["sliding-window", "durable"])
-@pytest.mark.parametrize("positions", ["stream", "compact"])
-def test_a_steady_step_does_not_wait_for_the_device(kind: str, positions: Positions) -> None:
-    config = MemoryConfig.of(kind, budget=6000, positions=positions)
-    session = Session.start(StubBackbone(device="cuda"), config)
-    step = session.backbone.embed_step(None)
-    # Plans are made before the counting starts.
-    for index in range(40):
-        session.take([step], [float(index)])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for index in range(40, 44):
-            session.take([step], [float(index)])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
+# A capture fails at the first wait for the device.
 @pytest.mark.parametrize("kind", ["sliding-window", "durable"])
 def test_a_steady_step_and_a_decoding_step_are_captured_as_cuda_graphs(kind: str) -> None:
     backbone = StubBackbone(device="cuda")

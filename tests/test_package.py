@@ -24,26 +24,10 @@ DOCUMENTS = sorted(
 
 def test_the_public_names_are_these() -> None:
     assert protokv.__all__ == [
-        "Answer",
-        "Cache",
-        "Decoding",
-        "DurableConfig",
-        "Every",
-        "MemoryConfig",
-        "PaperConfig",
-        "Session",
-        "__version__",
-        "ingest",
-        "load",
-        "load_backbone",
-        "open_source",
-        "read_steps",
-        "save",
-    ]
+        "Answer", "Cache", "Decoding", "DurableConfig", "Every", "MemoryConfig", "PaperConfig", "Session",
+        "__version__", "ingest", "load", "load_backbone", "open_source", "read_steps", "save",
+    ]  # fmt: skip
     assert all(getattr(protokv, name) is not None for name in protokv.__all__)
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="forget_everything"):
         protokv.forget_everything  # noqa: B018
 
@@ -70,20 +54,13 @@ def test_rooms_import_only_rooms_below_them_and_make_no_circle() -> None:
     assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True) == 0
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
-    (path,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("wheel")), versions=["standard"])
-    return ZipFile(path)
-
-
-def test_the_wheel_holds_the_embedded_model_and_nothing_beside_the_package(wheel: ZipFile) -> None:
+def test_the_wheel_holds_the_embedded_model_and_imports_nothing_beside_the_package(tmp_path: Path) -> None:
+    (path,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    wheel = ZipFile(path)
     names = set(wheel.namelist())
     assert {"protokv/mini/network.py", "protokv/mini/weights/model.safetensors", "protokv/py.typed"} <= names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"protokv", "protokv_cli"}
-
-
-def test_nothing_in_the_wheel_imports_what_is_not_in_it(wheel: ZipFile) -> None:
-    sources = [name for name in wheel.namelist() if name.endswith(".py")]
+    sources = [name for name in names if name.endswith(".py")]
     assert len(sources) > 50
     for name in sources:
         assert not imported_packages(wheel.read(name).decode()) & {"samples", "tests"}, name
@@ -95,10 +72,9 @@ def imported_packages(source: str) -> set[str]:
     """Return the first part of every module that a source file imports, at any depth."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
+        named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        found |= {name.split(".")[0] for name in named}
     return found
 
 

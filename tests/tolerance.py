@@ -17,36 +17,24 @@ _DEVIATIONS = 6.0
 def tolerance(dtype: torch.dtype, terms: int, scale: float = 1.0) -> float:
     """The largest difference between two sums of the same `terms` terms, each added up in an order of its own.
 
-    Every addition and every product rounds: its result is off by a share of up to u, half the distance from 1 to the
-    next number of the dtype. Of n roundings one behind the other
-
-    - at the worst all go one way: a sum is off by n u times the sum of the magnitudes of its terms (N. J. Higham,
-      Accuracy and Stability of Numerical Algorithms, 2nd edition, SIAM 2002, sections 3.1 and 4.2),
-    - in fact they go either way, as a random walk does: it is off by less than 6 sqrt(n) u times that sum but for a
-      probability of 2 exp(-6**2 / 2), which is 3e-8 (N. J. Higham and T. Mary, A New Approach to Probabilistic
-      Rounding Error Analysis, SIAM Journal on Scientific Computing 41(5), 2019, theorem 2.4).
-
-    The smaller of the two holds in any order: one after the other, in lanes of 4, 8 or 16, or a part on each thread.
-    Two results may be off on different sides, so that their distance may be twice as large.
+    Every addition and product is off by a share of up to u, half the distance from 1 to the next number of the dtype.
+    At the worst a sum of n is off by n u times the sum of the magnitudes of its terms (Higham, Accuracy and Stability
+    of Numerical Algorithms, 2002, sections 3.1 and 4.2); as a random walk by less than 6 sqrt(n) u times it, but for a
+    probability of 3e-8 (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4). Two sums may be off on
+    different sides.
 
     Args:
-        dtype: in which is added up; where a kernel adds up in float32 and rounds what it returns, the dtype of that,
-            and the roundings count.
-        terms: added up on the longest way from what both got to what is compared.
-        scale: the sum of the magnitudes of the terms. Of a mean, and of what a softmax weighs, that is the largest
-            value; where it is not known, the largest result stands for it.
+        dtype: in which is added up, or that of the result if it is rounded then; the roundings count.
+        terms: on the longest way from what both got to what is compared.
+        scale: the sum of the magnitudes of the terms; the largest value of a mean, or the largest result.
     """
-    worst = terms * _unit_roundoff(dtype) * scale
+    worst = terms * torch.finfo(dtype).eps / 2 * scale
     return 2 * min(worst, _DEVIATIONS * deviation(dtype, terms, scale))
 
 
 def deviation(dtype: torch.dtype, terms: int, scale: float = 1.0) -> float:
     """One standard deviation of that walk, of one sum: the root mean square of what many sums are off by."""
-    return math.sqrt(terms) * _unit_roundoff(dtype) * scale
-
-
-def _unit_roundoff(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps / 2
+    return math.sqrt(terms) * torch.finfo(dtype).eps / 2 * scale
 
 
 def near(expected: Tensor, terms: int, scale: float | None = None) -> dict[str, float]:
@@ -63,23 +51,20 @@ def near(expected: Tensor, terms: int, scale: float | None = None) -> dict[str, 
 
 
 def forward_terms(layers: int, width: int, tokens: int) -> int:
-    """Terms on the longest way through a model.
+    """Terms on the longest way through a model: in a layer eight products of the hidden size, and a softmax.
 
-    Of a layer: four products of the hidden size for attention and four for the MLP, which is not wider than four of
-    them, and a softmax over the tokens. What a layer gets wrong goes through those above it, which enlarge some of it
-    and shrink the rest: the tiny random models are off by 0.3 to 4.4 of what these terms say for one deviation.
+    The layers above enlarge some of what is off and shrink the rest: the tiny random models are off by 0.3 to 4.4 of
+    what these terms say for one deviation.
     """
     return layers * (8 * width + tokens)
 
 
 def near_logits(session: Session, expected: Tensor) -> dict[str, float]:
-    """The same for what a session's model makes of all that it has seen, keys, values and logits.
-
-    The tower that looks at the frames is not deeper than the language model, and both add up.
-    """
+    """The same for what a session's model makes of all that it has seen, keys, values and logits."""
     backbone = session.backbone
     width = backbone.embed_text(backbone.prefix_ids).shape[1]
     tokens = len(backbone.prefix_ids) + session.clock.tokens_seen + expected.shape[0]
+    # The tower that looks at the frames is not deeper than the language model, and both add up.
     layers = len(backbone.layer_kinds) or backbone.layers
     # Linear layers enlarge more: under two sets of kernels transformers' own forward was off by up to 29 times this.
     enlarged = 64 if LayerKind.LINEAR in backbone.layer_kinds else 1
