@@ -5,7 +5,6 @@ A new family needs a builder in `tiny` and its inputs in `upstream`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -247,29 +246,6 @@ def assert_continues(backbone: Backbone, tmp_path: Path) -> None:
     assert whole.clock.tokens_seen > SMALL.budget
     assert prefix < whole.memory.context().visible_tokens() <= SMALL.budget + prefix
     assert torch.isfinite(resumed.prefill(QUESTION)).all()
-
-
-@pytest.fixture(scope="module", params=HALF)
-def short_range(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    folder = BUILDERS[request.param](tmp_path_factory.mktemp("short"), max_positions=48)
-    return load_backbone(str(folder), device="cpu", dtype="float32")
-
-
-def test_a_compact_stream_of_any_length_stays_inside_the_trained_positions(
-    short_range: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    highest: list[int] = []
-    forward: Callable[..., Tensor] = short_range.forward
-
-    def spy(embeddings: Tensor, positions: Tensor, *rest: object, **named: object) -> Tensor:
-        highest.append(int(positions.max()))
-        return forward(embeddings, positions, *rest, **named)
-
-    monkeypatch.setattr(short_range, "forward", spy)
-    session = watched(short_range, SMALL.with_fields({"positions": "compact"}), video(short_range, 26))
-    assert torch.isfinite(session.prefill(QUESTION)).all()
-    assert session.clock.next_position > 48
-    assert max(highest) < 48
 
 
 def test_prefix_and_suffix_are_the_rendered_chat(backbone: Backbone, upstream: Upstream) -> None:

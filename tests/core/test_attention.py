@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import combinations
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -13,17 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from protokv.core import kernels
-from protokv.core.attention import Masks, TokenCache, attend, causal_mask
+from protokv.core.attention import Masks, TokenCache, attend
 from protokv.core.context import EMPTY, Segment
 from protokv.core.evidence import shares
 from protokv.core.kernels import merge, merge_pair
 from protokv.core.rotary import rotate
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
-from tests.tolerance import deviation, near, tolerance
+from tests.tolerance import near, tolerance
 
 CPU = torch.device("cpu")
 
@@ -195,80 +193,6 @@ def test_merged_parts_are_the_attention_over_all_of_them() -> None:
 
 def rms(values: Tensor) -> float:
     return float(values.double().pow(2).mean().sqrt())
-
-
-@pytest.mark.parametrize("queries", [1, 31])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_error_is_that_of_transformers_sdpa_or_less_where_a_bias_is_rounded(
-    queries: int, dtype: torch.dtype
-) -> None:
-    ours, theirs, likely = errors(queries, dtype, biased=True)
-    if dtype == torch.float32:
-        # The order of sums is all that differs, and the kernels choose it: both stay within what any order leaves.
-        assert max(ours, theirs) <= likely
-    else:
-        # Theirs rounds the bias, in whatever order it adds up, which makes ours a quarter.
-        assert ours <= 0.5 * theirs
-
-
-@pytest.mark.parametrize("queries", [1, 31])
-def test_without_any_bias_the_error_is_that_of_transformers_sdpa_and_one_more_rounding(queries: int) -> None:
-    ours, theirs, _ = errors(queries, torch.bfloat16, biased=False)
-    # The parts are rounded before they are merged. Of three independent errors, two are those of a single call.
-    assert ours <= 1.5 * theirs
-
-
-def errors(queries: int, dtype: torch.dtype, *, biased: bool) -> tuple[float, float, float]:
-    """Root mean square distance from the dense softmax: of `attend`, of transformers' SDPA with its mask, and of sums.
-
-    That of sums is what one sum after the other leaves, the longest walk that there is; kernels add up in lanes.
-    """
-    g = torch.Generator().manual_seed(6)
-    H, groups, N, n, D = 2, 7, 700, 40, 64
-    query = (1.5 * torch.randn(H * groups, queries, D, generator=g)).to(dtype)
-    keys, values = (torch.randn(H, N + n, D, generator=g).to(dtype) for _ in range(2))
-    bias = torch.randint(1, 400, (H, N), generator=g).float().log() * biased
-    bias[:, ::13] = EMPTY
-    segment, tail = Segment(keys[:, :N], values[:, :N], bias), (keys[:, N:], values[:, N:])
-    expected = dense(query, [segment], tail, D**-0.5)
-    # What transformers does with a bias: a mask of all queries by all tokens in the dtype of the model.
-    causal = causal_mask(queries, n, 1, CPU)
-    whole = torch.zeros(1, H, queries, N + n)
-    whole[..., :N] = bias[:, None]
-    whole[..., N:] = 0.0 if causal is None else causal
-    module = SimpleNamespace(num_key_value_groups=groups, is_causal=False, training=False)
-    mask = whole.to(dtype).repeat_interleave(groups, 1)
-    theirs, _ = sdpa_attention_forward(module, query[None], keys[None], values[None], mask, scaling=D**-0.5)
-    ours = attend(query, [segment], tail, D**-0.5)
-    likely = deviation(dtype, D + N + n, rms(expected))
-    return rms(ours - expected), rms(theirs[0].transpose(0, 1) - expected), likely
-
-
-def test_a_slot_with_bias_log_n_weighs_as_much_as_n_copies() -> None:
-    g = torch.Generator().manual_seed(3)
-    query, key, value = (torch.randn(2, 1, 8, generator=g) for _ in range(3))
-    other = torch.randn(2, 3, 8, generator=g)
-    tail = (torch.randn(2, 1, 8, generator=g), torch.randn(2, 1, 8, generator=g))
-
-    def segment(copies: int, bias: float) -> Segment:
-        keys = torch.cat([key.expand(-1, copies, -1), other], 1)
-        values = torch.cat([value.expand(-1, copies, -1), -other], 1)
-        return Segment(keys, values, torch.tensor([bias] * copies + [0.0] * 3).expand(2, -1))
-
-    one = attend(query, [segment(1, math.log(5))], tail, 0.5)
-    largest = max(float(part.abs().max()) for part in (value, other, tail[1]))
-    torch.testing.assert_close(one, attend(query, [segment(5, 0.0)], tail, 0.5), **near(one, 8 + 9, largest))
-
-
-def test_an_empty_slot_is_invisible_whatever_it_holds() -> None:
-    g = torch.Generator().manual_seed(4)
-    query, keys, values = (torch.randn(2, 4, 8, generator=g) for _ in range(3))
-    tail = (query.clone(), values.clone())
-    bias = torch.zeros(2, 4)
-    bias[:, 2] = EMPTY
-    before = attend(query, [Segment(keys, values, bias)], tail, 0.3)
-    keys[:, 2], values[:, 2] = 1e4, -1e4
-    assert torch.equal(before, attend(query, [Segment(keys, values, bias)], tail, 0.3))
 
 
 def test_half_precision_keeps_the_float32_bias() -> None:

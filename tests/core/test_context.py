@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from protokv.core import rotary
 from protokv.core.build import build_memory
 from protokv.core.context import Anchoring, CompactContext, Context, SlotContext
-from protokv.core.rotary import PreciseRotary, direction, rerotate, rotate, rotate_by_moves_, unrotate
+from protokv.core.rotary import PreciseRotary, direction, rerotate, rotate, rotate_by_moves_
 from protokv.memories import DurableConfig, MemoryConfig
-from tests.core.streams import PlainRotary, World, anchored, feed, shape_of, shown_to, small_config
+from tests.core.streams import PlainRotary, World, anchored, feed, shape_of, small_config
 from tests.oracles import attention as plain
 from tests.tolerance import near, tolerance
 
@@ -165,51 +165,6 @@ def test_far_times_stand_one_apart_before_the_window_newest_next_to_it() -> None
     shown = compact(context_of([[400, 90, 400], [70, 90, 400]], [1000, 1001, 1003]))
     assert stream_times(shown) == [[0, 1, 4, 3, 4, 5, 6, 8], [0, 1, 2, 3, 4, 5, 6, 8]]
     assert (shown.shift, shown.next_position) == (995, 9)
-
-
-def test_a_far_copy_of_what_is_still_in_the_window_moves_with_the_window() -> None:
-    shown = compact(context_of([[50, 1001]], [1000, 1001]))
-    assert stream_times(shown) == [[0, 1, 2, 4, 3, 4]]
-
-
-def test_without_a_window_the_newest_time_is_the_last_position() -> None:
-    shown = compact(context_of([[50, 10, 70]], []))
-    assert stream_times(shown) == [[0, 1, 3, 2, 4]]
-    assert shown.next_position == 5
-
-
-def test_free_slots_take_no_position() -> None:
-    shown = compact(context_of([[50, 123, 70]], [99], empty={1}))
-    assert [stream_times(shown)[0][slot] for slot in (2, 4, 5)] == [2, 3, 4]
-
-
-def test_nothing_moves_while_positions_are_consecutive() -> None:
-    context = context_of([[2, 3, 4]], [5, 6])
-    shown = compact(context)
-    assert stream_times(shown) == stream_times(context)
-    older, near = shown.at(0, torch.ones(1, 1, 8))
-    assert torch.equal(torch.cat((older.keys, near.keys), 1), context.keys[0])
-    assert near.query_rotation is not None
-    query = torch.randn(8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(rotate(query, *near.query_rotation), query)
-
-
-def test_keys_are_turned_to_the_positions_that_are_named() -> None:
-    context = context_of([[400, 90, 35]], [1000, 1001])
-    shown = compact(context)
-    keys, _, _ = shown_to(shown, 0, torch.ones(1, 1, 8))
-    bare = unrotate(keys, *PRECISE[1](shown_positions(shown)[0]))
-    torch.testing.assert_close(bare, context.values[0], **near(context.values[0], 2 * TURNED))
-    assert torch.equal(keys[:, :ORIGIN], context.keys[0, :, :ORIGIN])
-
-
-def test_only_moving_components_are_shifted() -> None:
-    positions = torch.tensor([[50, 3, 4], [900, 2, 5]]).expand(1, 1, 2, 3)
-    keys = torch.randn(1, 1, 2, 8, generator=torch.Generator().manual_seed(0))
-    context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1), lambda: positions)
-    for moving, expected in (((0,), [[2, 3, 4], [3, 2, 5]]), ((0, 1, 2), [[2, -45, -44], [3, -895, -892]])):
-        shown = context.compact(Anchoring(PRECISE[3], ORIGIN, 901, moving))
-        assert shown_positions(shown)[0, 0].tolist() == expected
 
 
 def test_a_context_without_positions_says_so() -> None:

@@ -19,25 +19,6 @@ def test_zero_temperature_takes_the_likeliest_token() -> None:
     assert {read_token(Chooser(Decoding(seed=seed), CPU)(logits)) for seed in range(5)} == {1}
 
 
-def test_draws_follow_the_softmax() -> None:
-    logits = torch.tensor([0.0, 1.0, 2.0])
-    choose = Chooser(Decoding(temperature=1.0), CPU)
-    counts = torch.bincount(torch.tensor([read_token(choose(logits)) for _ in range(4000)]), minlength=3) / 4000
-    # Five standard deviations of a share of 4000 draws.
-    torch.testing.assert_close(counts, logits.softmax(0), rtol=0, atol=0.04)
-
-
-def test_top_p_never_draws_what_lies_outside_it() -> None:
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    choose = Chooser(Decoding(temperature=1.0, top_p=0.6), CPU)
-    assert {read_token(choose(logits)) for _ in range(300)} == {0, 1}
-
-
-def test_top_p_always_keeps_the_likeliest_token() -> None:
-    choose = Chooser(Decoding(temperature=1.0, top_p=1e-6), CPU)
-    assert {read_token(choose(torch.tensor([0.0, 0.1]))) for _ in range(20)} == {1}
-
-
 def test_a_draw_is_that_of_multinomial() -> None:
     logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
     choose, generator = Chooser(Decoding(temperature=1.5, seed=3), CPU), torch.Generator().manual_seed(3)
