@@ -75,11 +75,7 @@ def from_state(state: State, backbone: Backbone) -> Session:
 
 
 def read_config(header: Header) -> MemoryConfig:
-    """Return the memory settings of a state.
-
-    Raises:
-        StateCorrupt: they make no sense; the setting is named.
-    """
+    """Return the memory settings of a state. StateCorrupt, naming the setting, if they make no sense."""
     try:
         return MemoryConfig.from_dict(header.memory)
     except ConfigError as error:
@@ -87,11 +83,7 @@ def read_config(header: Header) -> MemoryConfig:
 
 
 def check_fits(header: Header, identity: BackboneIdentity) -> None:
-    """Check that this model made a state; the model's name is not compared, because its folder may move.
-
-    Raises:
-        StateMismatch: names the first field that differs, with both values.
-    """
+    """Check that this model made a state, under whatever name. StateMismatch, with the first field that differs."""
     for name in ("family", "config_hash", "dtype", "weights_digest"):
         saved, ours = getattr(header.backbone, name), getattr(identity, name)
         if saved != ours:
@@ -111,11 +103,9 @@ def load_recorded_backbone(
 
     Args:
         header: of the state.
-        name: model or folder, as for `load_backbone`; with None, the model that the state names.
-        revision: branch, tag or commit of a hub model. With None, the commit that the state names, if the state names
-            this model and the cache has that commit.
-        placement: `device`, `dtype`, `device_map` and `quantization` as for `load_backbone`, and what a frame may cost;
-            dtype and cost are the state's unless given.
+        name: model or folder, as for `load_backbone`; None: the model that the state names.
+        revision: branch, tag or commit of a hub model; None: that of the state, if it names this model and is cached.
+        placement: the other arguments of `load_backbone`; dtype and cost of a frame are the state's unless given.
 
     Raises:
         ModelError: the state names a folder or a model that is not in the cache, or the model cannot be loaded.

@@ -5,6 +5,7 @@ The memory is rebuilt from its tensors, whose shapes give the shape of the model
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from contextlib import suppress
@@ -212,7 +213,7 @@ def compare(a: State, b: State) -> dict[str, Any]:
     header = [
         {"field": name, "a": ours.get(name), "b": theirs.get(name)}
         for name in {**ours, **theirs}
-        if name not in ours or name not in theirs or _typed(ours[name]) != _typed(theirs[name])
+        if name not in ours or name not in theirs or json.dumps(ours[name]) != json.dumps(theirs[name])
     ]
     names = sorted({*a.tensors, *b.tensors})
     found = [_compare_tensors(name, a.tensors.get(name), b.tensors.get(name)) for name in names]
@@ -221,7 +222,8 @@ def compare(a: State, b: State) -> dict[str, Any]:
 
 
 def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> dict[str, Any] | None:
-    entry = {"name": name, "a": _name_type(a), "b": _name_type(b)}
+    forms = [one if one is None else f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in (a, b)]
+    entry = {"name": name, "a": forms[0], "b": forms[1]}
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
         return {**entry, "elements": None, "differing": None, "max_abs_difference": None}
     flat = [tensor.reshape(-1) for tensor in (a, b)]
@@ -230,13 +232,9 @@ def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> dict[str,
     if not unequal.any():
         return None
     x, y = (one[unequal].double() for one in flat)
-    distance = float((x - y).abs().max())
-    distance_or_none = distance if math.isfinite(distance) else None
-    return {**entry, "elements": a.numel(), "differing": len(x), "max_abs_difference": distance_or_none}
-
-
-def _name_type(tensor: Tensor | None) -> str | None:
-    return None if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    most = float((x - y).abs().max())
+    counts = {"elements": a.numel(), "differing": len(x)}
+    return {**entry, **counts, "max_abs_difference": most if math.isfinite(most) else None}
 
 
 def flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -246,8 +244,3 @@ def flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
     if isinstance(value, (list, tuple)) and value:
         return [one for i, v in enumerate(value) for one in flatten(v, f"{path}[{i}]")]
     return [(path, value)]
-
-
-def _typed(value: Any) -> Any:
-    """Tell True from 1, but not 1 from 1.0, which JSON may mix up."""
-    return (isinstance(value, bool), list(value) if isinstance(value, tuple) else value)

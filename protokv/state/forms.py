@@ -29,20 +29,10 @@ from protokv.state.header import KEY, NAMES, State, digest_tensors, tensor_bytes
 
 
 class Stored:
-    """A state whose header is read and verified. Its tensors are mapped, not read yet.
-
-    Attributes:
-        header: of the state.
-        nbytes: the stored bytes.
-    """
+    """A state of `nbytes` stored bytes whose `header` is verified. Its tensors are mapped, not read yet."""
 
     def __init__(self, document: object, tensors: Mapping[str, Tensor], nbytes: int) -> None:
-        """Check everything that needs no byte of a tensor.
-
-        Raises:
-            StateCorrupt: document and tensors are no state; the tensor or field is named.
-            StateMismatch: a newer version wrote it.
-        """
+        """Check everything that needs no byte of a tensor. StateCorrupt; StateMismatch if a newer version wrote it."""
         self.header, self._digests = unseal(document)
         self._tensors, self.nbytes = tensors, nbytes
         if set(self._digests) != set(tensors):

@@ -133,9 +133,8 @@ def digest_document(document: Mapping[str, Any]) -> str:
 
 
 def _check_names(names: Iterable[str]) -> None:
-    for name in names:
-        if not _TENSOR_NAME.fullmatch(name):
-            raise StateCorrupt(f"tensor {shown(name)}: not a name that a tensor can have here")
+    if wrong := [name for name in names if not _TENSOR_NAME.fullmatch(name)]:
+        raise StateCorrupt(f"tensor {shown(wrong[0])}: not a name that a tensor can have here")
 
 
 def seal(state: State) -> str:
@@ -164,9 +163,7 @@ def seal(state: State) -> str:
 def unseal(text: object) -> tuple[Header, dict[str, str]]:
     """Return the header and the digests of the tensors that a document holds.
 
-    Raises:
-        StateCorrupt: it is no document, it was changed, or a field is not valid; the message names it.
-        StateMismatch: the format is newer than this version reads.
+    Raises StateCorrupt if it was changed, and as `Header.from_json`.
     """
     try:
         document = json.loads(text)  # type: ignore[arg-type]

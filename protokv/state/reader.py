@@ -32,20 +32,13 @@ class Reader:
     """One commit of a state. What is read from the path raises as `load_state`.
 
     A commit that comes meanwhile may be newer than `header`; what `state` and `session` hold is one commit.
-
-    Attributes:
-        path: where the state is.
-        header: of the current commit.
-        file_bytes: its stored bytes, without kept commits.
-        at_s: `state` and `session` are the newest kept commit not after this stream time, in seconds; None: the last.
-        verify: whether the digests of the tensors are checked.
     """
 
     path: StatePath
-    header: Header
-    file_bytes: int
-    at_s: float | None = None
-    verify: bool = True
+    header: Header  # of the current commit
+    file_bytes: int  # stored, without kept commits
+    at_s: float | None = None  # `state` is the newest kept commit not after this stream time; None: the last
+    verify: bool = True  # whether the digests of the tensors are checked
 
     @classmethod
     def open(cls, path: StatePath, *, at_s: float | None = None, verify: bool = True) -> Reader:

@@ -23,35 +23,23 @@ from protokv.errors import StateCorrupt, shown
 from protokv.state.header import Header
 from protokv.video import Damage
 
-# The newest gaps and anchors of a live source are kept.
-MOST = 64
-
-# Smaller differences are adjustments of a clock.
-STEADY_S = 2.0
+# The newest gaps and anchors of a live source are kept; differences below `STEADY_S` are adjustments of a clock.
+MOST, STEADY_S = 64, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """The part of a stream that comes from one source.
+    """The part of a stream that comes from one source."""
 
-    Attributes:
-        first_step: its first step in the stream.
-        start_s: stream time of its beginning.
-        earlier: records of the sources before it, in order.
-        done: True if the stream has watched it to its end.
-    """
-
-    first_step: int = 0
-    start_s: float = 0.0
-    earlier: tuple[dict[str, Any], ...] = ()
-    done: bool = False
+    first_step: int = 0  # in the stream
+    start_s: float = 0.0  # stream time
+    earlier: tuple[dict[str, Any], ...] = ()  # records of the sources before it, in order
+    done: bool = False  # the stream has watched it to its end
 
     def record(self, source: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of `Header.source` while this source is watched."""
-        if not self.earlier:
-            return dict(source)
-        earlier = [dict(one) for one in self.earlier]
-        return {**source, "first_step": self.first_step, "start_s": self.start_s, "earlier": earlier}
+        place = {"first_step": self.first_step, "start_s": self.start_s, "earlier": [*self.earlier]}
+        return {**source, **(place if self.earlier else {})}
 
 
 def read_source_part(header: Header) -> SourcePart:
@@ -157,26 +145,17 @@ class WallClockLog:
     """When a live stream began, what it missed, and which stream time was which time of day; bounded.
 
     Stream times are seconds of the whole stream, real times are seconds since 1970 in UTC.
-
-    Attributes:
-        stream: identifies this stream; another stream of the same camera has another.
-        anchors: pairs of stream time and real time; both run alike between two of them. The first is the beginning.
-        gaps: the newest gaps, oldest first.
-        gaps_in_all: how many gaps there were.
-        lost_s: their total length.
-        frames_dropped: sampled frames that the model had no time for.
-        frames_damaged: frames that could not be decoded, or are damaged.
-        committed_at: real time of this commit.
     """
 
-    stream: str = field(default_factory=lambda: uuid.uuid4().hex)
+    stream: str = field(default_factory=lambda: uuid.uuid4().hex)  # another stream of the same camera has another
+    # Pairs of stream time and real time; both run alike between two of them. The first is the beginning.
     anchors: list[tuple[float, float]] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)  # the newest, oldest first
     gaps_in_all: int = 0
-    lost_s: float = 0.0
-    frames_dropped: int = 0
-    frames_damaged: int = 0
-    committed_at: float = 0.0
+    lost_s: float = 0.0  # the length of all gaps
+    frames_dropped: int = 0  # sampled frames that the model had no time for
+    frames_damaged: int = 0  # frames that could not be decoded, or are damaged
+    committed_at: float = 0.0  # real time of this commit
 
     def add_anchor(self, stream_s: float, real_s: float) -> None:
         """Note the real time at a stream time; keep it if it does not follow from the anchors."""

@@ -53,7 +53,7 @@ StatePath = str | os.PathLike[str]
 FORMS: dict[str, Form] = {one.suffix: one for one in (SafetensorsForm(), ZarrForm(), PtForm())}
 DEFAULT_SUFFIX = SafetensorsForm.suffix
 
-# A kept commit has the name of the state with its stream time appended.
+# The name of a kept commit is that of the state with this appended, its stream time.
 KEPT_SUFFIX = re.compile(r"@(\d{6,}\.\d{3})s$")
 
 # File systems allow names of 255 bytes; the suffix and the names of kept and unfinished commits take some of them.
@@ -171,10 +171,8 @@ class Store:
             with explain_read_errors(path):
                 seen = identify()
                 try:
-                    if not (target.is_dir() if self.form.is_folder else target.is_file()):
-                        raise StateCorrupt(
-                            f"expected a state, which is a {'folder' if self.form.is_folder else 'file'}"
-                        )
+                    if self.form.is_folder != target.is_dir():
+                        raise StateCorrupt(f"it is no {self.form.suffix}")
                     found = read(self.form.map(target))
                 except Exception:
                     # A folder may have been read in part from the old state, and in part from the new one.
@@ -189,7 +187,7 @@ class Store:
         return self.look(lambda stored: (stored.header, stored.nbytes), at)
 
     def list_kept(self) -> Iterator[tuple[str, Header]]:
-        """Yield the place and header of each kept commit, of any stream. Skip what only has such a name."""
+        """Yield where each kept commit is, of any stream, and its header. Skip what only has such a name."""
         ours, places = self._list_places()
         for at in places:
             if (named := KEPT_SUFFIX.search(at)) and at[: named.start()] == ours:

@@ -25,14 +25,11 @@ from protokv.core.tensors import TensorSpec
 
 Picture = NDArray[np.uint8]
 
-DEFAULT = 16
-"""Pictures to keep: between 9 and 17 fit into a row of a page and show the course of a video, in 15 to 40 KiB."""
-MOST = 256
-SIDE = 160
-MOST_BYTES = 3 << 10
+# Pictures to keep: 9 to 17 fit into a row of a page and show the course of a video, in 15 to 40 KiB.
+DEFAULT, MOST = 16, 256
 
-# Tried in this order until the picture is small enough.
-_QUALITIES = (65, 45, 25)
+# Of a picture: pixels a side, bytes, and qualities, tried in this order until it is small enough.
+SIDE, MOST_BYTES, _QUALITIES = 160, 3 << 10, (65, 45, 25)
 
 _JPEG, _STEP, _TIME = (f"thumbnails.{name}" for name in ("jpeg", "step", "time_s"))
 

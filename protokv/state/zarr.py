@@ -31,8 +31,7 @@ from protokv.state.forms import Form, Stored
 from protokv.state.header import KEY, NAMES, State, canonical_json, tensor_bytes
 
 # The metadata file of a group or an array, and its most bytes; that of the root has the document.
-METADATA = "zarr.json"
-_LIMIT_BYTES, _ROOT_LIMIT_BYTES = 1 << 16, 2 << 20
+METADATA, _LIMIT_BYTES, _ROOT_LIMIT_BYTES = "zarr.json", 1 << 16, 2 << 20
 
 # Threads that write and sync files.
 _WRITERS = 4
@@ -49,11 +48,11 @@ class ZarrForm(Form):
     def write(self, path: Path, document: str, state: State) -> None:
         """Write the folder. All threads have ended when this returns or raises."""
         known = {spec.name: spec for spec in state.specs}
-        files: dict[str, Any] = {METADATA: _encode(_group(json.loads(document)))}
+        files: dict[str, Any] = {METADATA: _encode({"attributes": {KEY: json.loads(document)}})}
         for name, tensor in sorted(state.tensors.items()):
             folder = name.replace(".", "/")
             for above in PurePosixPath(folder).parents[:-1]:
-                files[f"{above}/{METADATA}"] = _encode(_group())
+                files[f"{above}/{METADATA}"] = _encode({})
             described = _describe(name, tensor, known.get(name))
             files[f"{folder}/{METADATA}"] = _encode(_array(tuple(tensor.shape), tensor.dtype) | described)
             if tensor.numel():
@@ -85,16 +84,11 @@ class ZarrForm(Form):
         if not path.is_dir():
             return True
         root = path / METADATA
-        ours = root.is_file() and f'"{KEY}"'.encode() in root.read_bytes()[:_ROOT_LIMIT_BYTES]
-        return not ours and any(path.iterdir())
+        return any(path.iterdir()) and not (root.is_file() and f'"{KEY}"'.encode() in root.read_bytes())
 
 
 def _encode(metadata: Mapping[str, Any]) -> bytes:
-    return json.dumps(metadata, indent=2).encode()
-
-
-def _group(document: object = None) -> dict[str, Any]:
-    return {"zarr_format": 3, "node_type": "group", "attributes": {} if document is None else {KEY: document}}
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}} | metadata, indent=2).encode()
 
 
 def _array(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
@@ -104,7 +98,6 @@ def _array(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
     if dtype.itemsize > 1:
         codec["configuration"] = {"endian": "little"}
     return {
-        "zarr_format": 3,
         "node_type": "array",
         "shape": list(shape),
         "data_type": str(stored).removeprefix("torch."),
@@ -123,11 +116,11 @@ def _chunk(axes: int) -> str:
 def _describe(name: str, tensor: Tensor, known: TensorSpec | None) -> dict[str, Any]:
     """Return the names of the axes, and what else other programs can show of an array."""
     attributes = {"torch_dtype": "bfloat16"} if tensor.dtype == torch.bfloat16 else {}
-    if known is None or len(known.dims) != tensor.dim():
-        last = name.rpartition(".")[2]
-        return {"attributes": attributes, "dimension_names": [f"{last}_{axis}" for axis in range(tensor.dim())]}
-    attributes |= {key: value for key, value in (("long_name", known.meaning), ("units", known.unit)) if value}
-    return {"attributes": attributes, "dimension_names": list(known.dims)}
+    axes = [f"{name.rpartition('.')[2]}_{axis}" for axis in range(tensor.dim())]
+    if known is not None and len(known.dims) == len(axes):
+        attributes |= {key: text for key, text in (("long_name", known.meaning), ("units", known.unit)) if text}
+        axes = list(known.dims)
+    return {"attributes": attributes, "dimension_names": axes}
 
 
 def _map_array(path: Path, name: str, sizes: dict[str, int]) -> Tensor:
