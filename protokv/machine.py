@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import re
-import threading
 from pathlib import Path
 
 from protokv.errors import OutOfMemory
@@ -16,12 +14,8 @@ _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 _USED = Path("/sys/fs/cgroup/memory.current")
 _MEMINFO = Path("/proc/meminfo")
 
-
 # torch, numpy and a decoder take most of this much address space. With less, their libraries end the process.
 _LEAST_ADDRESS_SPACE = 1 << 30
-
-# A thread has a stack of 8 MiB, and begins with objects of its own.
-_THREAD_BYTES = 16 << 20
 
 # What allocators, the loader of libraries and threads say.
 _NO_ROOM = re.compile(
@@ -70,23 +64,6 @@ def require_address_space() -> None:
             f"this process may have {limit >> 20} MiB of address space, and needs {_LEAST_ADDRESS_SPACE >> 20} MiB",
             hint="raise the limit: ulimit -v unlimited",
         )
-    threading.Thread.start = _start_where_is_room  # type: ignore[assignment,method-assign]
-
-
-_start_thread = threading.Thread.start
-
-
-def _start_where_is_room(thread: threading.Thread) -> None:
-    """Start a thread, or raise MemoryError.
-
-    In CPython a new thread that finds no memory never says that it began, and its starter waits for ever:
-    https://github.com/python/cpython/issues/140746.
-    """
-    try:
-        mmap.mmap(-1, _THREAD_BYTES).close()
-    except OSError as error:
-        raise MemoryError from error
-    _start_thread(thread)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

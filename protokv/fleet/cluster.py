@@ -41,15 +41,10 @@ class RayPool:
     watched_s = 0.0
 
     def __init__(self, recipe: Recipe, address: str | None = None, n: int | None = None) -> None:
-        """Connect.
+        """Connect to the cluster at `address`, for `n` actors. ConfigError if there is none.
 
-        Args:
-            recipe: the options of all videos.
-            address: of the cluster; None: of `RAY_ADDRESS`, of one that runs on this machine, or of a new one.
-            n: number of actors; None: one per GPU of the cluster, or per CPU if it has none.
-
-        Raises:
-            ConfigError: there is no cluster at the address.
+        Without an address it is that of `RAY_ADDRESS`, one that runs on this machine, or a new one. Without a number
+        there is an actor for each GPU of the cluster, or for each CPU if it has none.
         """
         try:
             if address is not None:

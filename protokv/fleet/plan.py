@@ -1,10 +1,8 @@
 """The videos of a fleet, the key of each, and where the states are.
 
-A source is a file, a folder, a glob, an object or a prefix in an object store, or anything else that `open_source`
-takes. The key of a file is its stem; below a folder or a glob it is the path from there without the suffix. Nothing is
-opened here; a missing video is reported when its turn comes.
-
-The state of the key `monday/door` is `monday/door.safetensors`, in a folder and in an object store.
+The key of a file is its stem; below a folder, a prefix of an object store or a glob it is the path from there without
+the suffix. The state of the key `monday/door` is `monday/door.safetensors`. Nothing is opened here; a missing video is
+reported when its turn comes.
 """
 
 from __future__ import annotations

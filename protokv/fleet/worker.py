@@ -33,15 +33,7 @@ from protokv.video.address import source_kind
 from protokv.video.bucket import is_object
 from protokv.video.registry import fingerprint_source, open_source
 from protokv.video.source import never
-from protokv.words.find import (
-    AUTO,
-    OFF,
-    describe_subtitle_file,
-    find_subtitle_file,
-    identify_subtitles,
-    recorded_subtitles,
-    shorten_language,
-)
+from protokv.words import find as words
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
@@ -53,14 +45,12 @@ Status = Literal["new", "unfinished", "changed", "done", "watched", "stopped", "
 class Recipe:
     """How every video of a fleet becomes a state.
 
-    Attributes:
-        place: folder, or prefix in an object store, of the states.
-        options: of each ingest; `backbone` is a name, which each worker loads once. `overwrite` starts over a state of
-            other settings or of another video; without it such a video fails.
+    `backbone` of the options is a name, which each worker loads once. Their `overwrite` starts over a state of other
+    settings or of another video; without it such a video fails.
     """
 
-    place: str
-    options: IngestOptions = field(default_factory=IngestOptions)
+    place: str  # folder, or prefix in an object store, of the states
+    options: IngestOptions = field(default_factory=IngestOptions)  # of each ingest
 
     def load(self, device: str) -> Backbone:
         """Load the model. Raises as `IngestOptions.load_model`."""
@@ -75,15 +65,13 @@ class Recipe:
 class Failure:
     """Why a video has no complete, undamaged state.
 
-    Attributes:
-        kind: the class of the error that a single `ingest` would have raised, `Damaged` if the state holds the readable
-            part of the video, or `WorkerDied` if the worker died on every attempt.
-        message, hint: what is wrong, and what to do.
+    Its kind is the error that a single `ingest` would have raised, `Damaged` if the state holds the readable part of
+    the video, or `WorkerDied` if the worker died on every attempt.
     """
 
-    kind: str
-    message: str
-    hint: str = ""
+    kind: str  # the class of the error
+    message: str  # what is wrong
+    hint: str = ""  # what to do
 
     @classmethod
     def from_error(cls, error: Exception) -> Failure:
@@ -102,33 +90,23 @@ class Failure:
 class Outcome:
     """What is left to do for a video before a run, or the result of it.
 
-    Attributes:
-        job, state: the video, and the path of its state.
-        status: before: "new" without a state, "unfinished" to continue it, "changed" to start over. After: "watched"
-            to its end by this run, or "stopped" on request after a commit. Both: "done" before this run, or "failed".
-        standing: of the state before the run.
-        steps, stream_time_s, file_bytes: of the state now.
-        watched_s: seconds of stream that this run added.
-        left_s: seconds of stream that are left to watch; None: not looked up, or the video does not say.
-        elapsed_s: seconds that the worker was busy with it.
-        attempts: how often it was begun.
-        failure: why it failed; of a watched or finished video, its damage.
-        notes: what a user should know of the video that is no damage.
+    Status before: "new" without a state, "unfinished" to continue it, "changed" to start over. After: "watched" to its
+    end by this run, or "stopped" on request after a commit. Both: "done" before this run, or "failed".
     """
 
     job: Job
-    state: str
+    state: str  # its path
     status: Status
-    standing: Status = "new"
-    steps: int = 0
-    stream_time_s: float = 0.0
-    watched_s: float = 0.0
-    left_s: float | None = None
-    file_bytes: int = 0
-    elapsed_s: float = 0.0
-    attempts: int = 1
-    failure: Failure | None = None
-    notes: tuple[str, ...] = ()
+    standing: Status = "new"  # the status before the run
+    steps: int = 0  # of the state now
+    stream_time_s: float = 0.0  # of the state now
+    watched_s: float = 0.0  # seconds of stream that this run added
+    left_s: float | None = None  # seconds of stream to watch; None: not looked up, or the video does not say
+    file_bytes: int = 0  # of the state now
+    elapsed_s: float = 0.0  # seconds that the worker was busy with it
+    attempts: int = 1  # how often it was begun
+    failure: Failure | None = None  # why it failed; of a watched or finished video, its damage
+    notes: tuple[str, ...] = ()  # what a user should know of the video that is no damage
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON; `failure` only if there is one."""
@@ -271,19 +249,19 @@ def _is_changed(source: str, target: str, ours: str | None, header: Header, opti
             )
         return True
     # A text track changes with its container.
-    before, choice = recorded_subtitles(header.source), options.subtitles
-    file = find_subtitle_file(source, choice, forced=before.get("kind") != "track")
+    before, choice = words.recorded_subtitles(header.source), options.subtitles
+    file = words.find_subtitle_file(source, choice, forced=before.get("kind") != "track")
     if file is not None:
-        return identify_subtitles(before) != describe_subtitle_file(file)
-    if choice in (AUTO, OFF):
-        return before.get("kind") == "file" or (choice == OFF and before != {})
-    return shorten_language(str(before.get("language", ""))) != shorten_language(choice)
+        return words.identify_subtitles(before) != words.describe_subtitle_file(file)
+    if choice in (words.AUTO, words.OFF):
+        return before.get("kind") == "file" or (choice == words.OFF and before != {})
+    return words.shorten_language(str(before.get("language", ""))) != words.shorten_language(choice)
 
 
 def read_damage(header: Header) -> str:
     """Return the damage of the last source of a state, or of its subtitles; empty if all was read."""
-    lost = str(recorded_subtitles(header.source).get("lost") or "")
-    return Damage.from_dict((header.source or {}).get("damage")).message or lost
+    lost = words.recorded_subtitles(header.source).get("lost")
+    return Damage.from_dict((header.source or {}).get("damage")).message or str(lost or "")
 
 
 def _check_settings(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:
