@@ -88,21 +88,15 @@ def use(backbone: Backbone, config: MemoryConfig, path: Path) -> tuple[list[dict
     return [*states, held(session)], [data_of(logits).tolist(), answer.text, answer.evidence]
 
 
-<<<<<<< HEAD
-def compare(models: Models, family: str, config: MemoryConfig, folder: Path) -> None:
-    here, there = models(family)
-    with pytest.MonkeyPatch.context() as patch:
-        # A device adds in another order than a CPU.
-        patch.setattr(arrays, "has_data_here", lambda numbers: False)
-        expected = use(here, config, folder / "here.safetensors")
-=======
 @pytest.mark.parametrize(("family", "kind", "positions"), EVERY)
 def test_a_device_of_its_own_gives_what_the_cpu_gives(
-    models: Models, family: str, kind: str, positions: str, tmp_path: Path
+    models: Models, family: str, kind: str, positions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here, there), config = models(family), small(kind, positions=positions)
+    # A device adds in another order than a CPU.
+    monkeypatch.setattr(arrays, "has_data_here", lambda numbers: False)
     expected = use(here, config, tmp_path / "here.safetensors")
->>>>>>> 27525669 (Shorten what all tests share)
+    monkeypatch.undo()
     with fake_cuda():
         found = use(there, config, tmp_path / "there.safetensors")
     assert found[1] == expected[1]

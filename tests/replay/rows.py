@@ -16,16 +16,13 @@ ROW = AnswerRow(
 
 
 def example_rows() -> list[AnswerRow]:
-    found = []
-    for memory, right_until in (("full", 120.0), ("window", 0.0)):
-        for delay in (0.0, 30.0, 120.0):
-            for number, (kind, answer) in enumerate([("colour", "red"), ("colour", "blue"), ("first", "ring")]):
-                right = delay <= right_until
-                found.append(
-                    replace(
-                        ROW, memory=memory, config={"kind": memory}, delay_s=delay, question_id=str(number),
-                        type=kind, expected=answer, correct=right, ttft_ms=1.0 + number,
-                        reference="query" if number == 2 else "evidence",
-                    )
-                )  # fmt: skip
-    return found
+    return [
+        replace(
+            ROW, memory=memory, config={"kind": memory}, delay_s=delay, question_id=str(number), type=kind,
+            expected=answer, correct=delay <= right_until, ttft_ms=1.0 + number,
+            reference="query" if number == 2 else "evidence",
+        )
+        for memory, right_until in (("full", 120.0), ("window", 0.0))
+        for delay in (0.0, 30.0, 120.0)
+        for number, (kind, answer) in enumerate([("colour", "red"), ("colour", "blue"), ("first", "ring")])
+    ]  # fmt: skip

@@ -31,8 +31,8 @@ class Client:
         self.sent.append(sent)
         if isinstance(reply, Exception):
             raise reply
-        choices = [SimpleNamespace(message=SimpleNamespace(content=reply))] if isinstance(reply, str) else reply
-        return SimpleNamespace(choices=choices)
+        message = SimpleNamespace(message=SimpleNamespace(content=reply))
+        return SimpleNamespace(choices=[message] if isinstance(reply, str) else reply)
 
 
 @pytest.fixture

@@ -60,11 +60,8 @@ def _write_rvs(root: Path, names: Sequence[str], films: Sequence[tuple[str, str,
 
 def write_rvs_ego(root: Path, clips: list[Path]) -> None:
     """Write questions whose answers last, and one whose answer changes."""
-    kinds = [
-        ("Whether Something Happened(Y/N)", "Was there a star?", "yes."),
-        ("What event order", "What came first?", "star."),
-        ("Scene Summary", "What is visible now?", "nothing."),
-    ]
+    kinds = [("Whether Something Happened(Y/N)", "Was there a star?", "yes.")]
+    kinds += [("What event order", "What came first?", "star."), ("Scene Summary", "What is there now?", "nothing.")]
     for clip in clips:
         _put(clip, root / "videos" / clip.name)
     films = [(clip.stem, f"/data/rvs/ego/videos/{clip.name}", 0) for clip in clips]
@@ -96,12 +93,10 @@ def write_ovo_bench(root: Path, clips: list[Path]) -> None:
     counts = [{"realtime": 4, "count": 1}, {"realtime": 10.0, "count": 2}]
     steps = [{"realtime": 3, "step": "Is anything visible now?", "type": 1}]
     clues = [{"realtime": 5, "type": 0}, {"realtime": 12, "type": 1}]
-    for probes in (
-        {"task": "REC", "activity": "appear", "test_info": counts},
-        {"task": "SSR", "test_info": steps},
-        {"task": "CRR", "question": "Was there a star?", "test_info": clues},
-    ):
-        rows.append({"video": f"Ego4D/clips/{clips[0].name}"} | probes)
+    first = {"video": f"Ego4D/clips/{clips[0].name}"}
+    rows.append(first | {"task": "REC", "activity": "appear", "test_info": counts})
+    rows.append(first | {"task": "SSR", "test_info": steps})
+    rows.append(first | {"task": "CRR", "question": "Was there a star?", "test_info": clues})
     _write(root / "ovo_bench_new.json", [row | {"id": i} for i, row in enumerate(rows)])
 
 

@@ -103,15 +103,12 @@ def test_types_of_rvs_are_joined_by_question_and_answer_and_by_the_video_of_seve
     assert not BENCHMARKS["rvs-ego"].find_type("unjoined").retrospective
 
 
-def test_seconds_of_a_film_count_from_the_beginning_of_what_its_file_holds(data_root: Path) -> None:
+def test_times_count_from_the_beginning_of_what_a_file_holds_and_of_each_probe(data_root: Path) -> None:
     opened = open_dataset(BENCHMARKS["rvs-movie"], data_root / "rvs-movie")
     # One file holds the film from its beginning, the other the clip, whose annotations begin at second 500.
     assert [{question.reference_s for question in stream.questions} for stream in opened.streams] == [{10.0}, {10.0}]
     assert opened.notes["questions counted from the beginning of their clip"] == 2
     assert [step.time_s for step in opened.streams[1].steps(1.0, 1)] == list(range(LENGTH_S))
-
-
-def test_probes_of_forward_tasks_are_questions_of_their_own_with_their_own_times(data_root: Path) -> None:
     asked = load("ovo-bench", data_root / "ovo-bench")
     probes = [question for question in asked if question.type in ("REC", "SSR", "CRR")]
     assert [(q.type, q.answer, q.reference_s) for q in probes] == [
