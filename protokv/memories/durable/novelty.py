@@ -108,7 +108,7 @@ class Novelty(StatePart):
         share = torch.addcmul(told[1], self._repeated, told[0], value=-1).clamp_(0, 1)[:, None]
         # Of the tokens that came so far the share that one step may keep.
         pace = share / (came[:, None] + tokens)
-        first, newest = torch.addcmul(told[3:5], pace, told[5:]).split(1, 1)
+        first, newest = torch.addcmul(told[3:5], pace, told[5:]).chunk(2, 1)
         spread = self._config.keeps == "spread"
         if spread:
             newest = (came[:, None] / (share * -told[6])).log2().ceil().clamp(min=0).add(0.5).mul(MOST_COUNT)

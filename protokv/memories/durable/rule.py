@@ -29,7 +29,6 @@ every step is the same operations. `tests/oracles/durable.py` has the rule writt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -61,26 +60,6 @@ _WAITS, _KEPT, _FAR, _NEVER = 2e36, 8e36, 4e37, 1e38
 _PLACES: Final = 1 << 20
 _LIGHT: Final = 1 << 61
 _SEED: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Points:
-    """Points of B heads, in an order in which prototypes come before tokens.
-
-    Attributes:
-        centers: `[B, n, 2 D]` float32.
-        sketch: `[B, n, F + 2]` float32: F numbers, their square sum (below all others where there is no mass), and
-            1 / mass.
-        rows: `[B, n, 3 + P]` int64, as `DurableBank.rows`.
-    """
-
-    centers: Tensor
-    sketch: Tensor
-    rows: Tensor
-
-    def at(self, heads: slice) -> Points:
-        """Return the points of some heads."""
-        return Points(self.centers[heads], self.sketch[heads], self.rows[heads])
 
 
 class DurableRule(Rule):
@@ -129,35 +108,39 @@ class DurableRule(Rule):
         """Put evicted tokens into the bank at time `step`."""
         if self._repeats is not None:
             tokens = self._repeats.weigh_(tokens, self._bank)
-        bank, (B, K, _) = self._bank, self._size
-        T = tokens.keys.shape[1]
+        (B, K, _), T = self._size, tokens.keys.shape[1]
         C = min(K, max(-(-T * 3 // 2), WHOLE))
         usable = tokens.mass > 0
-        limits = self._novelty.limits(step, T, bank.opened.view(B))
+        limits = self._novelty.limits(step, T, self._bank.opened.view(B))
         if len(self._line) < C + T:
             self._line = torch.arange(C + T, device=self._line.device)
-        new = torch.cat((tokens.keys, tokens.values), 2), self._list_rows(tokens, usable, limits.step)
-        every, whole = self._line[: B * K], not self._sketches.numel()
-        own = None if whole else self._sketch(new[0], tokens.mass.expand(B, T))
-        chosen = every if C == K or own is None else self._candidates(own, limits, C)
-        old = bank.read(chosen), bank.rows.index_select(0, chosen)
-        centers, rows = (torch.cat((held.view(B, C, -1), came), 1) for held, came in zip(old, new, strict=True))
+        centers, rows = torch.cat((tokens.keys, tokens.values), 2), self._list_rows(tokens, usable, limits.step)
+        # What is read for a head stays in a CPU's cache until it is written.
+        for heads in self._parts(B, max((C + T) ** 2, (T + -(-T // IN_TURN)) * K if C < K else 0)):
+            self._take_in_(heads, centers[heads], rows[heads], limits.at(heads), C)
+        self._bank.opened += usable.sum()
+
+    def _take_in_(self, heads: slice, centers: Tensor, rows: Tensor, limits: Limits, C: int) -> None:
+        """Put tokens with these centres and rows into the bank of some heads."""
+        bank, (_, K, _), h = self._bank, self._size, heads.stop - heads.start
+        own = self._sketch(centers, rows[..., 0]) if self._sketches.numel() else None
+        every = self._line[heads.start * K : heads.stop * K]
+        chosen = every if C == K or own is None else self._candidates(heads, own, limits, C)
+        centers = torch.cat((bank.read(chosen).view(h, C, -1), centers), 1)
+        rows = torch.cat((bank.rows.index_select(0, chosen).view(h, C, -1), rows), 1)
         if own is None:
             sketch = self._sketch(centers, rows[..., 0])
         else:
-            sketch = torch.cat((self._sketches.view(B * K, -1).index_select(0, chosen).view(B, C, -1), own), 1)
-        points = Points(centers, sketch, rows)
-        parts = [self._merge(points.at(heads), limits.at(heads), C) for heads in self._parts(B, (C + T) ** 2)]
-        centers, rows, cost = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
-        mass = rows[..., 0]
+            sketch = torch.cat((self._sketches.flatten(0, 1).index_select(0, chosen).view(h, C, -1), own), 1)
+        centers, rows, cost = self._merge(centers, sketch, rows, limits, C)
+        mass = rows[..., 0].flatten()
         bank.rows.index_copy_(0, chosen, rows.flatten(0, 1))
-        centers = bank.write_(chosen, centers.flatten(0, 1), mass.flatten())
-        if not whole:
-            self._sketches.view(B * K, -1).index_copy_(0, chosen, self._sketch(centers, mass.flatten()))
+        centers = bank.write_(chosen, centers.flatten(0, 1), mass)
+        if own is not None:
+            self._sketches.flatten(0, 1).index_copy_(0, chosen, self._sketch(centers, mass))
         if C < K:
             self._cost.view(-1).index_copy_(0, chosen, cost.flatten())
         bank.touch_(chosen)
-        bank.opened += usable.sum()
 
     def _parts(self, rows: int, costs: int) -> Iterator[slice]:
         """Yield parts of some rows, of `costs` costs each; results do not depend on the size."""
@@ -189,46 +172,54 @@ class DurableRule(Rule):
         """Return Ward's costs between sketches `[B, m, ...]` and `[B, n, ...]`."""
         F = self._size[2]
         # A CPU adds rows of numbers that lie side by side eight times as fast.
-        norms, shares = other[..., F:].mT.contiguous().split(1, 1)
+        norms, shares = other[..., F:].mT.contiguous().chunk(2, 1)
         squares = torch.baddbmm(one[..., F, None] + norms, one[..., :F], other[..., :F].mT, alpha=-2)
         return squares.div_(one[..., F + 1, None] + shares)
 
-    def _candidates(self, tokens: Tensor, limits: Limits, C: int) -> Tensor:
-        """Return the rows of the C prototypes of each head with the least known costs, to each other or to tokens with
-        these sketches, of those that may merge; measure some prototypes anew."""
-        B, K, F = self._size
-        T = tokens.shape[1]
+    def _candidates(self, heads: slice, tokens: Tensor, limits: Limits, C: int) -> Tensor:
+        """Return the rows of the C prototypes of each of these heads with the least known costs, to each other or to
+        tokens with these sketches, of those that may merge; measure some prototypes anew."""
+        _, K, F = self._size
+        T, sketches, known = tokens.shape[1], self._sketches[heads], self._cost[heads]
         turns = -(-T // IN_TURN)
         some = torch.add(self._line[:turns], limits.step, alpha=turns).remainder_(K)
-        ours = torch.cat((tokens, self._sketches.index_select(1, some)), 1)
+        ours = torch.cat((tokens, sketches.index_select(1, some)), 1)
         # A token of no mass is far from all.
         ours[..., F].abs_()
         # Of each prototype the least cost to any of these, and of those in turn to any prototype.
-        least, own = torch.empty_like(self._cost), []
-        for heads in self._parts(B, ours.shape[1] * K):
-            of_turns = []
-            for part in self._parts(K, ours.shape[1] * (heads.stop - heads.start)):
-                costs = self._costs(ours[heads], self._sketches[heads, part])
-                itself = some[:, None] == self._line[part]
-                of_turns.append(costs[:, T:].masked_fill_(itself, _NEVER).amin(2))
-                torch.amin(costs, 1, out=least[heads, part])
-            own.append(of_turns[0] if len(of_turns) == 1 else torch.stack(of_turns).amin(0))
-        self._cost.index_copy_(1, some, own[0] if len(own) == 1 else torch.cat(own))
-        torch.minimum(self._cost, least, out=least)
-        kept = limits.keep(self._bank.last_step.view(B, K), self._bank.mass.view(B, K))
+        least, of_turns = torch.empty_like(known), []
+        for part in self._parts(K, ours.shape[0] * ours.shape[1]):
+            costs = self._costs(ours, sketches[:, part])
+            itself = some[:, None] == self._line[part]
+            of_turns.append(costs[:, T:].masked_fill_(itself, _NEVER).amin(2))
+            torch.amin(costs, 1, out=least[:, part])
+        known.index_copy_(1, some, of_turns[0] if len(of_turns) == 1 else torch.stack(of_turns).amin(0))
+        torch.minimum(known, least, out=least)
+        bank = self._bank
+        kept = limits.keep(bank.last_step.flatten(0, 1)[heads], bank.mass.flatten(0, 1)[heads])
         found = least.add_(kept, alpha=_KEPT).topk(C, largest=False).indices
-        return (found + self._head).view(-1)
+        return (found + self._head[heads]).view(-1)
 
-    def _merge(self, points: Points, limits: Limits, C: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the C points that stay: their centres and rows, with what came into them, and least known costs."""
-        rows = points.rows
+    def _merge(
+        self, centers: Tensor, sketch: Tensor, rows: Tensor, limits: Limits, C: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the C points that stay: their centres and rows, with what came into them, and least known costs.
+
+        Args:
+            centers: `[B, n, 2 D]` float32, of prototypes and, after these, of tokens.
+            sketch: `[B, n, F + 2]` float32: F numbers, their square sum (below all others where there is no mass), and
+                1 / mass.
+            rows: `[B, n, 3 + P]` int64, as `DurableBank.rows`.
+            limits: what is kept.
+            C: how many stay.
+        """
         mass, last, n = rows[..., 0], rows[..., 1], rows.shape[1]
-        into, stay, cost = self._choose(points.sketch, mass, limits.keep(last, mass), n - C)
+        into, stay, cost = self._choose(sketch, mass, limits.keep(last, mass), n - C)
         total = mass.scatter_reduce(1, into, mass, "sum", include_self=False)
         share = mass / total.clamp(min=1).gather(1, into)
         means, places = rows[..., 2:3].view(torch.float32), rows[..., 3:].view(torch.float64)
-        means = gather_sums(torch.cat((points.centers, means, places.float()), 2), share, into, stay)
-        centers, means = means.tensor_split((points.centers.shape[2],), 2)
+        means = gather_sums(torch.cat((centers, means, places.float()), 2), share, into, stay)
+        centers, means = means.tensor_split((centers.shape[2],), 2)
         # A cluster stands where its newest member does, of equal ones the last.
         newest = torch.add(self._line[:n], last, alpha=_PLACES)
         newest = newest.scatter_reduce(1, into, newest, "amax").gather(1, stay) & (_PLACES - 1)

@@ -49,11 +49,11 @@ class Watched(DurableRule):
         chosen: list[Tensor] = []
         # Rows that are no candidates stay as they are.
         candidates = self._candidates
-        self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[0]  # type: ignore[assignment]
+        self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[-1]  # type: ignore[assignment]
         super().absorb_(tokens, step)
         del self._candidates
         after, (B, K, _), signs = self._points(), self._size, rule.draw_signs(2 * tokens.keys.shape[2]).tolist()
-        rows = chosen[0].view(B, -1) % K if chosen else torch.arange(K).expand(B, K)
+        rows = torch.cat(chosen).view(B, -1) % K if chosen else torch.arange(K).expand(B, K)
         for head in range(B):
             mine = rows[head].tolist()
             points = [before[head][row] for row in mine]
@@ -307,7 +307,7 @@ def test_a_token_of_no_mass_brings_no_candidates() -> None:
     ruling.take(state)
     tokens = centers[[2, 200, 201]]
     limits = ruling._novelty.limits(5, 3, bank.opened.view(1))
-    chosen = ruling._candidates(ruling._sketch(tokens[None], torch.tensor([[1, 0, 0]])), limits, 2)
+    chosen = ruling._candidates(slice(0, 1), ruling._sketch(tokens[None], torch.tensor([[1, 0, 0]])), limits, 2)
     assert 2 in chosen
     assert not {200, 201} & set(chosen.tolist())
 
