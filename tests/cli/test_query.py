@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 
-from protokv.core.session import Session
-from protokv.errors import QuestionError
-from protokv.memories import DurableConfig
-from protokv.timings import Timings
-from protokv_cli.asking import AnswerFlags, Answers, AskedQuestion, Refusals
 from protokv_cli.exits import Exit
-from protokv_cli.output import Format, Output
 from tests.cli.conftest import Program
 from tests.cli.terminal import run_on_terminal
 from tests.mock_backbone import MockBackbone
@@ -100,41 +94,29 @@ def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, vi
     assert "no commit at or before 5 s; it has those at 6 s, 9 s, 12 s" in early.err.splitlines()[0]
 
 
-def test_a_terminal_without_a_question_is_a_prompt(protokv: Program, clip: str) -> None:
+def test_a_terminal_without_a_question_is_a_prompt_and_what_is_typed_a_conversation(
+    protokv: Program, clip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[list[str]] = []
+    suffix_ids = MockBackbone.suffix_ids
+
+    def hear(model: MockBackbone, question: str, turns: Any = ()) -> list[int]:
+        heard.append([asked for asked, _ in turns])
+        return suffix_ids(model, question)
+
+    monkeypatch.setattr(MockBackbone, "suffix_ids", hear)
     typed = f"{QUESTION}\n\n{'long ' * 600}\nwho is last ?\n\x04"
     out = protokv.folder / "answers.jsonl"
     seen = run_on_terminal(protokv.environment, "query", clip, "--json", stdout=out, typed=typed)
     assert seen.code == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["question"] for row in rows][::2] == [QUESTION, "who is last ?"]
+    assert [row["question"] for row in (rows[0], rows[-1])] == [QUESTION, "who is last ?"]
+    assert (heard[0], heard[-1][:1]) == ([], [QUESTION])
     assert "clip.safetensors at 0:12; type questions, one conversation; exit or Ctrl-D ends" in seen.screen
-    assert rows[0]["answer"] in run_on_terminal(protokv.environment, "query", clip, typed=f"{QUESTION}\n\x04").screen
-    seen = run_on_terminal(protokv.environment, "query", clip, typed=f"Exit\n{QUESTION}\n")
-    assert (seen.code, rows[0]["answer"] in seen.screen) == (0, False)
-
-
-def test_what_is_typed_is_a_conversation_and_what_it_leaves_out_is_told_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    heard = []
-
-    class Hearing(MockBackbone):
-        def suffix_ids(self, question: str, turns: Any = ()) -> list[int]:
-            if question == "<end>":
-                raise QuestionError("a control token")
-            heard.append((question, [asked for asked, _ in turns]))
-            return super().suffix_ids(question)
-
-    out = Output(Format.JSON)
-    answers = Answers(out, AnswerFlags(max_new_tokens=1), Refusals(out), Timings(), at_prompt=True)
-    session = Session.start(Hearing(), DurableConfig(budget=24))
-    list(answers.ask_all("state", session, map(AskedQuestion, ("one", "two", "<end>", "three"))))
-    assert [dict(heard)[name] for name in ("one", "two", "three")] == [[], ["one"], ["one", "two"]]
-    assert "Note" not in capsys.readouterr().err
-    embedded = Session.start(MockBackbone("protokv/mini"), DurableConfig(budget=24))
-    embedded.backbone.converses = False
-    list(answers.ask_all("state", embedded, map(AskedQuestion, ("five", "six"))))
-    assert capsys.readouterr().err.count("protokv/mini keeps no conversation") == 1
+    monkeypatch.setattr(MockBackbone, "converses", False)
+    seen = run_on_terminal(protokv.environment, "query", clip, typed=f"{QUESTION}\nwho ?\nwhere ?\nExit\nwhen ?\n")
+    assert rows[0]["answer"] in seen.screen
+    assert " ".join(seen.screen.split()).count("keeps no conversation: it reads each question alone") == 1
 
 
 def test_a_published_generation_is_the_default_of_query_and_options_win(
