@@ -8,9 +8,11 @@ finds the class of a model by the family of its config.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated, Any, Final, Self
 
 import numpy as np
@@ -25,10 +27,14 @@ from protokv.core.layers import LayerKind
 from protokv.core.packing import check_shapes
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, QuestionError
+from protokv.texts import MOST_QUESTION_CHARACTERS, admit_question
 
 MOST_WORDS: Final = 1024
 """The most tokens of what was said in a step; the rest is cut off."""
+
+MOST_QUESTION_TOKENS: Final = 4096
+"""A question of this length takes seconds on a CPU, and its keys and values little memory."""
 
 Turn = tuple[str, str]
 """An earlier question of a conversation, and its answer."""
@@ -116,6 +122,42 @@ class Backbone(ABC):
     @abstractmethod
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
         """Token ids of the chat prompt after the video: earlier turns, the question and the start of the answer."""
+
+    def question_ids(
+        self, question: str, turns: Sequence[Turn] = (), system: str | None = None
+    ) -> tuple[list[int], int]:
+        """Return `suffix_ids` of what is asked, and how many of the turns are in them: the newest that have room.
+
+        A conversation is a longer text after the video, so asking changes nothing and a state knows no conversation. A
+        system prompt that comes after the video stands in front of the question. A model that does not converse reads
+        the question alone.
+
+        Raises:
+            QuestionError: the question is empty or takes more than `MOST_QUESTION_TOKENS`, or a text contains control
+                tokens.
+        """
+        text = admit_question(question)
+        if not self.converses:
+            turns, system = (), None
+        if system is not None:
+            text = f"{admit_question(system, 'the system prompt').strip()}\n\n{text.strip()}"
+        # Only so many characters can have room, so a long conversation costs little.
+        characters = accumulate(len(asked) + len(answered) for asked, answered in reversed(turns))
+        turns = turns[len(turns) - bisect_right(list(characters), MOST_QUESTION_CHARACTERS) :]
+        for asked, answered in turns:
+            admit_question(asked, "an earlier question")
+            # A model may answer with nothing.
+            admit_question(answered.strip() or "-", "an earlier answer")
+
+        def with_last(count: int) -> list[int]:
+            return self.suffix_ids(text, turns[len(turns) - count :])
+
+        kept = bisect_right(range(len(turns) + 1), MOST_QUESTION_TOKENS, key=lambda count: len(with_last(count))) - 1
+        ids = with_last(max(0, kept))
+        if kept < 0:
+            size = f"{len(ids):,} tokens; the most is {MOST_QUESTION_TOKENS:,}"
+            raise QuestionError(f"the question has {size}", hint="ask something shorter")
+        return ids, kept
 
     def with_system(self, text: str | None) -> Self:
         """Return this model, of the same weights, with a system prompt in front of the video; None: without one.

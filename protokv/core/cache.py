@@ -145,7 +145,7 @@ class MemoryCache(StreamCache):
             _, H, _, D = keys.shape
             devices = [layer.device for layer in layers]
             shape = self._shape(H, D, positions.shape[1], first, keys.dtype, devices)
-            memory = build_memory(self.config, shape, self.decoder.rotary(D, positions.shape[1]))
+            memory = build_memory(self.config, shape, self.decoder.angles)
             memory.start(keys[:, :, :first], values[:, :, :first])
         if first < T:
             some = slice(first, None)

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from protokv.core.rotary import Rotary, rotate
+from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
 _ARGUMENTS: Final = ("cache", "past_key_values")
@@ -62,7 +62,9 @@ class Decoder:
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, `[..., R]` float32, of positions `[..., P]`, on their device; R is 0 without angles."""
-        assert self._rotary is not None
+        if self._rotary is None:
+            still = torch.zeros(*positions.shape[:-1], 0, device=positions.device)
+            return still, still
         ids = self.to_ids(positions.reshape(-1, positions.shape[-1]))
         device = next((one.device for one in self._rotary.buffers()), positions.device)
         named = {"layer_type": "full_attention"} if "layer_type" in signature(self._rotary.forward).parameters else {}
@@ -76,17 +78,6 @@ class Decoder:
     def to_ids(self, positions: Tensor) -> Tensor:
         """Return positions `[T, P]` in transformers' shape: `[1, T]` for RoPE, `[P, 1, T]` for M-RoPE."""
         return positions.T if positions.shape[1] == 1 else positions.T[:, None]
-
-    def rotary(self, head_size: int, components: int) -> Rotary:
-        """Return the angles of positions of so many components; a model without angles rotates nothing."""
-        if self._rotary is not None:
-            return self.angles
-
-        def still(positions: Tensor, /) -> tuple[Tensor, Tensor]:
-            zeros = torch.zeros(*positions.shape[:-1], head_size, device=positions.device)
-            return zeros + 1, zeros
-
-        return still
 
     def position_ids(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return position ids `[3, 1, T]` of new tokens, from 0: of pictures by the model's own rule, else of text."""

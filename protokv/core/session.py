@@ -38,7 +38,6 @@ from protokv.core.recent import RecentSteps, split_recent
 from protokv.core.settings import MemoryConfig, check_fps
 from protokv.core.step import StepKV, StepTokens, StreamClock
 from protokv.core.tensors import TensorSpec, count_bytes
-from protokv.core.turns import read_ids
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.timings import Timings, stage
 
@@ -135,8 +134,7 @@ class Session:
             backbone: the model.
             config: which memory, and its budget.
             fps: sampled frames per second; None: the rate that the backbone was trained at.
-            attachments: what its state has besides the memory. A stream with words needs a
-                `protokv.words.transcript.Transcript` among them.
+            attachments: what its state has besides; a stream with words needs a `protokv.words.transcript.Transcript`.
 
         Raises:
             ConfigError: fps is not a positive number up to 240, or the memory does not fit the model.
@@ -156,13 +154,7 @@ class Session:
     def resume(
         cls, backbone: Backbone, config: MemoryConfig, state: SavedSession, attachments: Sequence[Attachment] = ()
     ) -> Session:
-        """Continue a saved session of the same backbone and config; nothing is forwarded.
-
-        Args:
-            backbone: the model.
-            config: as the state has it.
-            state: its clock and tensors.
-            attachments: made from the tensors that are theirs; the memory takes the rest.
+        """Continue a saved session of the same backbone and config; `attachments` have the tensors that are theirs.
 
         Raises:
             StateCorrupt: its tensors are none that a stream leaves, or its clock contradicts itself or the model.
@@ -353,7 +345,7 @@ class Session:
 
         It reads the memory in place, so let it end before the next `watch`. Without `decoding`, tokens are chosen as
         the model was published to. With `evidence` the answer names the stream times that it stands on. `turns` are
-        earlier questions with their answers, and `system` stands in front of the question (`turns.py`).
+        earlier questions with their answers, and `system` stands in front of the question.
 
         Raises:
             QuestionError: a text is empty, longer than `MOST_QUESTION_TOKENS`, or contains control tokens.
@@ -361,7 +353,7 @@ class Session:
         """
         decoding = decoding or self.backbone.decoding
         began = time.perf_counter()
-        asked, kept = read_ids(self.backbone, question, turns, system)
+        asked, kept = self.backbone.question_ids(question, turns, system)
         reading = self.read_question(asked, record=evidence)
         found = find_evidence(self, reading) if evidence else None
         # Penalties count the text before and after the video; -1 stands for the video between the two.
@@ -420,7 +412,7 @@ class Session:
         cache keeps the queries that read the context, for `find_evidence`.
         """
         backbone, placement = self.backbone, self.placement
-        ids = read_ids(backbone, question)[0] if isinstance(question, str) else question
+        ids = backbone.question_ids(question)[0] if isinstance(question, str) else question
         prelude = self.recent.steps
         positions = [where for _, where in prelude]
         context, clock = self.recent.hide(self.memory.recall()), self.clock

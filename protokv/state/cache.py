@@ -134,7 +134,7 @@ class Cache(MemoryCache):
             raise StateCorrupt(f"the state has {L} layers, the model has {len(self.memory_layers)}")
         on = [devices[i] for i, layer in enumerate(self.layers) if isinstance(layer, MemoryLayer)]
         shape = self._shape(H, D, self.decoder.components, sink, own["sink.keys"].dtype, on)
-        memory = restore_memory(self.config, shape, self.decoder.rotary(D, self.decoder.components), own)
+        memory = restore_memory(self.config, shape, self.decoder.angles, own)
         state.clock.check()
         self.steps, self._next_position = state.clock.steps, torch.tensor(state.clock.next_position)
         self.load_layers(layers, devices, state.clock.tokens_seen + sink)
