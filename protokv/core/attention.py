@@ -30,7 +30,7 @@ def attend(
     scaling: float,
     causal: Tensor | None = None,
 ) -> Tensor:
-    """Return attention of `T` tokens over the slots of a context and over the local tokens.
+    """Return attention `[Hq, T, D]` of `T` tokens over the slots of a context and over the local tokens.
 
     Args:
         query: `[Hq, T, D]`, rotated; query `i` is local token `n - T + i`.
@@ -38,9 +38,6 @@ def attend(
         local: keys and values `[H, n, D]`, `n >= T`.
         scaling: the factor on the logits, usually `D ** -0.5`.
         causal: `causal_mask` of these sizes, if it is at hand.
-
-    Returns:
-        `[Hq, T, D]` in the dtype of the query.
     """
     heads, T, D = query.shape
     keys, values = local
@@ -63,8 +60,7 @@ def attend(
 def causal_mask(queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
     """Return the mask of the last `queries` of some tokens, repeated for the `groups` query heads of a KV head.
 
-    Returns:
-        `[1, groups * queries, tokens]` float32, 0 or `-inf`; None if one token sees everything.
+    It is `[1, groups * queries, tokens]` float32, 0 or `-inf`; None if one token sees everything.
     """
     if queries == 1:
         return None
@@ -81,14 +77,9 @@ class Masks:
     def __call__(
         self, mask: Tensor | None, queries: int, tokens: int, groups: int, device: torch.device
     ) -> Tensor | None:
-        """Return a mask for `attend`.
+        """Return a mask for `attend`, for the `groups` query heads of a KV head.
 
-        Args:
-            mask: `[T, n]` bool, True where a token is seen, or float, added to the logits; None: `causal_mask`.
-            queries: T.
-            tokens: n.
-            groups: query heads of a KV head.
-            device: of the layer.
+        `mask` is `[queries, tokens]` bool, True where a token is seen, or float, added to the logits; None is causal.
         """
         if queries == 1 and mask is None:
             return None
@@ -224,18 +215,9 @@ class TokenCache:
     def read_layer(
         self, layer: LayerTokens, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
     ) -> Tensor:
-        """Attend to the context in place, and to the tokens of a layer.
+        """Attend with `[Hq, T, D]`, rotated, to the context in place, and to the tokens `[H, n, D]` of a layer.
 
-        Args:
-            layer: it has taken `keys` and `values`.
-            query: `[Hq, T, D]`, rotated.
-            keys: `[H, n, D]`, as `LayerTokens.append` returned them.
-            values: theirs.
-            mask: as `Masks` takes it.
-            scaling: the factor on the logits.
-
-        Returns:
-            `[Hq, T, D]`.
+        `layer` has taken `keys` and `values`; `mask` is as `Masks` takes it, `scaling` the factor on the logits.
         """
         # Attention is the same in any order of features that both sides share.
         query, keys = self.to_halves(query), self.to_halves(keys)

@@ -186,8 +186,7 @@ class MemoryCache(StreamCache):
     def step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the model for new tokens of the stream: `model(**cache.step(inputs))`.
 
-        Args:
-            inputs: of the new tokens alone, as a processor gives them: `input_ids` `[1, T]`, and pictures.
+        `inputs` are of the new tokens alone, as a processor gives them: `input_ids` `[1, T]`, and pictures.
         """
         # Without a mask all tokens are seen; a mask of the new ones alone would hide those before.
         kept = {name: value for name, value in inputs.items() if name != "attention_mask"}
@@ -197,10 +196,7 @@ class MemoryCache(StreamCache):
         """Return the arguments for a question, with a fork: `model.generate(**cache.question(inputs))`.
 
         transformers takes ids for new tokens if the mask is longer than they are, so it has the whole length. Where a
-        model has positions of several components, they follow what was committed.
-
-        Args:
-            inputs: of the new tokens alone, as a tokenizer or a processor gives them: `input_ids` `[1, T]`.
+        model has positions of several components, they follow what was committed. `inputs` are as for `step`.
         """
         ids: Tensor = inputs["input_ids"]
         mask = torch.ones(1, self.get_seq_length() + ids.shape[1], dtype=torch.int64, device=ids.device)
@@ -222,11 +218,7 @@ class MemoryCache(StreamCache):
 
     @_plain_tensors()
     def slots(self, number: int) -> Segment | None:
-        """Return the slots in use of a layer, to be read as keys; None: there are none, or they are read in place.
-
-        Raises:
-            ConfigError: the cache was forked, and the one it was forked from has taken a step since.
-        """
+        """Return the slots in use of a layer, to be read as keys; None: there are none, or they are read in place."""
         self._check_current()
         if self.memory is None or self.reads_in_place:
             return None
@@ -307,11 +299,7 @@ class MemoryCache(StreamCache):
 
 
 def refuse_memory(config: MemoryConfig) -> None:
-    """Refuse settings of a memory that a cache cannot keep.
-
-    Raises:
-        ConfigError: it needs a session, which sees more of a stream than keys and values.
-    """
+    """Refuse settings of a memory that needs a session, which sees more than keys and values. ConfigError."""
     by_session = "protokv.Session keeps it, and so does `protokv ingest`"
     if config.memory.select is not LocalMemory.select or config.listeners():
         raise ConfigError(f"the memory {config.name} reads more than keys and values", hint=by_session)

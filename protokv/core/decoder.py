@@ -96,13 +96,9 @@ class Decoder:
         return [next(layer.parameters()).device for layer in self.module.layers]
 
     def block_masks(self, blocks: Tensor, cache: Any) -> dict[str, Any]:
-        """Return masks by which tokens of one block see each other both ways; of Gemma's large models.
+        """Return masks by which new tokens of one block `[T]` int64, -1 for text, see each other; for large Gemmas.
 
         transformers makes them itself, but only where the blocks of all tokens since the first are given.
-
-        Args:
-            blocks: of the new tokens, `[T]` int64, -1 for text.
-            cache: of the tokens before them.
         """
         whole = torch.nn.functional.pad(blocks, (cache.get_seq_length(), 0), value=-1)[None]
         inputs = torch.empty(1, len(blocks), 0, dtype=next(self.module.parameters()).dtype, device=blocks.device)
@@ -132,10 +128,7 @@ class Decoder:
     def _find_layout(self, module: Any) -> Tensor | None:
         """Return the order that puts rotated pairs half a key apart, `[R]` int64; None: they are.
 
-        Some models pair neighbours. The model's own rotation of a random key tells.
-
-        Raises:
-            ConfigError: it is neither of the two.
+        Some models pair neighbours. The model's own rotation of a random key tells. ConfigError: it is neither.
         """
         apply = getattr(module, "apply_rotary_pos_emb", None)
         if apply is None or self._rotary is None:

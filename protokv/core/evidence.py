@@ -105,16 +105,10 @@ def find_spans(by_step: Mapping[int, float], step_seconds: float) -> tuple[Evide
 
 
 def shares(query: Tensor, segments: Sequence[Segment], local_keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """Return the attention weights of the last token, the mean over the query heads of a KV head.
+    """Return the attention weights of the last token `[Hq, D]`, rotated, the mean over the query heads of a KV head.
 
-    Args:
-        query: `[Hq, D]`, rotated.
-        segments: the parts of a context that the layer read, `N` slots together.
-        local_keys: `[H, n, D]` of the local tokens; the token sees all of them.
-        scaling: the factor on the logits.
-
-    Returns:
-        `[H, N]` of the slots and `[H, n]` of the local tokens, float32; together they sum to 1 in each head.
+    They are `[H, N]` of the `N` slots of all segments and `[H, n]` of the local tokens, whose keys are `[H, n, D]` and
+    all of which it sees: float32, together 1 in each head.
     """
     H, _, D = local_keys.shape
     asked = query.float() * scaling

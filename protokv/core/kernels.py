@@ -53,14 +53,9 @@ def attention(
 def biased_attention(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Return attention of `M` queries over `N` keys with a bias, as `attention` does.
+    """Return attention over keys with a finite bias `[H, N]` float32, as `attention` does.
 
-    Args:
-        query: `[H, M, D]`.
-        keys: `[H, N, D]`, the dtype of the query, `N > 0`; or `[H, N, D + COLUMNS]` as of `with_columns`.
-        values: likewise.
-        bias: `[H, N]` float32, added to the logits; finite.
-        scaling: the factor on the logits.
+    Keys and values may be `[H, N, D + COLUMNS]` as of `with_columns`.
     """
     D = query.shape[-1]
     if keys.shape[-1] == D or scaling != D**-0.5:
@@ -75,13 +70,9 @@ def biased_attention(
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Merge attentions over disjoint sets of tokens into the attention over all of them.
+    """Merge attentions over disjoint sets of tokens into the attention over all of them, summed in float32.
 
-    Args:
-        parts: outputs `[H, M, D]` and their log-sum-exp `[H, M]` float32, as `attention` returns them.
-
-    Returns:
-        `[H, M, D]` in the dtype of the outputs, summed in float32.
+    Parts are outputs `[H, M, D]` and their log-sum-exp `[H, M]` float32, as `attention` returns them.
     """
     first = parts[0][0]
     if len(parts) == 1:
@@ -107,12 +98,9 @@ def takes_columns(head_size: int, dtype: torch.dtype, device: torch.device) -> b
 
 
 def bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
-    """Return what adds a bias `[..., N]` to the logits, `[..., N, COLUMNS]` in the dtype of the keys.
+    """Return what adds a float32 bias `[..., N]`, very low for free slots, to the logits: `[..., N, COLUMNS]`.
 
-    Args:
-        bias: float32; `-inf`, or very low, for free slots.
-        scaling: the factor on the logits.
-        dtype: float16 or bfloat16.
+    It is in half precision, the `dtype` of the keys; `scaling` is the factor on the logits.
     """
     columns = torch.zeros(*bias.shape, COLUMNS, dtype=dtype, device=bias.device)
     rest = (bias / scaling).clamp_(min=3 * _FREE)

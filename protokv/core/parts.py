@@ -138,21 +138,11 @@ class PositionLimit(SessionListener):
     """
 
     def __init__(self, limit: int | None, moving: Sequence[int], advice: str = "") -> None:
-        """Start at the beginning of a stream.
-
-        Args:
-            limit: positions that the model was trained on; None: unknown.
-            moving: the position components that grow with the stream.
-            advice: appended to the warning.
-        """
+        """Take the positions that the model was trained on, if known, and advice for the warning."""
         self._limit, self._moving, self._advice = limit, moving, advice
 
     def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
-        """Look how far the step was forwarded.
-
-        Warns:
-            PositionWarning: it is beyond the limit.
-        """
+        """Look how far the step was forwarded, and warn with a PositionWarning."""
         shift = context.shift
         if self._limit is None or isinstance(shift, Tensor):
             return

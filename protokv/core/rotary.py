@@ -69,11 +69,9 @@ class PreciseRotary:
     """
 
     def __init__(self, rotary: Rotary, components: int) -> None:
-        """Read the rates of each pair of components off the angles of a rotary embedding.
+        """Read the rates of each pair off the angles of a model's rotary embedding of P `components`.
 
-        Args:
-            rotary: the model's. Each pair rotates with one position component, by less than half a turn a position.
-            components: P.
+        Each pair rotates with one position component, by less than half a turn a position.
         """
         positions = 2 ** torch.arange(_DOUBLINGS + 1)[:, None, None] * torch.eye(components, dtype=torch.int64)
         cos, sin = rotary(positions)

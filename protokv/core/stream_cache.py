@@ -63,11 +63,7 @@ class MemoryLayer(LayerTokens, CacheLayerMixin):  # type: ignore[misc]
         self._owner = ref(owner)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take dtype and device of the first tokens.
-
-        Raises:
-            ConfigError: no memory serves such keys and values.
-        """
+        """Take dtype and device of the first tokens. ConfigError: no memory serves such keys and values."""
         if key_states.shape[0] != 1:
             raise ConfigError(
                 f"the cache holds one stream, and the model was given a batch of {key_states.shape[0]}",
@@ -86,13 +82,8 @@ class MemoryLayer(LayerTokens, CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Take keys and values `[1, H, T, D]`; return what the layer attends to, `[1, H, N + n, D]`.
 
-        Args:
-            key_states: rotated, as the model made them.
-            value_states: theirs.
-            kwargs: the arguments of the attention function, which gets the bias of the slots through them.
-
-        Raises:
-            ConfigError: no memory serves such keys and values, or the bias does not reach the attention function.
+        Stock attention gets the bias of the slots through its arguments `kwargs`. ConfigError: it does not, or no
+        memory serves such keys and values.
         """
         if not self.is_initialized or key_states.shape[0] != 1:
             self.lazy_initialization(key_states, value_states)
@@ -242,15 +233,9 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         return {KINDS: kinds} | layer_tensors(self.layers)
 
     def load_layers(self, held: Mapping[str, Tensor], devices: Sequence[torch.device], seen: int | None = None) -> None:
-        """Take what `tensors` returned.
+        """Take what `tensors` returned, on any device, to the devices of all layers of the model.
 
-        Args:
-            held: by name, on any device.
-            devices: of all layers of the model.
-            seen: tokens before these; None: as many as a window holds.
-
-        Raises:
-            StateCorrupt: these are not the layers of this model.
+        `seen` are the tokens before; None: as many as a window holds. StateCorrupt: another model left it.
         """
         own = self.tensors()
         if (own.get(KINDS) is None) != (held.get(KINDS) is None) or (own and not torch.equal(own[KINDS], held[KINDS])):
@@ -278,10 +263,7 @@ def _find_kind(layer: Any, name: str) -> tuple[LayerKind, bool]:
 
 
 def layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
-    """Return what transformers' own layers hold, by the number of the layer and the name that transformers has for it.
-
-    Keys and values are `[H, n, D]`.
-    """
+    """Return what transformers' own layers hold, as `protokv.core.layers` names it; keys and values `[H, n, D]`."""
     found: dict[str, Tensor] = {}
     for i, layer in enumerate(layers):
         if isinstance(layer, MemoryLayer):
@@ -299,13 +281,7 @@ def layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
 def restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: int | None = None) -> int:
     """Give transformers' own layers what `layer_tensors` returned; states, which they write to, are copied.
 
-    Args:
-        layers: of a new cache.
-        tensors: by name.
-        seen: tokens before these, as masks count; None: as many as a window holds.
-
-    Returns:
-        `seen`.
+    Returns `seen`, tokens before these, as masks count; None: as many as a window holds.
 
     Raises:
         KeyError, ValueError, IndexError, AttributeError: these layers hold nothing of that name, or a shorter window.

@@ -211,16 +211,6 @@ def test_rotation_that_transformers_applied_is_removed_after_an_hour_of_video(
     torch.testing.assert_close(again, rotated, **allowed)
 
 
-def test_rotary_gives_any_shape_of_positions_its_own_angles(backbone: Backbone) -> None:
-    positions = torch.arange(24 * backbone.position_components).reshape(2, 3, 4, -1)
-    cos, sin = backbone.rotary(positions)
-    flat_cos, flat_sin = backbone.rotary(positions.flatten(0, 2))
-    assert cos.shape == sin.shape == (2, 3, 4, cos.shape[-1])
-    assert cos.shape[-1] <= backbone.head_size
-    assert torch.equal(cos.flatten(0, 2), flat_cos)
-    assert torch.equal(sin.flatten(0, 2), flat_sin)
-
-
 def test_a_saved_stream_continues_byte_for_byte(backbone: Backbone, tmp_path: Path) -> None:
     assert_continues(backbone, tmp_path)
 
@@ -246,12 +236,6 @@ def assert_continues(backbone: Backbone, tmp_path: Path) -> None:
     assert whole.clock.tokens_seen > SMALL.budget
     assert prefix < whole.memory.context().visible_tokens() <= SMALL.budget + prefix
     assert torch.isfinite(resumed.prefill(QUESTION)).all()
-
-
-def test_prefix_and_suffix_are_the_rendered_chat(backbone: Backbone, upstream: Upstream) -> None:
-    before, after = upstream.chat(QUESTION)
-    assert backbone.prefix_ids == before
-    assert backbone.suffix_ids(QUESTION)[-len(after) :] == after
 
 
 def test_turns_and_a_system_prompt_are_the_rendered_chat(backbone: Backbone, upstream: Upstream) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +18,9 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize 
 from protokv.backbones import load_backbone
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.gemma4 import VIDEO_SETTINGS, Gemma4
-from protokv.backbones.pixels import PixelConfig, make_processor, smart_resize
+from protokv.backbones.pixels import PixelConfig, smart_resize
 from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.backbones.qwen_vl import QwenVL
-from protokv.backbones.smolvlm import SmolVLM
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
@@ -90,18 +88,6 @@ def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:
     for (width, height), (*_, grid) in TABLE.items():
         rows, columns = gemma_resize(height, width, 16, 70 * 9, 3)
         assert gemma.prepare(np.zeros((1, height, width, 3), np.uint8)).grid == grid == (rows // 48, columns // 48)
-
-
-@pytest.mark.parametrize(
-    ("frames", "side"),
-    [(make_processor({"size": {"height": 448, "width": 448}}), 448), (SmolVLM.make_frames(SMOLVLM, False), 512)],
-    ids=["InternVL and LLaVA-OneVision", "SmolVLM2"],
-)
-def test_the_frames_of_the_other_families_have_one_size(frames: Any, side: int) -> None:
-    for width, height in TABLE:
-        images = [np.zeros((height, width, 3), np.uint8)]
-        found = frames(images=images, input_data_format="channels_last", return_tensors="pt")["pixel_values"]
-        assert found.shape[-3:] == (3, side, side)
 
 
 @given(

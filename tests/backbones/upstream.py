@@ -32,6 +32,7 @@ from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 from tests.backbones.tiny import PATCH
 
 Video = Sequence[np.ndarray]
+Words, Said = Sequence[str], Sequence[tuple[str, str]]
 # Without the format, an image of one or three rows is taken for one of as many channels.
 AS_FRAMES = {"input_data_format": "channels_last", "return_tensors": "pt"}
 
@@ -65,6 +66,17 @@ class Upstream:
         ids = self.tokenizer.apply_chat_template(messages(question, *said), add_generation_prompt=True)
         at = ids["input_ids"].index(self.model.config.video_token_id)
         return ids["input_ids"][:at], ids["input_ids"][at + 1 :]
+
+    def render(self, question: str, *said: tuple[str, str], video: str, token: str = "<video>", **how: Any) -> str:
+        """Return a conversation as text, with `video` in place of the video's token; see `messages`."""
+        text: str = self.tokenizer.apply_chat_template(
+            messages(question, *said), tokenize=False, add_generation_prompt=True, **how
+        )
+        return text.replace(token, video)
+
+    def encode(self, text: str) -> Tensor:
+        """Return token ids `[1, n]`."""
+        return torch.tensor([self.tokenizer.encode(text, add_special_tokens=False)])
 
     def inputs(self, video: Video, question: str, step_seconds: float, words: Sequence[str] = ()) -> dict[str, Tensor]:
         """Return arguments of the model's forward, in its dtype. Every step of the video has frames of one size.
@@ -180,7 +192,7 @@ def qwen3_vl_inputs(
     upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
 ) -> dict[str, Tensor]:
     """Text by the processor, pixels by the PIL image processor, positions by the model."""
-    config, tokenizer = upstream.model.config, upstream.tokenizer
+    config = upstream.model.config
     raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
     limits = frame_limits(raw["size"]["shortest_edge"] // 2, raw["size"]["longest_edge"] // 2, 32)
     statistics = {name: raw[name] for name in ("image_mean", "image_std")}
@@ -193,9 +205,9 @@ def qwen3_vl_inputs(
     metadata = SimpleNamespace(fps=2 / step_seconds, frames_indices=list(range(2 * len(video))))
     expanded = processor.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
     expanded = with_words(expanded, "<|vision_end|>", words, "{}\n")
-    text = tokenizer.apply_chat_template(messages(question), tokenize=False, add_generation_prompt=True)
+    text = upstream.render(question, video="<|video_pad|>", token="<|video_pad|>")
     (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[expanded])
-    ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False)])
+    ids = upstream.encode(text)
     return {
         "input_ids": ids,
         "mm_token_type_ids": 2 * (ids == config.video_token_id).int(),
@@ -246,8 +258,7 @@ def gemma4_inputs(
     counts = found["num_soft_tokens_per_image"].tolist()
     expanded = processor.replace_video_token({"num_soft_tokens_per_video": counts[:1], "video_metadata": [metadata]}, 0)
     expanded = with_words(expanded, processor.eoi_token, words, "\n{}\n")
-    text = tokenizer.apply_chat_template(messages(question), tokenize=False, add_generation_prompt=True)
-    ids = torch.tensor([tokenizer.encode(text.replace("<|video|>", expanded), add_special_tokens=False)])
+    ids = upstream.encode(upstream.render(question, video=expanded, token="<|video|>"))
     return {
         "input_ids": ids,
         "mm_token_type_ids": 2 * (ids == config.video_token_id).int(),
@@ -261,12 +272,7 @@ CUT = "<cut>"
 
 
 def smolvlm_text(
-    upstream: Upstream,
-    video: Video,
-    question: str,
-    step_seconds: float,
-    words: Sequence[str] = (),
-    said: Sequence[tuple[str, str]] = (),
+    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Words = (), said: Said = ()
 ) -> str:
     """The whole prompt by the processor, but for its sentence about the length of the video.
 
@@ -279,14 +285,10 @@ def smolvlm_text(
     metadata = SimpleNamespace(fps=1 / step_seconds, timestamps=times, duration=0)
     found = {"pixel_values": torch.zeros(1, len(video)), "video_metadata": [metadata]}
     intro = "You are provided the following series of frames from a video.\n" + ("" if video else CUT)
-    named = {"DEFAULT_VIDEO_INTRO": intro, "num2words": str}
-    with patch.multiple(processing_smolvlm, **named):
+    with patch.multiple(processing_smolvlm, DEFAULT_VIDEO_INTRO=intro, num2words=str):
         expanded = processor.replace_video_token(found, 0)
     expanded = with_words(expanded, processor.fake_image_token, words, "\n{}", 2)
-    template = processing_smolvlm.DEFAULT_CHAT_TEMPLATE
-    settings = {"chat_template": template, "tokenize": False, "add_generation_prompt": True}
-    text: str = upstream.tokenizer.apply_chat_template(messages(question, *said), **settings)
-    return text.replace("<video>", expanded)
+    return upstream.render(question, *said, chat_template=processing_smolvlm.DEFAULT_CHAT_TEMPLATE, video=expanded)
 
 
 def smolvlm_inputs(
@@ -296,18 +298,12 @@ def smolvlm_inputs(
     raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
     settings = raw | {"size": raw["video_sampling"]["video_size"], "do_image_splitting": False}
     found = SmolVLMImageProcessorPil(**settings)(images=[image for images in video for image in images], **AS_FRAMES)
-    text = smolvlm_text(upstream, video, question, step_seconds, words)
-    ids = upstream.tokenizer.encode(text, add_special_tokens=False)
-    return {"input_ids": torch.tensor([ids]), "pixel_values": found["pixel_values"].float().flatten(0, 1)[None]}
+    ids = upstream.encode(smolvlm_text(upstream, video, question, step_seconds, words))
+    return {"input_ids": ids, "pixel_values": found["pixel_values"].float().flatten(0, 1)[None]}
 
 
 def internvl_text(
-    upstream: Upstream,
-    video: Video,
-    question: str,
-    step_seconds: float,
-    words: Sequence[str] = (),
-    said: Sequence[tuple[str, str]] = (),
+    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Words = (), said: Said = ()
 ) -> str:
     """The whole prompt as the processor writes it; without frames, `CUT` stands in their place."""
     processor = object.__new__(InternVLProcessor)
@@ -315,10 +311,7 @@ def internvl_text(
     processor.image_seq_length = upstream.model.config.image_seq_length
     lines = processor.replace_video_token({"pixel_values_videos": [torch.zeros(len(video))]}, 0)
     lines = with_words(lines, "</img>", words, "\n{}")
-    text: str = upstream.tokenizer.apply_chat_template(
-        messages(question, *said), tokenize=False, add_generation_prompt=True
-    )
-    return text.replace("<video>", lines or CUT)
+    return upstream.render(question, *said, video=lines or CUT)
 
 
 def internvl_inputs(
@@ -328,9 +321,8 @@ def internvl_inputs(
     raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
     processor = GotOcr2ImageProcessorPil(**raw, crop_to_patches=False)
     found = processor(images=[image for images in video for image in images], **AS_FRAMES)
-    text = internvl_text(upstream, video, question, step_seconds, words)
-    ids = upstream.tokenizer.encode(text, add_special_tokens=False)
-    return {"input_ids": torch.tensor([ids]), "pixel_values": found["pixel_values"]}
+    ids = upstream.encode(internvl_text(upstream, video, question, step_seconds, words))
+    return {"input_ids": ids, "pixel_values": found["pixel_values"]}
 
 
 # Families of which the processor writes more around the video than the template.
