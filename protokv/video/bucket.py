@@ -57,11 +57,7 @@ def open_store(address: str) -> tuple[ObjectStore, str]:
 def list_objects(address: str) -> Iterator[tuple[str, str]]:
     """Yield name and address of every object below a prefix or matching a pattern; the name omits the fixed part.
 
-    Args:
-        address: ends in `/`, or contains `*`, `?` or `[...]`, which match slashes too.
-
-    Raises:
-        SourceError: the store does not answer.
+    The address ends in `/`, or contains `*`, `?` or `[...]`, which match slashes too. SourceError as `fetch`.
     """
     rest = open_store(address)[1]
     wildcard = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
@@ -72,11 +68,7 @@ def list_objects(address: str) -> Iterator[tuple[str, str]]:
 
 
 def list_beginning(address: str) -> Iterator[str]:
-    """Yield the address of every object that begins with an address; none where listing is not allowed.
-
-    Raises:
-        SourceError: the store does not answer.
-    """
+    """Yield the address of every object that begins with an address; none where listing is not allowed."""
     rest = open_store(address)[1]
     try:
         for path, found in _list(address, rest.rpartition("/")[0], offset=rest):

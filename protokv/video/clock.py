@@ -93,7 +93,7 @@ class Clock:
 
     Stamps that leap and come back are damaged: their packets follow the one before, and no others are moved. Stamps
     that stay behind are a join, where an encoder restarted or recordings were put together. Stamps that stay ahead are
-    a pause, if it is credible. Files, pipes and videos on servers have this clock.
+    a pause, if it is credible.
 
     Attributes:
         shift: ticks that the joins so far added.
@@ -179,14 +179,13 @@ class Clock:
         least = _LEAST_PACKETS if packet.is_keyframe else _LEAST_REORDERED
         size = sum(one.size for one in waiting)
         near = self._timing.length(_CONFIRM_S) if mark + self._moved - last > self._gap else -1
+        latest = _mark(waiting[-1]) if waiting else None
         while len(waiting) < _CONFIRM_PACKETS and size < _CONFIRM_BYTES:
-            latest = _mark(waiting[-1]) if waiting else None
-            if len(waiting) >= least and latest is not None and abs(latest - mark) > near:
-                return
-            if (one := next(packets, None)) is None:
+            enough = len(waiting) >= least and latest is not None and abs(latest - mark) > near
+            if enough or (one := next(packets, None)) is None:
                 return
             waiting.append(one)
-            size += one.size
+            size, latest = size + one.size, _mark(one)
 
 
 def _mark(packet: Any) -> int | None:

@@ -90,7 +90,7 @@ def open_container(
         source: a path, or an address (`protokv.video.address`).
         max_pixels: the most that a frame may have.
         extra: a user's own options for FFmpeg.
-        timeout_s: how long to wait for the connection to an address, and for every packet.
+        timeout_s: how long to wait for an address, and for every packet of it.
         should_stop: a pipe ends once it returns True.
 
     Raises:

@@ -91,15 +91,14 @@ def choose_stream(container: Any, name: object, max_pixels: int) -> tuple[Any, l
 
     stream = max(streams, key=rank)
     context = stream.codec_context
-    shape = f"{context.width} x {context.height}"
-    if context.width * context.height > max_pixels:
-        raise _refuse_size(name, context.width, context.height, max_pixels)
+    width, height = context.width, context.height
+    if width * height > max_pixels:
+        raise _refuse_size(name, width, height, max_pixels)
     context.thread_count = 1
-    context.options = {"max_pixels": str(max_pixels)}
-    if context.name in SHOWING_MEMORY:
-        context.options = {**context.options, "err_detect": "explode"}
-    notes = [f"{len(streams)} video tracks: track {stream.index} of {shape} pixels is watched"]
-    return stream, notes if len(streams) > 1 else []
+    checks = {"err_detect": "explode"} if context.name in SHOWING_MEMORY else {}
+    context.options = {"max_pixels": str(max_pixels), **checks}
+    note = f"{len(streams)} video tracks: track {stream.index} of {width} x {height} pixels is watched"
+    return stream, [note] if len(streams) > 1 else []
 
 
 def _refuse_size(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
@@ -133,16 +132,11 @@ def look_into(
     context, first, failures, size = stream.codec_context, None, 0, 0
     seen: list[Any] = []
     for packet in chain(packets, [None]):
-        if not seen and (
-            context.codec_tag in ("encv", "drmi") or (packet is not None and packet.has_sidedata("encryption_info"))
-        ):
-            # Decoders make noise of it.
-            raise SourceUnreadable(
-                f"{name} is encrypted: it has digital rights management", hint="name a copy that is not encrypted"
-            )
-        if packet is not None:
-            seen.append(packet)
-            size += packet.size
+        seen += [] if packet is None else [packet]
+        size += 0 if packet is None else packet.size
+        if context.codec_tag in ("encv", "drmi") or (seen and seen[0].has_sidedata("encryption_info")):
+            why = f"{name} is encrypted: it has digital rights management"  # decoders make noise of it
+            raise SourceUnreadable(why, hint="name a copy that is not encrypted")
         try:
             first = next(iter(context.decode(packet)), None) if seen else None
         except Exception:  # PyAV raises more than its own errors on a damaged file
@@ -182,13 +176,10 @@ def look_into(
     # `frames` is 0 for fragmented files, whose index grows while they are read.
     indexed = info.container == "mov" and bool(stream.frames) and len(stream.index_entries) > 0
     timing = _read_timing(container, stream, seen[0], indexed=indexed)
-    has_pts = info.container not in _WITHOUT_PTS
-    timing = replace(
-        timing,
-        interval_s=float(1 / rate) if rate else timing.interval_s,
-        has_pts=has_pts,
-        delay=0 if has_pts else (first.dts or 0) - (seen[0].dts or 0),
-    )
+    if info.container in _WITHOUT_PTS:
+        timing = replace(timing, has_pts=False, delay=(first.dts or 0) - (seen[0].dts or 0))
+    if rate:
+        timing = replace(timing, interval_s=float(1 / rate))
     return Beginning(info, timing, indexed, plain, notes, chain(seen, packets))
 
 
@@ -196,21 +187,20 @@ def _refuse_undecodable(
     name: str, kind: str, container: Any, stream: Any, first: Any, max_pixels: int
 ) -> SourceUnreadable:
     """Return the error for a stream without one frame that can be decoded. `first` is its first packet, if any came."""
-    context, said = stream.codec_context, ""
+    context = stream.codec_context
     if first is None and kind != "file" and "mov" in container.format.name:
         return refuse_index_last(name)
-    if first is not None:
-        # Decoders say only to FFmpeg's log that a picture is too large.
-        before = av.logging.get_level()
-        av.logging.set_level(av.logging.ERROR)
-        av.logging.set_skip_repeated(False)
-        with av.logging.Capture() as logs, suppress(Exception):
-            afresh = av.CodecContext.create(context.codec.name, "r")
-            afresh.extradata, afresh.options = context.extradata, {"max_pixels": str(max_pixels)}
-            afresh.decode(first)
-        said = " ".join(text for _, _, text in logs)
-        av.logging.set_skip_repeated(True)
-        av.logging.set_level(before)
+    # Decoders say only to FFmpeg's log that a picture is too large.
+    before = av.logging.get_level()
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)
+    with av.logging.Capture() as logs, suppress(Exception):
+        afresh = av.CodecContext.create(context.codec.name, "r")
+        afresh.extradata, afresh.options = context.extradata, {"max_pixels": str(max_pixels)}
+        afresh.decode(first)
+    said = " ".join(text for _, _, text in logs)
+    av.logging.set_skip_repeated(True)
+    av.logging.set_level(before)
     if large := re.search(r"Picture size (\d+)x(\d+) exceeds", said):
         return _refuse_size(name, int(large[1]), int(large[2]), max_pixels)
     return SourceUnreadable(

@@ -1,11 +1,7 @@
-"""`open_source`: every kind of source, and the decoders of files.
+"""`open_source`: every kind of source, and the decoders of files. No decoder is imported before it is needed.
 
 A kind of source that lives in another package registers its scheme (`name` in `name://...`) as an entry point of the
-group `protokv.sources`: a function `(address, max_pixels) -> Source`. No decoder is imported before it is needed.
-
-A video in a bucket is copied into a temporary file, because decoders seek, and FFmpeg's own readers of object stores do
-not know our credentials and endpoints. So the disk must hold one video per open source. Its fingerprint comes from
-metadata of the store: it is known without a copy, and differs from that of the same video in a file.
+group `protokv.sources`: a function `(address, max_pixels) -> Source`.
 """
 
 from __future__ import annotations
@@ -77,21 +73,24 @@ def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> AVSource
 
 
 def _open_object(address: str, decoder: Decoder, max_pixels: int | None) -> Source:
+    """Open a copy, because decoders seek, and FFmpeg's own readers of stores do not know our credentials.
+
+    The fingerprint comes from metadata of the store: it is known without a copy, and differs from that of the file.
+    """
     folder = tempfile.TemporaryDirectory(prefix="protokv-", ignore_cleanup_errors=True)
     path = Path(folder.name, PurePosixPath(address).name or "video")
     try:
         digest = bucket.fetch(address, path)
         source = _open_file(path, decoder, max_pixels)
-    except BaseException as error:
+    except SourceError as error:
         folder.cleanup()
-        if isinstance(error, SourceError):
-            raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
-        if isinstance(error, OSError):
-            raise SourceUnreadable(
-                f"cannot copy {address} to {path.parent}: {error.strerror or error}",
-                hint="make room there, or name another folder with TMPDIR",
-            ) from error
-        raise
+        raise type(error)(error.message.replace(str(path), address), hint=error.hint) from error
+    except OSError as error:
+        folder.cleanup()
+        raise SourceUnreadable(
+            f"cannot copy {address} to {path.parent}: {error.strerror or error}",
+            hint="make room there, or name another folder with TMPDIR",
+        ) from error
     source.info, source.copy = replace(source.info, kind=address.partition("://")[0], fingerprint=digest), folder
     return source
 

@@ -40,11 +40,7 @@ class Frame:
     __slots__ = ("_image", "decoder", "duration_s", "time_s")
 
     def __init__(
-        self,
-        time_s: float,
-        image: Image | Callable[[], Image],
-        duration_s: float | None = None,
-        decoder: str = "none",
+        self, time_s: float, image: Image | Callable[[], Image], duration_s: float | None = None, decoder: str = "none"
     ) -> None:
         self.time_s, self.duration_s, self.decoder, self._image = time_s, duration_s, decoder, image
 
@@ -136,14 +132,11 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """The lines of a track or a file, in its order.
-
-    `lost` says what is missing, and `note` what is doubtful about the text; both are empty if nothing is.
-    """
+    """The lines of a track or a file, in its order."""
 
     lines: tuple[Line, ...]
-    lost: str = ""
-    note: str = ""
+    lost: str = ""  # what is missing
+    note: str = ""  # what is doubtful about the text
 
     def since(self, start_s: float) -> Lines:
         """Return those of the part of the source that begins at `start_s`, in its own time."""
@@ -151,12 +144,12 @@ class Lines(NamedTuple):
 
 
 class FrameRequest(NamedTuple):
-    """The arguments of `Source.frames`; `should_stop` is True for a closed source too."""
+    """The arguments of `Source.frames`."""
 
     start_s: float
     fps: float | None
     from_beginning: bool
-    should_stop: ShouldStop
+    should_stop: ShouldStop  # True for a closed source too
 
 
 class Source(ABC):
@@ -227,11 +220,7 @@ class Source(ABC):
         return self._read(FrameRequest(start_s, fps, from_beginning, lambda: self._closed or should_stop()))
 
     def lines(self, number: int) -> Lines:
-        """Read the text track with this number, one of `texts`, before any frames.
-
-        Raises:
-            SourceUnreadable: it cannot be read.
-        """
+        """Read the text track with this number, one of `texts`, before any frames; SourceUnreadable if it cannot be."""
         raise SourceUnreadable(f"{self.info.name} has no text track {number}")
 
     def new_lines(self) -> Sequence[tuple[int, Line]]:
