@@ -80,11 +80,11 @@ def list_beginning(address: str) -> Iterator[str]:
             raise
 
 
-def _list(address: str, folder: str, **options: str) -> Iterator[tuple[str, str]]:
+def _list(address: str, folder: str, offset: str | None = None) -> Iterator[tuple[str, str]]:
     """Yield the path of every object of a folder, and its address."""
     store, rest = open_store(address)
     with explain_errors(address):
-        for batch in store.list(folder or None, **options):
+        for batch in store.list(folder or None, offset=offset):
             yield from ((one["path"], address[: len(address) - len(rest)] + one["path"]) for one in batch)
 
 

@@ -103,6 +103,7 @@ CLIPS = {
     "index in front": Clip(STEADY, mux={"movflags": "faststart"}),
     "fragmented": Clip(STEADY, mux={"movflags": "frag_keyframe+empty_moov"}),
     "avi": Clip(list(range(40)), base=Fraction(1, 25), suffix="avi", options={"bf": "2"}),
+    "raw": Clip(list(range(40)), base=Fraction(1, 25), suffix="h264"),
     "asf": Clip(STEADY, suffix="asf", options={"bf": "2"}),
     "gray": Clip(STEADY, pixels="gray"),
     "10 bits": Clip(STEADY, pixels="yuv420p10le"),

@@ -55,17 +55,13 @@ def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name)
 @pytest.mark.parametrize(
     ("address", "options", "waits"),
     [
-        ("tcp://0.0.0.0:9?listen=1", {}, True),
         ("tcp://0.0.0.0:9?a=b&listen=1&timeout=5", {}, True),
         ("tcp://0.0.0.0:9?listen", {}, True),
         ("tcp://0.0.0.0:9?listen=0", {}, False),
         ("tcp://host/listen=1", {}, False),
-        ("rtsp://camera/1?listen=1", {}, False),
         ("rtmp://0.0.0.0/live/a", {"listen": "1"}, True),
-        ("rtmp://0.0.0.0/live/a", {"listen": "0"}, False),
         ("rtsp://0.0.0.0/1", {"rtsp_flags": "prefer_tcp+listen"}, True),
-        ("rtsp://0.0.0.0/1", {"rtsp_flags": "prefer_tcp", "listen_timeout": "5"}, False),
-        ("-", {}, False),
+        ("rtsp://0.0.0.0/1?listen=1", {"rtsp_flags": "prefer_tcp", "listen_timeout": "5"}, False),
     ],
 )
 def test_listening_follows_from_the_address_or_the_options(address, options, waits):
@@ -74,27 +70,19 @@ def test_listening_follows_from_the_address_or_the_options(address, options, wai
 
 SIZE = 1 << 20
 SAME, FILM = b"a" * SIZE, bytes(range(256)) * (SIZE // 256)
+CHANGED = [SAME[:begin] + b"b" * 2048 + SAME[begin + 2048 :] for begin in (0, 100_000, SIZE // 2, SIZE - 2048)]
+# Downloads into preallocated space.
+PARTLY = [FILM[:4096] + bytes(SIZE - 8192) + FILM[-4096:], FILM[: SIZE // 2] + bytes(SIZE // 2)]
 
 
-@pytest.mark.parametrize("piece", [None, 16], ids=["whole", "in pieces"])
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        *((SAME, SAME[:begin] + b"b" * 2048 + SAME[begin + 2048 :]) for begin in (0, 100_000, SIZE // 2, SIZE - 2048)),
-        (SAME, SAME + b"a"),
-        # A download into preallocated space.
-        (FILM, FILM[:4096] + bytes(SIZE - 8192) + FILM[-4096:]),
-        (FILM, FILM[: SIZE // 2] + bytes(SIZE // 2)),
-    ],
-    ids=["beginning", "first tenth", "middle", "end", "longer", "ends only", "first half only"],
-)
-def test_other_content_is_another_file_and_a_beginning_is_a_file_that_ends_there(
-    one, other, piece, monkeypatch, tmp_path
-):
+@pytest.mark.parametrize("piece", [64 << 10, 16], ids=["whole", "in pieces"])
+def test_other_content_is_another_file_and_a_beginning_is_a_file_that_ends_there(piece, monkeypatch, tmp_path):
     """Not its size and its ends alone count; large files are read in pieces."""
-    if piece:
-        monkeypatch.setattr("protokv.video.file.PIECE", piece)
-    for name, data in (("one", one), ("other", other), ("half", one[: SIZE // 2])):
-        (tmp_path / name).write_bytes(data)
-    assert fingerprint(tmp_path / "one") != fingerprint(tmp_path / "other")
-    assert fingerprint(tmp_path / "one", SIZE // 2) == fingerprint(tmp_path / "half")
+    monkeypatch.setattr("protokv.video.file.PIECE", piece)
+    found = []
+    for data in (SAME, SAME + b"a", *CHANGED, FILM, *PARTLY):
+        (tmp_path / "whole").write_bytes(data)
+        (tmp_path / "half").write_bytes(data[: SIZE // 2])
+        found.append(fingerprint(tmp_path / "whole"))
+        assert fingerprint(tmp_path / "whole", SIZE // 2) == fingerprint(tmp_path / "half")
+    assert len(set(found)) == len(found)

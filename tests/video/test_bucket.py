@@ -66,8 +66,8 @@ def test_an_object_is_read_like_its_file_and_leaves_no_copy(
         assert replace(there.info, kind="file", fingerprint=here.info.fingerprint) == here.info
         assert there.info.kind == "s3"
         assert there.info.fingerprint == fingerprint_source("s3://bucket/videos/a.mp4") != here.info.fingerprint
-        pairs = zip(there.frames(), here.frames(), strict=True)
-        assert all((a.time_s, a.image.tobytes()) == (b.time_s, b.image.tobytes()) for a, b in pairs)
+        one, other = ([(a.time_s, a.image.tobytes()) for a in source.frames()] for source in (there, here))
+        assert one == other
         assert there.damage.ok
     assert not list(tmp_path.iterdir())
     store.put("other/a.mp4", (films / "a.mp4").read_bytes())

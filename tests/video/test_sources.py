@@ -42,7 +42,7 @@ def test_every_frame_comes_in_order_at_its_time(clip_name, make_clip):
         assert source.damage.message == ""
 
 
-INEXACT = ("10 bits", "avi", "asf", "interlaced", "transport stream")
+INEXACT = ("10 bits", "avi", "asf", "raw", "interlaced", "transport stream")
 
 
 @needs_decord
@@ -114,7 +114,7 @@ def test_a_reading_ends_when_it_is_asked_to_and_no_step_is_made_of_a_part(decode
 
 
 SOUGHT = ["variable rate", "reordered frames", "open groups", "open groups of h264", "late start"]
-SOUGHT += ["transport stream", "matroska in milliseconds", "fragmented", "avi", "asf", "one frame"]
+SOUGHT += ["transport stream", "matroska in milliseconds", "fragmented", "avi", "asf", "raw", "one frame"]
 
 
 @pytest.mark.parametrize(
