@@ -34,9 +34,6 @@ _MARKED_BEFORE = 4
 # A frame may say that it stays for this long, even after the end that the file declares.
 HOLE_S = 2.0
 
-# Reordering explains fewer frames in a row that are older than the last one; this many begin a new count.
-MOST_LATE = 8
-
 # The least distance of two frames of a stream whose time stamps say nothing.
 _TICK_S = 1e-3
 
@@ -219,7 +216,6 @@ class ArrivalClock:
         self._last_s = -_TICK_S
         self._last_own_s: float | None = None
         self._agreed = False  # `later_s` is that of this count
-        self._late = 0
 
     def begin_anew(self) -> None:
         """Let the next frame begin a new count."""
@@ -229,12 +225,12 @@ class ArrivalClock:
         """Give packets, and None before a key frame whose count begins anew."""
         last: int | None = None
         for packet in packets:
-            if packet.dts is not None:
-                if last is not None and (last - packet.dts) * packet.time_base > _REORDER_S:
-                    self.begin_anew()
-                    if packet.is_keyframe:
-                        yield None
-                last = packet.dts
+            mark = packet.pts if packet.dts is None else packet.dts
+            if mark is not None and last is not None and (last - mark) * packet.time_base > _REORDER_S:
+                self.begin_anew()
+                if packet.is_keyframe:
+                    yield None
+            last = last if mark is None else mark
             yield packet
 
     def __call__(self, own_s: float | None) -> float | None:
@@ -245,11 +241,9 @@ class ArrivalClock:
         now_s = self._clock()
         self._began_s = now_s if self._began_s is None else self._began_s
         arrived_s = now_s - self._began_s
-        late = own_s is not None and self._last_own_s is not None and own_s <= self._last_own_s
-        self._late = self._late + 1 if late else 0
-        if late and self._late < MOST_LATE:
+        if own_s is not None and self._last_own_s is not None and own_s <= self._last_own_s:
             return None
-        time_s = own_s + self.later_s if own_s is not None and self._agreed and not late else -1.0
+        time_s = own_s + self.later_s if own_s is not None and self._agreed else -1.0
         if time_s <= self._last_s or abs(time_s - arrived_s) > self._slack_s:
             time_s = max(arrived_s, self._last_s + _TICK_S)
             self._agreed = own_s is not None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.clock import HOLE_S, LONGEST_GAP_S, LONGEST_PAUSE_S, MOST_LATE, ArrivalClock, Clock, Timing
+from protokv.video.clock import HOLE_S, LONGEST_GAP_S, LONGEST_PAUSE_S, ArrivalClock, Clock, Timing
 
 # Pairs of the real time between two arrivals and the time stamp.
 ARRIVALS = st.lists(
@@ -53,12 +53,10 @@ def test_frames_in_bursts_keep_their_own_spacing_and_a_camera_that_starts_again_
     assert (times[10], times[19]) == (0.9 + 7.0, pytest.approx(0.9 + 7.0 + 0.9))
 
 
-def test_frames_of_a_camera_out_of_order_are_left_out_until_many_are_a_new_count():
+def test_frames_of_a_camera_out_of_order_are_left_out():
     clock = ArrivalClock(1e9, lambda: 0.0)
     own = [0.0, 1.0, 6.0, 1.5, 6.5, 1.75, 7.0]
     assert [clock(one) for one in own] == [0.0, 1.0, 6.0, None, 6.5, None, 7.0]
-    found = [clock(0.5 * i) for i in range(MOST_LATE + 4)]
-    assert [time_s is None for time_s in found] == [True] * (MOST_LATE - 1) + [False] * 5
 
 
 def settled(stamps_s, end_s=None, keys=(), length_s=STEP_S):
