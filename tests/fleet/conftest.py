@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,19 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("broken.mp4", "notes.txt", ".hidden.mp4"):
         (folder / name).write_bytes(b"no video")
     return folder
+
+
+@pytest.fixture(scope="module")
+def server(films: Path) -> Iterator[Any]:
+    """An object store with these files."""
+    pytest.importorskip("obstore")
+    pytest.importorskip("moto.server")
+    from tests.state.s3 import S3Server
+
+    with S3Server() as made:
+        for path in films.rglob("*.*"):
+            made.put(f"videos/{path.relative_to(films).as_posix()}", path.read_bytes())
+        yield made
 
 
 @pytest.fixture(scope="session")

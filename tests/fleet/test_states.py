@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,18 +31,6 @@ def test_every_state_has_a_row_and_a_broken_one_says_why(jobs: list[Job], recipe
     size = good.stat().st_size
     made = {"file_bytes": size, "memory": "durable, 40 tokens", "model": "mock", "damage": None, "failure": None}
     assert row == {"state": str(good), **stands, **made}
-
-
-@pytest.fixture(scope="module")
-def server(films: Path) -> Iterator[Any]:
-    pytest.importorskip("obstore")
-    pytest.importorskip("moto.server")
-    from tests.state.s3 import S3Server
-
-    with S3Server() as made:
-        for path in films.rglob("*.*"):
-            made.put(f"videos/{path.relative_to(films).as_posix()}", path.read_bytes())
-        yield made
 
 
 def test_a_bucket_of_videos_becomes_a_bucket_of_states_and_then_nothing_is_left(

@@ -122,18 +122,21 @@ def one_error() -> Iterator[None]:
         assert "\n" not in refused.message  # noqa: PT017
 
 
+def failing(fatal: int, error: int, lasting: bool = False) -> Callable[[int, object], None]:
+    def fail(number: int, _: object) -> None:
+        if number == fatal or (lasting and number > fatal):
+            raise OSError(error, os.strerror(error))
+
+    return fail
+
+
 @INSTANTS
 @EVERY_FORM
 @pytest.mark.parametrize(("error", "lasting"), [(errno.EIO, False), (errno.ENOSPC, True), (errno.EACCES, False)])
 def test_a_commit_of_which_a_call_fails_leaves_a_whole_state(error, lasting, instants, path) -> None:
     for fatal in fatal_calls(lambda: save(path, THIRD), instants):
-
-        def fail(number: int, _: object, fatal: int = fatal) -> None:
-            if number == fatal or (lasting and number > fatal):
-                raise OSError(error, os.strerror(error))
-
         begin_anew(path)
-        with one_error(), counted(fail):
+        with one_error(), counted(failing(fatal, error, lasting)):
             save(path, THIRD)
         check_whole(path)
 
@@ -142,12 +145,7 @@ def test_a_commit_of_which_a_call_fails_leaves_a_whole_state(error, lasting, ins
 @EVERY_FORM
 def test_a_load_of_which_a_call_fails_says_so_and_never_that_the_state_is_damaged(instants, path) -> None:
     for fatal in fatal_calls(lambda: load_state(path), instants):
-
-        def fail(number: int, _: object, fatal: int = fatal) -> None:
-            if number == fatal:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-        with one_error(), counted(fail):
+        with one_error(), counted(failing(fatal, errno.EIO)):
             assert same(load_state(path), SECOND)
 
 

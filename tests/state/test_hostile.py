@@ -71,7 +71,7 @@ def in_pickle(content: object) -> Callable[[Path], None]:
     return lambda path: torch.save(content, path)
 
 
-def in_array(change: Callable[[dict[str, Any]], object], name: str = "bank/mass") -> Callable[[Path], None]:
+def in_array(change: Callable[[Json], object], name: str = "bank/mass") -> Callable[[Path], None]:
     def act(path: Path) -> None:
         file = path / name / "zarr.json"
         metadata = json.loads(file.read_text())
@@ -81,12 +81,10 @@ def in_array(change: Callable[[dict[str, Any]], object], name: str = "bank/mass"
     return act
 
 
-def leads_out(path: Path) -> None:
-    root = json.loads((path / "zarr.json").read_text())
+def lead_out(root: Json) -> None:
     document = root["attributes"]["protokv"]
     document["digests"]["../../etc"] = "0"
     root["attributes"]["protokv"] = resealed(document)
-    (path / "zarr.json").write_text(json.dumps(root))
 
 
 def outside(path: Path, file: str) -> None:
@@ -96,9 +94,9 @@ def outside(path: Path, file: str) -> None:
     (path / file).symlink_to(elsewhere)
 
 
-def pipe(path: Path, file: str) -> None:
-    (path / file).unlink()
-    os.mkfifo(path / file)
+def pipe(path: Path) -> None:
+    (path / "bank/mass/c.0.0.0").unlink()
+    os.mkfifo(path / "bank/mass/c.0.0.0")
 
 
 ANY_FILE = {
@@ -133,25 +131,19 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
         "another chunk": lambda path: (path / "bank/mass/c.0.0.0").write_bytes(b"\1" * 264),
         "no metadata": lambda path: (path / "bank/mass/zarr.json").unlink(),
         "compressed": in_array(lambda m: m["codecs"].append({"name": "gzip", "configuration": {"level": 1}})),
-        "transposed": in_array(
-            lambda m: m["codecs"].insert(0, {"name": "transpose", "configuration": {"order": [2, 1, 0]}})
-        ),
         "big-endian": in_array(lambda m: m["codecs"][0]["configuration"].update(endian="big")),
         "a huge shape": in_array(lambda m: m.update(shape=[2, 3, 2**39])),
         "an unknown type": in_array(lambda m: m.update(data_type="complex64")),
         "smaller chunks": in_array(lambda m: m["chunk_grid"]["configuration"].update(chunk_shape=[1, 1, 1])),
-        "a name that leads out": leads_out,
+        "a name that leads out": in_array(lead_out, ""),
         "a link to a folder": partial(outside, file="bank"),
         "a link to a chunk": partial(outside, file="bank/mass/c.0.0.0"),
-        "a pipe": partial(pipe, file="bank/mass/c.0.0.0"),
+        "a pipe": pipe,
     },
 }
 READS = (
-    load_state,
-    lambda path: Reader.open(path).file_bytes,
-    lambda path: Reader.open(path).commits_s,
-    describe,
-    read_thumbnails,
+    *(Reader.open, lambda path: Reader.open(path).commits_s, describe, read_thumbnails),
+    *(lambda path: convert(path, "b.pt"), lambda path: compare(load_state(path), load_state(path))),
 )
 
 
@@ -170,9 +162,9 @@ def test_a_hostile_state_is_one_error_that_names_it_and_runs_nothing(hostile: Pa
     message = caught.value.message
     assert message.startswith(str(hostile))
     assert message.isascii()
-    assert len(message) < len(str(hostile)) + 300
     assert "\n" not in message
-    for read in (*READS, lambda path: convert(path, "b.pt"), lambda path: compare(load_state(path), load_state(path))):
+    assert len(message) < len(str(hostile)) + 300
+    for read in READS:
         with suppress(StateCorrupt, StateMismatch):
             read(hostile)
     assert not Path(RAN).exists()
@@ -200,5 +192,4 @@ def test_damaged_bytes_never_load_as_another_state(suffix: str, data: st.DataObj
             assert same(found, make()) or not verify
 
 
-def test_every_form_has_its_hostile_states() -> None:
-    assert HOSTILE.keys() == FORMS.keys()
+assert HOSTILE.keys() == FORMS.keys()

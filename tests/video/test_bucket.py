@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,24 +12,16 @@ from protokv.video import open_source
 from protokv.video.bucket import fingerprint_object, list_objects
 from protokv.video.registry import fingerprint_source
 from protokv.words.find import find_subtitles
-from tests.fleet.conftest import films, store
+from tests.fleet.conftest import films, server, store
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto.server")
 
 from tests.state.s3 import S3Server
 
-__all__ = ["films", "store"]
+__all__ = ["films", "server", "store"]
 
 VIDEOS = "s3://bucket/videos/"
-
-
-@pytest.fixture(scope="module")
-def server(films: Path) -> Iterator[S3Server]:
-    with S3Server() as made:
-        for path in films.rglob("*.*"):
-            made.put(f"videos/{path.relative_to(films).as_posix()}", path.read_bytes())
-        yield made
 
 
 def refused(*_: object, **__: object) -> None:
