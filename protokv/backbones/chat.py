@@ -67,11 +67,7 @@ class ChatPrompt:
         return ChatPrompt(self._tokenizer, self._video_token, **settings)
 
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
-        """Return the token ids after the video: earlier turns, the question, and the start of the answer.
-
-        Raises:
-            QuestionError: the question is empty, or a text spells a control token.
-        """
+        """Return the token ids after the video. QuestionError: the question is empty, or a text has control tokens."""
         check_text(question, self._control)
         for asked, answered in turns:
             check_text(asked, self._control, "an earlier question")

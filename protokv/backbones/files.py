@@ -1,11 +1,8 @@
 """The files of a model: those of a package, a folder, the local cache of the hub, or the hub. Needs no torch.
 
 The digest of the weights covers each file's header, its size and evenly spaced samples, because reading all weights of
-a large model takes longer than loading a state.
-
-A hub that does not answer soon counts as out of reach, and the cache serves. The small files come first, so that an
-unsupported model is refused before gigabytes are downloaded. `translate_errors` turns every error that transformers,
-safetensors, the hub or torch can raise while a model is loaded into one clear line.
+a large model takes longer than loading a state. A hub that does not answer soon counts as out of reach, and the cache
+serves. The small files come first, so that an unsupported model is refused before gigabytes are downloaded.
 """
 
 from __future__ import annotations
@@ -42,11 +39,7 @@ _HEADER_BYTES: Final = 100_000_000
 
 
 def read_model_file(path: str, filename: str) -> dict[str, Any]:
-    """Read a JSON file of a model folder; return an empty dictionary if there is none.
-
-    Raises:
-        ModelError: it is not JSON.
-    """
+    """Read a JSON file of a model folder; return an empty dictionary if there is none. ModelError: it is not JSON."""
     file = Path(path) / filename
     if not file.is_file():
         return {}
@@ -58,13 +51,10 @@ def read_model_file(path: str, filename: str) -> dict[str, Any]:
 
 
 def read_video_processor(path: str) -> tuple[dict[str, Any], bool]:
-    """Read the settings of the video processor of a folder.
+    """Read the settings of the video processor of a folder, by the file names of transformers in its order.
 
-    Several file names are in use; the order here is that of transformers.
-
-    Returns:
-        The settings that are not null, and whether they were written for video: an older folder may have settings for
-        still images only, which stand in for them.
+    Returns those that are not null, and whether they were written for video: an older folder may have settings for
+    still images only, which stand in for them.
     """
     nested = read_model_file(path, "processor_config.json").get("video_processor") or {}
     of_video = nested or read_model_file(path, "video_preprocessor_config.json")
@@ -145,17 +135,8 @@ PATIENCE_S = 3.0
 def download(name: str, check: Callable[[Path], None], revision: str | None = None) -> Path:
     """Return the folder of a hub model in the local cache; download the files that are missing there.
 
-    Args:
-        name: `owner/model`.
-        check: called with the folder of the small files before weights are downloaded; raises to refuse the model.
-        revision: branch, tag or commit; None: the main branch.
-
-    Raises:
-        huggingface_hub.errors.HFValidationError: no hub has such a name.
-        huggingface_hub.errors.RepositoryNotFoundError: there is no such model, or it is private.
-        huggingface_hub.errors.RevisionNotFoundError: it has no such branch, tag or commit.
-        huggingface_hub.errors.LocalEntryNotFoundError: it is not in the cache and the hub cannot be reached.
-        ModelError: raised by `check`.
+    `check` is called with the folder of the small files before weights are downloaded, and raises to refuse the model;
+    `revision` is a branch, tag or commit. Raises the hub's errors, which `translate_errors` explains.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -204,12 +185,7 @@ def _is_reachable(name: str, revision: str | None) -> bool:
 
 
 def find_cached(name: str, revision: str | None = None) -> Path | None:
-    """Return the folder of a hub model in the local cache; None if it is not there. Opens no connection.
-
-    Args:
-        name: `owner/model`.
-        revision: branch, tag or commit, not a path; None: the main branch.
-    """
+    """Return the folder of a hub model in the local cache; None if it is not there. Opens no connection."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -239,11 +215,7 @@ def find_commit(folder: str | Path) -> str | None:
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Turn errors of transformers, safetensors, the hub and torch into one clear line each.
-
-    Raises:
-        ModelError: naming the model and the cause.
-    """
+    """Turn errors of transformers, safetensors, the hub and torch into one clear line each, a ModelError."""
     try:
         yield
     except ModelError as error:

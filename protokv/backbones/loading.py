@@ -59,11 +59,7 @@ class PlacementRequest:
 
     @classmethod
     def parse(cls, *, device: str, dtype: str, device_map: str | None, quantization: str | None) -> PlacementRequest:
-        """Check the names.
-
-        Raises:
-            ConfigError: one of them does not exist here, or two contradict each other.
-        """
+        """Check the names. ConfigError: one of them does not exist here, or two contradict each other."""
         plain, plus, in_dtype = dtype.partition("+")
         if plus and (plain == "auto" or quantization not in (None, in_dtype)):
             raise ConfigError(f"dtype {dtype} and quantization {quantization} contradict each other")
@@ -106,10 +102,9 @@ class Packaged(ABC):
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether this processor has instructions that multiply matrices of bfloat16.
+    """Return whether this processor multiplies matrices of bfloat16: without, it takes several times the time.
 
-    A processor without them takes several times as long as for float32. The instructions decide, not a measurement, so
-    that a machine always chooses alike.
+    The instructions decide, not a measurement, so that a machine always chooses alike.
     """
     if machine() in ("arm64", "aarch64"):
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -229,11 +224,7 @@ def _quantization_config(placement: Placement, skipped: list[str]) -> Any:
 
 
 def load_tokenizer(path: str) -> tuple[Any, str]:
-    """Load the tokenizer and the chat template of a model.
-
-    Raises:
-        ModelError: one of them is missing.
-    """
+    """Load the tokenizer and the chat template of a model. ModelError: one of them is missing."""
     from transformers import AutoTokenizer
 
     # transformers makes an empty tokenizer of nothing.
@@ -250,14 +241,10 @@ def load_tokenizer(path: str) -> tuple[Any, str]:
 
 
 def read_decoding(config: Any) -> Decoding:
-    """Return how a model was published to answer.
+    """Return how a model was published to answer, by transformers' `GenerationConfig`.
 
-    Args:
-        config: transformers' `GenerationConfig`. What it does not say is not done: `generate` itself would draw from 50
-            tokens where no `top_k` is given. A draw from the likeliest token alone is greedy.
-
-    Raises:
-        ModelError: a value is out of its range.
+    What it does not say is not done: `generate` itself would draw from 50 tokens where no `top_k` is given. A draw from
+    the likeliest token alone is greedy. ModelError: a value is out of its range.
     """
     draws = config.do_sample and config.top_k != 1
     names = ("max_new_tokens", "repetition_penalty", *(("top_k", "top_p") if draws else ()))

@@ -4,11 +4,10 @@ Resizing, normalising and the order of patches do the arithmetic of transformers
 with it); its video processors need torchvision.
 
 A frame of a video has 128 to 768 tokens: the limits of the families' own utilities (`VIDEO_MIN_TOKEN_NUM` and
-`VIDEO_MAX_TOKEN_NUM` in https://github.com/QwenLM/Qwen3-VL, qwen-vl-utils/src/qwen_vl_utils/vision_process.py),
-and the numbers that transformers' video processors have by default. The files of the published models have others:
-those of Qwen2-VL and Qwen2.5-VL the limits of still images, 4 to 16,384 tokens, those of Qwen3-VL and Qwen3.5 limits of
-all frames of a video together, 4 to 24,576 tokens. The utilities also give a frame no more than its share of such a
-total. A stream has no length, so the limits of a frame stand alone: they are what a short video gets.
+`VIDEO_MAX_TOKEN_NUM` in https://github.com/QwenLM/Qwen3-VL, qwen-vl-utils/src/qwen_vl_utils/vision_process.py) and of
+transformers' video processors. The files of Qwen2-VL and Qwen2.5-VL have the limits of still images instead, 4 to
+16,384 tokens, those of Qwen3-VL and Qwen3.5 limits of all frames together, 4 to 24,576. A stream has no length, so the
+limits of a frame stand alone: they are what a short video gets.
 
 Frames of one size go through an image processor of transformers that does the same to a frame with PIL: one size
 without regard to the aspect ratio, rescaled and normalised. torch's bicubic kernel does not round to bytes between its
@@ -100,8 +99,7 @@ class PixelConfig:
 def smart_resize(height: int, width: int, config: PixelConfig) -> tuple[int, int]:
     """Return height and width in multiples of a token's side, near the aspect ratio, with the area inside the limits.
 
-    Raises:
-        SourceUnreadable: the frame is more than 200 times as long as it is wide.
+    SourceUnreadable: the frame is more than 200 times as long as it is wide.
     """
     factor = config.token_side
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
@@ -161,11 +159,7 @@ def patchify(images: np.ndarray[Any, np.dtype[np.uint8]], config: PixelConfig) -
 
 
 def check_images(images: np.ndarray[Any, Any], frames: int) -> None:
-    """Refuse images that are not one step of RGB frames.
-
-    Raises:
-        ValueError: they are not `[frames, height, width, 3]` uint8 with at least one pixel.
-    """
+    """Refuse images that are not `[frames, height, width, 3]` uint8 with at least one pixel. ValueError."""
     shape = images.shape
     if images.dtype != np.uint8 or len(shape) != 4 or (shape[0], shape[3]) != (frames, 3) or 0 in shape:
         raise ValueError(f"a step is [{frames}, height, width, 3] uint8 RGB, got {list(shape)} {images.dtype}")
@@ -249,10 +243,9 @@ _STEPS: Final = {"do_resize": True, "do_rescale": True, "do_normalize": True, "d
 
 
 def make_processor(raw: dict[str, Any]) -> Any:
-    """Return the processor of frames that a preprocessor file, read as a dictionary, asks for.
+    """Return the processor of frames of one size, rescaled and normalised, that a preprocessor file asks for.
 
-    Raises:
-        ModelError: it asks for anything but frames of one size, rescaled and normalised.
+    ModelError: it asks for anything else.
     """
     # This processor does what the video processor does to a frame, without torchvision.
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil

@@ -87,10 +87,7 @@ def load_backbone(
 def identify_backbone(
     name: str, *, revision: str | None = None, folder: Path | None = None, **options: str | None
 ) -> BackboneIdentity:
-    """Return the identity of the model that `load_backbone` gives, from its small files and a sample of its weights.
-
-    Arguments and errors are those of `load_backbone`.
-    """
+    """Return the identity of the model that `load_backbone` gives with these arguments; no weights are loaded."""
     with _resolved(name, options, revision, folder) as (family, path, config, placement):
         return family.identify(path, name, config, placement)
 
@@ -98,15 +95,11 @@ def identify_backbone(
 def require_model(name: str, revision: str | None = None) -> None:
     """Refuse a model whose files are nowhere, before anything heavy is imported; nothing is downloaded.
 
-    Raises:
-        ModelError: there is no such folder, the hub has no such model or revision, or the hub cannot be reached and the
-            model is not in the cache.
-        ConfigError: `revision` is given for a model that is not on a hub.
+    Raises as `load_backbone` does.
     """
-    if not on_hub(name, revision):
-        return
-    with translate_errors(name):
-        require(name, revision)
+    if on_hub(name, revision):
+        with translate_errors(name):
+            require(name, revision)
 
 
 @contextmanager
@@ -144,12 +137,7 @@ def _resolved(
 
 
 def on_hub(name: str, revision: str | None) -> bool:
-    """Return True if a name may be one of the hub.
-
-    Raises:
-        ModelError: it can be neither a folder nor a name of the hub.
-        ConfigError: `revision` is given for a model that is not on a hub.
-    """
+    """Return True if a name may be one of the hub; raises as `load_backbone` does."""
     packaged = name in find_packaged_models()
     if packaged or Path(name).is_dir():
         if revision is not None:

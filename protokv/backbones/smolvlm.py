@@ -55,13 +55,7 @@ class SmolVLM(Adapter):
 
     @staticmethod
     def make_frames(raw: dict[str, Any], of_video: bool) -> Any:
-        """Return the processor of frames that a preprocessor file, read as a dictionary, asks for.
-
-        Without a size for video, frames are those of a square at once.
-
-        Raises:
-            ModelError: it asks for other steps than resizing, rescaling and normalising.
-        """
+        """Return the processor of frames that a file asks for; without a size for video, of squares at once."""
         from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
         check_steps(raw)

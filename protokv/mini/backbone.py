@@ -1,8 +1,7 @@
 """The embedded model as a backbone, without transformers: `protokv.mini.network` behind the interface.
 
-`QwenVL` runs the same folder with transformers, and the tests hold the two together: positions, prompt and keys are
-equal, the output of the vision tower is equal up to the order of sums. A model that is spread over devices or quantised
-is loaded there.
+`QwenVL` runs the same folder with transformers, which a model that is spread over devices or quantised needs, and the
+tests hold the two together: all is equal, the output of the vision tower up to the order of sums.
 """
 
 from __future__ import annotations
@@ -79,11 +78,7 @@ class Embedded(TimedGrid, Packaged):
 
     @classmethod
     def adjust(cls, request: PlacementRequest) -> PlacementRequest:
-        """Use one thread and float32 on a CPU.
-
-        The matrices are too small for a second thread to pay off, and the same input then gives the same bytes on any
-        number of cores and any processor.
-        """
+        """Use one thread and float32 on a CPU: a second does not pay off, and bytes are the same on any processor."""
         if request.device.type != "cpu":
             return request
         torch.set_num_threads(1)

@@ -1,8 +1,7 @@
 """The network of the embedded model: Qwen2.5-VL's vision tower and language model, in plain torch.
 
 transformers runs the same weights, and the tests compare with it; but importing it takes longer than an answer of this
-model, and its wrappers take longer than the arithmetic of a step. Owns the forward passes; knows no memories and no
-files.
+model, and its wrappers take longer than the arithmetic of a step. Knows no memories and no files.
 
 Source: Qwen2.5-VL Technical Report, https://arxiv.org/abs/2502.13923, as transformers implements it.
 """
@@ -41,14 +40,9 @@ class VisionTower:
         self._merger = select_prefix(weights, "merger.")
 
     def __call__(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Visual tokens of `B` steps.
+        """Return visual tokens `[B, rows * columns, E]` of patches `[B, rows * columns * merge**2, pixels]`.
 
-        Args:
-            patches: `[B, rows * columns * merge**2, pixels]` in the dtype of the weights, in the order of the tokens.
-            grid: rows and columns of the tokens of each step.
-
-        Returns:
-            `[B, rows * columns, E]`.
+        Patches are in the order of the tokens and in the dtype of the weights.
         """
         steps, n = patches.shape[:2]
         x = functional.linear(patches, self._projection)
@@ -58,9 +52,8 @@ class VisionTower:
             qkv = _linear(_norm(x, w["norm1.weight"]), w, "attn.qkv").view(steps, n, 3, self._heads, size)
             rotated = rotate(qkv[:, :, :2].float(), cos, sin).to(x.dtype)
             query, key, value = rotated[:, :, 0], rotated[:, :, 1], qkv[:, :, 2]
-            mixed = functional.scaled_dot_product_attention(
-                query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale=size**-0.5
-            )
+            heads = (part.transpose(1, 2) for part in (query, key, value))
+            mixed = functional.scaled_dot_product_attention(*heads, scale=size**-0.5)
             x = x + _linear(mixed.transpose(1, 2).reshape(steps, n, -1), w, "attn.proj")
             x = x + _gated(_norm(x, w["norm2.weight"]), w)
         w = self._merger
