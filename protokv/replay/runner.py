@@ -127,8 +127,8 @@ class _Run:
         if self.variant.blind:
             return
         # Layers without full attention change with every step.
-        hybrid = set(self.session.backbone.layer_kinds) - {LayerKind.FULL}
-        horizon = None if hybrid else self.variant.config.horizon
+        full = set(self.session.backbone.layer_kinds) <= {LayerKind.FULL}
+        horizon = self.variant.config.horizon if full else None
         self.waiting.append((tokens, start_s))
         if horizon is None:
             self.catch_up()

@@ -35,10 +35,7 @@ def format_delay(seconds: float) -> str:
 
 
 def tabulate(report: Report) -> Table:
-    """Return accuracies at every delay, of all questions and of each group, with differences and costs.
-
-    A benchmark adds the points of a judge and the means that papers print.
-    """
+    """Return accuracies at every delay, of all questions and each group, differences, costs, and means of a set."""
     delays, judged = report["delays_s"], any(point.get("points") is not None for point in report["points"])
     cells: dict[tuple[Any, ...], dict[float, Mapping[str, Any]]] = {}
     for point in report["points"]:

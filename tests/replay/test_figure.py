@@ -20,12 +20,10 @@ def test_a_figure_has_one_panel_with_a_curve_for_each_memory_and_budget_over_tru
     figures = pytest.importorskip("matplotlib.figure")
     made = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda self, path, **_: made.append(self))
-    rows = [
-        replace(row, delay_s=dict(zip((0.0, 30.0, 120.0), delays, strict=True))[row.delay_s]) for row in example_rows()
-    ]
-    report = summarise(
-        [*rows, *(replace(row, budget=16) for row in rows if row.memory != "full")], lambda kind, _: kind
-    )
+    other = dict(zip((0.0, 30.0, 120.0), delays, strict=True))
+    rows = [replace(row, delay_s=other[row.delay_s]) for row in example_rows()]
+    rows += [replace(row, budget=16) for row in rows if row.memory != "full"]
+    report = summarise(rows, lambda kind, _: kind)
     for groups in (False, True):
         save_figure(report, tmp_path / "x.png", groups=groups)
     assert [len(figure.axes) for figure in made] == [1, 3]

@@ -71,20 +71,17 @@ def test_the_interval_is_wilsons() -> None:
 
 
 def test_the_floor_is_the_most_frequent_answer_of_each_type() -> None:
-    asked = [replace(ROW, question_id=str(i), type=t, expected=a) for i, (t, a) in enumerate(
-        [("whether", "yes"), ("whether", "yes"), ("whether", "no"), ("colour", "red"), ("colour", "blue")]
-    )]  # fmt: skip
+    kinds = [("whether", "yes"), ("whether", "yes"), ("whether", "no"), ("colour", "red"), ("colour", "blue")]
+    asked = [replace(ROW, question_id=str(i), type=kind, expected=answer) for i, (kind, answer) in enumerate(kinds)]
     # The same questions under another memory or delay are the same questions.
     assert measure_floor([*asked, *(replace(row, memory="x", delay_s=9.0) for row in asked)]) == pytest.approx(3 / 5)
 
 
-ANSWERS = st.dictionaries(
-    st.sampled_from("abcdefg"), st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=5), min_size=1
-)
+SCORES = st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=5)
 
 
 @settings(max_examples=10, deadline=None)
-@given(ANSWERS)
+@given(st.dictionaries(st.sampled_from("abcdefg"), SCORES, min_size=1))
 def test_the_interval_is_that_of_videos_drawn_one_by_one(scores: dict[str, list[float]]) -> None:
     names, means = list(scores), []
     for weights in _draw(len(names)):

@@ -56,8 +56,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "the model": {"model": {**ROW.model, "weights_digest": "other"}},
     "the decoding": {"decoding": {"max_new_tokens": 3}},
     "the stream a": {"stream": {"fps": 1.0, "fingerprint": "f"}},
-    "question 1 about a": {"expected": "blue"},
-    "question 1 about a ": {"question": "Which?"},
+    "question 1 about a": {"expected": "blue", "question": "Which?"},
     "the memory full at 64 tokens": {"config": {"kind": "full", "seed": 1}},
 }
 

@@ -13,7 +13,7 @@ from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
-from protokv.memories import DurableConfig, MemoryConfig
+from protokv.memories import MemoryConfig
 from protokv.replay.plan import make_plan, run_plan
 from protokv.replay.questions import schedule
 from protokv.replay.rows import AnswerRow, RowFile
@@ -21,8 +21,7 @@ from protokv.replay.runner import Setup, StreamProgress, Variant, replay_stream
 from samples.worlds.streams import Worlds, WorldStream
 
 VARIANTS = [
-    Variant("durable", DurableConfig(budget=24)),
-    Variant("window", MemoryConfig.of("sliding-window", budget=24)),
+    *(Variant(name, MemoryConfig.of(name, budget=24)) for name in ("durable", "sliding-window")),
     # It takes its steps only before a question.
     Variant("last", MemoryConfig.of("last-frames", budget=24, last_steps=2, recent_frames=4, positions="compact")),
 ]

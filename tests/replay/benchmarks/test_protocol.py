@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -114,11 +115,7 @@ def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
     data_root: Path, embedded: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_dataset(BENCHMARKS["ovo-bench"], data_root)
-
-    def broken(fps: float, frames_per_step: int) -> object:
-        raise SourceUnreadable("damaged")
-
-    monkeypatch.setattr(opened.streams[0], "steps", broken)
+    monkeypatch.setattr(opened.streams[0], "steps", Mock(side_effect=SourceUnreadable("damaged")))
     plan = plan_dataset("ovo-bench", opened.streams, embedded)
     events = list(run_plan(plan, embedded, RowFile(tmp_path / "r.jsonl")))
     assert isinstance(events[0], UnreadableVideo)
