@@ -32,9 +32,8 @@ from protokv.video.text_tracks import find_text_tracks, read_packet, read_text_t
 # the times of decoding.
 _WITH_INDEX, _EARLIER_S = {"mov", "matroska", "avi", "asf", "mxf"}, 2.0
 
-# How far a frame's time stamp may be from its arrival: HLS delivers whole segments, and the first ones are minutes old;
-# devices stamp with a clock of this machine.
-_SLACK_S, _HLS_SLACK_S, _DEVICE_SLACK_S = 2.0, 60.0, 0.5
+# How far a frame's time stamp may be from its arrival: HLS delivers whole segments, and the first ones are minutes old.
+_SLACK_S, _HLS_SLACK_S = 2.0, 60.0
 
 # Lines of text that wait to be taken; failures in a row of the demultiplexer of a file, which is asked again.
 _MOST_WAITING, _MOST_FAILURES = 300, 1000
@@ -141,7 +140,7 @@ class AVSource(Source):
         # A playlist has a size of its own.
         sized = container.duration or (not forms & {"hls", "dash"} and (container.size or 0) > 0)
         ends = self._kind == "file" or (self._kind in ("http", "https") and bool(sized))
-        slack_s = _HLS_SLACK_S if "hls" in forms else _DEVICE_SLACK_S if self._kind in address.DEVICES else _SLACK_S
+        slack_s = _HLS_SLACK_S if "hls" in forms else _SLACK_S
         self._slack_s = None if ends or self._kind == address.PIPE else slack_s
         width, height = self._size or (found.info.width, found.info.height)
         info = replace(found.info, name=address.public_name(self.source), width=width, height=height, seekable=ends)
