@@ -98,19 +98,13 @@ class Masks:
 
 
 class LayerTokens:
-    """Keys and values of one layer for the tokens since a context was taken, with room for more.
+    """Keys and values of the n tokens of one layer since a context was taken, with room for more."""
 
-    Attributes:
-        number: which one it is of the layers that a memory serves.
-        length: n.
-        keys, values: `[..., H, n, D]`, on the device of the layer; None before the first.
-    """
-
-    keys: Tensor | None
+    keys: Tensor | None  # `[..., H, n, D]`, on the device of the layer; None before the first
     values: Tensor | None
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number = number  # which one it is of the layers that a memory serves
         self.clear()
 
     def clear(self) -> None:
@@ -168,20 +162,14 @@ class TokenCache:
 
     While watching these are a step, until the memory has it. A question is forwarded with a fork, which is dropped:
     this is why asking changes nothing. Models of transformers have `protokv.core.stream_cache.StreamCache`.
-
-    Attributes:
-        layers: those that the memory serves; transformers' own are among them in a `StreamCache`.
-        context: what new tokens attend to besides each other.
-        masks: as attention takes them.
-        queries: those that read the context, `[Hq, T, D]` of each layer of each forward, if it is a list.
     """
 
-    layers: list[Any]
-    queries: list[Tensor] | None = None
+    layers: list[Any]  # those that the memory serves; in a `StreamCache` transformers' own are among them
+    queries: list[Tensor] | None = None  # where to add those that read the context, `[Hq, T, D]` of each layer
 
     def __init__(self, layers: int) -> None:
         self.layers = [LayerTokens(number) for number in range(layers)]
-        self.context: Context = EmptyContext()
+        self.context: Context = EmptyContext()  # what new tokens attend to besides each other
         self.masks = Masks()
 
     @property

@@ -46,15 +46,9 @@ def _plain_tensors() -> Iterator[None]:
 
 
 class MemoryCache(StreamCache):
-    """A memory as a cache of transformers; `protokv.Cache` is the one for users, which also saves and loads.
+    """A memory as a cache of transformers; `protokv.Cache` is the one for users, which also saves and loads."""
 
-    Attributes:
-        decoder: what the model says of positions and angles.
-        config: the settings of the memory.
-        seen: tokens of all commits.
-        steps: steps that the memory has taken.
-        context: what new tokens attend to besides each other.
-    """
+    steps: int  # that the memory has taken
 
     def __init__(self, model_or_config: Any, config: MemoryConfig, sink: int) -> None:
         """Make it empty; the memory is made at the first commit.

@@ -23,20 +23,17 @@ _HOOKED: WeakSet[Any] = WeakSet()
 
 
 class Decoder:
-    """A decoder, of a model or of a config alone.
+    """A decoder, of a model or of a config alone."""
 
-    Attributes:
-        model: the model; None: only its config is known, and positions are taken to be consecutive.
-        module: the decoder.
-        config: of its text.
-        components: P, position components: 3 with M-RoPE, else 1.
-    """
+    model: Any  # None: only its config is known, and positions are taken to be consecutive
+    config: Any  # of its text
+    components: int  # P, position components: 3 with M-RoPE, else 1
 
     def __init__(self, model_or_config: Any) -> None:
         """Read a model, and hook its decoder once; or a config."""
         from transformers import AutoModel, PreTrainedConfig
 
-        self.model: Any = None if isinstance(model_or_config, PreTrainedConfig) else model_or_config
+        self.model = None if isinstance(model_or_config, PreTrainedConfig) else model_or_config
         if self.model is None:
             with torch.device("meta"):
                 module = AutoModel.from_config(deepcopy(model_or_config), attn_implementation="eager").get_decoder()

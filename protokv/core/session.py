@@ -83,19 +83,14 @@ class SavedSession(Protocol):
 class Session:
     """Watch a stream step by step, ask at any time.
 
-    Attributes:
-        backbone, config, memory, clock: what it joins.
-        cache: what layers of the model hold that the memory does not serve; steps and questions forward with its forks.
-        recent: the last steps, which a question reads again.
-        attachments: what its state has besides the memory, such as thumbnails. They listen to it.
-        placement: where tokens stand while they are forwarded.
-        intact: whether memory and clock agree about the steps seen. False after an error within a step: such a
-            session must not be saved.
-        timings: where to add up seconds by stage; None: nowhere.
-        words_end: where the stream stood after the last step with words; None: there was none.
+    The cache has what layers of the model hold that the memory does not serve; steps and questions forward with its
+    forks. Attachments are what its state has besides, such as thumbnails; they listen to it.
     """
 
-    timings: Timings | None = None
+    timings: Timings | None = None  # where to add up seconds by stage
+    words_end: StreamClock | None  # where the stream stood after the last step with words
+    # Whether memory and clock agree about the steps seen; not so after an error within a step: do not save it then.
+    intact: bool
 
     def __init__(
         self,

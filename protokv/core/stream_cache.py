@@ -161,15 +161,10 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
-    """The layers of a decoder of transformers while tokens are forwarded after a context.
-
-    Attributes:
-        query_heads: Hq.
-        kinds: of each layer, and whether it shares the tokens of an earlier one.
-        seen: tokens before these, as masks count.
-    """
+    """The layers of a decoder of transformers while tokens are forwarded after a context."""
 
     reads_in_place = True
+    seen: int  # tokens before these, as masks count
 
     def __init__(self, config: Any) -> None:
         """Make the layers of the decoder of a config.
@@ -193,6 +188,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
                 hint="use a checkpoint with layers of full attention",
             )
         named = getattr(config, "layer_types", None) or [""] * len(layers)
+        # Of each layer, and whether it shares the tokens of an earlier one.
         self.kinds = [_find_kind(layer, name) for layer, name in zip(layers, named, strict=True)]
         self.query_heads: int = config.num_attention_heads
         self.context, self.masks, self.seen = EmptyContext(), Masks(), 0
