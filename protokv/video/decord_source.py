@@ -2,9 +2,8 @@
 
 Known of decord 0.6.0: it decodes ahead without bound while its reader pauses, so frames are read in chunks, and a seek
 after each ends that. Where it cannot decode, it raises or repeats the last good frame, so a chunk counts only if no
-frame of it equals the one before; other damage that it conceals goes unnoticed. Its count is wrong after a seek into
-open groups of pictures, and its times are float32, so PyAV lists the times. Its FFmpeg of 2021 goes by names, so it
-gets only files that are named like a video.
+frame of it equals the one before; other damage that it conceals goes unnoticed. Its count is wrong in open groups of
+pictures, and its times are float32, so PyAV lists the times. Its FFmpeg of 2021 goes by the names of files.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from protokv.video.source import Frame, FrameRequest
 CHUNK_BYTES = 128 << 20
 
 # What decord was seen to decode like a current FFmpeg, in 8 bits.
-_CONTAINERS = {"mov", "matroska"}
 _CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "mjpeg"}
-_PIXEL_FORMATS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "gray", "nv12"}
+_PIXELS = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "gray", "nv12"}
 
 
 class DecordSource(AVSource):
@@ -42,7 +40,7 @@ class DecordSource(AVSource):
     def __init__(self, path: str | os.PathLike[str], max_pixels: int | None = None) -> None:
         super().__init__(path, max_pixels)
         info = self.info
-        known = info.container in _CONTAINERS and info.codec in _CODECS and info.pixel_format in _PIXEL_FORMATS
+        known = info.container in ("mov", "matroska") and info.codec in _CODECS and info.pixel_format in _PIXELS
         if not (known and self.plain and Path(path).suffix.lower() in VIDEO_SUFFIXES) or self.notes:
             raise SourceUnreadable(
                 f"decord cannot read {info.name}: it is known to read only one plain, progressive track of 8 bits in "
@@ -83,10 +81,9 @@ class DecordSource(AVSource):
             yield from super()._read(wanted._replace(start_s=max(wanted.start_s, after_s)))
 
     def _list_frames(self) -> list[tuple[float, float | None]]:
-        """Return time and duration of every frame, by time; nothing if decord may count or time them otherwise.
+        """Return time and duration of every frame, by time; nothing if decord may count them otherwise.
 
-        That is so where the file is damaged, where packets and frames are not one to one, where a frame after a key
-        frame is shown before it, and where time stamps leap.
+        So it is where the file is damaged, time stamps leap, or a frame after a key frame is shown before it.
         """
         listed: list[tuple[float, float | None]] = []
         key_s, opened = float("-inf"), self._open()

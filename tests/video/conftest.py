@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -14,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 ROWS, COLUMNS = 4, 4
+DECODERS = ["pyav", *(["decord"] if importlib.util.find_spec("decord") else [])]
 
 
 def burn(number: int, width: int, height: int) -> NDArray[np.uint8]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,9 +11,7 @@ import pytest
 
 from protokv.video import open_source, read_steps
 from protokv.video.decoding import Losses
-from tests.video.conftest import Clip, number_in, write
-
-DECODERS = ["pyav", "decord"] if importlib.util.find_spec("decord") else ["pyav"]
+from tests.video.conftest import DECODERS, Clip, number_in, write
 
 
 def with_rubbish(source: Path, target: Path, number: int) -> Path:
@@ -23,13 +20,10 @@ def with_rubbish(source: Path, target: Path, number: int) -> Path:
         stream = original.streams.video[0]
         out = copy.add_stream_from_template(stream)
         for i, packet in enumerate(p for p in original.demux(stream) if p.size):
-            sent = packet
             if i == number:
-                sent = av.Packet(b"\xff" * packet.size)
-                sent.pts, sent.dts, sent.duration = packet.pts, packet.dts, packet.duration
-                sent.time_base, sent.is_keyframe = packet.time_base, packet.is_keyframe
-            sent.stream = out
-            copy.mux(sent)
+                packet.update(b"\xff" * packet.size)
+            packet.stream = out
+            copy.mux(packet)
     return target
 
 

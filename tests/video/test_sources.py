@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -19,10 +18,9 @@ from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.video import Source, open_source, read_steps
 from protokv.video.source import Part
 from tests.cli.conftest import write_video
-from tests.video.conftest import CLIPS, Clip, number_in, write
+from tests.video.conftest import CLIPS, DECODERS, Clip, number_in, write
 
-needs_decord = pytest.mark.skipif(importlib.util.find_spec("decord") is None, reason="decord is not installed")
-DECODERS = ["pyav", pytest.param("decord", marks=needs_decord)]
+needs_decord = pytest.mark.skipif("decord" not in DECODERS, reason="decord is not installed")
 
 
 def test_every_frame_comes_in_order_at_its_time(clip_name, make_clip):
