@@ -18,8 +18,9 @@ import typer
 from protokv.errors import ConfigError, ProtoKVError, QuestionError
 from protokv.texts import admit_question, cut, read_json
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, Flags, option
+from protokv_cli.options import MOST_USED, Flags, option, refuse
 from protokv_cli.output import Output, format_time, round_timings
+from protokv_cli.parsing import parse_list
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
@@ -147,6 +148,7 @@ class AnswerFlags(Flags, panel="Answers"):
     frames: Path | None = option("--frames DIR", "Write the frames at these times as PNG, named by time.")
     video: Path | None = option("--video PATH", "Their video or its folder. Default: beside the state, or here.")
     system: str | None = option("--system TEXT", "A system prompt, in front of each question.")
+    choices: str | None = option("--choices A,B", "Answer with the likeliest of these, such as yes,no.", MOST_USED)
     temperature: float | None = option("--temperature NUMBER", "0 is greedy; above 0 draws. Default: as published.")
     top_p: float | None = option("--top-p SHARE", "Draw from this share of the probability. Default: as published.")
     seed: int = option("--seed NUMBER", "Seed of the draws.", default=0)
@@ -164,7 +166,10 @@ class AnswerFlags(Flags, panel="Answers"):
             raise ConfigError(f"{backbone.identity.name} takes no system prompt", hint="leave out --system")
         names = ("max_new_tokens", "temperature", "top_p", "seed")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return replace(backbone.decoding if backbone else Decoding(), **given)
+        drawn = given.keys() & {"max_new_tokens", "temperature", "top_p"}
+        refuse((self.choices and drawn, "--choices generates and draws nothing", "leave the other options out"))
+        choices = tuple(parse_list(self.choices or ""))
+        return replace(backbone.decoding if backbone else Decoding(), choices=choices, **given)
 
 
 @dataclass
@@ -231,6 +236,12 @@ class Answers:
             "state": state,
             "finish_reason": answer.finish_reason,
         }
+        if answer.probabilities is not None:
+            row["probabilities"] = {choice: round(share, 4) for choice, share in answer.probabilities.items()}
+            if self.shows:
+                self.out.text(
+                    "  " + ", ".join(f"{choice} {share:.2f}" for choice, share in row["probabilities"].items())
+                )
         if answer.evidence is not None:
             spans = [asdict(span) | {"share": round(span.share, 4)} for span in answer.evidence.spans]
             # `faint` is null if a low share says nothing about the model.

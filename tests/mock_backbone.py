@@ -44,6 +44,9 @@ class MockBackbone(Backbone):
             raise ConfigError("the question is empty")
         return [sum(map(ord, word)) % (len(WORDS) - 1) for word in question.split()]
 
+    def encode(self, text: str) -> list[int]:
+        return [WORDS.index(word) for word in text.lower().split()]
+
     def words_ids(self, text: str) -> list[int]:
         return [len(word) for word in text.split()]
 

@@ -164,7 +164,7 @@ class Adapter(Backbone):
         return [*closing, *ids, *opening] if ids != blank else []
 
     def _words_parts(self, text: str) -> Iterator[list[int]]:
-        return (self._encode(part.format(text)) for part in self.words_form)
+        return (self.encode(part.format(text)) for part in self.words_form)
 
     def after_words(
         self, ids: list[int], context: Context, clock: StreamClock
@@ -255,7 +255,7 @@ class Adapter(Backbone):
             if texts == ("", ""):
                 found.append(StepTokens(own, step.grid))
                 continue
-            opening, closing = (self.embed_text(self._encode(text)) for text in texts)
+            opening, closing = (self.embed_text(self.encode(text)) for text in texts)
             place = slice(len(opening), len(opening) + len(own))
             found.append(StepTokens(torch.cat((opening, own, closing)), step.grid, place))
         return found
@@ -264,7 +264,8 @@ class Adapter(Backbone):
         """Return the pixels of some steps, one after the other, as the vision tower takes them."""
         return torch.cat([step.pixels for step in steps]).to(self.device, self.dtype)
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of plain text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 

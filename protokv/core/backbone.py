@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, combinations
 from typing import Annotated, Any, Final, Self
 
 import numpy as np
@@ -159,6 +159,29 @@ class Backbone(ABC):
             raise QuestionError(f"the question has {size}", hint="ask something shorter")
         return ids, kept
 
+    def choice_ids(self, choices: Sequence[str]) -> list[list[int]]:
+        """Return the ids of the tokens that an answer with each of the choices may begin with.
+
+        A choice counts as it is spelt and with a capital, alone and behind a space: what a model writes first depends
+        on its chat template.
+
+        Raises:
+            ConfigError: two choices begin with the same token, or the model does not know a word.
+            QuestionError: a choice is empty, or no text.
+        """
+        found: list[set[int]] = []
+        for text in (admit_question(choice, "a choice").strip() for choice in choices):
+            if unknown := self.unknown_words(text):
+                raise ConfigError(f"{self.identity.name} does not know {unknown[0]}", hint="choose other words")
+            spelt = (self.encode(space + one) for space in ("", " ") for one in (text, text[0].upper() + text[1:]))
+            # Some tokenizers write the space as a token of its own.
+            found.append({next((one for one in ids if self.decode([one]).strip()), ids[0]) for ids in spelt if ids})
+        for (first, ours), (second, theirs) in combinations(zip(choices, found, strict=True), 2):
+            if ours & theirs:
+                hint = "word them so that their beginnings differ"
+                raise ConfigError(f"the choices {first} and {second} begin with the same token", hint=hint)
+        return [sorted(ids) for ids in found]
+
     def with_system(self, text: str | None) -> Self:
         """Return this model, of the same weights, with a system prompt in front of the video; None: without one.
 
@@ -171,6 +194,10 @@ class Backbone(ABC):
     @abstractmethod
     def decode(self, ids: list[int]) -> str:
         """Return the text of generated ids, without special tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of plain text, as an answer may have it. ConfigError: the model takes no choices."""
+        raise ConfigError(f"{self.identity.name} takes no choices", hint="leave them out")
 
     def embed_text(self, ids: list[int]) -> Tensor:
         """Return embeddings `[n, E]` in the model's dtype."""

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from protokv.errors import ConfigError
+from protokv.texts import count_text
 
 FinishReason = Literal["stop", "length", "repetition"]
 
 # Room for a whole answer is allocated before its first token.
 MOST_NEW_TOKENS = 16_384
+
+MOST_CHOICES = 64
 
 
 class TokenChance(NamedTuple):
@@ -45,6 +48,7 @@ class Decoding:
             often as they are there, as OpenAI's interface has it.
         stop: the answer ends before the first of these texts.
         top_logprobs: the answer says the chances of its tokens and of so many likeliest ones; None: it does not.
+        choices: the answer is the likeliest of these texts (`Session.choose`), and nothing is drawn; empty: any text.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -60,6 +64,7 @@ class Decoding:
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
+    choices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_new_tokens <= MOST_NEW_TOKENS:
@@ -72,6 +77,10 @@ class Decoding:
             raise ConfigError(f"top_k is {self.top_k}", hint="use a number of tokens, or 0 for all")
         if not 0 < self.repetition_penalty < inf:
             raise ConfigError(f"repetition_penalty is {self.repetition_penalty}", hint="use 1 (none) or more")
+        if self.choices and not 2 <= len(self.choices) <= MOST_CHOICES:
+            raise ConfigError(
+                f"{count_text(len(self.choices), 'choice')} to answer with", hint=f"give 2 to {MOST_CHOICES}"
+            )
 
 
 MOST_PERIOD = 32

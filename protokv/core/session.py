@@ -66,6 +66,7 @@ class Answer:
     turns: int = 0  # earlier turns of the conversation that the model read, the newest ones
     # of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for them
     chances: list[list[TokenChance]] | None = None
+    probabilities: Mapping[str, float] | None = None  # of each choice, together 1; None: there were none to choose from
 
 
 class SavedSession(Protocol):
@@ -347,6 +348,10 @@ class Session:
             ConfigError: evidence is wanted and the memory does not know the positions of its slots.
         """
         decoding = decoding or self.backbone.decoding
+        if decoding.choices:
+            answer = self.choose(question, decoding.choices, evidence=evidence, turns=turns, system=system)
+            yield answer.text
+            return answer
         began = time.perf_counter()
         asked, kept = self.backbone.question_ids(question, turns, system)
         reading = self.read_question(asked, record=evidence)
@@ -397,6 +402,43 @@ class Session:
             finish_reason=finish_reason,
             turns=kept,
             chances=None if decoding.top_logprobs is None else choose.read_chances()[: len(ids)],
+        )
+
+    @torch.inference_mode()
+    def choose(
+        self,
+        question: str,
+        choices: Sequence[str],
+        *,
+        evidence: bool = False,
+        turns: Sequence[Turn] = (),
+        system: str | None = None,
+    ) -> Answer:
+        """Answer with one of some texts: the one whose first token is likeliest. One forward; nothing is generated.
+
+        `Answer.probabilities` compares the choices, and `Answer.mean_logprob` is that of the chosen one among all that
+        the model could say. The other arguments are those of `stream`; errors too, and those of `Backbone.choice_ids`.
+        """
+        began = time.perf_counter()
+        firsts = self.backbone.choice_ids(choices)
+        asked, kept = self.backbone.question_ids(question, turns, system)
+        reading = self.read_question(asked, record=evidence)
+        found = find_evidence(self, reading) if evidence else None
+        likely = reading.logits[-1].log_softmax(-1)
+        chances = torch.stack([likely[ids].logsumexp(0) for ids in firsts]).cpu()
+        best, took_ms = int(chances.argmax()), (time.perf_counter() - began) * 1e3
+        return Answer(
+            question=question,
+            text=choices[best],
+            stream_time_s=self.clock.stream_time_s,
+            ttft_ms=took_ms,
+            total_ms=took_ms,
+            context_tokens=reading.cache.context.visible_tokens() + len(reading.prelude),
+            tokens=0,
+            mean_logprob=float(chances[best]),
+            evidence=found,
+            turns=kept,
+            probabilities=dict(zip(choices, chances.softmax(0).tolist(), strict=True)),
         )
 
     @torch.inference_mode()

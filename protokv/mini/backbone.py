@@ -69,7 +69,7 @@ class Embedded(TimedGrid, Packaged):
         control = self._tokenizer.get_added_tokens_decoder()
         self._control, self._control_ids = sorted(token.content for token in control.values()), frozenset(control)
         # The chat template's text in front of the video.
-        self._prefix = self._encode("<|im_start|>user\n<|vision_start|>")
+        self._prefix = self.encode("<|im_start|>user\n<|vision_start|>")
 
     @classmethod
     def folder(cls, name: str) -> Path:
@@ -108,12 +108,12 @@ class Embedded(TimedGrid, Packaged):
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
         """Return the token ids after the video; turns are left out, as the model was not trained on them."""
         check_text(question, self._control)
-        return self._encode(f"<|vision_end|>{question.strip()}<|im_end|>\n<|im_start|>assistant\n")
+        return self.encode(f"<|vision_end|>{question.strip()}<|im_end|>\n<|im_start|>assistant\n")
 
     def words_ids(self, text: str) -> list[int]:
         """Return the token ids of subtitles between two segments of video, without unknown words."""
-        ids = [token for token in self._encode(text) if token not in self._control_ids][:MOST_WORDS]
-        return [*self._encode("<|vision_end|>"), *ids, *self._encode("<|vision_start|>")] if ids else []
+        ids = [token for token in self.encode(text) if token not in self._control_ids][:MOST_WORDS]
+        return [*self.encode("<|vision_end|>"), *ids, *self.encode("<|vision_start|>")] if ids else []
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of generated ids without special tokens."""
@@ -152,6 +152,7 @@ class Embedded(TimedGrid, Packaged):
         """Return `[..., vocabulary]` float32."""
         return self._language.logits(hidden)
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of plain text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from protokv.core.backbone import Turn
-from protokv.core.decoding import Decoding, TokenChance
+from protokv.core.decoding import MOST_CHOICES, Decoding, TokenChance
 from protokv.core.session import Answer
 from protokv.errors import ConfigError
 from protokv.texts import admit_question, find_broken, read_json
@@ -97,16 +97,17 @@ def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
         presence_penalty=_number(data, ("presence_penalty",), 0.0, -2.0, 2.0),
         frequency_penalty=_number(data, ("frequency_penalty",), 0.0, -2.0, 2.0),
         seed=int(_number(data, ("seed",), 0, 0, 2**53)),
-        stop=_read_stop(data.get("stop")),
+        stop=_read_texts(data, "stop", 4),
+        choices=_read_texts(data, "choices", MOST_CHOICES),
         top_logprobs=int(top) if data.get("logprobs") is True else None,
     )
 
 
-def _read_stop(stop: object) -> tuple[str, ...]:
-    """Return the texts that end an answer. ConfigError."""
-    texts = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(texts, list) or len(texts) > 4 or not all(isinstance(one, str) and one for one in texts):
-        raise ConfigError("stop: expected a text, or a list of at most 4 texts")
+def _read_texts(data: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
+    """Return the texts of a field, of which there may be one or none. ConfigError."""
+    texts = [data[name]] if isinstance(data.get(name), str) else data.get(name) or []
+    if not isinstance(texts, list) or len(texts) > most or not all(isinstance(one, str) and one for one in texts):
+        raise ConfigError(f"{name}: expected a text, or a list of at most {most} texts")
     return tuple(texts)
 
 
@@ -213,7 +214,13 @@ class Completion:
 
 def _extras(answer: Answer) -> dict[str, Any]:
     """Return what OpenAI's interface has not: "repetition" as a reason, turns that the model read, and the evidence."""
-    found = {"stream_time_s": answer.stream_time_s, "ended": answer.finish_reason, "turns": answer.turns}
+    found: dict[str, Any] = {
+        "stream_time_s": answer.stream_time_s,
+        "ended": answer.finish_reason,
+        "turns": answer.turns,
+    }
+    if answer.probabilities is not None:
+        found["probabilities"] = answer.probabilities
     if answer.evidence is None:
         return found
     return {**found, "evidence": [asdict(span) for span in answer.evidence.spans], "faint": answer.evidence.faint}

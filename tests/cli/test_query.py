@@ -73,6 +73,16 @@ def test_the_answer_is_the_same_in_every_form_and_a_table_repeats_one_of_several
     assert "1 of 2 answers as expected (50.0%)" in result.err
 
 
+def test_an_answer_may_be_one_of_some_choices(protokv: Program, clip: str) -> None:
+    (row,) = protokv("query", clip, QUESTION, "--choices", "red, green", "--json").rows()
+    assert (row["answer"] in ("red", "green"), sum(row["probabilities"].values())) == (True, pytest.approx(1, abs=1e-3))
+    shown = protokv("query", clip, QUESTION, "--choices", "red,green").out
+    shares = ", ".join(f"{choice} {share:.2f}" for choice, share in row["probabilities"].items())
+    assert shown == f"{row['answer']}\n  {shares}\n"
+    both = protokv("query", clip, QUESTION, "--choices", "red,green", "--temperature", "1")
+    assert (both.code, "generates and draws nothing" in both.err) == (Exit.USAGE, True)
+
+
 def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, video: Path) -> None:
     result = protokv("ingest", video, "--budget", "24", "--every", "3s", "--keep", "3", "--json")
     assert result.code == 0, result.err

@@ -64,6 +64,16 @@ def test_the_official_client_lists_states_and_asks_them_at_once_and_in_pieces(fo
         assert (short.choices[0].finish_reason, short.ended, short.usage.completion_tokens) == ("length", "length", 1)
 
 
+def test_an_answer_may_be_one_of_some_choices(running: str, made: Path) -> None:
+    choices = {"choices": ["red", "green"]}
+    expected = protokv.load(made / "door.safetensors", MockBackbone()).choose(QUESTION, choices["choices"])
+    with client(running) as one:
+        whole, pieces = ask(one, extra_body=choices), list(ask(one, extra_body=choices, stream=True))
+    assert (whole.choices[0].message.content, whole.probabilities) == (expected.text, expected.probabilities)
+    assert "".join(c.choices[0].delta.content or "" for c in pieces) == expected.text
+    assert pieces[-1].probabilities == expected.probabilities
+
+
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "in pieces"])
 def test_stops_penalties_and_chances_of_tokens_are_those_of_the_engine(running: str, streamed: bool) -> None:
     def read(**options: Any) -> tuple[str, Any]:
@@ -131,7 +141,8 @@ BAD = [
     ({"messages": PARTS}, "a role"), ({"messages": [{"role": "user"}, {"role": "assistant"}]}, "last one"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "pictures"),
     ({"temperature": 9.0}, "temperature"), ({"max_tokens": 0}, "max_tokens"), ({"n": 2}, "another seed"),
-    ({"stop": ["a", 3]}, "at most 4 texts"), ({"top_logprobs": 3}, "needs logprobs"),
+    ({"stop": ["a", 3]}, "at most 4 texts"), ({"extra_body": {"choices": ["red"]}}, "1 choice"),
+    ({"top_logprobs": 3}, "needs logprobs"),
     ({"presence_penalty": 9.0}, "presence_penalty: expected a number from -2 to 2"),
     ({"logit_bias": {"3": 1}}, "supported are temperature"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: a state answers in text"),
