@@ -180,9 +180,9 @@ def _ingest(pool: Pool, index: int, job: Job, place: str, over: threading.Event)
     """Bring one video to its state with the worker at `index`; once `over`, a worker that died is not replaced."""
     lost = Outcome(job, locate_state(place, job.key), "stopped")
     for attempt in range(1, ATTEMPTS + 1):
-        verb, found = "examine", lost
+        verb = "examine"
         try:
-            found = pool.call(index, verb, job)
+            found: Outcome = pool.call(index, verb, job)
             if found.status not in ("done", "failed"):
                 pool.call(index, verb := "load")
                 found = pool.call(index, verb := "watch", found)

@@ -40,10 +40,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def replace(path: Path, write: Callable[[Path], object], kept: Path | None = None) -> None:
     """Let `write` create and sync a file or folder at a temporary path, then put it in place of `path`.
 
-    The old entry gets the name `kept`, or is removed.
-
-    Raises:
-        OSError: it cannot be written. The old entry stays, unless only its new name failed.
+    The old entry gets the name `kept`, or is removed. OSError: it stays, unless only its new name failed.
     """
     recover(path)
     made, aside = _hidden(path, "partial"), _hidden(path, "previous")
@@ -138,13 +135,9 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
-    """Hold the right to write to `path`, without waiting for it.
+    """Hold the right to write to `path`, without waiting for it. StateLocked if any process holds it; StateError.
 
     Yield True if other writers are kept out, and False on a network mount that refuses locks.
-
-    Raises:
-        StateLocked: any process holds it.
-        StateError: the lock file cannot be created.
     """
     file = _hidden(Path(os.path.realpath(path)), "lock")
     found, held = FileLock(file, blocking=False, thread_local=False, fallback_to_soft=False), True

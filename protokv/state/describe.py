@@ -37,16 +37,9 @@ from protokv.words.transcript import Transcript
 def describe(
     path: StatePath, *, at_s: float | None = None, digests: bool = True, values: bool = False
 ) -> dict[str, Any]:
-    """Return the JSON document of a state.
+    """Return the JSON document of a state, or of its newest kept commit not after `at_s`. StateError.
 
-    Args:
-        path: where the state is.
-        at_s: describe the newest kept commit that is not after this stream time, in seconds.
-        digests: verify the digests of the tensors.
-        values: list the checks under `verified`, and check the budget.
-
-    Raises:
-        StateError: the state is missing or damaged.
+    `digests` verifies the digests of the tensors; `values` lists the checks under `verified`, and checks the budget.
     """
     reader = Reader.open(path, at_s=at_s, verify=digests)
     state = reader.state
@@ -137,11 +130,7 @@ def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | Non
 
 
 def restore(state: State) -> tuple[MemoryConfig, Memory]:
-    """Return the memory of a state, without a model.
-
-    Raises:
-        StateCorrupt: no stream leaves such a state; the tensor or field is named.
-    """
+    """Return the memory of a state, without a model. StateCorrupt, naming it, if a tensor or field makes no sense."""
     state.clock.check()
     Transcript.of(state.tensors)
     config, shape = read_config(state), _read_shape(state)
@@ -160,11 +149,7 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
 
 
 def _read_shape(state: State) -> MemoryShape:
-    """Return the shape of the memory that left these tensors, on the CPU.
-
-    Raises:
-        StateCorrupt: `sink.keys` or positions are missing or have the wrong number of axes.
-    """
+    """Return the shape of the memory that left these tensors, on the CPU. StateCorrupt if they do not tell it."""
     try:
         L, H, P0, D = state.tensors["sink.keys"].shape
         # Every memory holds positions of something, and their components are the last axis.
@@ -182,9 +167,7 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
 
     Raises:
         ConfigError: `target` is the state itself.
-        StateMismatch: something else is there.
-        StateError: the state is missing or damaged, or `target` cannot be written.
-        StateLocked: another writer is writing `target`.
+        StateError: the state is damaged, something else is at `target`, or it cannot be written.
     """
     check_not_read(target, path)
     with find_store(target) as store:

@@ -13,8 +13,7 @@ from typing import Any
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateError, StateNotFound
-from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import from_state, load_recorded_backbone, read_config
+from protokv.state.checkpoint import from_state, load_recorded_backbone
 from protokv.state.forms import Stored
 from protokv.state.header import Header, State
 from protokv.state.sources import WallClockLog, is_before, source_records
@@ -48,11 +47,6 @@ class Reader:
     def at(self, at_s: float | None) -> Reader:
         """Return the reader of the newest kept commit not after this stream time; nothing is read yet."""
         return replace(self, at_s=at_s)
-
-    @cached_property
-    def config(self) -> MemoryConfig:
-        """The settings of the memory. StateCorrupt if they make no sense."""
-        return read_config(self.header)
 
     @property
     def model(self) -> str:

@@ -44,7 +44,8 @@ class SourcePart:
 
 def read_source_part(header: Header) -> SourcePart:
     """Return the segment of the last source of a state. StateCorrupt if its record makes no sense."""
-    return _convert({**(header.source or {}), "done": header.complete}, SourcePart)
+    found: SourcePart = _convert({**(header.source or {}), "done": header.complete}, SourcePart)
+    return found
 
 
 def next_source_part(header: Header) -> SourcePart:

@@ -119,11 +119,8 @@ class Store:
     def commit(self, state: State) -> int:
         """Put a state in place atomically and durably; return its stored bytes. One thread at a time may call this.
 
-        The old one becomes a kept commit if it is an earlier moment of the same stream and `keep` is above 1.
-
-        Raises:
-            StateLocked: another writer has committed since this store was entered or last committed.
-            StateError: the state cannot be written. In both cases the old state is still there.
+        The old one becomes a kept commit if it is an earlier moment of the same stream and `keep` is above 1. It is
+        still there after a StateError, which is StateLocked if another writer has committed meanwhile.
         """
         old = None
         if self.keep is not None and self.keep > 1:

@@ -38,11 +38,7 @@ def save_state(state: State, path: StatePath) -> int:
 
 
 def check_not_read(target: StatePath, *inputs: object) -> None:
-    """Refuse to overwrite an input, also under another name. Inputs that are no existing paths are ignored.
-
-    Raises:
-        ConfigError: the target is one of the inputs.
-    """
+    """Refuse a target that is an input, also under another name. Inputs that are no existing paths are ignored."""
     for one in inputs:
         with suppress(OSError, ValueError):
             if isinstance(one, str | os.PathLike) and Path(target).samefile(one):
@@ -51,12 +47,7 @@ def check_not_read(target: StatePath, *inputs: object) -> None:
 
 
 def check_replaceable(target: StatePath, state: Header) -> None:
-    """Allow to replace a state of the same sources, or nothing.
-
-    Raises:
-        StateMismatch: something else is there.
-        StateError: it cannot be read at the moment.
-    """
+    """Allow to replace a state of the same sources, or nothing. StateMismatch if something else is there."""
     try:
         there = list_fingerprints(find_store(target, to_read=True).read_header()[0])
     except StateNotFound:

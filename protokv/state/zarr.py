@@ -88,7 +88,7 @@ class ZarrForm(Form):
 
 
 def _encode(metadata: Mapping[str, Any]) -> bytes:
-    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}} | metadata, indent=2).encode()
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}, **metadata}, indent=2).encode()
 
 
 def _array(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
