@@ -16,9 +16,9 @@ MOST_ON_CPU = 900
 
 NOTES = """GiB: to watch and to answer in bfloat16; *: free here. tokens: most of a step
 An hour of video takes, at 6k tokens and with random weights:
-  LLaVA-OneVision 0.5B on one core of a laptop    three hours
-  Qwen2.5-VL 7B on one H100 (104 ms a second)     six minutes
-  Qwen2.5-VL 7B on one H200 (75 ms a second)      five minutes
+  LLaVA-OneVision 0.5B on one core, as of laptops  three hours
+  Qwen2.5-VL 7B on one H100 (104 ms a second)      six minutes
+  Qwen2.5-VL 7B on one H200 (75 ms a second)       five minutes
 Qwen3.6 and Qwen3.8 have the architecture of Qwen3.5: name them like those
 No network: hf download OWNER/NAME --local-dir DIR, copy it, --model DIR"""
 

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import chdir
@@ -302,3 +303,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "replay": list_replay_keys,
     "runs": show_runs,
 }
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    print("\n\n".join(TABLES[name]() for name in sys.argv[1:] or TABLES))  # noqa: T201

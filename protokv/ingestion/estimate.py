@@ -83,6 +83,7 @@ def estimate(source: str | os.PathLike[str], options: IngestOptions) -> Estimate
 
 def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnails: int) -> Estimate:
     info, fps, step_s = source.info, session.clock.fps, session.clock.step_seconds
+    length_s = info.duration_s
     ends, began, tried = deque[float](maxlen=STEPS + 1), time.perf_counter(), 0
     for step in read_steps(source, fps, session.clock.frames_per_step):
         session.watch(step.images, step.time_s, subtitles.between(step.time_s, step.time_s + step_s))
@@ -91,14 +92,18 @@ def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnail
         filled = session.clock.tokens_seen > session.config.budget or ends[-1] - began > FILL_S
         if tried > STEPS and filled:
             break
+    else:
+        # Read to its end: what it says of itself may be wrong, as of recordings that were joined.
+        if length_s is None or abs(session.clock.stream_time_s - length_s) >= step_s:
+            length_s = session.clock.stream_time_s
     if not tried:
         raise SourceUnreadable(f"no frame of {info.name} can be read", hint="check that the file is a video")
     per_step = session.clock.tokens_seen / tried
-    steps = None if info.duration_s is None else math.ceil(info.duration_s / step_s - 1e-6)
+    steps = None if length_s is None else math.ceil(length_s / step_s - 1e-6)
     pictures = Thumbnails(thumbnails) if thumbnails else None
     return Estimate(
         source=info.name,
-        duration_s=info.duration_s,
+        duration_s=length_s,
         steps=steps,
         tokens=None if steps is None else round(steps * per_step),
         tokens_per_step=per_step,

@@ -13,7 +13,7 @@ import pytest
 from protokv.errors import PositionWarning
 from protokv_cli.exits import Exit
 from protokv_cli.output import Format, Output
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, write_video
 
 SMALL = ("--budget", "24", "--json")
 TABLE = ("--budget", "24", "--format", "table")
@@ -113,6 +113,10 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
     started, *_, summary = protokv("ingest", video, "--json").rows()
     assert [row[name] for name in ("state_bytes", "most_bytes")] == [started["state_bytes"], started["most_bytes"]]
     assert (row["steps"], row["tokens"]) == (summary["steps"], summary["tokens_seen"])
+    # Two recordings that were joined say the length of one.
+    Path("joined.ts").write_bytes(write_video(Path("part.ts"), 4).read_bytes() * 2)
+    (joined,) = protokv("ingest", "joined.ts", "--dry-run", "--json").rows()
+    assert (joined["duration_s"], joined["steps"]) == (8.0, 8)
     # The part that a budget keeps, and whether it was measured.
     assert "\nthe budget keeps 1/3 of the video\n" in protokv("ingest", video, *SMALL, "--force").err
     monkeypatch.setattr("protokv_cli.ingest_report.MEASURED", 2)

@@ -59,7 +59,7 @@ def test_no_name_of_the_reference_lacks_its_text_and_no_page_asks_another_machin
     assert len(pages) > 25
     for page in pages:
         source = page.read_text("utf-8")
-        assert "from the code" not in source, page
+        assert "from the code:" not in source, page
         assert "No text." not in html.unescape(re.sub(r"<[^>]+>", "", source)), page
         loaded = re.findall(r"<(?:script|img|link|iframe|source)[^>]*?(?:src|href)=\"?([^\s\">]+)", source)
         assert loaded
