@@ -26,7 +26,7 @@ def find_videos(reader: Reader, video: Path | None) -> Videos:
     fingerprint in the state. SourceNotFound: it is not at hand. StateMismatch: it has changed.
     """
     from protokv.state.sources import source_records
-    from protokv.video.file import fingerprint
+    from protokv.video.registry import fingerprint
 
     places, found = [video] if video else [Path(), Path(str(reader.path)).parent], []
     for one in source_records(reader.header):

@@ -25,7 +25,7 @@ from protokv.replay.memories import Variant
 from protokv.replay.questions import Question
 from protokv.replay.streams import ReplayFile, Stream
 from protokv.video import Step
-from protokv.video.file import fingerprint
+from protokv.video.registry import fingerprint
 from protokv.video.sampling import group_steps, sample
 from protokv.video.source import Frame
 from protokv.words.find import AUTO, OFF

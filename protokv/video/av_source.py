@@ -23,7 +23,6 @@ from protokv.video import address
 from protokv.video.clock import ArrivalClock
 from protokv.video.container import MAX_PIXELS, TIMEOUT_S, explain_error, open_container
 from protokv.video.decoding import FrameDecoding, Losses, skip_to_key
-from protokv.video.file import fingerprint
 from protokv.video.probe import Beginning, choose_stream, convert_to_rgb, look_into
 from protokv.video.source import Damage, Frame, FrameRequest, Image, Line, Lines, ShouldStop, Source, drop_before, never
 from protokv.video.text_tracks import find_text_tracks, read_packet, read_text_track
@@ -132,7 +131,7 @@ class AVSource(Source):
 
     def _describe(self, container: Any, found: Beginning) -> None:
         """Set what stays the same for every reading."""
-        self.timing, self.plain, path = found.timing, found.plain, Path(self.source)
+        self.timing, self.plain = found.timing, found.plain
         # A fragmented MP4 has no index.
         indexed = found.info.container in _WITH_INDEX and (found.indexed or found.info.container != "mov")
         self._indexed = indexed and self._kind == "file"
@@ -146,8 +145,7 @@ class AVSource(Source):
         info = replace(found.info, name=address.public_name(self.source), width=width, height=height, seekable=ends)
         whole_s = (container.duration or 0) / av.time_base
         if self._kind == "file":
-            size, length_s, digest = path.stat().st_size, self.timing.duration_s, fingerprint(path)
-            info = replace(info, decoder=self.decoder, duration_s=length_s, size_bytes=size, fingerprint=digest)
+            info = replace(info, decoder=self.decoder, duration_s=self.timing.duration_s)
         elif ends:
             # A video on a server is told from others by its address, size and length.
             digest = hashlib.sha256(f"{info.name} {container.size} {whole_s}".encode()).hexdigest()

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video.address import source_kind
 from protokv.video.bucket import fetch, is_object, list_beginning
-from protokv.video.file import fingerprint
-from protokv.video.registry import fingerprint_source
+from protokv.video.registry import fingerprint, fingerprint_source
 from protokv.video.source import Lines, Source, TextTrack
 from protokv.words.cues import Cue, CueMaker, Subtitles, make_cues
 from protokv.words.files import read_subtitles

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.video.address import default_stem, public_name, source_kind, waits_for_publisher
-from protokv.video.file import fingerprint
+from protokv.video.registry import fingerprint
 
 SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
 
@@ -78,7 +78,7 @@ PARTLY = [FILM[:4096] + bytes(SIZE - 8192) + FILM[-4096:], FILM[: SIZE // 2] + b
 @pytest.mark.parametrize("piece", [64 << 10, 16], ids=["whole", "in pieces"])
 def test_other_content_is_another_file_and_a_beginning_is_a_file_that_ends_there(piece, monkeypatch, tmp_path):
     """Not its size and its ends alone count; large files are read in pieces."""
-    monkeypatch.setattr("protokv.video.file.PIECE", piece)
+    monkeypatch.setattr("protokv.video.registry.PIECE", piece)
     found = []
     for data in (SAME, SAME + b"a", *CHANGED, FILM, *PARTLY):
         (tmp_path / "whole").write_bytes(data)
