@@ -48,21 +48,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with server(folder) as address:
-        yield f"http://{address}/"
-
-
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Any]:
     """Open a page in a tab of its own; it must not fail in any script, nor ask another server for anything."""
     wrong, contexts = list[str](), list[Any]()
 
     def open_page(address: str, **options: Any) -> Any:
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
         page.set_default_timeout(20_000)
         origin = "/".join(address.split("/")[:3])
         page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -90,6 +83,12 @@ def words(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setattr(Session, "stream", stream)
     return go
+
+
+@pytest.fixture
+def address(folder: Path) -> Iterator[str]:
+    with server(folder) as address:
+        yield f"http://{address}/"
 
 
 def test_an_answer_comes_in_pieces_as_text_with_its_spans(opened: Any, address: str, words: threading.Event) -> None:
