@@ -24,6 +24,7 @@ from protokv.core.context import Context
 from protokv.core.decoder import Decoder
 from protokv.core.layers import LayerKind, declare_layers
 from protokv.core.packing import check_shapes
+from protokv.core.parts import concatenate
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache
 from protokv.core.tensors import TensorSpec
@@ -262,7 +263,7 @@ class Adapter(Backbone):
 
     def _pixels_of(self, steps: Sequence[PreparedStep]) -> Tensor:
         """Return the pixels of some steps, one after the other, as the vision tower takes them."""
-        return torch.cat([step.pixels for step in steps]).to(self.device, self.dtype)
+        return concatenate([step.pixels for step in steps]).to(self.device, self.dtype)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of plain text."""

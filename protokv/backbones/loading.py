@@ -125,9 +125,7 @@ def _find_device(name: str) -> torch.device:
 
 
 def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[str, str] | str = ATTENTION) -> Any:
-    """Load a model of transformers class `kind` for inference.
-
-    `attention` is by part, or of all: by default text has this package's and vision sdpa.
+    """Load a model of transformers class `kind` for inference; `attention` is by part, or of all.
 
     Raises:
         ModelError: some of the model's tensors are in no file.
@@ -138,7 +136,10 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
     _check_memory(path, config.dtype or torch.float32, placement)
     settings: dict[str, Any] = {}
     if placement.quantization is not None:
-        settings["quantization_config"] = _quantization_config(placement, list_unquantized(_outline(kind, config)))
+        # Weights on this device take no memory.
+        with torch.device("meta"):
+            outline = kind(config)
+        settings["quantization_config"] = _quantization_config(placement, list_unquantized(outline))
     if placement.device_map is not None or placement.quantization is not None:
         settings["device_map"] = placement.device_map or {"": placement.device}
     model, info = kind.from_pretrained(
@@ -175,12 +176,6 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-def _outline(kind: Any, config: Any) -> Any:
-    """Return the model that a config asks for, with weights that take no memory."""
-    with torch.device("meta"):
-        return kind(config)
 
 
 def list_unquantized(model: Any) -> list[str]:

@@ -5,20 +5,16 @@ The time is the mean over the patch's frames. This text belongs to the step: a m
 length of a step varies with the digits of its time. Positions are those of `get_rope_index`: text advances all
 components, visual tokens stand at the next position plus their row and column, and later tokens stand after the
 highest of these. The vision tower's intermediate features (DeepStack) are added to the visual tokens after each of the
-first layers while their own step is forwarded. No other token is touched, so a stream equals the whole video.
-
-The chat template puts a pair of vision tokens around the video; the supported versions of transformers keep it around
-all patches. Here it is kept, too: it ends the prefix and begins the suffix.
+first layers while their own step is forwarded, and to no other token, so a stream equals the whole video. The chat
+template puts a pair of vision tokens around the video: it ends the prefix and begins the suffix.
 
 The processor bounds the pixels of all frames of a video together, which a stream cannot (`pixels` says which limits it
-has instead). So a longer video has smaller frames in transformers once all of them exceed the limit together (with the
-published files, from the 33rd full frame on).
+has instead): with the published files, a video has smaller frames in transformers from the 33rd full frame on.
 
-Qwen3.5 feeds no layer (no DeepStack), and its language model is a hybrid. Three of four layers are gated delta nets,
-linear attention with a recurrent state of constant size and a short convolution; they run by transformers' own code on
-the states of `core.layers`. The others have full attention with gated outputs and serve a memory. They rotate a part of
-each key by interleaved M-RoPE, and so does a memory (`core.rotary`). A linear layer reads all tokens in order and
-cannot read some of them again, so `recent_frames` is refused.
+Qwen3.5 has no DeepStack, and three of four layers are gated delta nets, linear attention with a recurrent state of
+constant size and a short convolution; they run by transformers' own code on the states of `core.layers`. The others
+have full attention with gated outputs, rotate a part of each key by interleaved M-RoPE, and serve a memory. A linear
+layer reads all tokens in order and cannot read some of them again, so `recent_frames` is refused.
 """
 
 from __future__ import annotations

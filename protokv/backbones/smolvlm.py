@@ -5,9 +5,8 @@ tokens between the marks of an unsplit image. This text belongs to the step, as 
 one that the processor uses for videos, whatever a folder has: the published ones know images only.
 
 In front of the frames the processor writes `You are provided the following series of eight frames from a 0:00:08
-[H:MM:SS] video.` A stream has no length, and the prefix is forwarded before the first frame. Any number would be false
-for most of the stream, so the sentence stands without both (`INTRO`); the frames carry their times. All other tokens
-are the processor's.
+[H:MM:SS] video.` A stream has no length, so the sentence stands without both numbers (`INTRO`); the frames carry their
+times. All other tokens are the processor's.
 
 Frames are shrunk or grown to the longest edge of `video_sampling`, then to the square of the vision tower, both by PIL
 with the filter of the file. transformers takes `size`, that of still images, for the first of these where a file has

@@ -263,21 +263,14 @@ class Backbone(ABC):
     ) -> StepPositions:
         """Return the stream positions of a step.
 
-        Args:
-            tokens: the step.
-            origin: position of the first token after the prompt prefix, or after the last words.
-            start: one more than the highest position so far.
-            index: number of the step, from 0 there.
-            time_s: time of its first frame, seconds from there.
+        `origin` is the position of the first token after the prompt prefix, or after the last words; the number `index`
+        of the step and the time of its first frame count from there. `start` is one more than the highest so far.
         """
 
     def stream_times(self, positions: Tensor, clock: StreamClock, breaks: Tensor | None = None) -> Tensor:
         """Return stream times, seconds, `[...]` float64, that lie within the steps at `positions` `[..., P]`.
 
-        Args:
-            positions: in the stream.
-            clock: where the stream stands.
-            breaks: position and time after each step with words, `[n, 2]` float64, in order; None: no words.
+        `breaks` are position and time after each step with words, `[n, 2]` float64, in order; None: no words.
         """
         f64 = torch.float64
         ends = torch.tensor([[len(self.prefix_ids), 0.0], [clock.next_position, clock.stream_time_s]], dtype=f64)
@@ -292,11 +285,7 @@ class Backbone(ABC):
     def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
         """Return the time, `[...]` float64, that has passed in a part of the stream between words, in proportion.
 
-        Args:
-            passed: positions since its beginning, `[...]` float64.
-            positions: that all of it takes, `[...]` float64.
-            seconds: the same in time, `[...]` float64.
-            clock: where the stream stands.
+        All are `[...]` float64: positions since its beginning, and the positions and seconds that all of it takes.
         """
         return (passed + 0.5) / positions.clamp(min=1) * seconds
 
@@ -316,18 +305,14 @@ class Backbone(ABC):
     def forward(
         self, embeddings: Tensor, positions: Tensor, cache: TokenCache, *, steps: Sequence[StepTokens] = ()
     ) -> Tensor:
-        """Run the language model over `T` tokens.
+        """Run the language model over `T` tokens; return final hidden states `[T, E]`.
 
         Args:
             embeddings: `[T, E]`.
             positions: `[T, P]` int64.
-            cache: of `new_cache`: the context that the tokens attend to, and earlier tokens; takes their keys and
-                values.
+            cache: the context that the tokens attend to, and earlier tokens; it takes their keys and values.
             steps: the consecutive steps that the embeddings belong to, for families that feed more than embeddings to
                 the layers.
-
-        Returns:
-            Final hidden states `[T, E]`.
         """
 
     @abstractmethod
@@ -342,8 +327,7 @@ class Backbone(ABC):
     def new_cache(self, held: Mapping[str, Tensor] | None = None) -> TokenCache:
         """Return the layers of the model before the first token, or with what `TokenCache.tensors` returned.
 
-        Raises:
-            StateCorrupt: the layers of this model hold nothing of the kind.
+        StateCorrupt: the layers of this model hold nothing of the kind.
         """
         check_shapes(held or {}, ())
         return TokenCache(self.layers)

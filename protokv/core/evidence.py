@@ -33,8 +33,7 @@ MOST_SAID: Final = 8
 def find_evidence(session: SessionView, reading: Reading) -> Evidence:
     """Return the spans that the last token of a question read, of which the cache has the queries.
 
-    Raises:
-        ConfigError: the context does not know where its slots stand in the stream.
+    ConfigError: the context does not know where its slots stand in the stream.
     """
     backbone, clock, context = session.backbone, session.clock, reading.cache.context
     # Tokens of the answer need not be recorded.
@@ -48,9 +47,8 @@ def find_evidence(session: SessionView, reading: Reading) -> Evidence:
     for layer in layers:
         query, positions = queries[layer], context.positions_at(layer)
         if positions is None:
-            raise ConfigError(
-                f"{session.config.name} does not tell what an answer stood on", hint="ask without evidence"
-            )
+            name = session.config.name
+            raise ConfigError(f"{name} does not tell what an answer stood on", hint="ask without evidence")
         segments = context.at(layer, query)
         local_keys, _ = reading.cache.memory_layers[layer].read()
         to_slots, to_local = shares(query[:, -1], segments, local_keys, backbone.head_size**-0.5)

@@ -55,8 +55,7 @@ class LayerShards(Memory):
     def __init__(self, cls: type[LocalMemory], config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
         """Make an empty memory of the kind `cls` for each run of layers of the whole `shape`.
 
-        Raises:
-            ConfigError: the config does not fit the model, or this kind needs all layers on one device.
+        ConfigError: the config does not fit the model, or this kind needs all layers on one device.
         """
         if cls.undivided:
             raise ConfigError(

@@ -130,14 +130,9 @@ class MemoryLayer(LayerTokens, CacheLayerMixin):  # type: ignore[misc]
 
 
 def attention_forward(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Attend as transformers calls it: query `[1, Hq, T, D]`, key and value `[1, H, n, D]`; returns `[1, T, Hq, D]`.
 
     Keys that no memory returned go to transformers' own function: those of sliding layers, of vision towers, and of a
@@ -167,11 +162,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
     seen: int  # tokens before these, as masks count
 
     def __init__(self, config: Any) -> None:
-        """Make the layers of the decoder of a config.
-
-        Raises:
-            ConfigError: the model has layers that no memory serves.
-        """
+        """Make the layers of the decoder of a config. ConfigError: it has layers that no memory serves."""
         layers: list[Any] = []
         for layer in DynamicCache(config=config).layers:
             own = type(layer) is DynamicLayer

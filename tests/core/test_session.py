@@ -309,34 +309,30 @@ def test_cell_centres_do_not_depend_on_resolution() -> None:
 
 
 class Stuck(MockBackbone):
-    """It says one word for ever."""
+    """It says one thing for ever."""
+
+    said = 3.0
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return super().logits(hidden * 0 + 3)
+        return super().logits(hidden * 0 + self.said)
 
 
 @pytest.mark.parametrize(
-    ("decoding", "reason", "tokens"),
+    ("decoding", "said", "reason", "tokens"),
     [
-        (Decoding(max_new_tokens=500), "repetition", 32),
-        (Decoding(max_new_tokens=20), "length", 20),
-        (Decoding(max_new_tokens=60, temperature=0.001), "length", 60),
+        (Decoding(max_new_tokens=500), 3.0, "repetition", 32),
+        (Decoding(max_new_tokens=20), 3.0, "length", 20),
+        (Decoding(max_new_tokens=60, temperature=0.001), 3.0, "length", 60),
+        # The end of an answer.
+        (Decoding(), 1.75, "stop", 0),
     ],
 )
-def test_an_answer_that_repeats_itself_is_cut_and_says_why_unless_it_is_drawn(
-    decoding: Decoding, reason: str, tokens: int
+def test_an_answer_says_why_it_ends_and_is_cut_where_it_repeats_itself_unless_it_is_drawn(
+    decoding: Decoding, said: float, reason: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Stuck, "said", said)
     answer = watched(Stuck(), 2, DurableConfig(budget=40)).ask(QUESTION, decoding)
     assert (answer.finish_reason, answer.tokens, len(answer.text.split())) == (reason, tokens, tokens)
-
-
-def test_an_answer_that_the_model_ends_says_so() -> None:
-    class Silent(MockBackbone):
-        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-            return super().logits(hidden * 0 + 1.75)
-
-    answer = watched(Silent(), 2, DurableConfig(budget=40)).ask(QUESTION)
-    assert (answer.finish_reason, answer.tokens) == ("stop", 0)
 
 
 def test_words_need_a_transcript_and_change_nothing_without_one(tiny: Backbone) -> None:
