@@ -35,9 +35,7 @@ class Job:
 def plan(sources: Iterable[str]) -> list[Job]:
     """Return every video once, in the order of the sources; within a folder, glob or prefix sorted by name.
 
-    Raises:
-        ConfigError: two videos have one key, or one is live and would never end.
-        SourceNotFound: a folder, glob or prefix holds no video.
+    ConfigError if two videos have one key, or one is live; SourceNotFound if a folder, glob or prefix holds none.
     """
     jobs: dict[str, Job] = {}
     for job in (job for source in sources for job in _expand(source)):
@@ -121,11 +119,7 @@ def is_place(path: str) -> bool:
 
 
 def find_states(place: str) -> list[str]:
-    """Return the states below a place, sorted by name, without reading them.
-
-    Raises:
-        StateNotFound: there is none.
-    """
+    """Return the states below a place, sorted by name, without reading them. StateNotFound if there is none."""
     if is_url(place):
         found = sorted(address for name, address in list_objects(place) if name.endswith(tuple(FORMS)))
     else:

@@ -143,8 +143,7 @@ def run_fleet(
         pool: of workers.
         place: of the states, for the outcomes of videos whose worker died.
         max_failures: after this many failed videos no other is begun.
-        should_stop: asked after every outcome and five times a second; once it returns True, videos in work are
-            committed and no other is begun.
+        should_stop: asked five times a second; once it returns True, videos in work are committed, and no other begun.
 
     Raises:
         ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.

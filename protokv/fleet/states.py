@@ -19,12 +19,9 @@ _COLUMNS = "stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "mod
 
 
 def survey(place: str) -> Iterator[dict[str, Any]]:
-    """Yield a row per state, sorted by name: plain JSON, with unknown values as None.
+    """Yield a row per state, sorted by name: plain JSON, with unknown values as None. StateNotFound if there is none.
 
     `failure` says why a state cannot be read.
-
-    Raises:
-        StateNotFound: there is no state.
     """
     for state in find_states(place):
         row: dict[str, Any] = {"state": state, "source": None, "complete": False, **dict.fromkeys(_COLUMNS)}

@@ -31,10 +31,7 @@ CACHE = "protokv.Cache"
 def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
     """Return the state of a session, without unused slots; arguments as `save`.
 
-    The tensors may be the live ones, so save the state before the next step.
-
-    Raises:
-        StateCorrupt: the clock contradicts itself: a fault of this program or of the machine.
+    The tensors may be the live ones, so save the state before the next step. StateCorrupt if the clock is impossible.
     """
     tensors, specs = session.tensors(), session.specs()
     session.clock.check()

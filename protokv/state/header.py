@@ -74,11 +74,9 @@ class Header:
 
     @classmethod
     def from_json(cls, data: object) -> Header:
-        """Return the header of plain values; every field is checked against its annotation.
+        """Return the header of plain values. StateCorrupt, naming it, if a field is missing or not as annotated.
 
-        Raises:
-            StateMismatch: the format is newer than this version reads.
-            StateCorrupt: a field is missing or of a wrong type; the message names it.
+        StateMismatch if the format is newer than this version reads.
         """
         version = data.get("format_version") if isinstance(data, dict) else None
         if type(version) is int and version > FORMAT_VERSION:

@@ -320,10 +320,7 @@ def find_suffix(path: StatePath) -> str | None:
 def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = None) -> Store:
     """Return the store of a state at this path. With `to_read`, a file without a suffix has the default form.
 
-    Raises:
-        ConfigError: `keep` is below 1.
-        UnknownForm: the suffix names no form, or it is that of a video; or the path is not UTF-8.
-        StateError: a package for an object store is not installed.
+    UnknownForm if the suffix names none or is that of a video, or the path is not UTF-8; StateError, ConfigError.
     """
     if keep is not None and keep < 1:
         raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
