@@ -58,4 +58,4 @@ def test_a_day_of_video_has_a_row_for_each_commit(tmp_path: Path) -> None:
     soak.write_video(tmp_path / "day.mp4", minutes=2)
     rows = list(soak.watch(tmp_path / "day.mp4", tmp_path / "day.safetensors", budget=64, every=40))
     assert [row["steps"] for row in rows] == [40, 80, 120]
-    assert all(row["cpu_ms"] > 0 and row["resident_mib"] > 0 and row["decoder_mib"] > 0 for row in rows)
+    assert all(row["cpu_ms"] > 0 and row["resident_mib"] > 0 for row in rows)
