@@ -82,8 +82,14 @@ class AVSource(Source):
         self._losses, self._why, self._from_s = Losses(), "", 0.0
         self._decoding: FrameDecoding | None = None
         self._waiting: list[tuple[int, Line]] = []  # lines with their track, in the time of the container
+        self._found: Beginning | None = None
         self._opened: _Opened | None = self._open(should_stop)
-        self._describe(self._opened.container, self._opened.found)
+        self._found = self._opened.found
+        self._describe(self._opened.container, self._found)
+        if self._kind == "file":
+            # A damaged file gives other frames to a decoder that has seen its beginning.
+            self._opened.container.close()
+            self._opened = None
 
     @property
     def damage(self) -> Damage:
@@ -110,7 +116,7 @@ class AVSource(Source):
             self.copy.cleanup()
 
     def _open(self, should_stop: ShouldStop = never) -> _Opened:
-        """Open the source, and look at its first frame."""
+        """Open the source; the first time, look at its first frame."""
         self._should_stop, losses = should_stop, Losses()
         container = open_container(
             self.source, self._max_pixels, self._options, self._timeout_s, lambda: self._should_stop()
@@ -119,6 +125,8 @@ class AVSource(Source):
         # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
         self.texts = () if "hls" in container.format.name else find_text_tracks(container)
         packets = self._packets(container, stream, losses)
+        if self._found is not None:
+            return _Opened(container, stream, losses, self._found._replace(packets=packets))
         try:
             found = look_into(self._name, self._kind, container, stream, packets, self._max_pixels)
         except SourceUnreadable as error:

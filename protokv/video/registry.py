@@ -67,12 +67,14 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
 
 def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> AVSource:
     check_is_file(path)
-    if decoder == "decord":
-        from protokv.video.decord_source import DecordSource as Kind
-    else:
-        from protokv.video.av_source import AVSource as Kind
+    from protokv.video.av_source import AVSource
 
-    source = Kind(path, max_pixels)
+    kind = AVSource
+    if decoder == "decord":
+        from protokv.video.decord_source import DecordSource
+
+        kind = DecordSource
+    source = kind(path, max_pixels)
     source.info = replace(source.info, size_bytes=path.stat().st_size, fingerprint=fingerprint(path))
     return source
 
