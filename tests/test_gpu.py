@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from protokv.core.near import Slots
 from protokv.core.session import Session
 from protokv.core.tensors import MemoryShape
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-from protokv.state.checkpoint import to_state
 from tests.conftest import random_frames
 from tests.oracles import attention as plain
 from tests.stub_backbone import StubBackbone
@@ -67,7 +65,7 @@ def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone)
     for step in range(20):
         there.watch(random_frames(step))
     tensors = {name: tensor.cpu() for name, tensor in there.tensors().items()}
-    here = Session.resume(tiny, config, replace(to_state(there), tensors=tensors))
+    here = Session.resume(tiny, config, there.clock, tensors)
     torch.testing.assert_close(here.prefill(QUESTION), there.prefill(QUESTION).cpu(), rtol=1e-3, atol=1e-3)
 
 

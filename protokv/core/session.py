@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,18 +67,6 @@ class Answer:
     # of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for them
     chances: list[list[TokenChance]] | None = None
     probabilities: Mapping[str, float] | None = None  # of each choice, together 1; None: there were none to choose from
-
-
-class SavedSession(Protocol):
-    """What `Session.resume` needs of a saved state."""
-
-    @property
-    def clock(self) -> StreamClock:
-        """Where its stream stands."""
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """The tensors of its memory and of its attachments, by name."""
 
 
 class Session:
@@ -148,19 +136,23 @@ class Session:
 
     @classmethod
     def resume(
-        cls, backbone: Backbone, config: MemoryConfig, state: SavedSession, attachments: Sequence[Attachment] = ()
+        cls,
+        backbone: Backbone,
+        config: MemoryConfig,
+        clock: StreamClock,
+        tensors: Mapping[str, Tensor],
+        attachments: Sequence[Attachment] = (),
     ) -> Session:
         """Continue a saved session of the same backbone and config; `attachments` have the tensors that are theirs.
 
         Raises:
             StateCorrupt: its tensors are none that a stream leaves, or its clock contradicts itself or the model.
         """
-        clock = state.clock
         if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
         clock.check()
         attached = {spec.name for one in attachments for spec in one.declare()}
-        layers, own = split_layers({name: one for name, one in state.tensors.items() if name not in attached})
+        layers, own = split_layers({name: one for name, one in tensors.items() if name not in attached})
         recent, own = split_recent(own)
         memory = restore_memory(config, make_shape(backbone, config), choose_rotary(backbone, config), own)
         session = cls(backbone, config, memory, backbone.new_cache(layers), clock, attachments)

@@ -68,7 +68,7 @@ def from_state(state: State, backbone: Backbone) -> Session:
             raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
     thumbnails = Thumbnails.read(state.tensors)
     attachments = [Transcript.of(state.tensors), *([thumbnails] if thumbnails else [])]
-    return Session.resume(backbone, read_config(state), state, attachments)
+    return Session.resume(backbone, read_config(state), state.clock, state.tensors, attachments)
 
 
 def read_config(header: Header) -> MemoryConfig:

@@ -20,7 +20,6 @@ from protokv.core.session import Session
 from protokv.core.step import cell_centres
 from protokv.errors import ConfigError, ModelError, OutOfMemory, PositionWarning
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
-from protokv.state.checkpoint import to_state
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
@@ -199,7 +198,7 @@ def test_a_step_is_encoded_over_the_prototypes(tiny: Backbone) -> None:
     session = watched(tiny, 13, config)
     tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
     tensors["bank.value_center"] += 1
-    other = Session.resume(tiny, config, replace(to_state(session), tensors=tensors))
+    other = Session.resume(tiny, config, session.clock, tensors)
     for each in (session, other):
         each.watch(random_frames(13))
     keys, changed = (each.tensors()["near.keys"] for each in (session, other))
@@ -250,10 +249,9 @@ def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(tiny: Bac
     tensors["near.keys"] = rerotate(tensors["near.keys"], here, there, tiny.precise_rotary)
     tensors["near.positions"] = there
     clock = replace(session.clock, next_position=session.clock.next_position + far_out)
-    moved = replace(to_state(session), tensors=tensors, clock=clock)
-    later = Session.resume(tiny, session.config, moved)
+    later = Session.resume(tiny, session.config, clock, tensors)
     torch.testing.assert_close(later.prefill(QUESTION), expected, **near_logits(session, expected))
-    stream = Session.resume(tiny, MemoryConfig.of("sliding-window", budget=400), moved)
+    stream = Session.resume(tiny, MemoryConfig.of("sliding-window", budget=400), clock, tensors)
     # At stream positions the text moves away from rows and columns, which stay: M-RoPE is not the same any more.
     assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1
 
@@ -298,9 +296,9 @@ def test_a_memory_that_no_device_holds_is_refused_before_it_is_allocated(
     ):
         Session.start(tiny, DurableConfig(budget=16_000_000))
     small, huge = (MemoryConfig.of("sliding-window", budget=n) for n in (16, 16_000_000))
-    state = to_state(Session.start(tiny, small))
+    session = Session.start(tiny, small)
     with pytest.raises(OutOfMemory, match="budget: 16000000 tokens"):
-        Session.resume(tiny, huge, state)
+        Session.resume(tiny, huge, session.clock, session.tensors())
 
 
 def test_cell_centres_do_not_depend_on_resolution() -> None:

@@ -19,7 +19,6 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import MemoryConfig, ReKVConfig
 from protokv.memories.rekv import ReKV, Retrieval
-from protokv.state.checkpoint import to_state
 from tests.core.streams import World, anchored, feed, shape_of, shown_to
 from tests.memories.conftest import watched
 from tests.tolerance import tolerance
@@ -218,7 +217,7 @@ def test_the_first_layer_chooses_the_same_at_any_position_of_the_question(
     session = watched(tiny, MemoryConfig.of("rekv", budget=40, positions="stream"), range(30))
     for positions in ("stream", "compact"):
         config = MemoryConfig.of("rekv", budget=40, positions=positions)
-        other = Session.resume(tiny, config, to_state(session))
+        other = Session.resume(tiny, config, session.clock, session.tensors())
         other.prefill(QUESTION)
     (stream, compact) = (entry for entry in chosen if entry[0] == 0)
     assert stream[1] == session.clock.next_position > compact[1]
