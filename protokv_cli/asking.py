@@ -174,25 +174,16 @@ class AnswerFlags(Flags, panel="Answers"):
 
 @dataclass
 class Answers:
-    """Asks a session one question after another, and makes a row of each answer.
-
-    Attributes:
-        how: how an answer is written.
-        refusals: the questions that cannot be asked.
-        clock: adds up the seconds of each stage; rows have them if they are `timed`.
-        shows: write each answer as it is generated, and what belongs to it in lines below.
-        alone: then do not repeat the question before it.
-        at_prompt: questions are typed, and are one conversation.
-    """
+    """Asks a session one question after another, and makes a row of each answer."""
 
     out: Output
     how: AnswerFlags
     refusals: Refusals
-    clock: Timings
-    timed: bool = False
-    shows: bool = False
-    alone: bool = False
-    at_prompt: bool = False
+    clock: Timings  # adds up the seconds of each stage
+    timed: bool = False  # rows have these seconds
+    shows: bool = False  # write each answer as it is generated, and what belongs to it in lines below
+    alone: bool = False  # then do not repeat the question before it
+    at_prompt: bool = False  # questions are typed, and are one conversation
     _turns: list[tuple[str, str]] = field(default_factory=list)
 
     def ask_all(

@@ -45,7 +45,7 @@ def doctor(*, output: OutputFlags) -> None:
 
 def describe_setup() -> dict[str, Any]:
     """Return a document of this machine. `problems` are sentences, none if a video can be watched here."""
-    problems: list[str] = []
+    problems = list[str]()
     av, installed = _import(problems, "av"), {one.name: one.version for one in metadata.distributions()}
     return {
         "protokv": __version__,

@@ -193,7 +193,7 @@ def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptio
         closing(ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,
     ):
         for event in events:
-            report.show(event)
+            report.follow(event)
             if isinstance(event, Summary):
                 report.end(event, stop.exit)
 

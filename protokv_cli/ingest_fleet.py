@@ -23,7 +23,7 @@ from protokv_cli.exits import Exit, find_exit_code
 from protokv_cli.options import Flags, note_embedded, option
 from protokv_cli.output import LOG_EVERY_S, Bar, Format, Output, format_time
 from protokv_cli.parsing import parse_list
-from protokv_cli.process import handle_signals
+from protokv_cli.process import Stop, handle_signals
 
 if TYPE_CHECKING:
     from protokv.fleet import Outcome, Recipe
@@ -54,25 +54,17 @@ def ingest_fleet(
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
     note_embedded(out, str(chosen.backbone) if chosen.backbone else None)
-    if dry_run:
-        with handle_signals(out.note) as stop:
+    with handle_signals(out.note) as stop:
+        if dry_run:
             _show_plan(out, takewhile(lambda _: not stop, preview(jobs, recipe)))
-        if stop.exit is not None:
-            raise typer.Exit(stop.exit)
-        return
-    with _open_pool(fleet, recipe) as pool:
-        with handle_signals(out.note) as stop, Bar(out, f"0 of {len(jobs)} videos") as bar:
-            report = _Report(out, len(jobs), recipe.place, bar, pool)
-
-            def should_stop() -> bool:
-                report.draw()
-                return bool(stop)
-
-            for outcome in run_fleet(
-                jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=should_stop
-            ):
-                report.add(outcome)
-        report.end(stop.exit)
+        else:
+            with _open_pool(fleet, recipe) as pool, _Report(out, len(jobs), recipe.place, pool, stop) as report:
+                found = run_fleet(jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=report.draw)
+                for outcome in found:
+                    report.add(outcome)
+            report.end(stop.exit)
+    if stop.exit is not None:
+        raise typer.Exit(stop.exit)
 
 
 def _check_place(place: str) -> str:
@@ -115,19 +107,20 @@ def _open_pool(fleet: FleetFlags, recipe: Recipe) -> Any:
     return RayPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
 
 
-class _Report:
+class _Report(Bar):
     """Counts the outcomes of a run and shows them: a line a video, a bar, and a file of failures."""
 
-    def __init__(self, out: Output, videos: int, place: str, bar: Bar, pool: Pool) -> None:
+    def __init__(self, out: Output, videos: int, place: str, pool: Pool, stop: Stop) -> None:
         """Remove the file of failures of an earlier run; without failures there is no file."""
         from protokv.fleet.states import FAILURES
         from protokv.state.commit import explain_write_errors
         from protokv.state.store import is_url
 
-        self._out, self._videos, self._bar, self._pool = out, videos, bar, pool
+        super().__init__(out, f"0 of {videos} videos")
+        self._videos, self._pool, self._stop = videos, pool, stop
         self._file = Path("." if is_url(place) else place, FAILURES)
         self._counts, self._failures, self._watched_s, self._file_bytes = Counter[str](), 0, 0.0, 0
-        self._began_s = self._shown_s = time.monotonic()
+        self._began_s = self._row_s = time.monotonic()
         with explain_write_errors(self._file):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.unlink(missing_ok=True)
@@ -154,19 +147,23 @@ class _Report:
         else:
             self._out.text(_describe(outcome))
 
-    def draw(self) -> None:
-        """Show how far the fleet is, if it is time."""
+    def draw(self) -> bool:
+        """Show how far the fleet is, if it is time; return True if it is to stop."""
         found = self._progress()
-        if self._bar.due():
+        if self.due():
             left_s, speed = found["seconds_left"], found["times_real_time"]
-            parts = [f"{found['ended']} of {found['videos']} videos"]
-            parts += [] if left_s is None else [f"about {format_time(round(left_s))} left"]
-            parts += [f"{self._failures} failed"] if self._failures else []
-            parts += [] if speed is None else [f"{speed:.1f}x real time"]
-            self._bar.show([*parts, f"{format_time(int(found['watched_s']))} watched"], found["ended"], self._videos)
-        if self._out.format is Format.JSON and found["watched_s"] and time.monotonic() - self._shown_s > LOG_EVERY_S:
-            self._shown_s = time.monotonic()
+            parts = [
+                f"{found['ended']} of {self._videos} videos",
+                "" if left_s is None else f"about {format_time(round(left_s))} left",
+                f"{self._failures} failed" * bool(self._failures),
+                "" if speed is None else f"{speed:.1f}x real time",
+                f"{format_time(int(found['watched_s']))} watched",
+            ]
+            self.show([part for part in parts if part], found["ended"], self._videos)
+        if self._out.format is Format.JSON and found["watched_s"] and time.monotonic() - self._row_s > LOG_EVERY_S:
+            self._row_s = time.monotonic()
             self._out.json({"type": "progress", **found})
+        return bool(self._stop)
 
     def _progress(self) -> dict[str, Any]:
         """Return plain JSON: `seconds_left` by the share of videos that ended, `times_real_time` of the stream."""

@@ -10,7 +10,6 @@ import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
 
 import typer
 
@@ -37,24 +36,18 @@ JSON_EVERY_S = 1.0
 MEASURED = 100
 
 
-class IngestReport:
-    """Shows the events of a run in the chosen format, and its progress; a context manager."""
+class IngestReport(Bar):
+    """Shows the events of a run in the chosen format, and its progress."""
 
     def __init__(self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None) -> None:
         """Show nothing yet. `source` is its name without secrets; the last event is shown with `timings`."""
-        self._out, self._source, self._chosen, self._timings = out, source, chosen, timings
-        self._bar = Bar(out, "loading model", source, logs=out.format is not Format.JSON)
+        super().__init__(out, "loading model", source, logs=out.format is not Format.JSON)
+        self._source, self._chosen, self._timings = source, chosen, timings
         self._row_s = -JSON_EVERY_S
         self._first: tuple[float, float] | None = None
         self._begun: events.Started | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def show(self, event: Event) -> None:
+    def follow(self, event: Event) -> None:
         """Show an event: notes on stderr, and a JSON line, or a table at the end."""
         out, ends = self._out, isinstance(event, events.Summary)
         if isinstance(event, events.Started):
@@ -71,7 +64,7 @@ class IngestReport:
         if out.format is Format.JSON:
             out.json(row)
         elif ends:
-            self._bar.stop()
+            self.stop()
             if timings := row.pop("timings", None):
                 show_timings(out, timings)
             out.record(row)
@@ -82,7 +75,7 @@ class IngestReport:
         if self._first is None:
             self._first = (now_s, done_s)
             self._note_share(event)
-        if self._bar.due():
+        if self.due():
             parts = [format_time(done_s), f"{event.frames_per_second:.0f} frames/s"]
             if length_s:
                 began_s, from_s = self._first
@@ -90,7 +83,7 @@ class IngestReport:
                 share = f"{min(1.0, done_s / length_s):4.0%}"
                 parts = [share, f"{parts[0]} / {format_time(length_s)}", *left, parts[1]]
             parts.append(f"state {format_bytes(event.state_bytes)}")
-            self._bar.show(parts, min(done_s, length_s or done_s), length_s)
+            self.show(parts, min(done_s, length_s or done_s), length_s)
         due = self._out.format is Format.JSON and now_s - self._row_s >= JSON_EVERY_S
         self._row_s = now_s if due else self._row_s
         return due

@@ -70,12 +70,11 @@ def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: O
     out = output.open()
     with out.errors():
         from protokv.fleet.plan import is_place
+        from protokv.fleet.states import survey
 
         many = is_place(state)
         flags.refuse_contradictions(state, other, many)
         if many:
-            from protokv.fleet.states import survey
-
             out.show(survey(state), lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"))
         elif flags.words:
             _show_words(out, state, flags)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from protokv.errors import ConfigError, StateNotFound
 from protokv_cli.output import Output, format_time
@@ -19,18 +18,12 @@ if TYPE_CHECKING:
     from protokv.replay.memories import Variation
     from protokv.state.reader import Reader
 
-T = TypeVar("T")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = r"\d{1,12}(?:\.\d{1,12})?"
 _UNITS = re.compile(f"(?:(?P<h>{_NUMBER})h)?(?:(?P<m>{_NUMBER})m)?(?:(?P<s>{_NUMBER})s)?|{_NUMBER}", re.ASCII)
 _CLOCK = re.compile(r"(?:(?P<h>\d{1,8}):(?=\d\d:))?(?P<m>\d{1,8}):(?P<s>[0-5]\d(?:\.\d{1,12})?)", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*", re.ASCII)
 _TIME_OF_DAY = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?", re.ASCII)
-
-
-def parse_optional(parse: Callable[[str], T], text: str | None) -> T | None:
-    """Return what `parse` reads; None if there is no text."""
-    return None if text is None else parse(text)
 
 
 def parse_pair(text: str, what: str = "setting", example: str = "split=1:5 or seed=7") -> tuple[str, str]:

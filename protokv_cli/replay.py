@@ -16,7 +16,7 @@ from protokv.errors import ConfigError
 from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, SUBTITLES, Flags, OutputFlags, WatchFlags, note_embedded, option, refuse
 from protokv_cli.output import Bar, Format, Output, format_time, format_time_left, grid, pairs
-from protokv_cli.parsing import parse_duration, parse_list, parse_optional, parse_variation
+from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class StudyFlags(Flags, panel="What to ask"):
             [parse_duration(one) for one in delays] or ([0.0] if benchmark else None),
             Setup.of(backbone, benchmark, fps=fps),
             intersection=self.intersection,
-            types=parse_optional(parse_list, self.types),
+            types=None if self.types is None else parse_list(self.types),
         )
 
 

@@ -88,14 +88,14 @@ def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(embedded
 def test_a_camera_that_refuses_is_an_error_unless_it_is_waited_for_and_its_password_is_nowhere(
     protokv: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    show = IngestReport.show
+    follow = IngestReport.follow
 
     def stop_when_lost(report: IngestReport, event: Event) -> None:
-        show(report, event)
+        follow(report, event)
         if isinstance(event, SourceLost):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(IngestReport, "show", stop_when_lost)
+    monkeypatch.setattr(IngestReport, "follow", stop_when_lost)
     address = "rtsp://admin:s3cret@127.0.0.1:9/1?token=s3cret"
     refused = protokv("ingest", address, "-o", "s.safetensors", "--json")
     assert refused.code == Exit.NOT_FOUND, refused.err
