@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from protokv.core.session import Answer, Session
     from protokv.state.reader import Reader
 
+# Where each source begins, in seconds of the stream and of its file, and the file.
 Videos = Sequence[tuple[float, float, Path]]
-"""Where each source begins, in seconds of the stream and of its file, and the file."""
-
 # Of one span: its first ones.
 MOST_FRAMES = 8
 

@@ -130,12 +130,22 @@ def ingest(
         clock = Timings() if output.timings else None
         with stage(clock, "imports"):
             from protokv.fleet.plan import is_several
+            from protokv.ingestion import IngestOptions, LiveOptions
             from protokv.video.address import source_kind
             from protokv.words.find import names_file
 
         sources = sources or []
         many = fleet.listing is not None or len(sources) != 1 or is_several(sources[0])
-        chosen = _build(state, model, memory, watch, live)
+        chosen = IngestOptions(
+            config=memory.config(),
+            backbone=model.model,
+            fps=model.fps,
+            thumbnails=memory.thumbnails,
+            live=LiveOptions(**{name: value for name, value in parsed(live).items() if value is not None}),
+            **parsed(state, "state", "dry_run"),
+            **parsed(watch),
+            **model.loading,
+        )
         if (state.keep or 0) > 1 and state.every is None and (many or source_kind(sources[0]) == "file"):
             out.note("Warning: --keep without --every: a commit comes once a minute of the clock. Try --every 30s")
         if many:
@@ -159,24 +169,6 @@ def ingest(
             show_estimate(out, found, chosen.config.budget)
         else:
             _ingest_one(out, sources[0], state.state, chosen, clock)
-
-
-def _build(
-    state: StateFlags, model: WatchFlags, memory: MemoryFlags, watch: SourceFlags, live: LiveFlags
-) -> IngestOptions:
-    """Return the options of the library. ConfigError."""
-    from protokv.ingestion import IngestOptions, LiveOptions
-
-    return IngestOptions(
-        config=memory.config(),
-        backbone=model.model,
-        fps=model.fps,
-        thumbnails=memory.thumbnails,
-        live=LiveOptions(**{name: value for name, value in parsed(live).items() if value is not None}),
-        **parsed(state, "state", "dry_run"),
-        **parsed(watch),
-        **model.loading,
-    )
 
 
 def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None) -> None:

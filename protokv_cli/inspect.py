@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from protokv.texts import count_text, cut
 from protokv_cli.exits import Exit
 from protokv_cli.options import Flags, OutputFlags, option
 from protokv_cli.output import Output, Row, format_bytes, format_time, grid, pairs
-from protokv_cli.parsing import find_stream_time, note_commit
+from protokv_cli.parsing import note_commit, open_commit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -96,7 +95,7 @@ def _read_document(out: Output, state: str, other: str | None, flags: InspectFla
         return {"states": [state, other], **found}
     if flags.target is not None:
         return convert(state, flags.target, overwrite=flags.force, digests=digests)
-    at_s = None if flags.at is None else find_stream_time(flags.at, Reader.open(state), time.time())
+    at_s = None if flags.at is None else open_commit(state, flags.at, digests).at_s
     document = describe(state, at_s=at_s, digests=digests, values=flags.verify is True)
     note_commit(out, document["stream"]["duration_s"], at_s)
     return document
@@ -104,11 +103,9 @@ def _read_document(out: Output, state: str, other: str | None, flags: InspectFla
 
 def _show_words(out: Output, state: str, flags: InspectFlags) -> None:
     """Show what was said, a line for each step with words."""
-    from protokv.state.reader import Reader
     from protokv.words.find import name_subtitles, recorded_subtitles
 
-    last = Reader.open(state, verify=flags.verify is not False)
-    reader = last if flags.at is None else last.at(find_stream_time(flags.at, last, time.time()))
+    reader = open_commit(state, flags.at, flags.verify is not False)
     lines, record = reader.transcript.lines, recorded_subtitles(reader.state.source)
     note_commit(out, reader.state.clock.stream_time_s, reader.at_s)
     if lost := record.get("lost"):

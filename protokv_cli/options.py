@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, dataclass_transform, get_type_hints
 
 import typer
 
-from protokv.core.settings import parse_budget
+from protokv.core.settings import check_fps, parse_budget
 from protokv.errors import ConfigError
 from protokv.memories import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 from protokv_cli.output import Format, Output
@@ -160,9 +160,11 @@ class ModelFlags(Flags, panel="Model"):
         return {"revision": self.revision, "device": self.device, "device_map": self.device_map}
 
     def check(self) -> None:
-        """Refuse a model that cannot be, before anything heavy is imported. ConfigError, ModelError."""
+        """Refuse a model or a rate that cannot be, before anything heavy is imported. ConfigError, ModelError."""
         from protokv.backbones import require_model
 
+        if (fps := getattr(self, "fps", None)) is not None:
+            check_fps(fps)
         if self.model is not None:
             require_model(self.model, self.revision)
 
@@ -180,14 +182,6 @@ class WatchFlags(ModelFlags):
         """Keywords of `load_backbone` and fields of `IngestOptions`; None means: as the state says."""
         more = ("dtype", "quantization", "frame_tokens")
         return self.placement | {name: getattr(self, name) for name in more}
-
-    def check(self) -> None:
-        """Refuse a rate that cannot be, too."""
-        from protokv.core.settings import check_fps
-
-        if self.fps is not None:
-            check_fps(self.fps)
-        super().check()
 
 
 class MemoryFlags(Flags, panel="Memory"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +37,13 @@ def parse_pair(text: str, what: str = "setting", example: str = "split=1:5 or se
 
 def parse_setting(text: str) -> tuple[str, Any]:
     """Return name and value of "name=value": a number, true, false, "a:b" (two whole numbers) or a word."""
-    name, value = parse_pair(text)
-    pair = re.fullmatch(r"(\d{1,9}):(\d{1,9})", value, re.ASCII)
-    if pair:
-        return name.replace("-", "_"), (int(pair[1]), int(pair[2]))
+    name, value = parse_pair(text.replace("-", "_", text.partition("=")[0].count("-")))
+    if pair := re.fullmatch(r"(\d{1,9}):(\d{1,9})", value, re.ASCII):
+        return name, (int(pair[1]), int(pair[2]))
     try:
-        return name.replace("-", "_"), json.loads(value)
+        return name, json.loads(value)
     except (ValueError, RecursionError):
-        return name.replace("-", "_"), value
+        return name, value
 
 
 def parse_duration(text: str) -> float:
@@ -102,6 +102,14 @@ def parse_variation(text: str) -> Variation:
     return Variation(memory or None, setting, [(part, value) for part, (_, value) in found.items()])
 
 
+def open_commit(state: str, at: str | None, verify: bool) -> Reader:
+    """Return the reader of the commit that `--at` means, None: the last. ConfigError, StateError."""
+    from protokv.state.reader import Reader
+
+    reader = Reader.open(state, verify=verify)
+    return reader if at is None else reader.at(find_stream_time(at, reader, time.time()))
+
+
 def find_stream_time(text: str, reader: Reader, now: float) -> float:
     """Return the stream time that `--at` names; `reader` is at the last commit, `now` in seconds since 1970.
 
@@ -131,10 +139,10 @@ def find_stream_time(text: str, reader: Reader, now: float) -> float:
     return float(found)
 
 
-def commit_age_s(reader: Reader, now: float) -> float | None:
-    """Return the age of a live stream's last commit; None for a file, whose states do not record it."""
+def commit_age_s(reader: Reader) -> float | None:
+    """Return the age of a live stream's last commit; None for an earlier one, and for a file."""
     clocks = reader.wall_clocks
-    return max(0.0, now - clocks[-1].committed_at) if clocks else None
+    return max(0.0, time.time() - clocks[-1].committed_at) if clocks and reader.at_s is None else None
 
 
 def note_commit(out: Output, stream_time_s: float, at_s: float | None, age_s: float | None = None) -> None:

@@ -19,7 +19,7 @@ from protokv_cli.asking import AnswerFlags, Answers, AskedQuestion, Refusals, re
 from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, Flags, ModelFlags, TimedOutputFlags, note_embedded, option, refuse
 from protokv_cli.output import Bar, Format, format_time, grid, round_timings, show_timings
-from protokv_cli.parsing import commit_age_s, find_stream_time, note_commit
+from protokv_cli.parsing import commit_age_s, note_commit, open_commit
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 
@@ -119,20 +119,18 @@ def _ask_one(
     model.check()
     with Bar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
-            from protokv.state.reader import Reader
+            import protokv.state.reader  # noqa: F401 - its library takes long
             from protokv_cli.frames import find_videos
 
         with clock.stage("state"):
-            reader = Reader.open(state, verify=ask.verify)
-        at_s = None if ask.at is None else find_stream_time(ask.at, reader, time.time())
+            reader = open_commit(state, ask.at, ask.verify)
         answers.how.decoding()
         if answers.how.frames is not None:
             videos += find_videos(reader, answers.how.video)
         note_embedded(out, reader.model)
-        session = reader.at(at_s).session(model.model, timings=clock, **model.placement)
-    # The header is that of the last commit, so it has no age for an earlier one.
-    age_s = None if ask.at else commit_age_s(reader, time.time())
-    note_commit(out, session.clock.stream_time_s, at_s, age_s)
+        session = reader.session(model.model, timings=clock, **model.placement)
+    age_s = commit_age_s(reader)
+    note_commit(out, session.clock.stream_time_s, reader.at_s, age_s)
     if answers.at_prompt:
         at = format_time(session.clock.stream_time_s)
         out.note(f"{state} at {at}; type questions, one conversation; exit or Ctrl-D ends")
@@ -153,7 +151,6 @@ def _ask_many(answers: Answers, place: str, questions: list[AskedQuestion], ask:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.fleet.plan import find_states
     from protokv.fleet.states import load_backbone_for
-    from protokv.state.reader import Reader
 
     out, states, failed = answers.out, find_states(place), list[str]()
     answers.how.decoding()
@@ -163,9 +160,7 @@ def _ask_many(answers: Answers, place: str, questions: list[AskedQuestion], ask:
     def make_rows() -> Iterator[dict[str, Any]]:
         for state in states:
             try:
-                reader = Reader.open(state, verify=ask.verify)
-                at_s = None if ask.at is None else find_stream_time(ask.at, reader, time.time())
-                session = reader.at(at_s).session(backbone)
+                session = open_commit(state, ask.at, ask.verify).session(backbone)
             except StateError as error:
                 failed.append(state)
                 out.error(f"Error: {state}: {error.message}")

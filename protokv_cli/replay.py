@@ -164,39 +164,28 @@ def replay(
     """
     out = output.open()
     with out.errors():
-        from protokv.replay.rows import read_rows
+        from protokv.backbones import load_backbone
+        from protokv.ingestion.options import DEFAULT_MODEL
+        from protokv.replay.judges import Judge
+        from protokv.replay.rows import RowFile, read_rows
 
         results.check(*(sources or ()), study.questions)
         if results.report:
             _show_report(out, read_rows(sources or [results.results]), plot=results.plot, table=results.table)
             return
         model.check()
-        _replay(out, *benchmark.open(sources, study), study, benchmark.judge, results, model)
-
-
-def _replay(
-    out: Output,
-    benchmark: Benchmark | None,
-    opened: OpenedStreams,
-    study: StudyFlags,
-    judge: str | None,
-    results: ResultFlags,
-    model: WatchFlags,
-) -> None:
-    """Run a study, or show its cost; end with the exit code of a run that was stopped or left something out."""
-    from protokv.backbones import load_backbone
-    from protokv.ingestion.options import DEFAULT_MODEL
-    from protokv.replay.judges import Judge
-    from protokv.replay.rows import RowFile
-
-    for video, why in opened.missing.items():
-        out.error(f"left out: {video}: {why}")
-    referee = Judge(judge) if judge else None
-    loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
-    backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
-    plan = study.plan(backbone, benchmark, opened.streams, model.fps)
-    note_embedded(out, model.model)
-    if results.dry_run:
+        known, opened = benchmark.open(sources, study)
+        for video, why in opened.missing.items():
+            out.error(f"left out: {video}: {why}")
+        referee = Judge(benchmark.judge) if benchmark.judge else None
+        loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
+        backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
+        plan = study.plan(backbone, known, opened.streams, model.fps)
+        note_embedded(out, model.model)
+        if not results.dry_run:
+            if _run(out, plan, backbone, opened, results, referee):
+                raise typer.Exit(Exit.PARTIAL)
+            return
         cost = plan.cost()
         if results.results.exists() and not results.force:
             rows = RowFile(results.results)
@@ -204,8 +193,6 @@ def _replay(
             cost = plan.cost(rows.rows.keys())
         row = {"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)}
         out.record(row, "hours of video, and answers over all memories")
-    elif _run(out, plan, backbone, opened, results, referee):
-        raise typer.Exit(Exit.PARTIAL)
 
 
 def _run(

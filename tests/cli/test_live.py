@@ -39,7 +39,7 @@ def clock(stream_s: float, form: str) -> str:
 def test_a_live_state_answers_as_of_a_time_of_the_stream_of_the_day_or_before_its_end(
     camera: Path, protokv: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protokv_cli.query.time.time", lambda: EPOCH + 200.0)
+    monkeypatch.setattr("protokv_cli.parsing.time.time", lambda: EPOCH + 200.0)
     for at, stands_at in (
         ("35", 30.0),
         ("-100s", 40.0),
@@ -55,7 +55,7 @@ def test_a_live_state_answers_as_of_a_time_of_the_stream_of_the_day_or_before_it
     assert (early.code, "began at" in early.err) == (Exit.NOT_FOUND, True)
     assert protokv("query", camera, "--at", "25:99:1:1", "what is it").code == Exit.USAGE
     # An answer of the last commit says how old it is.
-    monkeypatch.setattr("protokv_cli.query.time.time", lambda: EPOCH + 150.0 + 7.0)
+    monkeypatch.setattr("protokv_cli.parsing.time.time", lambda: EPOCH + 150.0 + 7.0)
     last = protokv("query", camera, "what is it", "--json")
     assert last.rows()[0]["commit_age_s"] == pytest.approx(7.0, abs=1.5)
     assert "committed" in last.err
