@@ -20,7 +20,6 @@ from protokv.errors import ConfigError
 from protokv.texts import admit_question, find_broken, read_json
 
 MOST_ANSWER_TOKENS = 1024
-MOST_LIKELY = 20
 _LENGTHS = "max_completion_tokens", "max_tokens"
 
 # Fields that a state cannot serve: the values that ask for nothing, and what to do instead.
@@ -88,7 +87,7 @@ def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
     """Return how to choose tokens. ConfigError."""
     if data.get("top_logprobs") and data.get("logprobs") is not True:
         raise ConfigError("top_logprobs: it needs logprobs to be true")
-    top = _number(data, ("top_logprobs",), 0, 0, MOST_LIKELY)
+    top = _number(data, ("top_logprobs",), 0, 0, 20)
     return replace(
         published,
         max_new_tokens=int(min(_number(data, _LENGTHS, published.max_new_tokens, 1, 2**53), MOST_ANSWER_TOKENS)),
@@ -214,11 +213,7 @@ class Completion:
 
 def _extras(answer: Answer) -> dict[str, Any]:
     """Return what OpenAI's interface has not: "repetition" as a reason, turns that the model read, and the evidence."""
-    found: dict[str, Any] = {
-        "stream_time_s": answer.stream_time_s,
-        "ended": answer.finish_reason,
-        "turns": answer.turns,
-    }
+    found = dict[str, Any](stream_time_s=answer.stream_time_s, ended=answer.finish_reason, turns=answer.turns)
     if answer.probabilities is not None:
         found["probabilities"] = answer.probabilities
     if answer.evidence is None:
