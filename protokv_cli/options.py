@@ -187,7 +187,7 @@ class WatchFlags(ModelFlags):
 class MemoryFlags(Flags, panel="Memory"):
     """What a state keeps."""
 
-    memory: str = option("--memory NAME", ", ".join(CONFIGS), MOST_USED, default=DEFAULT_MEMORY)
+    memory: str = option("--memory NAME", f"{', '.join(CONFIGS)}, or MODULE:CLASS.", MOST_USED, default=DEFAULT_MEMORY)
     budget: str = option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", MOST_USED, default="6k")
     positions: str | None = option("--positions NAME", "stream, or compact: consecutive for what is in memory.")
     settings: list[str] | None = option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.")

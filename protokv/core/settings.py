@@ -6,12 +6,15 @@ A setting is a field of a frozen dataclass, annotated with its type and the leas
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, get_args, get_origin, get_type_hints
 
 from protokv.errors import ConfigError, suggest_name
@@ -32,6 +35,8 @@ Weight = Annotated[float, 0, 1e6]
 DEFAULT_MEMORY: Final = "durable"
 """The memory that is used where none is named."""
 ENTRY_POINTS: Final = "protokv.memories"
+OWN_MEMORY: Final = "PROTOKV_MEMORY"
+"""The variable of `--memory`. If it is `MODULE:CLASS`, states of that memory can be read."""
 
 _MULTIPLES: Final = {"": 1, "k": 1_000, "m": 1_000_000}
 
@@ -106,7 +111,7 @@ class MemoryConfig:
     @staticmethod
     def of(name: str, **settings: Any) -> MemoryConfig:
         """Return the settings of a memory by its name; ConfigError as for `from_dict`."""
-        return MemoryConfig.from_dict({"kind": name} | settings)
+        return MemoryConfig.from_dict({"kind": CONFIGS.load(name) if ":" in name else name} | settings)
 
     def with_fields(self, changes: Mapping[str, Any]) -> Self:
         """Return this config with some fields changed; the checks of `from_dict` apply."""
@@ -126,7 +131,10 @@ class MemoryConfig:
         """
         settings = dict(data)
         name = settings.pop("kind", DEFAULT_MEMORY)
-        if not isinstance(name, str) or name not in CONFIGS:
+        known = isinstance(name, str) and name in CONFIGS
+        if not known and ":" in (own := os.environ.get(OWN_MEMORY, "")):
+            known = CONFIGS.load(own) == name
+        if not known:
             raise ConfigError(f"there is no memory {shorten_value(name)}", hint=suggest_name(name, CONFIGS))
         return CONFIGS[name](**known_fields(CONFIGS[name], settings))
 
@@ -143,6 +151,28 @@ class Configs(Mapping[str, type[MemoryConfig]]):
     def add(self, name: str, where: str) -> None:
         """Add settings under a name, `where` as in an entry point."""
         self._entries[name] = EntryPoint(name, where, ENTRY_POINTS)
+
+    def load(self, where: str) -> str:
+        """Add the settings at `MODULE:CLASS`; return their name. The module is installed, or in the current folder.
+
+        A state never calls this: what it names is no reason to run code.
+
+        Raises:
+            ConfigError: there is no such module or class, or it has no settings of a memory.
+        """
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)
+        try:
+            cls = EntryPoint("", where, ENTRY_POINTS).load()
+        except (ImportError, AttributeError, ValueError) as error:
+            hint = "name it MODULE:CLASS, with a module that is installed or in this folder"
+            raise ConfigError(f"memory {where}: {error}", hint=hint) from error
+        if not (isinstance(cls, type) and issubclass(cls, MemoryConfig) and hasattr(cls, "memory")):
+            raise ConfigError(
+                f"memory {where}: it is no MemoryConfig with a memory", hint="see docs/guides/memories.md"
+            )
+        self.add(cls.name, where)
+        return cls.name
 
     def __getitem__(self, name: str) -> type[MemoryConfig]:
         found: type[MemoryConfig] = self._entries[name].load()

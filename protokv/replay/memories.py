@@ -42,7 +42,8 @@ class Variation:
 
 def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
     """Return memories by their names, at each budget; see `drop_repeated`. ConfigError: a name is unknown."""
-    return drop_repeated([Variant(name, MemoryConfig.of(name, budget=budget)) for budget in budgets for name in names])
+    configs = [MemoryConfig.of(name, budget=budget) for budget in budgets for name in names]
+    return drop_repeated([Variant(config.name, config) for config in configs])
 
 
 def list_variants(

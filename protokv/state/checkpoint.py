@@ -15,8 +15,9 @@ from protokv.backbones.files import find_cached, find_packaged_models
 from protokv.core.backbone import Backbone, BackboneIdentity
 from protokv.core.packing import pack
 from protokv.core.session import Session
+from protokv.core.settings import OWN_MEMORY
 from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
-from protokv.memories import MemoryConfig
+from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state.header import Header, State
 from protokv.state.thumbnails import Thumbnails
 from protokv.words.transcript import Transcript
@@ -72,10 +73,21 @@ def from_state(state: State, backbone: Backbone) -> Session:
 
 
 def read_config(header: Header) -> MemoryConfig:
-    """Return the memory settings of a state. StateCorrupt, naming the setting, if they make no sense."""
+    """Return the memory settings of a state.
+
+    Raises:
+        StateMismatch: its memory is not known here.
+        StateCorrupt: a setting makes no sense; the message names it.
+    """
     try:
         return MemoryConfig.from_dict(header.memory)
     except ConfigError as error:
+        kind = header.memory.get("kind")
+        if isinstance(kind, str) and kind not in CONFIGS:
+            raise StateMismatch(
+                f"the state is of the memory {shown(kind)}, which is not known here",
+                hint=f"if it is yours, export {OWN_MEMORY}=MODULE:CLASS",
+            ) from error
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import protokv
 from protokv.core.session import Session
+from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import CONFIGS, CompressedConfig, MemoryConfig, ScoredMemory
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
@@ -28,22 +30,22 @@ class Longest(ScoredMemory):
     """At most `budget` tokens."""
 
     def score(self, keys: Tensor, values: Tensor) -> Tensor:
-        return values.norm(dim=-1)
+        norms: Tensor = values.norm(dim=-1)
+        return norms
 
 
 LongestConfig.memory = Longest
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CONFIGS, "_entries", dict(CONFIGS._entries))
-    CONFIGS.add("longest-values", f"{__name__}:LongestConfig")
 
 
 @torch.inference_mode()
 def test_the_newest_step_and_the_best_of_the_others_stay(tmp_path: Path) -> None:
     backbone = MockBackbone()
-    session = Session.start(backbone, MemoryConfig.of("longest-values", budget=20))
+    session = Session.start(backbone, MemoryConfig.of(f"{__name__}:LongestConfig", budget=20))
     norms: list[float] = []
     for seed in range(12):
         images = random_frames(seed, backbone.frames_per_step)
@@ -59,3 +61,21 @@ def test_the_newest_step_and_the_best_of_the_others_stay(tmp_path: Path) -> None
     protokv.save(session, tmp_path / "state.safetensors")
     again = protokv.load(tmp_path / "state.safetensors", backbone)
     assert all(torch.equal(tensor, held[name]) for name, tensor in again.memory.tensors().items())
+
+
+def test_a_state_names_no_code_to_run_and_its_reader_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, path, place = MockBackbone(), tmp_path / "state.safetensors", f"{__name__}:LongestConfig"
+    protokv.save(Session.start(backbone, MemoryConfig.of(place, budget=20)), path)
+    monkeypatch.setattr(CONFIGS, "_entries", {name: CONFIGS._entries[name] for name in ("durable", "full")})
+    with pytest.raises(StateMismatch, match="longest-values, which is not known here"):
+        protokv.load(path, backbone)
+    with pytest.raises(ConfigError, match="there is no memory"):
+        MemoryConfig.from_dict({"kind": place})
+    monkeypatch.setenv("PROTOKV_MEMORY", place)
+    assert protokv.load(path, backbone).config == LongestConfig(budget=20)
+
+
+@pytest.mark.parametrize("place", ["nowhere:Rule", f"{__name__}:Nothing", f"{__name__}:Longest", ":", "os:"])
+def test_a_place_without_settings_of_a_memory_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"memory {place}: ")):
+        MemoryConfig.of(place)
