@@ -69,7 +69,7 @@ def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> AVSource
     check_is_file(path)
     from protokv.video.av_source import AVSource
 
-    kind = AVSource
+    kind: type[AVSource] = AVSource
     if decoder == "decord":
         from protokv.video.decord_source import DecordSource
 
