@@ -52,8 +52,8 @@ class VisionTower:
             qkv = _linear(_norm(x, w["norm1.weight"]), w, "attn.qkv").view(steps, n, 3, self._heads, size)
             rotated = rotate(qkv[:, :, :2].float(), cos, sin).to(x.dtype)
             query, key, value = rotated[:, :, 0], rotated[:, :, 1], qkv[:, :, 2]
-            heads = (part.transpose(1, 2) for part in (query, key, value))
-            mixed = functional.scaled_dot_product_attention(*heads, scale=size**-0.5)
+            query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+            mixed = functional.scaled_dot_product_attention(query, key, value, scale=size**-0.5)
             x = x + _linear(mixed.transpose(1, 2).reshape(steps, n, -1), w, "attn.proj")
             x = x + _gated(_norm(x, w["norm2.weight"]), w)
         w = self._merger

@@ -189,7 +189,11 @@ def write_qwen3_vl(
     """Write a random Qwen3-VL of a few thousand parameters; with experts, its mixture of experts."""
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE, digits=True)
     text = text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2], mrope_interleaved=True)
-    vision = {"depth": 3, "out_hidden_size": heads * 16, "deepstack_visual_indexes": list(range(LAYERS_FED))}
+    vision: dict[str, Any] = {
+        "depth": 3,
+        "out_hidden_size": heads * 16,
+        "deepstack_visual_indexes": list(range(LAYERS_FED)),
+    }
     name = "Qwen3VLMoe" if experts else "Qwen3VL"
     return write_qwen3(folder, name, text | {"head_dim": 16}, vision, vocabulary, experts)
 

@@ -32,7 +32,8 @@ from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 from tests.backbones.tiny import PATCH
 
 Video = Sequence[np.ndarray]
-Words, Said = Sequence[str], Sequence[tuple[str, str]]
+Words = Sequence[str]
+Said = Sequence[tuple[str, str]]
 # Without the format, an image of one or three rows is taken for one of as many channels.
 AS_FRAMES = {"input_data_format": "channels_last", "return_tensors": "pt"}
 
