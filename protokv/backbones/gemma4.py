@@ -32,12 +32,7 @@ from protokv.core.stream_cache import StreamCache
 from protokv.errors import ModelError, SourceUnreadable
 
 # Defaults of transformers' video processor; a still image has 280 tokens.
-VIDEO_SETTINGS: Final[dict[str, Any]] = {
-    "patch_size": 16,
-    "max_soft_tokens": 70,
-    "pooling_kernel_size": 3,
-    "resample": 3,
-}
+VIDEO_SETTINGS: Final = {"patch_size": 16, "max_soft_tokens": 70, "pooling_kernel_size": 3, "resample": 3}
 _DIGITS: Final = (1, 256, 65536)
 
 

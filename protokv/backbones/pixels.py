@@ -88,12 +88,8 @@ class PixelConfig:
 
     def settings(self, fps: float) -> dict[str, int | float | str]:
         """Return the settings that a state records; `fps` is the sampling rate."""
-        return {
-            "frames_per_step": self.temporal_patch_size,
-            "fps": fps,
-            "min_pixels": self.min_pixels,
-            "max_pixels": self.max_pixels,
-        }
+        limits = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
+        return {"frames_per_step": self.temporal_patch_size, "fps": fps, **limits}
 
 
 def smart_resize(height: int, width: int, config: PixelConfig) -> tuple[int, int]:

@@ -27,11 +27,7 @@ from protokv.core.step import StepTokens
 from protokv.mini.network import LanguageModel, VisionTower, select_prefix
 
 IDENTITY: Final = "identity.json"
-FOLDERS: Final = {
-    "protokv/mini": "weights",
-    "protokv/mini-order": "weights-order",
-    "protokv/mini-words": "weights-words",
-}
+FOLDERS: Final = {f"protokv/mini{name}": f"weights{name}" for name in ("", "-order", "-words")}
 """`-order` has four more layers and also reads order and counts appearances; `-words` two more, and reads words too."""
 
 
@@ -44,10 +40,8 @@ class Embedded(TimedGrid, Packaged):
 
     def __init__(self, path: Path, config: dict[str, Any], identity: BackboneIdentity, placement: Placement) -> None:
         """Read the network and the tokenizer of a folder whose `config.json` is `config`."""
-        weights = {
-            name: tensor.to(placement.device, placement.dtype)
-            for name, tensor in load_file(path / "model.safetensors").items()
-        }
+        weights = load_file(path / "model.safetensors")
+        weights = {name: tensor.to(placement.device, placement.dtype) for name, tensor in weights.items()}
         text = config["text_config"]
         self._vision = VisionTower(config["vision_config"], select_prefix(weights, "visual."))
         self._language = LanguageModel(text, select_prefix(weights, "model."))
