@@ -67,29 +67,21 @@ def arguments_of(command: str) -> list[str]:
 
 
 def test_documents_and_help_have_examples() -> None:
-    for place in ("README.md", "samples/README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS)):
-        assert EXAMPLES[place], place
-    places = ("README.md", "docs/guides/installing.md")
-    shown = {command.split()[0] for place in places for command in EXAMPLES[place] if command}
+    assert all(EXAMPLES[place] for place in ("README.md", "samples/demo.sh", *(f"help of {name}" for name in COMMANDS)))
+    shown = {one.split()[0] for place in ("README.md", "docs/guides/installing.md") for one in EXAMPLES[place] if one}
     assert set(COMMANDS) <= shown
 
 
 @pytest.mark.parametrize("command", ALL)
 def test_commands_and_options_of_an_example_exist(command: str) -> None:
-    arguments = arguments_of(command)
-    if arguments[0] == "help":
-        arguments = arguments[1:]
-    if arguments[0] == "COMMAND":
-        return
-    if arguments[0].startswith("-"):
-        GROUP.make_context("protokv", arguments, resilient_parsing=True)
-        return
-    assert arguments[0] in COMMANDS, command
-    if len(arguments) == 1:
-        # Only its name.
-        return
-    # The parser itself refuses unknown options, numbers, choices and a wrong number of arguments.
-    SUBCOMMANDS[arguments[0]].make_context(arguments[0], arguments[1:])
+    name, *more = [part for part in arguments_of(command) if part != "help"]
+    if name.startswith("-"):
+        GROUP.make_context("protokv", [name, *more], resilient_parsing=True)
+    elif name != "COMMAND":
+        assert name in COMMANDS, command
+        if more:
+            # The parser itself refuses unknown options, numbers, choices and a wrong number of arguments.
+            SUBCOMMANDS[name].make_context(name, more)
 
 
 # These speak of other programs, too: of pytest, and of `samples.training` and `samples.worlds`.

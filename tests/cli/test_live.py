@@ -14,7 +14,7 @@ from protokv.memories import DurableConfig
 from protokv_cli.exits import Exit
 from protokv_cli.ingest_report import IngestReport
 from tests.cameras import EPOCH, World, gone
-from tests.cli.conftest import Program, wait_for_commits
+from tests.cli.conftest import Program, wait_for_commit
 from tests.mock_backbone import MockBackbone
 from tests.video.conftest import Clip, write
 
@@ -76,7 +76,7 @@ def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(embedded
     with embedded.start("ingest", "-", "-o", "s.safetensors", "--budget", "64", "--json", "--every", "2s") as process:
         process.stdin.buffer.write(data)
         process.stdin.buffer.flush()
-        wait_for_commits(process, 1)
+        wait_for_commit(process)
         # The pipe stays open, and nothing more comes.
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == Exit.TERMINATED

@@ -85,12 +85,9 @@ def test_a_state_that_cannot_tell_what_was_said_says_why(
 
 
 def test_a_dry_run_says_which_words_would_be_read_and_what_of_them_cannot(protokv: Program, tmp_path: Path) -> None:
-    video = protokv.folder / "talk.mp4"
-    (row,) = protokv("ingest", video, "--dry-run", "--json").rows()
-    assert (row["words"], row["words_lost"]) == ("talk.srt", "")
-    (bare,) = protokv("ingest", video, "--dry-run", "--json", "--subtitles", "off").rows()
-    assert bare["words"] is None
-    assert row["tokens"] > bare["tokens"]
+    dry_run = ("ingest", protokv.folder / "talk.mp4", "--dry-run", "--json", "--subtitles")
     (tmp_path / "bad.srt").write_bytes(b"\0\1junk")
-    told = protokv("ingest", video, "--dry-run", "--format", "table", "--subtitles", tmp_path / "bad.srt").out
-    assert "words lost bad.srt holds no subtitles" in " ".join(told.split())
+    (row,), (bare,), (bad,) = (protokv(*dry_run, named).rows() for named in ("auto", "off", tmp_path / "bad.srt"))
+    assert (row["words"], row["words_lost"], bare["words"]) == ("talk.srt", "", None)
+    assert row["tokens"] > bare["tokens"]
+    assert bad["words_lost"] == "bad.srt holds no subtitles"
