@@ -216,7 +216,7 @@ class Answers:
 
     def _make_row(self, answer: Answer, state: str, expected: str | None) -> dict[str, Any]:
         """Return the row of an answer; show what it stood on, and what was expected instead."""
-        row = {
+        row: dict[str, Any] = {
             "question": answer.question,
             "answer": answer.text,
             "stream_time_s": answer.stream_time_s,
@@ -230,9 +230,7 @@ class Answers:
         if answer.probabilities is not None:
             row["probabilities"] = {choice: round(share, 4) for choice, share in answer.probabilities.items()}
             if self.shows:
-                self.out.text(
-                    "  " + ", ".join(f"{choice} {share:.2f}" for choice, share in row["probabilities"].items())
-                )
+                self.out.text("  " + ", ".join(f"{one} {share:.2f}" for one, share in row["probabilities"].items()))
         if answer.evidence is not None:
             spans = [asdict(span) | {"share": round(span.share, 4)} for span in answer.evidence.spans]
             # `faint` is null if a low share says nothing about the model.

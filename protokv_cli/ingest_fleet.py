@@ -138,7 +138,12 @@ class _Report(Bar):
             kind = getattr(errors, failure.kind, errors.ProtoKVError)
             # What `ingest` of this video alone ends with.
             code = Exit.PARTIAL if failure.kind == "Damaged" else find_exit_code(kind(""))
-            row = outcome.job.to_dict() | {"state": outcome.state, "error": failure.kind, "message": failure.message}
+            row: dict[str, Any] = {
+                **outcome.job.to_dict(),
+                "state": outcome.state,
+                "error": failure.kind,
+                "message": failure.message,
+            }
             row |= {"hint": failure.hint, "exit_code": int(code), "attempts": outcome.attempts}
             with self._file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")

@@ -134,8 +134,10 @@ def find_stream_time(text: str, reader: Reader, now: float) -> float:
     wanted = parse_instant(given, now)
     found = next((at for one in reversed(clocks) if (at := one.stream_time(wanted)) > float("-inf")), None)
     if found is None:
-        at, began = (f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}" for one in (wanted, clocks[0].anchors[0][1]))
-        raise StateNotFound(f"{reader.path} knows nothing of {at}: its stream began at {began}")
+        moment, began = (
+            f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}" for one in (wanted, clocks[0].anchors[0][1])
+        )
+        raise StateNotFound(f"{reader.path} knows nothing of {moment}: its stream began at {began}")
     return float(found)
 
 
