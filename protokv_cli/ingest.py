@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ import typer
 
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.timings import Timings, stage
+from protokv_cli.hooks import Hook
 from protokv_cli.ingest_fleet import FleetFlags, ingest_fleet
 from protokv_cli.options import (
     MOST_USED,
@@ -28,11 +30,11 @@ from protokv_cli.options import (
     refuse,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration, parse_every, parse_pair
+from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_pair
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
-    from protokv.ingestion import IngestOptions
+    from protokv.ingestion import IngestOptions, StandingQuestion
 
 # A page that shows a video, which yt-dlp reads.
 _PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twitch\.tv)/", re.IGNORECASE)
@@ -80,8 +82,32 @@ class SourceFlags(Flags, panel="What to watch"):
     chunk: int = option("--chunk COUNT", "Steps that go through the model at once.", default=1, min=1)
 
 
-class LiveFlags(Flags, panel="Live sources"):
-    """What to do about a source that waits, is lost or has no end."""
+_ASKED = "Questions while it watches"
+
+
+class StandingFlags(Flags):
+    """What is asked between the steps."""
+
+    questions: list[str] | None = option("--ask QUESTION", "Ask this again and again; repeatable.", _ASKED)
+    ask_every: str = option("--ask-every TIME", "Where stream time passes multiples of this.", _ASKED, default="10s")
+    on_change: bool = option("--on-change", "Only answers that differ from the last one.", _ASKED)
+    choices: str | None = option("--choices A,B", "Answer with the likeliest of these, such as yes,no.", _ASKED)
+    evidence: bool = option("--evidence", "Say the times that each answer stood on.", _ASKED)
+    command: str | None = option("--exec COMMAND", "Run this for each answer, which is JSON on its stdin.", _ASKED)
+
+    def build(self) -> tuple[StandingQuestion, ...]:
+        """Return the questions. ConfigError."""
+        from protokv.ingestion import StandingQuestion
+
+        asked, more = self.questions or (), given(self, *(one.name for one in fields(StandingFlags)))
+        refuse((more and not asked, f"{' and '.join(more)}: nothing is asked", "add --ask QUESTION"))
+        choices = tuple(parse_list(self.choices or ""))
+        how = (parse_duration(self.ask_every), choices, self.on_change, self.evidence)
+        return tuple(StandingQuestion(text, *how) for text in asked)
+
+
+class LiveFlags(StandingFlags, panel="Live sources"):
+    """What to do about a source that waits, is lost or has no end; and what is asked meanwhile."""
 
     for_s: str | None = option("--for TIME", "End after this much stream time, such as 1h.", parse=parse_duration)
     stall_s: str | None = option("--stall TIME", "Lost if no frame comes so long. Default: 20s.", parse=parse_duration)
@@ -110,6 +136,8 @@ def ingest(
 
     In a pipe, each event is a JSON line with its type: started, progress, source_lost, commit and others, last summary.
 
+    With --ask, questions are answered while it watches, as events: where stream time passes multiples of --ask-every.
+
     Several videos get a state each, named after the video. The same command again does what is missing or changed.
     Failures are listed at the end and in failures.jsonl, and the exit code is 3.
 
@@ -118,6 +146,7 @@ def ingest(
     protokv ingest talk.mkv -o talk.safetensors --budget 6k --model Qwen/Qwen2.5-VL-7B-Instruct
     protokv ingest lecture.mp4 -o exercise.safetensors --start 45:00 --duration 10m --every 30s --keep 20
     protokv ingest part2.mp4 -o part1.safetensors --append
+    protokv ingest rtsp://camera/1 --ask "Is someone at the door?" --ask-every 5s --choices yes,no --on-change
     ffmpeg -i INPUT -f mpegts - | protokv ingest - -o live.safetensors
     protokv ingest --from list.txt -o states/ --dry-run
     ```
@@ -136,12 +165,14 @@ def ingest(
 
         sources = sources or []
         many = fleet.listing is not None or len(sources) != 1 or is_several(sources[0])
+        waiting = parsed(live, *(one.name for one in fields(StandingFlags)))
         chosen = IngestOptions(
             config=memory.config(),
             backbone=model.model,
             fps=model.fps,
             thumbnails=memory.thumbnails,
-            live=LiveOptions(**{name: value for name, value in parsed(live).items() if value is not None}),
+            ask=live.build(),
+            live=LiveOptions(**{name: value for name, value in waiting.items() if value is not None}),
             **parsed(state, "state", "dry_run"),
             **parsed(watch),
             **model.loading,
@@ -168,10 +199,12 @@ def ingest(
             note_embedded(out, model.model)
             show_estimate(out, found, chosen.config.budget)
         else:
-            _ingest_one(out, sources[0], state.state, chosen, clock)
+            _ingest_one(out, sources[0], state.state, chosen, clock, live.command)
 
 
-def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None) -> None:
+def _ingest_one(
+    out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None, command: str | None
+) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
     from protokv.ingestion import Summary, ingest
     from protokv.video.address import local_name
@@ -180,7 +213,8 @@ def _ingest_one(out: Output, source: str, state: str | None, chosen: IngestOptio
     opened, target, name = _open_stdin(source), _target_in_folder(source, state), local_name(source)
     with (
         handle_signals(out.note) as stop,
-        IngestReport(out, name, chosen, clock) as report,
+        Hook(command, out.note) if command else nullcontext() as hook,
+        IngestReport(out, name, chosen, clock, hook) as report,
         # Closing the generator commits what was watched if something fails here.
         closing(ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,
     ):

@@ -23,8 +23,8 @@ Other = Annotated[
     typer.Argument(metavar="STATE2", help="A second state: show how they differ. Exit 0 if equal, 1 if not."),
 ]
 
-# Of a live stream.
-GAPS_SHOWN = 8
+# Of the gaps of a live stream, and of the answers to standing questions.
+ROWS_SHOWN = 8
 # Of a table of layers, beside their number: a terminal has room for a few.
 COLUMNS = 5
 
@@ -170,10 +170,12 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
         yield grid(["source", "start_s", "end_s", "decoder", "damage"], cells, title=what)
     if live := stream["live"]:
         # The newest gaps; JSON has all that the state holds.
-        gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-GAPS_SHOWN:]]
+        gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-ROWS_SHOWN:]]
         yield pairs({**live, "gaps": []}, title="live")
         if gaps:
             yield grid(["gap", "from_s", "to_s", "why"], gaps)
+    if answers := stream["answers"][-ROWS_SHOWN:]:
+        yield grid(["stream_time_s", "question", "answer", "probability", "mean_logprob"], answers, title="answers")
 
 
 def _describe_damage(d: Row) -> str:

@@ -6,6 +6,7 @@ The package is not called `ingest` because `protokv.ingest` is the function.
 from __future__ import annotations
 
 from protokv.ingestion.events import (
+    Answered,
     Commit,
     Event,
     FramesDropped,
@@ -17,11 +18,12 @@ from protokv.ingestion.events import (
     Summary,
     WordsLost,
 )
-from protokv.ingestion.options import NEVER, Every, IngestOptions, LiveOptions
+from protokv.ingestion.options import NEVER, Every, IngestOptions, LiveOptions, StandingQuestion
 from protokv.ingestion.run import ingest
 
 __all__ = [
     "NEVER",
+    "Answered",
     "Commit",
     "Event",
     "Every",
@@ -32,6 +34,7 @@ __all__ = [
     "SourceLost",
     "SourceNoted",
     "SourceRecovered",
+    "StandingQuestion",
     "Started",
     "Summary",
     "WordsLost",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from protokv.core.parts import EvidenceSpan
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -83,6 +85,22 @@ class FramesDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """A standing question was answered, from what was watched until then."""
+
+    question: str
+    answer: str
+    stream_time_s: float  # at which it was asked
+    mean_logprob: float  # mean log probability of the tokens of the answer
+    probabilities: dict[str, float] | None  # of each choice; None: there were none to choose from
+    evidence: list[EvidenceSpan] | None  # the spans that the answer stood on; None unless asked for
+    faint: bool | None  # they say little; None: not known for this model
+    took_s: float  # that asking took
+    late_s: float | None  # how far behind a live source the answer came
+    frames_dropped: int  # sampled frames that a live source lost meanwhile
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """The state at this step is on disk."""
 
@@ -112,4 +130,15 @@ class Summary:
     words_lost: str = ""  # what of the subtitles could not be read; empty: nothing
 
 
-Event = Started | Progress | SourceNoted | WordsLost | SourceLost | SourceRecovered | FramesDropped | Commit | Summary
+Event = (
+    Started
+    | Progress
+    | SourceNoted
+    | WordsLost
+    | SourceLost
+    | SourceRecovered
+    | FramesDropped
+    | Answered
+    | Commit
+    | Summary
+)

@@ -25,7 +25,7 @@ from protokv.ingestion.watching import Run, RunStart
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import from_state
 from protokv.state.reader import load_state
-from protokv.state.sources import SourcePart
+from protokv.state.sources import SourcePart, read_answers
 from protokv.state.store import StatePath, find_store, name_state
 from protokv.state.thumbnails import Thumbnails
 from protokv.state.writer import check_not_read
@@ -66,8 +66,8 @@ def ingest(
         settings: fields of `IngestOptions` by name, such as `fps=1.0`; they replace those of `options`.
 
     Yields:
-        One `Started`, a `Progress` after every step, a `Commit` for every state on disk, news of a live source,
-        and last a `Summary`.
+        One `Started`, a `Progress` after every step, a `Commit` for every state on disk, answers to standing questions,
+        news of a live source, and last a `Summary`.
 
     Raises:
         ConfigError: an option is out of range, two contradict each other, or the state would replace the source.
@@ -114,7 +114,7 @@ def _events(
             return for_s is not None and gone_s >= for_s
 
         every = options.every or (LIVE if live else MINUTELY)
-        run = Run(start, video, store, options.chunk, timings)
+        run = Run(start, video, store, options.chunk, timings, options.ask)
         yield from run.watch(every, StopRequest(should_stop, reaches_end))
 
 
@@ -156,7 +156,7 @@ def _start(
         session = from_state(state, model)
     if isinstance(video, LiveSource):
         video.continue_from(record, state.clock.stream_time_s)
-    return RunStart(session, segment, record, subtitles)
+    return RunStart(session, segment, record, subtitles, read_answers(state))
 
 
 def _limit_thumbnails(session: Session, most: int) -> None:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
+from protokv.ingestion.asking import Asker
 from protokv.ingestion.estimate import estimate_end_bytes, most_bytes
 from protokv.ingestion.events import Commit, Event, Progress, SourceLost, SourceNoted, Started, Summary, WordsLost
 from protokv.ingestion.live import LiveSource
-from protokv.ingestion.options import Every
+from protokv.ingestion.options import Every, StandingQuestion
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, StopRequest, prefetch
 from protokv.state.checkpoint import to_state
 from protokv.state.reader import Reader
-from protokv.state.sources import SourcePart, end_time
+from protokv.state.sources import KeptAnswer, SourcePart, end_time
 from protokv.state.store import Store
 from protokv.state.thumbnails import Thumbnails, shrink
 from protokv.timings import Timings, stage
@@ -41,6 +42,7 @@ class RunStart:
     segment: SourcePart  # the part of the stream that its source fills
     record: Mapping[str, Any]  # of the source, in the state
     subtitles: Subtitles  # of the source, in its own time
+    answers: Sequence[KeptAnswer] = ()  # that the state keeps
 
 
 class Run:
@@ -51,12 +53,19 @@ class Run:
     """
 
     def __init__(
-        self, start: RunStart, source: Source, store: Store, chunk: int = 1, timings: Timings | None = None
+        self,
+        start: RunStart,
+        source: Source,
+        store: Store,
+        chunk: int = 1,
+        timings: Timings | None = None,
+        questions: Sequence[StandingQuestion] = (),
     ) -> None:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._store, self._segment = session, source, store, segment
         self._live = source if isinstance(source, LiveSource) else None
         self._chunk, self._timings, session.timings = chunk, timings, timings
+        self._asker = Asker(session, questions, start.answers, self._live)
         self._thumbnails = next((one for one in session.attachments if isinstance(one, Thumbnails)), None)
         self._subtitles, self._loss_reported = start.subtitles, False
         self._noted: set[str] = set()
@@ -156,7 +165,7 @@ class Run:
 
     def _watch_chunk(self, steps: list[ReadyStep]) -> Iterator[Event]:
         starts_s = [self._segment.start_s + step.time_s for step in steps]
-        first = self._session.clock.steps
+        first, before_s = self._session.clock.steps, self._session.clock.stream_time_s
         texts = [self._texts_at(step.time_s) for step in steps]
         self._session.watch_prepared([step.prepared for step in steps], starts_s, texts)
         # Before anything is yielded: the caller may end the run there.
@@ -165,7 +174,9 @@ class Run:
                 self._thumbnails.add(first + i, start_s, step.thumbnail)
             self._decoders.update(step.decoders)
         self._damage, self._mark = steps[-1].damage, steps[-1].mark
+        answered = self._asker.ask_due(before_s)
         yield self._progress()
+        yield from answered
         yield from self._report_notes()
 
     def _texts_at(self, time_s: float) -> list[str]:
@@ -206,6 +217,8 @@ class Run:
             "mark": self._mark,
             "damage": None if self._damage.ok else self._damage.to_dict(),
         }
+        if self._asker.kept:
+            record["answers"] = [asdict(one) for one in self._asker.kept]
         if self._chunk > 1:
             record["chunk"] = self._chunk
         if self._subtitles.record:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from protokv.serve.states import States
 from protokv.state.header import Header
 from protokv.state.reader import read_thumbnails
-from protokv.state.sources import WallClockLog, describe_sources
+from protokv.state.sources import WallClockLog, describe_sources, read_answers
 
 
 class Page:
@@ -75,6 +76,7 @@ def _facts(header: Header) -> dict[str, Any]:
         "complete": header.complete,
         "model": header.backbone.name,
         "memory": header.memory.get("kind"),
+        "answers": [asdict(one) for one in read_answers(header)],
         "live": log
         and {"lost": log.lost, "committed": log.committed_at, "anchors": log.anchors, "gaps": log.gaps_in_all},
     }

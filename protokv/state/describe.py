@@ -27,7 +27,7 @@ from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import ATTACHED, read_config
 from protokv.state.header import Header, State
 from protokv.state.reader import Reader
-from protokv.state.sources import WallClockLog, describe_sources
+from protokv.state.sources import WallClockLog, describe_sources, read_answers
 from protokv.state.store import StatePath, find_store
 from protokv.state.thumbnails import Thumbnails
 from protokv.state.writer import check_not_read, check_replaceable
@@ -92,6 +92,7 @@ def describe(
             "tokens_exact": exact,
             "exact_from_s": exact_from_s,
             "live": None if wall_clock is None else wall_clock.describe(),
+            "answers": [asdict(one) for one in read_answers(state)],
             "compression": clock.tokens_seen / kept if kept else 1.0,
         },
         "bytes": {"total": sum(parts.values()), **parts, "file": reader.file_bytes},

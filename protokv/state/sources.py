@@ -26,6 +26,9 @@ from protokv.video import Damage
 # The newest gaps and anchors of a live source are kept; differences below `STEADY_S` are adjustments of a clock.
 MOST, STEADY_S = 64, 2.0
 
+# Answers to standing questions that a state keeps, and the characters of an answer and of its question.
+MOST_KEPT, MOST_CHARACTERS = 64, 500
+
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
@@ -51,7 +54,7 @@ def read_source_part(header: Header) -> SourcePart:
 def next_source_part(header: Header) -> SourcePart:
     """Return the segment of a source that follows everything a state has watched. Raises as `read_source_part`."""
     before = read_source_part(header)
-    last = {name: value for name, value in (header.source or {}).items() if name != "earlier"}
+    last = {name: value for name, value in (header.source or {}).items() if name not in ("earlier", "answers")}
     return SourcePart(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
 
 
@@ -130,6 +133,23 @@ def _convert(value: object, kind: Any) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise StateCorrupt(f"source: {shown(error)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """An answer to a standing question, in the record of the last source; the fields are those of the event."""
+
+    question: str
+    answer: str
+    stream_time_s: float
+    mean_logprob: float
+    probability: float | None = None  # of the chosen one among the choices; None: there were none
+
+
+def read_answers(header: Header) -> list[KeptAnswer]:
+    """Return the last answers to standing questions, oldest first. StateCorrupt if the record makes no sense."""
+    found: list[KeptAnswer] = _convert((header.source or {}).get("answers", []), list[KeptAnswer])
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,6 +225,7 @@ def test_a_state_is_shown_with_its_facts_and_pictures_to_who_has_the_token(made:
         found = one.get(private[0]).json()
         assert one.get(private[1]).status_code == 200
     assert (found["duration_s"], found["complete"], found["live"]) == (3.0, True, None)
+    assert [(one["stream_time_s"], one["question"]) for one in found["answers"]] == [(2.0, QUESTION)]
     assert [picture["time_s"] for picture in found["thumbnails"]] == [0, 1, 2]
     assert all(picture["src"].startswith("data:image/jpeg;base64,/9j/") for picture in found["thumbnails"])
     # The page loads nothing from elsewhere, and inserts text as text.
