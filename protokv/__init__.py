@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from protokv.backbones import load_backbone
     from protokv.core.decoding import Decoding
     from protokv.core.session import Answer, Session
-    from protokv.ingestion import Every, ingest
+    from protokv.ingestion import Every, ingest, ingest_events
     from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
     from protokv.state.cache import Cache
     from protokv.state.reader import load
@@ -34,6 +34,7 @@ __all__ = [
     "Session",
     "__version__",
     "ingest",
+    "ingest_events",
     "load",
     "load_backbone",
     "open_source",
@@ -51,6 +52,7 @@ _HOMES = {
     "PaperConfig": "protokv.memories",
     "Session": "protokv.core.session",
     "ingest": "protokv.ingestion",
+    "ingest_events": "protokv.ingestion",
     "load": "protokv.state.reader",
     "load_backbone": "protokv.backbones",
     "open_source": "protokv.video",

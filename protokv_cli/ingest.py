@@ -206,7 +206,7 @@ def _ingest_one(
     out: Output, source: str, state: str | None, chosen: IngestOptions, clock: Timings | None, command: str | None
 ) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
-    from protokv.ingestion import Summary, ingest
+    from protokv.ingestion import Summary, ingest_events
     from protokv.video.address import local_name
     from protokv_cli.ingest_report import IngestReport
 
@@ -216,7 +216,7 @@ def _ingest_one(
         Hook(command, out.note) if command else nullcontext() as hook,
         IngestReport(out, name, chosen, clock, hook) as report,
         # Closing the generator commits what was watched if something fails here.
-        closing(ingest(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,
+        closing(ingest_events(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,
     ):
         for event in events:
             report.follow(event)

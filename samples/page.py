@@ -28,7 +28,7 @@ def draw(folder: Path) -> None:
     backbone = protokv.load_backbone("protokv/mini", device="cpu")
     for name in ("short", "minute", "long"):
         state = folder / f"{name}.safetensors"
-        list(protokv.ingest(SAMPLES / name / "video.mp4", state, protokv.DurableConfig(budget=512), backbone=backbone))
+        protokv.ingest(SAMPLES / name / "video.mp4", state, protokv.DurableConfig(budget=512), backbone=backbone)
     server = uvicorn.Server(configure(build_app(States(folder, backbone)), "127.0.0.1", 8765))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -21,7 +21,7 @@ from protokv.fleet.plan import Job, locate_state
 from protokv.ingestion.continuation import check_equal, check_options
 from protokv.ingestion.events import Progress, SourceNoted, Summary
 from protokv.ingestion.options import IngestOptions
-from protokv.ingestion.run import ingest
+from protokv.ingestion.run import ingest_events
 from protokv.state.checkpoint import check_fits
 from protokv.state.commit import explain_write_errors
 from protokv.state.header import Header
@@ -166,7 +166,7 @@ class Worker:
             with warnings.catch_warnings():
                 # The position warning would repeat for every video, and nobody reads stderr here.
                 warnings.simplefilter("ignore", PositionWarning)
-                for event in ingest(found.job.source, target, options=options, should_stop=self._stops):
+                for event in ingest_events(found.job.source, target, options=options, should_stop=self._stops):
                     if isinstance(event, Progress):
                         self._add_watched(event.stream_time_s - until_s)
                         until_s = event.stream_time_s

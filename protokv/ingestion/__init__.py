@@ -1,4 +1,4 @@
-"""The one door: `ingest` streams a source through a session into a state, and yields events.
+"""The one door: `ingest` streams a source through a session into a state; `ingest_events` yields what happens.
 
 The package is not called `ingest` because `protokv.ingest` is the function.
 """
@@ -19,7 +19,7 @@ from protokv.ingestion.events import (
     WordsLost,
 )
 from protokv.ingestion.options import NEVER, Every, IngestOptions, LiveOptions, StandingQuestion
-from protokv.ingestion.run import ingest
+from protokv.ingestion.run import ingest, ingest_events
 
 __all__ = [
     "NEVER",
@@ -39,4 +39,5 @@ __all__ = [
     "Summary",
     "WordsLost",
     "ingest",
+    "ingest_events",
 ]

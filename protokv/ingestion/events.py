@@ -1,4 +1,4 @@
-"""The events that `ingest` yields: plain records. A command prints them as JSON, with these names as keys."""
+"""The events that `ingest_events` yields: plain records. A command prints them as JSON, with these names as keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ingest`: stream a source through a session into a state, with commits on the way.
+"""`ingest`, and `ingest_events`: stream a source through a session into a state, with commits on the way.
 
 Owns the work before the first step: open the source, lock the state, start a session or continue the saved one. The
 run itself is in `watching`.
@@ -17,7 +17,7 @@ from typing import Any
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion import continuation
-from protokv.ingestion.events import Event
+from protokv.ingestion.events import Event, Summary
 from protokv.ingestion.live import LiveSource, open_stream
 from protokv.ingestion.options import LIVE, MINUTELY, IngestOptions
 from protokv.ingestion.prefetch import StopRequest
@@ -41,6 +41,18 @@ AnySource = str | os.PathLike[str] | Source
 
 
 def ingest(
+    source: AnySource, target: StatePath | None = None, config: MemoryConfig | None = None, **options: Any
+) -> Summary:
+    """Watch a source, or the rest of it, and keep the state on disk; return what came of it.
+
+    Arguments and errors are those of `ingest_events`, which tells what happens meanwhile.
+    """
+    *_, last = ingest_events(source, target, config, **options)
+    assert isinstance(last, Summary)
+    return last
+
+
+def ingest_events(
     source: AnySource,
     target: StatePath | None = None,
     config: MemoryConfig | None = None,

@@ -24,7 +24,7 @@ from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
-from protokv.ingestion import ingest
+from protokv.ingestion import ingest_events
 from protokv.memories import DurableConfig
 from protokv.state.reader import load
 from protokv.state.writer import save
@@ -115,7 +115,7 @@ def test_a_state_brings_what_a_frame_may_cost_and_another_cost_does_not_continue
 
     def watch(source: Prepared, **cost: int) -> int:
         config = DurableConfig(budget=64)
-        *_, summary = ingest(source, path, config, backbone=str(tiny_folder), device="cpu", append=True, **cost)
+        *_, summary = ingest_events(source, path, config, backbone=str(tiny_folder), device="cpu", append=True, **cost)
         return summary.steps
 
     assert watch(Prepared(1, 4), frame_tokens=5) == 2

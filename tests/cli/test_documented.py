@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from protokv.ingestion import ingest
+from protokv.ingestion import ingest_events
 from protokv_cli.exits import Exit
 from protokv_cli.main import COMMANDS, app
 from tests.cli.conftest import Program
@@ -128,7 +128,7 @@ RUN = sorted({stand_in(one) for one in EXAMPLES["README.md"] if "camera" not in 
 def short_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The state of the short sample by the embedded model."""
     path = tmp_path_factory.mktemp("short") / "video.safetensors"
-    list(ingest(SHORT / "video.mp4", path, backbone="protokv/mini"))
+    list(ingest_events(SHORT / "video.mp4", path, backbone="protokv/mini"))
     return path
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from protokv.ingestion import Event, Every, SourceLost, ingest
+from protokv.ingestion import Event, Every, SourceLost, ingest_events
 from protokv.memories import DurableConfig
 from protokv_cli.exits import Exit
 from protokv_cli.ingest_report import IngestReport
@@ -28,7 +28,7 @@ def camera(tmp_path: Path, mocked: None) -> Path:
     path, world = tmp_path / "camera.safetensors", World(*map(list, SCRIPTS))
     options = {"backbone": MockBackbone(), "every": Every(n_steps=10), "keep": 20}
     with world.source("rtsp://admin:s3cret@camera/1") as source:
-        list(ingest(source, path, DurableConfig(budget=40), should_stop=world.watched(source), **options))
+        list(ingest_events(source, path, DurableConfig(budget=40), should_stop=world.watched(source), **options))
     return path
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protokv.ingestion import ingest
+from protokv.ingestion import ingest_events
 from protokv.memories import DurableConfig
 from tests.cli.conftest import Program
 from tests.mock_backbone import MockBackbone
@@ -29,7 +29,7 @@ def test_it_listens_on_this_machine_alone_with_the_model_of_the_first_readable_s
     assert protokv("serve", tmp_path).code == 13
     for name, model in (("b", "protokv/mini"), ("c", "a model that is not here")):
         path = tmp_path / f"{name}.safetensors"
-        list(ingest(Prepared(1, 6), path, DurableConfig(budget=40), backbone=MockBackbone(model)))
+        list(ingest_events(Prepared(1, 6), path, DurableConfig(budget=40), backbone=MockBackbone(model)))
     assert protokv("serve", tmp_path).code == 0
     (tmp_path / "b.safetensors").unlink()
     assert "a model that is not here" in protokv("serve", tmp_path).err

@@ -13,7 +13,7 @@ import pytest
 
 from protokv.fleet import Job, Outcome, Recipe, plan, run_fleet
 from protokv.fleet.worker import Worker
-from protokv.ingestion import Every, IngestOptions, ingest
+from protokv.ingestion import Every, IngestOptions, ingest_events
 from protokv.memories import DurableConfig
 from tests.fleet.recipes import KillingRecipe, MockRecipe
 from tests.mock_backbone import MockBackbone
@@ -79,7 +79,7 @@ def singly(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[st
     folder, states = tmp_path_factory.mktemp("singly"), {}
     for job in jobs:
         path = folder / f"{Path(job.key).name}.safetensors"
-        list(ingest(job.source, path, CONFIG, backbone=MockBackbone(), every=Every(n_steps=1)))
+        list(ingest_events(job.source, path, CONFIG, backbone=MockBackbone(), every=Every(n_steps=1)))
         states[job.key] = path.read_bytes()
     return states
 

@@ -11,7 +11,7 @@ import pytest
 
 from protokv.fleet import Job, Recipe, locate_state
 from protokv.fleet.worker import Failure, Worker, examine
-from protokv.ingestion import Progress, ingest
+from protokv.ingestion import Progress, ingest_events
 from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from tests.fleet.conftest import CONFIG, write_video
@@ -72,7 +72,7 @@ def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: Job, r
 
 def test_a_state_that_is_not_complete_is_unfinished(job: Job, recipe: Recipe) -> None:
     Path(recipe.place).mkdir()
-    run = ingest(job.source, locate_state(recipe.place, "v"), CONFIG, backbone=MockBackbone())
+    run = ingest_events(job.source, locate_state(recipe.place, "v"), CONFIG, backbone=MockBackbone())
     while not isinstance(event := next(run), Progress) or event.steps < 2:
         pass
     run.close()

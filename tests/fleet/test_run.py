@@ -15,7 +15,7 @@ import pytest
 from protokv.errors import ModelError
 from protokv.fleet import Job, LocalPool, Recipe, locate_state, preview
 from protokv.fleet.run import ATTEMPTS, WorkerDied
-from protokv.ingestion import ingest
+from protokv.ingestion import ingest_events
 from protokv.state.commit import lock
 from tests.fleet.conftest import InlinePool, check_killed_worker, ends, outcomes, written
 from tests.fleet.recipes import MissingRecipe
@@ -57,9 +57,9 @@ def test_what_fails_is_an_outcome_with_its_reason_and_stops_nothing(
     def slip(source: str, *arguments: Any, **options: Any) -> Any:
         if source.endswith("b.mkv"):
             raise ZeroDivisionError("a slip")
-        return ingest(source, *arguments, **options)
+        return ingest_events(source, *arguments, **options)
 
-    monkeypatch.setattr("protokv.fleet.worker.ingest", slip)
+    monkeypatch.setattr("protokv.fleet.worker.ingest_events", slip)
     bad = [Job(str(films / f"{name}.mp4"), name) for name in ("broken", "gone")]
     Path(recipe.place).mkdir()
     with lock(locate_state(recipe.place, "a")):  # as while another run watches it

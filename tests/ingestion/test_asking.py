@@ -13,7 +13,7 @@ import pytest
 
 from protokv.core.session import Answer, Session
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.ingestion import Answered, ingest
+from protokv.ingestion import Answered, ingest_events
 from protokv.ingestion.options import StandingQuestion
 from protokv.memories import DurableConfig
 from protokv.state.describe import describe
@@ -32,7 +32,7 @@ FREE, CHOICE = (
 
 
 def run(source: Any, path: Path, *asked: StandingQuestion, **options: Any) -> list[Answered]:
-    events = list(ingest(source, path, CONFIG, backbone=MockBackbone(), ask=asked, **options))
+    events = list(ingest_events(source, path, CONFIG, backbone=MockBackbone(), ask=asked, **options))
     return [one for one in events if isinstance(one, Answered)]
 
 
@@ -65,7 +65,9 @@ def test_a_resumed_file_is_asked_at_the_same_times_and_its_state_has_equal_bytes
     for steps in range(1, 12, 3):
         path, asked = tmp_path / f"{steps}.safetensors", count()
         if closed:
-            events = ingest(Prepared(1, 24), path, CONFIG, backbone=MockBackbone(), ask=(FREE, CHOICE), chunk=chunk)
+            events = ingest_events(
+                Prepared(1, 24), path, CONFIG, backbone=MockBackbone(), ask=(FREE, CHOICE), chunk=chunk
+            )
             while getattr(next(events), "steps", 0) < steps:
                 pass
             events.close()
@@ -130,7 +132,9 @@ def test_a_live_source_says_how_late_an_answer_was_and_what_it_cost_and_waits_if
     says({"a": ["x"] * 3}, lambda: asked.set() or world.idle.wait(30))
     with world.source(on_pressure="drop") as source:
         how: Any = {"backbone": MockBackbone(), "should_stop": world.watched(source)}
-        *events, summary = ingest(source, tmp_path / "s.safetensors", CONFIG, ask=[StandingQuestion("a", 5.0)], **how)
+        *events, summary = ingest_events(
+            source, tmp_path / "s.safetensors", CONFIG, ask=[StandingQuestion("a", 5.0)], **how
+        )
     found = [one for one in events if isinstance(one, Answered)]
     # Eight steps have room, and 27 are dropped. Then a question is due at 0:33, and waits until only four steps wait.
     said = [(one.stream_time_s, one.late_s, one.frames_dropped) for one in found]

@@ -12,7 +12,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.errors import SourceUnreadable, StateMismatch
-from protokv.ingestion import Commit, Every, LiveOptions, Progress, ingest
+from protokv.ingestion import Commit, Every, LiveOptions, Progress, ingest_events
 from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state.reader import load_state
 from tests.conftest import random_frames
@@ -27,7 +27,9 @@ QUESTION = "what is the first star ?"
 
 
 def events(path: Path, **options: Any) -> list[object]:
-    return list(ingest(options.pop("source", SOURCE), path, SAVED["durable"], backbone=MockBackbone(), **options))
+    return list(
+        ingest_events(options.pop("source", SOURCE), path, SAVED["durable"], backbone=MockBackbone(), **options)
+    )
 
 
 def watched(backbone: Backbone, config: MemoryConfig, n: int, chunk: int) -> Session:

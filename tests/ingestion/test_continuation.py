@@ -11,7 +11,7 @@ import pytest
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
-from protokv.ingestion import Every, Progress, Summary, ingest
+from protokv.ingestion import Every, Progress, Summary, ingest_events
 from protokv.memories import DurableConfig
 from protokv.state.checkpoint import from_state, to_state
 from protokv.state.reader import Reader, load, load_state
@@ -36,7 +36,7 @@ class Run:
     def __call__(self, path: Path, source: Source, *, stop_after: int = 10**9, **options: object) -> Summary:
         options = {"config": CONFIGS["durable"], "backbone": self.backbone, "every": Every(n_steps=2), **options}
         steps: list[object] = []
-        events = ingest(source, path, should_stop=lambda: len(steps) >= stop_after, **options)  # type: ignore[arg-type]
+        events = ingest_events(source, path, should_stop=lambda: len(steps) >= stop_after, **options)  # type: ignore[arg-type]
         self.started = next(events)
         for event in events:
             steps += [event] if isinstance(event, Progress) else []

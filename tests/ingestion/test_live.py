@@ -23,7 +23,7 @@ from protokv.ingestion import (
     SourceRecovered,
     Started,
     Summary,
-    ingest,
+    ingest_events,
 )
 from protokv.ingestion.live import ConnectionEnd, Mailbox, backoff
 from protokv.memories import DurableConfig
@@ -51,7 +51,7 @@ def run(world: World, path: Path, *, until: int | None = None, **options: Any) -
         watched = world.watched(source)
         stop = watched if until is None else lambda: len(times_of(events)) >= until
         options = {"every": Every(n_steps=10**6), "should_stop": stop, **options}
-        for event in ingest(source, path, CONFIG, backbone=MockBackbone(), **options):
+        for event in ingest_events(source, path, CONFIG, backbone=MockBackbone(), **options):
             events.append(event)
     return events
 
@@ -157,7 +157,7 @@ def test_cameras_and_files_may_be_watched_one_behind_the_other(path: Path) -> No
     assert [one.steps for one in events if isinstance(one, Started | Summary)] == [5, 10]
     assert len(Reader.open(path).header.source["earlier"]) == 1  # type: ignore[index]
     assert log_of(path).anchors[0][0] == 5.0
-    *_, summary = ingest(Prepared(1, 8), path, CONFIG, backbone=MockBackbone(), append=True)
+    *_, summary = ingest_events(Prepared(1, 8), path, CONFIG, backbone=MockBackbone(), append=True)
     assert summary.steps == 14
     assert run(World([50, gone()]), path, append=True)[-1].steps == 19
 
@@ -233,7 +233,7 @@ def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(path: Pa
     source.steps = late  # type: ignore[method-assign]
     events: list[Any] = []
     with source:
-        for event in ingest(source, path, CONFIG, backbone=MockBackbone(), should_stop=lambda: len(events) > 12):
+        for event in ingest_events(source, path, CONFIG, backbone=MockBackbone(), should_stop=lambda: len(events) > 12):
             events.append(event)
     *_, summary = events
     assert summary.frames_dropped > 500

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from protokv.errors import SourceDenied, SourceError
-from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, ingest
+from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, ingest_events
 from protokv.memories import DurableConfig
 from protokv.state.reader import Reader
 from protokv.state.sources import WallClockLog
@@ -59,7 +59,7 @@ def watch(
     events: list[Any] = []
     options = LiveOptions(**{"stall_s": 20.0, "for_s": 60.0, "retry_s": (0.05, 0.1), **live})
     how: dict[str, Any] = {"live": options, "should_stop": lambda: enough(events)}
-    for event in ingest(address, path, CONFIG, backbone=MockBackbone(), **how):
+    for event in ingest_events(address, path, CONFIG, backbone=MockBackbone(), **how):
         events.append(event)
         each(event)
     return events
@@ -135,7 +135,7 @@ def test_a_wrong_password_is_one_error_without_the_password_and_is_not_tried_aga
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         address = f"rtsp://admin:s3cret@127.0.0.1:{server.server_address[1]}/1"
         with pytest.raises(SourceDenied, match="401") as caught:
-            list(ingest(address, tmp_path / STATE, CONFIG, backbone=MockBackbone()))
+            list(ingest_events(address, tmp_path / STATE, CONFIG, backbone=MockBackbone()))
         server.shutdown()
     assert "s3cret" not in caught.value.message + caught.value.hint
     assert sum("Authorization: Basic" in one for one in Locked.asked) == 1
@@ -173,7 +173,7 @@ def test_a_live_playlist_is_watched_through_segments_that_fail(tmp_path: Path) -
 def test_a_playlist_with_an_end_is_watched_like_a_file_and_names_no_file_of_this_machine(tmp_path: Path) -> None:
     with playlist(tmp_path) as address:
         for _ in range(2):
-            *_, summary = ingest(address, tmp_path / STATE, CONFIG, backbone=MockBackbone())
+            *_, summary = ingest_events(address, tmp_path / STATE, CONFIG, backbone=MockBackbone())
             assert (summary.complete, summary.steps, summary.gaps) == (True, 6, 0)
         shutil.copy(tmp_path / "0.ts", tmp_path / "private.ts")
         there = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{tmp_path}/private.ts\n#EXT-X-ENDLIST\n"

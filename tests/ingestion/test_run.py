@@ -23,6 +23,7 @@ from protokv.ingestion import (
     Started,
     Summary,
     ingest,
+    ingest_events,
 )
 from protokv.state.describe import describe
 from protokv.state.reader import Reader, load_state
@@ -43,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(source: Any, path: Path | None, **options: Any) -> Generator[Event, None, None]:
-    return ingest(source, path, CONFIG, backbone=MockBackbone(), **options)
+    return ingest_events(source, path, CONFIG, backbone=MockBackbone(), **options)
 
 
 class Breaking(Prepared):
@@ -95,7 +96,7 @@ def test_joined_recordings_are_watched_whole_noted_once_and_resumed_to_equal_byt
 
 def test_settings_by_name_replace_those_of_a_record_of_options(path: Path) -> None:
     options = IngestOptions(config=CONFIG, backbone=MockBackbone(), keep=9, every=NEVER)
-    list(ingest(A, path, options=options, every=Every(n_steps=1), keep=2))
+    assert ingest(A, path, options=options, every=Every(n_steps=1), keep=2).complete
     assert Reader.open(path).commits_s == [4.0, 5.0]
     with pytest.raises(TypeError, match="evry"):
         ingest(A, path, options=options, evry=NEVER)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from protokv.ingestion import StandingQuestion, ingest
+from protokv.ingestion import StandingQuestion, ingest_events
 from protokv.memories import DurableConfig
 from protokv.serve import States, build_app, configure
 from tests.mock_backbone import MockBackbone
@@ -40,7 +40,7 @@ def server(folder: Path, backbone: MockBackbone | None = None, **options: Any) -
 def watch(path: Path, seed: int, n_frames: int) -> None:
     config = DurableConfig(budget=40)
     ask = (StandingQuestion("what is it", 2.0),)
-    list(ingest(Prepared(seed, n_frames), path, config, backbone=MockBackbone(), overwrite=True, ask=ask))
+    list(ingest_events(Prepared(seed, n_frames), path, config, backbone=MockBackbone(), overwrite=True, ask=ask))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.errors import StateNotFound
-from protokv.ingestion import Every, ingest
+from protokv.ingestion import Every, ingest_events
 from protokv.memories import MemoryConfig
 from protokv.state.header import FORMAT_VERSION, NAMES, Header
 from protokv.state.reader import Reader
@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "format.md"
 
 def test_a_reader_tells_what_a_state_is_and_asks_any_of_its_commits(tmp_path: Path) -> None:
     path, config = tmp_path / "a.safetensors", MemoryConfig.of("sliding-window", budget=40)
-    list(ingest(Prepared(1, 6), path, config, backbone=MockBackbone(), every=Every(n_steps=2), keep=2))
+    list(ingest_events(Prepared(1, 6), path, config, backbone=MockBackbone(), every=Every(n_steps=2), keep=2))
     reader = Reader.open(path)
     assert reader.model == reader.header.backbone.name
     assert reader.wall_clocks == reader.transcript.lines == []

@@ -16,7 +16,7 @@ from PIL import Image
 
 import protokv
 from protokv.errors import StateCorrupt
-from protokv.ingestion import ingest
+from protokv.ingestion import ingest_events
 from protokv.memories import DurableConfig
 from protokv.state.describe import describe
 from protokv.state.reader import load_state
@@ -66,7 +66,7 @@ def test_a_picture_is_small_whatever_is_in_it(size: tuple[int, int]) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("states") / "a.safetensors"
-    list(ingest(Prepared(0, 80), path, CONFIG, backbone=MockBackbone()))
+    list(ingest_events(Prepared(0, 80), path, CONFIG, backbone=MockBackbone()))
     return path
 
 
@@ -87,13 +87,13 @@ def test_a_state_tells_its_pictures_and_those_of_another_shape_are_refused_in_on
 
 def test_without_them_a_state_has_none_and_goes_on(saved: Path, tmp_path: Path) -> None:
     path, options = tmp_path / "none.safetensors", {"backbone": MockBackbone(), "thumbnails": 0}
-    list(ingest(Prepared(0, 80), path, CONFIG, **options))
+    list(ingest_events(Prepared(0, 80), path, CONFIG, **options))
     assert describe(path)["thumbnails"] is None
     memory = {name: t for name, t in load_state(saved).tensors.items() if not name.startswith("thumbnails.")}
     found = load_state(path).tensors
     assert found.keys() == memory.keys()
     assert all(torch.equal(memory[name], tensor) for name, tensor in found.items())
-    list(ingest(Prepared(1, 20), path, CONFIG, append=True, **options | {"thumbnails": 4}))
+    list(ingest_events(Prepared(1, 20), path, CONFIG, append=True, **options | {"thumbnails": 4}))
     times_s = describe(path)["thumbnails"]["times_s"]
     assert times_s[-1] == 49.0
     assert min(times_s) >= 40.0

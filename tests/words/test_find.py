@@ -12,7 +12,7 @@ import torch
 import protokv
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch
-from protokv.ingestion import Event, Started, Summary, WordsLost, ingest
+from protokv.ingestion import Event, Started, Summary, WordsLost, ingest_events
 from protokv.state.reader import Reader, load_state
 from protokv.video import open_source
 from protokv.words.find import find_subtitles
@@ -40,7 +40,7 @@ def video(clip: bytes, tmp_path: Path) -> Path:
 def watch(source: Path | str, subtitles: str = "auto", state: Path | None = None, **options: Any) -> dict[type, Event]:
     state = state or Path(source).with_suffix(".safetensors")
     options = {"backbone": MockBackbone(), "subtitles": subtitles, **options}
-    return {type(event): event for event in ingest(source, state, CONFIGS["durable"], **options)}
+    return {type(event): event for event in ingest_events(source, state, CONFIGS["durable"], **options)}
 
 
 def found(video: Path, choice: str = "auto") -> str | None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from protokv.errors import ConfigError, ModelError
-from protokv.ingestion import Started, ingest
+from protokv.ingestion import Started, ingest_events
 from protokv.video.source import Line
 from protokv.words.files import read_subtitles
 from protokv.words.speech import load_recogniser, recognise, sound_pieces, write_subtitles
@@ -99,7 +99,7 @@ def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitl
 
     def watch(**options: Any) -> str | None:
         options = {"transcribe": model, "device": "cpu", "overwrite": True, **options}
-        (event, *_) = ingest(video, state, CONFIGS["durable"], backbone=MockBackbone(), **options)
+        (event, *_) = ingest_events(video, state, CONFIGS["durable"], backbone=MockBackbone(), **options)
         assert isinstance(event, Started)
         return event.words
 
