@@ -39,16 +39,11 @@ if TYPE_CHECKING:
 # A page that shows a video, which yt-dlp reads.
 _PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twitch\.tv)/", re.IGNORECASE)
 
+# Other users of the machine can read a command line.
+_TEXT = """Video file, address of a stream, /dev/video0, or - for a pipe. Several, a folder or a glob: one state a video.
+Put an address with a password into PROTOKV_SOURCE."""
 Sources = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="SOURCE",
-        # Other users of the machine can read a command line.
-        envvar="PROTOKV_SOURCE",
-        show_envvar=False,
-        help="Video file, address of a stream, /dev/video0, or - for a pipe. Several, a folder or a glob: one state a "
-        "video. Put an address with a password into PROTOKV_SOURCE.",
-    ),
+    list[str] | None, typer.Argument(metavar="SOURCE", envvar="PROTOKV_SOURCE", show_envvar=False, help=_TEXT)
 ]
 
 

@@ -23,14 +23,8 @@ from protokv_cli.parsing import commit_age_s, note_commit, open_commit
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 
-Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="STATE QUESTION",
-        help="State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without questions: a prompt "
-        "on a terminal, stdin otherwise.",
-    ),
-]
+_TEXT = "State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without: a prompt, or stdin."
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="STATE QUESTION", help=_TEXT)]
 
 
 class AskFlags(Flags, panel="What to ask"):
