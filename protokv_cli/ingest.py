@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twitch\.tv)/", re.IGNORECASE)
 
 # Other users of the machine can read a command line.
-_TEXT = """Video file, address of a stream, /dev/video0, or - for a pipe. Several, a folder or a glob: one state a video.
+_TEXT = """Video file, address of a stream, /dev/video0, or - for a pipe. Several, a folder or a glob: a state each.
 Put an address with a password into PROTOKV_SOURCE."""
 Sources = Annotated[
     list[str] | None, typer.Argument(metavar="SOURCE", envvar="PROTOKV_SOURCE", show_envvar=False, help=_TEXT)
