@@ -34,6 +34,7 @@ from protokv.core.parts import (
     TokenPlacement,
     concatenate,
 )  # fmt: skip
+from protokv.core.pushed import PushedFrames
 from protokv.core.recent import RecentSteps, split_recent
 from protokv.core.settings import MemoryConfig, check_fps
 from protokv.core.step import StepKV, StepTokens, StreamClock
@@ -101,6 +102,7 @@ class Session:
         self.recent = RecentSteps(config, make_shape(backbone, config))
         self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self.intact = True
+        self._pushed = PushedFrames(clock.stream_time_s)
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
 
     @classmethod
@@ -178,8 +180,30 @@ class Session:
             time_s: stream time of the first frame; None: the step follows the last one without a gap.
             words: texts of what was said meanwhile.
         """
+        if not isinstance(images, np.ndarray):
+            what = f"one step is an array [{self.clock.frames_per_step}, height, width, 3], not a"
+            raise ConfigError(f"{what} {type(images).__name__}", hint="np.stack its frames, or push them one by one")
         start_s = self.clock.steps * self.clock.step_seconds if time_s is None else time_s
         self.watch_prepared([self.backbone.prepare(images)], [start_s], [words])
+
+    def push(self, frame: Any, time_s: float, *, bgr: bool = False) -> bool:
+        """Take one frame of a stream as it comes; return True if it completed a step, which was then watched.
+
+        The first frame in each interval of `1 / fps` is sampled, and the others are dropped. Frames of a step that is
+        not complete are in no state, and no question sees them.
+
+        Args:
+            frame: `[height, width, 3]` uint8 RGB, or a picture of PIL.
+            time_s: its stream time, in seconds; not before that of the last frame.
+            bgr: an array is BGR, as OpenCV has it.
+
+        Raises:
+            ConfigError: it is no such frame, has not the size of the others of its step, or its time ran back.
+        """
+        step = self._pushed.add(frame, time_s, self.clock, bgr=bgr)
+        if step is not None:
+            self.watch(*step)
+        return step is not None
 
     def watch_prepared(
         self, steps: Sequence[PreparedStep], starts_s: Sequence[float], words: Sequence[Sequence[str]] = ()

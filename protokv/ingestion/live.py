@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
+from protokv.core.pushed import GAP_S
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound, SourceUnreadable
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.options import LiveOptions
@@ -27,9 +28,6 @@ from protokv.video import Damage, Source, SourceInfo
 from protokv.video.address import PIPE, STREAMED, public_name, source_kind, waits_for_publisher
 from protokv.video.sampling import Sample, Step, make_step
 from protokv.video.source import Frame, FrameRequest, Line, TextTrack, never
-
-# A silence of more than this is a gap, even if the source was never lost.
-GAP_S = 5.0
 
 # Dropped frames before the two rates are reported: fewer may be a hiccup.
 MANY = 8
