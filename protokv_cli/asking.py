@@ -25,7 +25,7 @@ from protokv_cli.parsing import parse_list
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.core.decoding import Decoding
-    from protokv.core.parts import EvidenceSpan
+    from protokv.core.parts import Evidence
     from protokv.core.session import Answer, Session
     from protokv.timings import Timings
     from protokv_cli.frames import Videos
@@ -230,13 +230,13 @@ class Answers:
         if answer.probabilities is not None:
             row["probabilities"] = {choice: round(share, 4) for choice, share in answer.probabilities.items()}
             if self.shows:
-                self.out.text("  " + ", ".join(f"{one} {share:.2f}" for one, share in row["probabilities"].items()))
+                self.out.text("  " + ", ".join(f"{one} {share:.2f}" for one, share in answer.probabilities.items()))
         if answer.evidence is not None:
             spans = [asdict(span) | {"share": round(span.share, 4)} for span in answer.evidence.spans]
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows:
-                self.out.text(describe_evidence(answer.evidence.spans, answer.evidence.faint))
+                self.out.text(describe_evidence(answer.evidence))
         if expected is not None:
             from protokv.replay.questions import is_expected
 
@@ -275,14 +275,14 @@ class Answers:
         return answer
 
 
-def describe_evidence(evidence: Sequence[EvidenceSpan], faint: bool | None) -> str:
+def describe_evidence(evidence: Evidence) -> str:
     """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said then, in lines."""
     spans = ", ".join(
-        f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence
+        f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence.spans
     )
     stood = f"stood on {spans}"
-    if faint or not spans:
+    if evidence.faint or not spans:
         stood = "no span stands out" + (f"; most {spans}: this may no longer be in memory" if spans else "")
-    said = sorted({one.start_s: one for span in evidence for one in span.words}.items())
+    said = sorted({one.start_s: one for span in evidence.spans for one in span.words}.items())
     lines = [stood, *(f"  {format_time(start_s)} {cut(one.text)}" for start_s, one in said)]
     return "\n".join(f"  {line}" for line in lines)

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from contextlib import closing, nullcontext
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +34,7 @@ from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_p
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
-    from protokv.ingestion import IngestOptions, StandingQuestion
+    from protokv.ingestion import IngestOptions
 
 # A page that shows a video, which yt-dlp reads.
 _PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twitch\.tv)/", re.IGNORECASE)
@@ -77,32 +77,20 @@ class SourceFlags(Flags, panel="What to watch"):
     chunk: int = option("--chunk COUNT", "Steps that go through the model at once.", default=1, min=1)
 
 
-_ASKED = "Questions while it watches"
+_ASKED, _HOW = "Questions while it watches", ("every_s", "choices", "on_change", "evidence")
 
 
-class StandingFlags(Flags):
-    """What is asked between the steps."""
+class LiveFlags(Flags, panel="Live sources"):
+    """What is asked meanwhile, and what to do about a source that waits, is lost or has no end."""
 
     questions: list[str] | None = option("--ask QUESTION", "Ask this again and again; repeatable.", _ASKED)
-    ask_every: str = option("--ask-every TIME", "Where stream time passes multiples of this.", _ASKED, default="10s")
+    every_s: str = option(
+        "--ask-every TIME", "At multiples of this stream time.", _ASKED, default="10s", parse=parse_duration
+    )
     on_change: bool = option("--on-change", "Only answers that differ from the last one.", _ASKED)
-    choices: str | None = option("--choices A,B", "Answer with the likeliest of these, such as yes,no.", _ASKED)
+    choices: str | None = option("--choices A,B", "Answer with the likeliest of these.", _ASKED, parse=parse_list)
     evidence: bool = option("--evidence", "Say the times that each answer stood on.", _ASKED)
     command: str | None = option("--exec COMMAND", "Run this for each answer, which is JSON on its stdin.", _ASKED)
-
-    def build(self) -> tuple[StandingQuestion, ...]:
-        """Return the questions. ConfigError."""
-        from protokv.ingestion import StandingQuestion
-
-        asked, more = self.questions or (), given(self, *(one.name for one in fields(StandingFlags)))
-        refuse((more and not asked, f"{' and '.join(more)}: nothing is asked", "add --ask QUESTION"))
-        choices = tuple(parse_list(self.choices or ""))
-        how = (parse_duration(self.ask_every), choices, self.on_change, self.evidence)
-        return tuple(StandingQuestion(text, *how) for text in asked)
-
-
-class LiveFlags(StandingFlags, panel="Live sources"):
-    """What to do about a source that waits, is lost or has no end; and what is asked meanwhile."""
 
     for_s: str | None = option("--for TIME", "End after this much stream time, such as 1h.", parse=parse_duration)
     stall_s: str | None = option("--stall TIME", "Lost if no frame comes so long. Default: 20s.", parse=parse_duration)
@@ -154,19 +142,23 @@ def ingest(
         clock = Timings() if output.timings else None
         with stage(clock, "imports"):
             from protokv.fleet.plan import is_several
-            from protokv.ingestion import IngestOptions, LiveOptions
+            from protokv.ingestion import IngestOptions, LiveOptions, StandingQuestion
             from protokv.video.address import source_kind
             from protokv.words.find import names_file
 
         sources = sources or []
         many = fleet.listing is not None or len(sources) != 1 or is_several(sources[0])
-        waiting = parsed(live, *(one.name for one in fields(StandingFlags)))
+        waiting = parsed(live, "questions", "command")
+        every_s, choices, on_change, evidence = (waiting.pop(name) for name in _HOW)
+        more = given(live, *_HOW, "command")
+        refuse((more and not live.questions, f"{' and '.join(more)}: nothing is asked", "add --ask QUESTION"))
+        how = (every_s, tuple(choices or ()), on_change, evidence)
         chosen = IngestOptions(
             config=memory.config(),
             backbone=model.model,
             fps=model.fps,
             thumbnails=memory.thumbnails,
-            ask=live.build(),
+            ask=tuple(StandingQuestion(text, *how) for text in live.questions or ()),
             live=LiveOptions(**{name: value for name, value in waiting.items() if value is not None}),
             **parsed(state, "state", "dry_run"),
             **parsed(watch),
@@ -208,11 +200,12 @@ def _ingest_one(
     opened, target, name = _open_stdin(source), _target_in_folder(source, state), local_name(source)
     with (
         handle_signals(out.note) as stop,
-        Hook(command, out.note) if command else nullcontext() as hook,
-        IngestReport(out, name, chosen, clock, hook) as report,
+        Hook(command, partial(out.note, once=True)) if command else nullcontext() as hook,
+        IngestReport(out, name, chosen, clock) as report,
         # Closing the generator commits what was watched if something fails here.
         closing(ingest_events(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,
     ):
+        report.hook = hook
         for event in events:
             report.follow(event)
             if isinstance(event, Summary):

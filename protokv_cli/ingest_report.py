@@ -14,9 +14,10 @@ from pathlib import Path
 
 import typer
 
+from protokv.core.parts import Evidence
 from protokv.ingestion import Event, IngestOptions, events
 from protokv.ingestion.estimate import Estimate
-from protokv.texts import cut
+from protokv.texts import count_text
 from protokv.timings import Timings
 from protokv_cli.asking import describe_evidence
 from protokv_cli.exits import Exit
@@ -36,9 +37,6 @@ from protokv_cli.output import (
 # Readers of the JSON lines want to follow the run, not every step.
 JSON_EVERY_S = 1.0
 
-# An answer that comes later is said to be late.
-LATE_S = 5.0
-
 # Beyond this part of the tokens nothing was measured.
 MEASURED = 100
 
@@ -46,12 +44,13 @@ MEASURED = 100
 class IngestReport(Bar):
     """Shows the events of a run in the chosen format, and its progress."""
 
-    def __init__(
-        self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None, hook: Hook | None = None
-    ) -> None:
+    # Gets the answers to standing questions.
+    hook: Hook | None = None
+
+    def __init__(self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None) -> None:
         """Show nothing yet. `source` is its name without secrets; the last event is shown with `timings`."""
         super().__init__(out, "loading model", source, logs=out.format is not Format.JSON)
-        self._source, self._chosen, self._timings, self._hook = source, chosen, timings, hook
+        self._source, self._chosen, self._timings = source, chosen, timings
         self._row_s = -JSON_EVERY_S
         self._first: tuple[float, float] | None = None
         self._begun: events.Started | None = None
@@ -70,8 +69,8 @@ class IngestReport(Bar):
         row = {"type": name_event(event), **asdict(event)}
         if self._timings is not None and ends:
             row["timings"] = round_timings(self._timings.seconds)
-        if isinstance(event, events.Answered) and self._hook:
-            self._hook(row)
+        if isinstance(event, events.Answered) and self.hook:
+            self.hook(row)
         if out.format is Format.JSON:
             out.json(row)
         elif isinstance(event, events.Answered):
@@ -176,11 +175,12 @@ def _note_news(out: Output, event: Event) -> None:
 
 def describe_answer(event: events.Answered) -> str:
     """Return a line such as `0:45 Is someone at the door? yes (0.97)`, and one of what it stood on if that is known."""
-    sure = math.exp(event.mean_logprob) if event.probabilities is None else event.probabilities[event.answer]
-    line = f"{format_time(event.stream_time_s)} {cut(event.question)} {cut(event.answer)} ({sure:.2f})"
-    if event.frames_dropped or (event.late_s or 0) > LATE_S:
-        line += f" [{event.late_s:.0f} s late, {event.frames_dropped} frames dropped]"
-    return line if event.evidence is None else f"{line}\n{describe_evidence(event.evidence, event.faint)}"
+    sure = math.exp(event.mean_logprob) if event.probability is None else event.probability
+    line = f"{format_time(event.stream_time_s)} {event.question} {event.answer} ({sure:.2f})"
+    if event.frames_dropped:
+        line += f", {event.late_s:.0f} s late, {count_text(event.frames_dropped, 'frame')} dropped"
+    stood = event.evidence and describe_evidence(Evidence(tuple(event.evidence), measured=False))
+    return f"{line}\n{stood}" if stood else line
 
 
 def name_event(event: Event) -> str:

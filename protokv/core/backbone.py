@@ -162,24 +162,17 @@ class Backbone(ABC):
     def choice_ids(self, choices: Sequence[str]) -> list[list[int]]:
         """Return the ids of the tokens that an answer with each of the choices may begin with.
 
-        A choice counts as it is spelt and with a capital, alone and behind a space: what a model writes first depends
-        on its chat template.
-
-        Raises:
-            ConfigError: two choices begin with the same token, or the model does not know a word.
-            QuestionError: a choice is empty, or no text.
+        It counts as it is spelt and with a capital, alone and behind a space, as chat templates differ. ConfigError:
+        a choice is empty or no text, or two begin with the same token.
         """
         found: list[set[int]] = []
         for text in (admit_question(choice, "a choice").strip() for choice in choices):
-            if unknown := self.unknown_words(text):
-                raise ConfigError(f"{self.identity.name} does not know {unknown[0]}", hint="choose other words")
             spelt = (self.encode(space + one) for space in ("", " ") for one in (text, text[0].upper() + text[1:]))
             # Some tokenizers write the space as a token of its own.
             found.append({next((one for one in ids if self.decode([one]).strip()), ids[0]) for ids in spelt if ids})
         for (first, ours), (second, theirs) in combinations(zip(choices, found, strict=True), 2):
             if ours & theirs:
-                hint = "word them so that their beginnings differ"
-                raise ConfigError(f"the choices {first} and {second} begin with the same token", hint=hint)
+                raise ConfigError(f"the choices {first} and {second} begin alike", hint="word them in another way")
         return [sorted(ids) for ids in found]
 
     def with_system(self, text: str | None) -> Self:

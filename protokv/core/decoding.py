@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 
 from protokv.errors import ConfigError
-from protokv.texts import count_text
 
 FinishReason = Literal["stop", "length", "repetition"]
 
 # Room for a whole answer is allocated before its first token.
 MOST_NEW_TOKENS = 16_384
-
-MOST_CHOICES = 64
 
 
 class TokenChance(NamedTuple):
@@ -77,10 +74,8 @@ class Decoding:
             raise ConfigError(f"top_k is {self.top_k}", hint="use a number of tokens, or 0 for all")
         if not 0 < self.repetition_penalty < inf:
             raise ConfigError(f"repetition_penalty is {self.repetition_penalty}", hint="use 1 (none) or more")
-        if self.choices and not 2 <= len(self.choices) <= MOST_CHOICES:
-            raise ConfigError(
-                f"{count_text(len(self.choices), 'choice')} to answer with", hint=f"give 2 to {MOST_CHOICES}"
-            )
+        if len(self.choices) == 1:
+            raise ConfigError("a single choice is none", hint="give two or more")
 
 
 MOST_PERIOD = 32

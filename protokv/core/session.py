@@ -344,6 +344,14 @@ class Session:
                 answer: Answer = end.value
                 return answer
 
+    def choose(self, question: str, choices: Sequence[str], **how: Any) -> Answer:
+        """Answer with one of some texts: the one whose first token is likeliest. One forward; nothing is generated.
+
+        `Answer.probabilities` compares the choices; `Answer.mean_logprob` is that of the chosen one among all that the
+        model could say. `how` and errors are those of `stream`, with those of `Backbone.choice_ids`.
+        """
+        return self.ask(question, Decoding(choices=tuple(choices)), **how)
+
     def stream(
         self,
         question: str,
@@ -364,14 +372,21 @@ class Session:
             ConfigError: evidence is wanted and the memory does not know the positions of its slots.
         """
         decoding = decoding or self.backbone.decoding
-        if decoding.choices:
-            answer = self.choose(question, decoding.choices, evidence=evidence, turns=turns, system=system)
-            yield answer.text
-            return answer
+        firsts = self.backbone.choice_ids(decoding.choices)
         began = time.perf_counter()
         asked, kept = self.backbone.question_ids(question, turns, system)
         reading = self.read_question(asked, record=evidence)
         found = find_evidence(self, reading) if evidence else None
+        if firsts:
+            likely = reading.logits[-1].log_softmax(-1)
+            chances = torch.stack([likely[ids].logsumexp(0) for ids in firsts]).cpu()
+            best, sure = max(zip(decoding.choices, chances.tolist(), strict=True), key=lambda one: one[1])
+            shares = dict(zip(decoding.choices, chances.softmax(0).tolist(), strict=True))
+            took_ms = (time.perf_counter() - began) * 1e3
+            read = reading.cache.context.visible_tokens() + len(reading.prelude)
+            answer = Answer(question, best, self.clock.stream_time_s, took_ms, took_ms, read, 0, sure, found)
+            yield best
+            return replace(answer, turns=kept, probabilities=shares)
         # Penalties count the text before and after the video; -1 stands for the video between the two.
         choose = Chooser(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
         text = TextStream(self.backbone.decode, decoding.stop)
@@ -418,43 +433,6 @@ class Session:
             finish_reason=finish_reason,
             turns=kept,
             chances=None if decoding.top_logprobs is None else choose.read_chances()[: len(ids)],
-        )
-
-    @torch.inference_mode()
-    def choose(
-        self,
-        question: str,
-        choices: Sequence[str],
-        *,
-        evidence: bool = False,
-        turns: Sequence[Turn] = (),
-        system: str | None = None,
-    ) -> Answer:
-        """Answer with one of some texts: the one whose first token is likeliest. One forward; nothing is generated.
-
-        `Answer.probabilities` compares the choices, and `Answer.mean_logprob` is that of the chosen one among all that
-        the model could say. The other arguments are those of `stream`; errors too, and those of `Backbone.choice_ids`.
-        """
-        began = time.perf_counter()
-        firsts = self.backbone.choice_ids(choices)
-        asked, kept = self.backbone.question_ids(question, turns, system)
-        reading = self.read_question(asked, record=evidence)
-        found = find_evidence(self, reading) if evidence else None
-        likely = reading.logits[-1].log_softmax(-1)
-        chances = torch.stack([likely[ids].logsumexp(0) for ids in firsts]).cpu()
-        best, took_ms = int(chances.argmax()), (time.perf_counter() - began) * 1e3
-        return Answer(
-            question=question,
-            text=choices[best],
-            stream_time_s=self.clock.stream_time_s,
-            ttft_ms=took_ms,
-            total_ms=took_ms,
-            context_tokens=reading.cache.context.visible_tokens() + len(reading.prelude),
-            tokens=0,
-            mean_logprob=float(chances[best]),
-            evidence=found,
-            turns=kept,
-            probabilities=dict(zip(choices, chances.softmax(0).tolist(), strict=True)),
         )
 
     @torch.inference_mode()

@@ -18,78 +18,50 @@ from protokv.timings import stage
 
 
 class Asker:
-    """Asks what is due, and keeps the last answers for the state.
-
-    Attributes:
-        kept: the last `MOST_KEPT` answers, oldest first, and at least the last one of each question.
-    """
+    """Asks what is due, and has the last answers for the state: `kept`, oldest first."""
 
     def __init__(
-        self,
-        session: Session,
-        questions: Sequence[StandingQuestion],
-        kept: Sequence[KeptAnswer],
-        live: LiveSource | None,
+        self, session: Session, asked: Sequence[StandingQuestion], kept: Sequence[KeptAnswer], live: LiveSource | None
     ) -> None:
-        """Refuse, before anything is watched, what the model cannot be asked. ConfigError, QuestionError."""
-        for one in questions:
+        """Refuse, before anything is watched, what the model cannot be asked. ConfigError."""
+        self._session, self._live, self.kept = session, live, list(kept)
+        self._asked = [(one, replace(session.backbone.decoding, choices=one.choices)) for one in asked]
+        for one in asked:
             session.backbone.question_ids(one.text)
             session.backbone.choice_ids(one.choices)
-        self._session, self._questions, self.kept, self._live = session, questions, list(kept), live
-        # The stream time since which a question is due.
-        self._due_s: dict[StandingQuestion, float] = {}
 
     def ask_due(self, before_s: float) -> list[Answered]:
-        """Ask what became due after stream time `before_s`; return the answers that are news.
-
-        While steps of a live source pile up, a question waits for the model to catch up, for one interval at most.
-        """
-        now_s, found = self._session.clock.stream_time_s, []
-        for one in self._questions:
-            if int(now_s / one.every_s + 1e-6) > int(before_s / one.every_s + 1e-6):
-                self._due_s.setdefault(one, now_s)
-            since_s = self._due_s.get(one)
-            is_pressed = self._live is not None and self._live.is_pressed
-            if since_s is None or (is_pressed and now_s - since_s < one.every_s):
+        """Ask what became due after stream time `before_s`; return the answers that are news."""
+        session, live, found = self._session, self._live, list[Answered]()
+        now_s = session.clock.stream_time_s
+        for one, decoding in self._asked:
+            if int(now_s / one.every_s + 1e-6) == int(before_s / one.every_s + 1e-6):
                 continue
-            del self._due_s[one]
-            with stage(self._session.timings, "questions"):
-                answered = self._ask(one)
-            last = next((row.answer for row in reversed(self.kept) if row.question == one.text), None)
-            if not one.on_change or last is None or _plain(last) != _plain(answered.answer[:MOST_CHARACTERS]):
-                self._keep(answered)
-                found.append(answered)
+            dropped = live.frames_dropped if live else 0
+            with stage(session.timings, "questions"):
+                answer = session.ask(one.text, decoding, evidence=one.evidence)
+            shares = {choice: round(share, 4) for choice, share in (answer.probabilities or {}).items()}
+            news = Answered(
+                question=one.text[:MOST_CHARACTERS],
+                answer=answer.text[:MOST_CHARACTERS],
+                stream_time_s=now_s,
+                mean_logprob=round(answer.mean_logprob, 6),
+                probability=shares.get(answer.text),
+                probabilities=shares or None,
+                evidence=list(answer.evidence.spans) if answer.evidence else None,
+                took_s=round(answer.total_ms / 1e3, 4),
+                late_s=round(max(0.0, live.log.stream_time(live.now()) - now_s), 3) if live else None,
+                frames_dropped=live.frames_dropped - dropped if live else 0,
+            )
+            last = next((row.answer for row in reversed(self.kept) if row.question == news.question), None)
+            if not one.on_change or last is None or last.casefold() != news.answer.casefold():
+                found.append(news)
+                self._keep(KeptAnswer(*(getattr(news, field) for field in KeptAnswer.__slots__)))
         return found
 
-    def _ask(self, one: StandingQuestion) -> Answered:
-        session, live = self._session, self._live
-        dropped = live.frames_dropped if live else 0
-        answer = session.ask(one.text, replace(session.backbone.decoding, choices=one.choices), evidence=one.evidence)
-        shares, evidence = answer.probabilities, answer.evidence
-        return Answered(
-            question=one.text,
-            answer=answer.text,
-            stream_time_s=answer.stream_time_s,
-            mean_logprob=round(answer.mean_logprob, 6),
-            probabilities=shares and {choice: round(share, 4) for choice, share in shares.items()},
-            evidence=evidence and list(evidence.spans),
-            faint=evidence and evidence.faint,
-            took_s=round(answer.total_ms / 1e3, 4),
-            late_s=round(live.find_delay(answer.stream_time_s), 3) if live else None,
-            frames_dropped=live.frames_dropped - dropped if live else 0,
-        )
-
-    def _keep(self, answered: Answered) -> None:
-        text, shares = answered.answer, answered.probabilities
-        at_s, sure = answered.stream_time_s, answered.mean_logprob
-        row = KeptAnswer(answered.question, text[:MOST_CHARACTERS], at_s, sure, shares and shares[text])
+    def _keep(self, row: KeptAnswer) -> None:
         self.kept.append(row)
         if len(self.kept) > MOST_KEPT:
-            # The oldest one whose question has a newer answer: `on_change` compares with the last.
+            # The oldest whose question has a newer answer: `on_change` compares with the last.
             newest = {one.question: one for one in self.kept}
             self.kept.remove(next((one for one in self.kept if newest[one.question] is not one), self.kept[0]))
-
-
-def _plain(answer: str) -> str:
-    """Return an answer without what makes no difference between two."""
-    return answer.casefold().strip().rstrip(".!")

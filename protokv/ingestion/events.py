@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protokv.core.parts import EvidenceSpan
+from protokv.state.sources import KeptAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +86,14 @@ class FramesDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(KeptAnswer):
     """A standing question was answered, from what was watched until then."""
 
-    question: str
-    answer: str
-    stream_time_s: float  # at which it was asked
-    mean_logprob: float  # mean log probability of the tokens of the answer
-    probabilities: dict[str, float] | None  # of each choice; None: there were none to choose from
-    evidence: list[EvidenceSpan] | None  # the spans that the answer stood on; None unless asked for
-    faint: bool | None  # they say little; None: not known for this model
-    took_s: float  # that asking took
-    late_s: float | None  # how far behind a live source the answer came
-    frames_dropped: int  # sampled frames that a live source lost meanwhile
+    probabilities: dict[str, float] | None = None  # of each choice
+    evidence: list[EvidenceSpan] | None = None  # the spans that the answer stood on; None unless asked for
+    took_s: float = 0.0  # that asking took
+    late_s: float | None = None  # how far behind a live source the answer came; None: it is a file
+    frames_dropped: int = 0  # sampled frames that a live source lost meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +126,5 @@ class Summary:
     words_lost: str = ""  # what of the subtitles could not be read; empty: nothing
 
 
-Event = (
-    Started
-    | Progress
-    | SourceNoted
-    | WordsLost
-    | SourceLost
-    | SourceRecovered
-    | FramesDropped
-    | Answered
-    | Commit
-    | Summary
-)
+News = SourceNoted | WordsLost | SourceLost | SourceRecovered | FramesDropped | Answered
+Event = Started | Progress | News | Commit | Summary

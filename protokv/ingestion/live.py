@@ -123,16 +123,6 @@ class LiveSource(Source):
         """Sampled frames that this run has dropped by now."""
         return self._feed.mailbox.dropped if self._feed else 0
 
-    @property
-    def is_pressed(self) -> bool:
-        """True while so many steps wait for the model that frames may soon be dropped."""
-        waits = self.options.waits(self.info.kind)
-        return self._feed is not None and not waits and len(self._feed.mailbox.steps()) > ROOM // 2
-
-    def find_delay(self, stream_s: float) -> float:
-        """Return the seconds of real time that have passed since a stream time."""
-        return max(0.0, self.log.stream_time(self.now()) - stream_s)
-
     def new_lines(self) -> Sequence[tuple[int, Line]]:
         """Return what came since the last call, as a `Source`, in time counted from the start of the segment."""
         lines = self._feed.lines if self._feed is not None else deque()
@@ -405,10 +395,10 @@ class Mailbox:
         with self._changed:
             if isinstance(item, Step):
                 if self._wait:
-                    self._changed.wait_for(lambda: len(self.steps()) < self._room or self._closed)
+                    self._changed.wait_for(lambda: len(self._steps()) < self._room or self._closed)
                 if self._closed:
                     return
-                if len(steps := self.steps()) == self._room:
+                if len(steps := self._steps()) == self._room:
                     self._items.remove(steps[0])
                     self.dropped += len(steps[0].decoders)
             self._items.append(item)
@@ -432,10 +422,8 @@ class Mailbox:
             self._closed = True
             self._changed.notify_all()
 
-    def steps(self) -> list[Step]:
-        """Return the steps that wait, the oldest first."""
-        with self._changed:
-            return [one for one in self._items if isinstance(one, Step)]
+    def _steps(self) -> list[Step]:
+        return [one for one in self._items if isinstance(one, Step)]
 
 
 def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None) -> Source | None:

@@ -9,16 +9,13 @@ from typing import Any, Literal
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.decoding import Decoding
 from protokv.core.settings import check_fps
 from protokv.errors import ConfigError, suggest_name
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.state.checkpoint import load_recorded_backbone
 from protokv.state.header import Header
-from protokv.state.sources import MOST_CHARACTERS
 from protokv.state.thumbnails import DEFAULT as THUMBNAILS
 from protokv.state.thumbnails import MOST as MOST_THUMBNAILS
-from protokv.texts import admit_question
 from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
 from protokv.video.source import Part
@@ -32,9 +29,6 @@ STALL_S = 20.0
 
 # A forward of thousands of tokens gains nothing more, and its attention grows with their square.
 MOST_STEPS = 64
-
-# Standing questions; a state keeps at least the last answer to each.
-MOST_ASKED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +102,8 @@ class StandingQuestion:
     evidence: bool = False  # say what each answer stood on
 
     def __post_init__(self) -> None:
-        if len(admit_question(self.text, "a standing question")) > MOST_CHARACTERS:
-            raise ConfigError(f"a standing question has more than {MOST_CHARACTERS} characters", hint="shorten it")
         if not 0 < self.every_s < inf:
             raise ConfigError(f"cannot ask every {self.every_s:g} s", hint="use a time above 0")
-        Decoding(choices=self.choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +158,6 @@ class IngestOptions:
             check_fps(self.fps)
         if self.transcribe is not None and self.subtitles == "off":
             raise ConfigError("words are left out, and are to be written down", hint="leave --subtitles off out")
-        if len({one.text for one in self.ask}) < len(self.ask) or len(self.ask) > MOST_ASKED:
-            raise ConfigError(f"two standing questions are the same, or more than {MOST_ASKED}", hint="leave some out")
         if self.append and self.overwrite:
             raise ConfigError("cannot append to a state and start it over", hint="leave one of the two out")
 

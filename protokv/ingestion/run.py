@@ -126,7 +126,7 @@ def _events(
             return for_s is not None and gone_s >= for_s
 
         every = options.every or (LIVE if live else MINUTELY)
-        run = Run(start, video, store, options.chunk, timings, options.ask)
+        run = Run(start, video, store, options, timings)
         yield from run.watch(every, StopRequest(should_stop, reaches_end))
 
 

@@ -19,7 +19,7 @@ from protokv.ingestion.asking import Asker
 from protokv.ingestion.estimate import estimate_end_bytes, most_bytes
 from protokv.ingestion.events import Commit, Event, Progress, SourceLost, SourceNoted, Started, Summary, WordsLost
 from protokv.ingestion.live import LiveSource
-from protokv.ingestion.options import Every, StandingQuestion
+from protokv.ingestion.options import Every, IngestOptions
 from protokv.ingestion.prefetch import DEPTH, ReadyStep, StopRequest, prefetch
 from protokv.state.checkpoint import to_state
 from protokv.state.reader import Reader
@@ -53,19 +53,13 @@ class Run:
     """
 
     def __init__(
-        self,
-        start: RunStart,
-        source: Source,
-        store: Store,
-        chunk: int = 1,
-        timings: Timings | None = None,
-        questions: Sequence[StandingQuestion] = (),
+        self, start: RunStart, source: Source, store: Store, options: IngestOptions, timings: Timings | None = None
     ) -> None:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._store, self._segment = session, source, store, segment
         self._live = source if isinstance(source, LiveSource) else None
-        self._chunk, self._timings, session.timings = chunk, timings, timings
-        self._asker = Asker(session, questions, start.answers, self._live)
+        self._chunk, self._timings, session.timings = options.chunk, timings, timings
+        self._asker = Asker(session, options.ask, start.answers, self._live)
         self._thumbnails = next((one for one in session.attachments if isinstance(one, Thumbnails)), None)
         self._subtitles, self._loss_reported = start.subtitles, False
         self._noted: set[str] = set()

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from protokv.core.backbone import Turn
-from protokv.core.decoding import MOST_CHOICES, Decoding, TokenChance
+from protokv.core.decoding import Decoding, TokenChance
 from protokv.core.session import Answer
 from protokv.errors import ConfigError
 from protokv.texts import admit_question, find_broken, read_json
@@ -97,7 +97,7 @@ def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
         frequency_penalty=_number(data, ("frequency_penalty",), 0.0, -2.0, 2.0),
         seed=int(_number(data, ("seed",), 0, 0, 2**53)),
         stop=_read_texts(data, "stop", 4),
-        choices=_read_texts(data, "choices", MOST_CHOICES),
+        choices=_read_texts(data, "choices", 64),
         top_logprobs=int(top) if data.get("logprobs") is True else None,
     )
 

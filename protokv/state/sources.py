@@ -137,19 +137,18 @@ def _convert(value: object, kind: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer to a standing question, in the record of the last source; the fields are those of the event."""
+    """An answer to a standing question, as the record of the last source keeps it."""
 
     question: str
     answer: str
-    stream_time_s: float
-    mean_logprob: float
-    probability: float | None = None  # of the chosen one among the choices; None: there were none
+    stream_time_s: float  # at which it was asked
+    mean_logprob: float  # mean log probability of its tokens
+    probability: float | None = None  # of it among the choices; None: there were none
 
 
 def read_answers(header: Header) -> list[KeptAnswer]:
     """Return the last answers to standing questions, oldest first. StateCorrupt if the record makes no sense."""
-    found: list[KeptAnswer] = _convert((header.source or {}).get("answers", []), list[KeptAnswer])
-    return found
+    return list(_convert((header.source or {}).get("answers", []), list[KeptAnswer]))
 
 
 @dataclass(frozen=True, slots=True)

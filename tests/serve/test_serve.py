@@ -140,7 +140,7 @@ BAD = [
     ({"messages": PARTS}, "a role"), ({"messages": [{"role": "user"}, {"role": "assistant"}]}, "last one"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "pictures"),
     ({"temperature": 9.0}, "temperature"), ({"max_tokens": 0}, "max_tokens"), ({"n": 2}, "another seed"),
-    ({"stop": ["a", 3]}, "at most 4 texts"), ({"extra_body": {"choices": ["red"]}}, "1 choice"),
+    ({"stop": ["a", 3]}, "at most 4 texts"), ({"extra_body": {"choices": ["red"]}}, "single choice"),
     ({"top_logprobs": 3}, "needs logprobs"),
     ({"presence_penalty": 9.0}, "presence_penalty: expected a number from -2 to 2"),
     ({"logit_bias": {"3": 1}}, "supported are temperature"),
