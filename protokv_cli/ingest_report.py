@@ -60,8 +60,10 @@ class IngestReport(Bar):
         out, ends = self._out, isinstance(event, events.Summary)
         if isinstance(event, events.Started):
             self._begun = event
-            if event.notice:
+            if event.notice and event.model.startswith("protokv/"):
                 note_embedded(out, event.model if self._chosen.backbone else None)
+            elif event.notice:
+                out.note(f"Note: {event.notice}")
             _note_start(out, event, self._source)
         _note_news(out, event)
         if isinstance(event, events.Progress) and not self._show_progress(event):
@@ -132,7 +134,7 @@ class IngestReport(Bar):
         # A state names no folder of its model.
         model = str(self._chosen.backbone or "")
         named = ["--model", model] if model and Path(model).is_dir() else []
-        embedded = self._begun is not None and self._begun.notice
+        embedded = self._begun is not None and self._begun.model.startswith("protokv/")
         question = "What shape appeared first?" if embedded else "What happens in this video?"
         return f'{shlex.join(["protokv", "query", *named, state])} "{question}"'
 

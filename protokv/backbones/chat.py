@@ -7,7 +7,7 @@ conversation. A control token in a text would end its turn early, so such a text
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from protokv.core.backbone import Turn
 from protokv.errors import ModelError, QuestionError
@@ -25,7 +25,7 @@ class ChatPrompt:
         video_token: str,
         template: str | None = None,
         *,
-        text_only: bool = False,
+        medium: Literal["video", "image", "text"] = "video",
         system: str | None = None,
     ) -> None:
         """Render the template and cut it.
@@ -34,7 +34,8 @@ class ChatPrompt:
             tokenizer: a transformers tokenizer.
             video_token: the template's placeholder for the video.
             template: the template's text; None: the tokenizer carries it.
-            text_only: the template knows no video, so `video_token` is put in front of the question.
+            medium: what `video_token` stands for in the template; "text": it knows neither, so the placeholder is put
+                in front of the question.
             system: the system prompt; None: what the template puts there by itself.
 
         Raises:
@@ -42,7 +43,7 @@ class ChatPrompt:
             QuestionError: the system prompt is empty, too long, or spells a control token.
         """
         self._tokenizer, self._video_token, self._template = tokenizer, video_token, template
-        self._text_only, self._system = text_only, system
+        self._medium, self._system = medium, system
         # Tokens with a role in the tokenizer, and tokens that were only added to it, such as image placeholders.
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._control = sorted({*tokenizer.all_special_tokens, *added})
@@ -63,7 +64,7 @@ class ChatPrompt:
 
     def with_system(self, text: str | None) -> ChatPrompt:
         """Return the same with a system prompt, or without. Raises as when it is made."""
-        settings: Any = {"template": self._template, "text_only": self._text_only, "system": text}
+        settings: Any = {"template": self._template, "medium": self._medium, "system": text}
         return ChatPrompt(self._tokenizer, self._video_token, **settings)
 
     def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
@@ -82,17 +83,17 @@ class ChatPrompt:
         earlier += [pair for turn in turns for pair in zip(("user", "assistant"), turn, strict=True)]
         messages = [self._message(role, text.strip()) for role, text in (*earlier, ("user", question))]
         first = next(message for message in messages if message["role"] == "user")
-        if self._text_only:
+        if self._medium == "text":
             first["content"] = f"{self._video_token}\n{first['content']}"
         else:
-            first["content"].insert(0, {"type": "video"})
+            first["content"].insert(0, {"type": self._medium})
         text: str = self._tokenizer.apply_chat_template(
             messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
         )
         return text.partition(self._video_token)
 
     def _message(self, role: str, text: str) -> dict[str, Any]:
-        return {"role": role, "content": text if self._text_only else [{"type": "text", "text": text}]}
+        return {"role": role, "content": text if self._medium == "text" else [{"type": "text", "text": text}]}
 
 
 def check_text(text: str, control: Iterable[str], where: str = "the question") -> None:

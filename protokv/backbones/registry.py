@@ -42,6 +42,7 @@ FAMILIES: Final = {
     kind: EntryPoint(kind, f"protokv.backbones.{where}", ENTRY_POINTS) for kind, where in _OWN.items()
 } | find_families()
 """The class of each family by the `model_type` of its config; imported when it is asked for."""
+_UNTESTED: Final = EntryPoint("untested", "protokv.backbones.untested:Untested", ENTRY_POINTS)
 
 
 def load_backbone(
@@ -133,7 +134,7 @@ def _resolved(
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-            yield FAMILIES[config.model_type].load(), path, config, request.placement(config.dtype)
+            yield FAMILIES.get(config.model_type, _UNTESTED).load(), path, config, request.placement(config.dtype)
 
 
 def on_hub(name: str, revision: str | None) -> bool:
@@ -152,10 +153,12 @@ def on_hub(name: str, revision: str | None) -> bool:
 
 
 def _check_family(folder: Path) -> None:
-    """Refuse a folder without a config, or with an unsupported family; transformers has no clear error for either."""
+    """Refuse a folder without a config, or of a model without pictures; transformers has no clear error for either."""
     if not (folder / "config.json").is_file():
         raise ModelError("there is no config.json in it", hint="name the folder that holds the model's own files")
     kind = read_model_file(str(folder), "config.json").get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if isinstance(kind, str) and kind not in FAMILIES:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as OTHERS
+    if not isinstance(kind, str) or (kind not in FAMILIES and kind not in OTHERS):
         what = "its config.json names no model_type" if kind is None else f"it is a {kind} model"
         raise ModelError(f"{what}, which is not supported", hint=f"supported families: {', '.join(FAMILIES)}")

@@ -58,7 +58,7 @@ class Llama(Adapter):
 
         model = load_model(LlamaForCausalLM, path, placement, ATTENTION["text_config"])
         tokenizer, template = load_tokenizer(path)
-        prompt = ChatPrompt(tokenizer, _STREAM, template, text_only=True)
+        prompt = ChatPrompt(tokenizer, _STREAM, template, medium="text")
         return cls(model, tokenizer, prompt, identify(path, name, config, placement))
 
     def tokenize(self, text: str) -> list[int]:

@@ -1,0 +1,78 @@
+"""A family of transformers that is in no table: one frame a step, as its image processor and its tower make it.
+
+It serves a model whose tokens have one position, whose `get_image_features` takes the pixels of a picture, and whose
+chat template shows a picture by one placeholder. The visual tokens of a frame stand without marks around them. No test
+holds it to transformers' own forward, so it says that it is not tested with the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protokv.backbones.adapter import Adapter
+from protokv.backbones.chat import ChatPrompt
+from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
+from protokv.backbones.pixels import check_images
+from protokv.core.backbone import PreparedStep
+from protokv.errors import ModelError
+
+# A still image may be cut into tiles; a frame of a video is one picture.
+_WHOLE = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_scan": False}
+_BY_CLASS = "protokv.Cache serves it in Python: docs/guides/with-your-model.md"
+
+
+class Untested(Adapter):
+    """Any model of pictures and text."""
+
+    _grid = (1, 1)
+
+    @classmethod
+    def load(cls, path: str, name: str, config: Any, placement: Placement) -> Self:
+        """Load weights, tokenizer, chat template and image processor of a folder.
+
+        Raises:
+            ModelError: it is no model of pictures and text, or one that needs a family of its own.
+        """
+        from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoImageProcessor
+
+        model = load_model(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement)
+        tokenizer, template = load_tokenizer(path)
+        try:
+            frames = AutoImageProcessor.from_pretrained(path, backend="pil")
+            picture = tokenizer.decode([config.image_token_id])
+            prompt = ChatPrompt(tokenizer, picture, template, medium="image")
+            return cls(model, tokenizer, prompt, identify(path, name, config, placement), frames)
+        except (AttributeError, ImportError, TypeError) as error:
+            why = f"{type(model).__name__} is not tested, and it does not look at pictures as others do: {error}"
+            raise ModelError(why, hint=_BY_CLASS) from error
+
+    def __init__(self, model: Any, *parts: Any) -> None:
+        """Wrap a loaded model, and look at a black frame to learn what a step costs. ModelError."""
+        super().__init__(model, *parts)
+        if self._decoder.components > 1:
+            raise ModelError(
+                f"{type(model).__name__} is not tested, and its tokens have {self._decoder.components} positions each",
+                hint=_BY_CLASS,
+            )
+        self.notice = f"not tested with {model.config.model_type}"
+        with torch.inference_mode():
+            step = self.prepare(np.zeros((1, 336, 336, 3), dtype=np.uint8))
+            self._grid = (1, len(self.look([step])[0]))
+        self.settings = {"frame_tokens": self._grid[1]}
+
+    def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
+        """Prepare one frame, as the image processor has it."""
+        check_images(images, 1)
+        whole = {name: value for name, value in _WHOLE.items() if hasattr(self._frames, name)}
+        found = self._frames(images=list(images), input_data_format="channels_last", return_tensors="pt", **whole)
+        return PreparedStep(found["pixel_values"].float(), self._grid)
+
+    def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
+        """Return what `get_image_features` makes of each frame, by itself."""
+        each = [self._model.get_image_features(step.pixels.to(self.device, self.dtype)) for step in steps]
+        return [torch.cat(list(getattr(one, "pooler_output", one))).flatten(0, -2) for one in each]

@@ -1,0 +1,77 @@
+"""A family that is in no table: the logits of transformers' own forward, and refusals that say what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    AutoImageProcessor,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
+
+import protokv
+from protokv.core.session import Session
+from protokv.errors import ModelError
+from protokv.memories import MemoryConfig
+from tests.backbones.tiny import LLAVA_SPECIAL, LLAVA_TEMPLATE, STATISTICS, write_tokenizer
+from tests.conftest import random_frames
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("llava")
+    known = write_tokenizer(made, LLAVA_SPECIAL, LLAVA_TEMPLATE.replace("video", "image"))
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = CLIPVisionConfig(**sizes, image_size=56, patch_size=14, projection_dim=16)
+    text = LlamaConfig(**sizes, vocab_size=len(known), num_key_value_heads=1, eos_token_id=known["<|im_end|>"])
+    torch.manual_seed(0)
+    model = LlavaForConditionalGeneration(
+        LlavaConfig(vision_config=vision, text_config=text, image_token_id=known["<image>"])
+    )
+    model.save_pretrained(made)
+    square = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    settings = {"image_processor_type": "CLIPImageProcessor"} | square | STATISTICS
+    (made / "preprocessor_config.json").write_text(json.dumps(settings))
+    return made
+
+
+@torch.inference_mode()
+def test_an_untested_family_gives_the_logits_of_transformers(folder: Path) -> None:
+    backbone = protokv.load_backbone(str(folder))
+    assert backbone.notice == "not tested with llava"
+    session = Session.start(backbone, MemoryConfig.of("full"))
+    frames = np.concatenate([random_frames(seed, 1) for seed in range(4)])
+    for frame in frames:
+        session.watch(frame[None])
+    model = LlavaForConditionalGeneration.from_pretrained(folder).eval()
+    pixels = AutoImageProcessor.from_pretrained(folder, backend="pil")([*map(Image.fromarray, frames)])["pixel_values"]
+    image, question = model.config.image_token_id, "what is the star ?"
+    after = backbone.suffix_ids(question)
+    ids = torch.tensor([[*backbone.prefix_ids, *[image] * (4 * 16), *after]])
+    expected = model(input_ids=ids, pixel_values=torch.stack([*map(torch.as_tensor, pixels)])).logits[0, -len(after) :]
+    torch.testing.assert_close(session.prefill(question), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "llama"}, "it is a llama model, which is not supported"),
+        ({"image_token_id": 9}, "the chat template shows no "),
+    ],
+)
+def test_other_models_are_refused_in_one_line(
+    config: dict[str, object], message: str, folder: Path, tmp_path: Path
+) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
+    with pytest.raises(ModelError, match=message):
+        protokv.load_backbone(str(tmp_path))
