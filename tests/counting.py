@@ -6,6 +6,8 @@ shape that depends on data (`nonzero`, boolean indexing, `unique`). `torch.infer
 dispatch mode, so what is counted runs without it.
 
 `FakeTensorMode` is the stricter proof and needs no memory: with no data behind tensors, it raises at the first wait.
+
+`Recording` does on a CPU what a CUDA graph does: it replays the operations of a piece of code on the same memory.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view", "detach")
 WAITS = (
@@ -57,6 +60,54 @@ class Counting(TorchDispatchMode):
         if name not in ALLOCATIONS and not _is_view(func):
             self.operations[name] += 1
         return func(*args, **(kwargs or {}))
+
+
+class Recording(TorchDispatchMode):
+    """Records operations, to replay them and to compare them with those of another run.
+
+    Attributes:
+        operations: name, scalars, shapes and strides; a tensor is named by the operation that made its memory, or by
+            its place among `addresses`.
+        addresses: of the memory that was there before.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Any] = []
+        self.addresses: list[int] = []
+        self._calls: list[tuple[Any, Any, Any, Any]] = []
+        self._owners: dict[int, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        form = tree_map(self._form, (str(func), args, kwargs))
+        result = func(*args, **kwargs)
+        # What is made is kept, so that no address means two tensors.
+        self._calls.append((func, args, kwargs, result))
+        for place, one in enumerate(tree_leaves(result)):
+            if isinstance(one, torch.Tensor):
+                made = f"made by {len(self.operations)}, {place}"
+                self._owners.setdefault(one.untyped_storage().data_ptr(), made)
+        self.operations.append((form, tree_map(self._form, result)))
+        return result
+
+    def _form(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        storage = value.untyped_storage().data_ptr()
+        if storage not in self._owners:
+            self._owners[storage] = f"held {len(self.addresses)}"
+            self.addresses.append(storage)
+        return self._owners[storage], value.dtype, tuple(value.shape), value.stride(), value.storage_offset()
+
+    def replay(self) -> None:
+        """Run all again on the same memory."""
+        for func, args, kwargs, result in self._calls:
+            if not _is_view(func):
+                again = func(*args, **kwargs)
+                for held, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                    if isinstance(held, torch.Tensor) and held is not new:
+                        held.copy_(new)
 
 
 def by_mask(indices: Any) -> bool:

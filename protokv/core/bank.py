@@ -6,15 +6,15 @@ Prototypes are addressed by their row in the flat view `[L * H * K]`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from protokv.core.arrays import write_rows_
-from protokv.core.near import Tokens
+from protokv.core.near import Move, Tokens
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 
@@ -177,7 +177,13 @@ def _quantiles(values: Tensor) -> list[float]:
 
 
 class Rule(StatePart):
-    """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place."""
+    """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place.
+
+    Attributes:
+        told: how many numbers the host tells it on the device in a step.
+    """
+
+    told: ClassVar[int] = 0
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -193,9 +199,13 @@ class Rule(StatePart):
         window holds."""
         return
 
+    def tell(self, move: Move) -> Sequence[float]:
+        """Return these numbers of a step, before it is seen."""
+        return ()
+
     @abstractmethod
-    def absorb_(self, tokens: FarTokens, step: int) -> None:
-        """Put evicted tokens into the bank while step `step` is appended."""
+    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
+        """Put evicted tokens into the bank while step `step` is appended, of which the host `told` float64 numbers."""
 
     def maintain_(self, newest: Callable[[], FarTokens], step: int) -> None:
         """Maintain the bank once a step, after its tokens. `newest` returns the tokens of the newest step that are in

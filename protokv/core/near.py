@@ -103,71 +103,123 @@ class Tokens:
         return len(self.positions)
 
 
-class NearWindow(StatePart):
-    """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in `Tokens`, of the slots."""
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What the next step does to a window, in tokens. Once a window is full, steps of one size make equal moves."""
 
-    def __init__(self, slots: Slots, position_components: int) -> None:
+    step: int  # number of the step
+    start: int  # first slot in use before it comes
+    before: int  # of the step before it
+    held: int  # before it comes, all together
+    leaving: int  # of these, the oldest
+    kept: int  # of the step, the last ones
+    surplus: int = 0  # of the step, those that a smaller window has no room for
+
+
+class NearWindow(StatePart):
+    """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in `Tokens`, of the slots.
+
+    A step is `plan` and `tell`, on the host, and `write`, on the device. What `write` does depends on the sizes of the
+    last `Move` alone; where the ring begins, and which step it is, it reads from `told`.
+    """
+
+    def __init__(self, slots: Slots, position_components: int, *, steps: int | None = None, told: int = 0) -> None:
+        """Make an empty window of at most `steps` steps, None: of any number; `tell` takes `told` more numbers."""
         near = slots.near
         self.keys, self.values = slots.keys[:, :, near], slots.values[:, :, near]
-        self._bias = slots.bias[:, :, near]
+        self._bias, self._steps = slots.bias[:, :, near], steps
         W, device = self.keys.shape[2], self.keys.device
         self.positions = torch.zeros(W, position_components, dtype=torch.int64, device=device)
         self.coordinates = torch.zeros(W, 2, device=device)
         self.step = torch.full((W,), -1, device=device)
         self.usable = torch.ones(W, dtype=torch.bool, device=device)
-        self.last_step = -1
-        self._start = 0
-        # The slot numbers twice, so that `n` slots of the ring from any start are one slice.
-        self._twice = torch.arange(W, device=device).repeat(2)
+        self._line = torch.arange(2 * W, device=device)
+        # All that the host tells the device in a step: the first slot in use before it, its number, and `told` more.
+        self.told = torch.zeros(2 + told, dtype=torch.float64, device=device)
+        self.move = Move(-1, 0, 0, 0, 0, 0)
+        self._found: tuple[Tensor, Tensor] | None = None
         # Tokens of each held step, oldest first. Mirrors `step`, so that eviction asks nothing of the device.
         self._lengths: deque[int] = deque()
 
     def __len__(self) -> int:
         return sum(self._lengths)
 
+    @property
+    def last_step(self) -> int:
+        """The last step seen; -1: none."""
+        return self.move.step
+
+    @property
+    def _start(self) -> int:
+        return (self.move.start + self.move.leaving) % max(len(self.step), 1)
+
     def append(self, step: StepKV) -> Tokens:
         """Take a step; return the tokens that left for it, in stream order."""
-        W, T = len(self.step), len(step.positions)
-        kept, usable = min(T, W), step.usable
-        if usable is None:
-            usable = torch.ones(T, dtype=torch.bool, device=self.step.device)
-        new = Tokens(step.keys, step.values, step.positions, step.coordinates, usable)
-        leaving = 0
-        while self._lengths and len(self) + T > W:
-            leaving += self._lengths[0]
-            self._evict(self._lengths.popleft())
-        # Evicted tokens stay in their slots until they are overwritten below, so they are copied out first.
-        left = self._ring(self._start - leaving, leaving)
-        out = self._at(left)
-        self.usable.index_fill_(0, left, True)
-        if kept < T:
-            surplus = {name: getattr(new, name).narrow(axis, 0, T - kept) for name, axis in _AXES.items()}
-            out = Tokens(**{n: torch.cat((getattr(out, n), surplus[n]), axis) for n, axis in _AXES.items()})
+        self.plan(step.step, len(step.positions))
+        self.tell()
+        return self.write(step)
+
+    def plan(self, step: int, tokens: int) -> Move:
+        """Make room for a step of so many tokens, on the host alone; return what it does."""
+        W, held, before, leaving = len(self.step), len(self), self._lengths[-1] if self._lengths else 0, 0
+        while self._lengths and (held - leaving + tokens > W or len(self._lengths) == self._steps):
+            leaving += self._lengths.popleft()
+        kept = min(tokens, W)
         if kept:
-            slots = self._ring(self._start + len(self), kept)
-            for name, axis in _AXES.items():
-                getattr(self, name).index_copy_(axis, slots, getattr(new, name).narrow(axis, T - kept, kept))
-            self.step.index_fill_(0, slots, step.step)
-            self._bias[:, :, slots] = usable[T - kept :].log()
             self._lengths.append(kept)
-        self.last_step = step.step
+        self.move = Move(step, self._start, before, held, leaving, kept, tokens - kept)
+        return self.move
+
+    def tell(self, more: Sequence[float] = ()) -> None:
+        """Tell the device what was planned, and more numbers, by one copy that nothing waits for."""
+        told = torch.tensor([self.move.start, self.move.step, *more], dtype=torch.float64)
+        if self.told.is_cuda:
+            told = told.pin_memory()
+        self.told[: len(told)].copy_(told, non_blocking=True)
+        self._found = None
+
+    def write(self, step: StepKV) -> Tokens:
+        """Take the step that was planned, on the device alone; return the tokens that leave, in stream order."""
+        move, usable = self.move, step.usable
+        if usable is None:
+            usable = torch.ones(len(step.positions), dtype=torch.bool, device=self.step.device)
+        new = Tokens(step.keys, step.values, step.positions, step.coordinates, usable)
+        ring, number = self._ring()
+        left = ring[: move.leaving]
+        # Evicted tokens stay in their slots until they are overwritten below, so they are copied out first.
+        out = self._at(left)
+        # Written by an index, a number is copied from the host first.
+        for held, axis, free in ((self._bias, 2, -torch.inf), (self.step, 0, -1), (self.usable, 0, True)):
+            held.index_fill_(axis, left, free)
+        if move.surplus:
+            surplus = {name: getattr(new, name).narrow(axis, 0, move.surplus) for name, axis in _AXES.items()}
+            out = Tokens(**{n: torch.cat((getattr(out, n), surplus[n]), axis) for n, axis in _AXES.items()})
+        if move.kept:
+            slots = ring[move.held :]
+            for name, axis in _AXES.items():
+                part = getattr(new, name).narrow(axis, move.surplus, move.kept)
+                getattr(self, name).index_copy_(axis, slots, part)
+            self.step.index_copy_(0, slots, number.expand(move.kept))
+            self._bias[:, :, slots] = usable[move.surplus :].log()
         return out
+
+    def before(self) -> Tokens:
+        """Return copies of the tokens of the step before the planned one that are in the window, before `write`."""
+        move = self.move
+        return self._at(self._ring()[0][move.held - move.before : move.held])
 
     def newest(self) -> Tokens:
         """Return copies of the tokens of the newest step that are in the window."""
-        n = self._lengths[-1] if self._lengths else 0
-        return self._at(self._ring(self._start + len(self) - n, n))
+        return self._at(self._ring()[0][self.move.held :])
 
-    def _evict(self, n: int) -> None:
-        slots = self._ring(self._start, n)
-        # Written by an index, a number is copied from the host first.
-        self._bias.index_fill_(2, slots, -torch.inf)
-        self.step.index_fill_(0, slots, -1)
-        self._start = (self._start + n) % len(self.step)
-
-    def _ring(self, start: int, n: int) -> Tensor:
-        first = start % max(len(self.step), 1)
-        return self._twice[first : first + n]
+    def _ring(self) -> tuple[Tensor, Tensor]:
+        """Return the slots of the tokens held before the last move and of those that it brought, in stream order; and
+        the number of its step, `[]` int64."""
+        if self._found is None:
+            start, number = self.told[:2].long()
+            some = self._line[: self.move.held + self.move.kept]
+            self._found = (some + start).remainder_(max(len(self.step), 1)), number
+        return self._found
 
     def _at(self, slots: Tensor) -> Tokens:
         return Tokens(**{name: getattr(self, name).index_select(axis, slots) for name, axis in _AXES.items()})
@@ -200,13 +252,16 @@ class NearWindow(StatePart):
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the state of a window of this size, or of a smaller one that never evicted."""
         W = len(tensors["near.step"])
-        self._start, count, self.last_step = tensors["near.ring"].tolist()
-        if not (0 <= self._start < max(W, 1) and 0 <= count <= W):
-            raise StateCorrupt(f"state: tensor near.ring holds {self._start}, {count} for a window of {W}")
+        start, count, last_step = tensors["near.ring"].tolist()
+        if not (0 <= start < max(W, 1) and 0 <= count <= W):
+            raise StateCorrupt(f"state: tensor near.ring holds {start}, {count} for a window of {W}")
         self.usable.fill_(True)
         for name, axis in {**_AXES, "step": 0}.items():
             getattr(self, name).narrow(axis, 0, W).copy_(tensors[f"near.{name}"])
-        ring = (self._start + torch.arange(count, device=self.step.device)) % max(W, 1)
+        ring = (start + torch.arange(count, device=self.step.device)) % max(W, 1)
         self._lengths = deque(torch.unique_consecutive(self.step[ring], return_counts=True)[1].tolist())
+        n = self._lengths[-1] if self._lengths else 0
+        self.move = Move(last_step, start, 0, count - n, 0, n)
+        self.tell()
         self._bias.fill_(-torch.inf)
         self._bias[:, :, ring] = self.usable[ring].log()

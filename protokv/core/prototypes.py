@@ -88,7 +88,7 @@ class PrototypeMemory(LocalMemory):
         super().__init__(config, shape, rotary)
         K, S = config.prototypes, config.slots_per_prototype
         self._slots = self.new_slots(config, shape)
-        self._near = NearWindow(self._slots, shape.position_components)
+        self._near = NearWindow(self._slots, shape.position_components, told=self.rule.told)
         self._bank = self.bank_type(config)(shape, K)
         self._rule: Rule | None = self.rule(self._bank, config, shape) if K else None
         # Of each prototype its slots among those of all heads, [B * K, S].
@@ -127,11 +127,22 @@ class PrototypeMemory(LocalMemory):
         self._take_step(self._admit(step, self._near.last_step))
 
     def _take_step(self, step: StepKV) -> None:
+        self.tell(step.step, len(step.positions))
+        self.update(step)
+
+    def tell(self, step: int, tokens: int) -> None:
+        """Tell the device, by one copy, all that the next step differs in from others of its size."""
+        move = self._near.plan(step, tokens)
+        self._near.tell(() if self._rule is None else self._rule.tell(move))
+
+    def update(self, step: StepKV) -> None:
+        """Take the step that was told, on the device alone. Under the rule of `durable` steps that make equal moves,
+        but for `Move.step` and `Move.start`, are the same operations on the same buffers."""
         if self._rule is not None:
-            self._rule.see_(self._near.newest, step)
-        leaving = self._near.append(step)
+            self._rule.see_(self._near.before, step)
+        leaving = self._near.write(step)
         if self._rule is not None and len(leaving):
-            self._rule.absorb_(self._far_tokens(leaving), step.step)
+            self._rule.absorb_(self._far_tokens(leaving), step.step, self._near.told[2:])
             self._rule.maintain_(lambda: self._far_tokens(self._near.newest()).counted_only(), step.step)
 
     def _far_tokens(self, tokens: Tokens) -> FarTokens:

@@ -23,9 +23,8 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from protokv.core.context import Anchoring, Context, SlotContext
-from protokv.core.near import NearWindow, Slots, Tokens
+from protokv.core.near import NearWindow, Slots
 from protokv.core.settings import MOST_TOKENS, MemoryConfig
-from protokv.core.step import StepKV
 from protokv.memories.exact import ExactMemory
 
 
@@ -55,7 +54,7 @@ class LastFrames(ExactMemory):
 
     def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
         slots = Slots(self._shape, far=0, near=capacity)
-        return slots, StepWindow(slots, self._shape.position_components, self._config.last_steps)
+        return slots, NearWindow(slots, self._shape.position_components, steps=self._config.last_steps)
 
     def context(self) -> Context:
         """Return the prompt prefix alone."""
@@ -74,20 +73,6 @@ class LastFrames(ExactMemory):
     def recall(self) -> Context:
         """Return the prompt prefix and the last steps."""
         return super().context()
-
-
-class StepWindow(NearWindow):
-    """A near window of at most N steps."""
-
-    def __init__(self, slots: Slots, position_components: int, steps: int) -> None:
-        super().__init__(slots, position_components)
-        self._steps = steps
-
-    def append(self, step: StepKV) -> Tokens:
-        """Take a step; at most N - 1 older steps stay."""
-        while len(self._lengths) >= self._steps:
-            self._evict(self._lengths.popleft())
-        return super().append(step)
 
 
 @dataclass(frozen=True, slots=True)

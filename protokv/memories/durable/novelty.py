@@ -22,14 +22,14 @@ A budget of one step or less has no room for a past next to the present: there t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from protokv.core.near import Tokens
+from protokv.core.near import Move, Tokens
 from protokv.core.step import MOST_COUNT, StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
@@ -40,6 +40,8 @@ SOME_NEW, ALL_NEW = 0.2, 0.3
 _PRESENT: Final = 8
 # Above the exponent of any step.
 _FIRST: Final = 50
+TOLD: Final = 7
+"""How many numbers the host tells the device in a step."""
 # Counts begin as if so many repeats had been seen: a few steps say little.
 AT_FIRST: Final = 128
 
@@ -80,8 +82,6 @@ class Novelty(StatePart):
         self._config, self._heads = config, (shape.layers, shape.kv_heads)
         self._seen = 0
         self._repeated = torch.zeros(shape.layers * shape.kv_heads, dtype=torch.float64, device=shape.device)
-        # All that the host tells the device in a step.
-        self._told = torch.zeros(7, dtype=torch.float64, device=shape.device)
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -97,14 +97,15 @@ class Novelty(StatePart):
         """Count the tokens `before`, of the step before this one."""
         again = come_again(before.values.flatten(0, 1), step.values.flatten(0, 1))
         self._repeated += again.sum(1)
-        self._seen += len(before)
 
-    def limits(self, step: int, tokens: int, came: Tensor) -> Limits:
-        """Return what is kept while a step of `tokens` enters the bank; `came` `[B]` counts those before."""
-        told = torch.tensor(self._numbers(step, tokens), dtype=torch.float64)
-        if self._told.device.type == "cuda":
-            told = told.pin_memory()
-        told = self._told.copy_(told, non_blocking=True)
+    def tell(self, move: Move) -> Sequence[float]:
+        """Return the numbers that `limits` is told; count the tokens that `see_` compares."""
+        self._seen += move.before
+        leaving = move.leaving + move.surplus
+        return self._numbers(move.step, leaving) if leaving else ()
+
+    def limits(self, told: Tensor, tokens: int, came: Tensor) -> Limits:
+        """Return what is kept while `tokens` enter the bank, as was told; `came` `[B]` counts those before."""
         share = torch.addcmul(told[1], self._repeated, told[0], value=-1).clamp_(0, 1)[:, None]
         # Of the tokens that came so far the share that one step may keep.
         pace = share / (came[:, None] + tokens)

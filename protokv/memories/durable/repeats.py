@@ -44,7 +44,7 @@ class Repeats:
     def __init__(self, near_tokens: int, shape: MemoryShape) -> None:
         self._most = near_tokens
         # Of as many tokens as there are in the window.
-        self._weights = torch.ones(0, dtype=torch.int64, device=shape.device)
+        self._weights = self._rest = torch.ones(0, dtype=torch.int64, device=shape.device)
 
     @staticmethod
     def acts(config: DurableConfig, shape: MemoryShape) -> bool:
@@ -69,7 +69,9 @@ class Repeats:
     def weigh_(self, tokens: FarTokens, bank: PrototypeBank) -> FarTokens:
         """Return the tokens that leave the window with their weights as masses; count repeats as absorbed."""
         leaving = tokens.keys.shape[1]
-        mass, self._weights = self._weights[:leaving], self._weights[leaving:]
+        mass, left = self._weights[:leaving], self._weights[leaving:]
+        # As many as before are where those were: a step that is replayed finds them there.
+        self._weights = self._rest = self._rest.copy_(left) if len(left) == len(self._rest) else left.clone()
         bank.absorbed += (tokens.mass > mass).sum()
         return replace(tokens, mass=mass)
 
@@ -80,7 +82,7 @@ class Repeats:
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the weights of a checked state."""
         held = tensors["repeats.weight"][: int(tensors["near.ring"][1])]
-        self._weights = held.to(self._weights.device, copy=True)
+        self._weights = self._rest = held.to(self._weights.device, copy=True)
 
 
 def find_repeats(before: Tokens, step: StepKV) -> Tensor:

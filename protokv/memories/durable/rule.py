@@ -36,11 +36,11 @@ from torch import Tensor
 
 from protokv.core.arrays import gather_sums, least_from
 from protokv.core.bank import FarTokens, PrototypeBank, Rule
-from protokv.core.near import Tokens
+from protokv.core.near import Move, Tokens
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.memories.durable.bank import DurableBank
-from protokv.memories.durable.novelty import Limits, Novelty
+from protokv.memories.durable.novelty import TOLD, Limits, Novelty
 from protokv.memories.durable.repeats import Repeats
 from protokv.memories.durable.settings import DurableConfig
 
@@ -64,6 +64,8 @@ _SEED: Final = 1
 
 class DurableRule(Rule):
     """Absorbs steps into one bank of `[L, H, K]` prototypes. B = L * H; n = C + T points."""
+
+    told = TOLD
 
     @classmethod
     def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -104,14 +106,18 @@ class DurableRule(Rule):
         if self._repeats is not None:
             self._repeats.see_(tokens, step)
 
-    def absorb_(self, tokens: FarTokens, step: int) -> None:
+    def tell(self, move: Move) -> Sequence[float]:
+        """Return the numbers of `Novelty`."""
+        return self._novelty.tell(move)
+
+    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
         """Put evicted tokens into the bank at time `step`."""
         if self._repeats is not None:
             tokens = self._repeats.weigh_(tokens, self._bank)
         (B, K, _), T = self._size, tokens.keys.shape[1]
         C = min(K, max(-(-T * 3 // 2), WHOLE))
         usable = tokens.mass > 0
-        limits = self._novelty.limits(step, T, self._bank.opened.view(B))
+        limits = self._novelty.limits(told, T, self._bank.opened.view(B))
         if len(self._line) < C + T:
             self._line = torch.arange(C + T, device=self._line.device)
         centers, rows = torch.cat((tokens.keys, tokens.values), 2), self._list_rows(tokens, usable, limits.step)

@@ -158,7 +158,7 @@ class PaperRule(Rule):
         """Return which prototypes moved."""
         return {"bank": (self._moved,)}
 
-    def absorb_(self, tokens: FarTokens, step: int) -> None:
+    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
         """Run Algorithm 1 for the evicted tokens of one step."""
         tokens = tokens.counted_only()
         if tokens.keys.shape[1] == 0:

@@ -16,10 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from protokv.core import arrays
 from protokv.core.bank import FarTokens
+from protokv.core.near import Move
 from protokv.core.step import StepKV
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
 from protokv.memories.durable.memory import Durable
+from protokv.memories.durable.novelty import TOLD
 from protokv.memories.durable.rule import DurableRule
 from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
 from tests.counting import Counting
@@ -33,7 +35,7 @@ class Watched(DurableRule):
 
     compared = 0
 
-    def absorb_(self, tokens: FarTokens, step: int) -> None:
+    def absorb_(self, tokens: FarTokens, step: int, told: Tensor) -> None:
         bank, before = self._bank, self._points()
         keeps, shares, weighed = [], [], tokens.mass
         for head, repeated in enumerate(self._novelty._repeated.tolist()):
@@ -50,7 +52,7 @@ class Watched(DurableRule):
         # Rows that are no candidates stay as they are.
         candidates = self._candidates
         self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[-1]  # type: ignore[assignment]
-        super().absorb_(tokens, step)
+        super().absorb_(tokens, step, told)
         del self._candidates
         after, (B, K, _), signs = self._points(), self._size, rule.draw_signs(2 * tokens.keys.shape[2]).tolist()
         rows = torch.cat(chosen).view(B, -1) % K if chosen else torch.arange(K).expand(B, K)
@@ -277,11 +279,11 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
         keys = torch.zeros(4 * layers, 196, 128)
         where = torch.zeros(196, 2), torch.zeros(196, 3, dtype=torch.float64)
         step = FarTokens(keys, keys, *where, torch.ones(196, dtype=torch.int64))
-        counts = []
+        counts, told = [], torch.zeros(TOLD, dtype=torch.float64)
         with Counting() as counting:
             for index in range(K // 196 + 4):
                 counting.operations.clear()
-                merging.absorb_(step, index)
+                merging.absorb_(step, index, told)
                 counts.append(counting.operations.total())
     assert not counting.waits
     assert len(set(counts[-3:])) == 1
@@ -306,7 +308,8 @@ def test_a_token_of_no_mass_brings_no_candidates() -> None:
     state["rule.cost"] = torch.full((1, 1, K), 1e6)
     ruling.take(state)
     tokens = centers[[2, 200, 201]]
-    limits = ruling._novelty.limits(5, 3, bank.opened.view(1))
+    told = torch.tensor(ruling.tell(Move(5, 0, 0, 3, 3, 3)), dtype=torch.float64)
+    limits = ruling._novelty.limits(told, 3, bank.opened.view(1))
     chosen = ruling._candidates(slice(0, 1), ruling._sketch(tokens[None], torch.tensor([[1, 0, 0]])), limits, 2)
     assert 2 in chosen
     assert not {200, 201} & set(chosen.tolist())
