@@ -9,39 +9,24 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from protokv.core.settings import CONFIGS, DEFAULT_MEMORY, MemoryConfig
+from protokv.core.settings import CONFIGS as CONFIGS
+from protokv.core.settings import DEFAULT_MEMORY as DEFAULT_MEMORY
+from protokv.core.settings import MemoryConfig as MemoryConfig
 
 if TYPE_CHECKING:
-    from protokv.core.prototypes import PrototypeConfig
-    from protokv.memories.compressed import CompressedConfig, ScoredMemory
-    from protokv.memories.durable.settings import DurableConfig
-    from protokv.memories.dycoke import DyCokeConfig
-    from protokv.memories.full import FullConfig
-    from protokv.memories.hermes import HermesConfig
-    from protokv.memories.infinipot_v import InfiniPotVConfig
-    from protokv.memories.last_frames import LastFramesConfig
-    from protokv.memories.paper.rule import ContinuityConfig, PaperConfig
-    from protokv.memories.rekv import ReKVConfig
-    from protokv.memories.window import SlidingWindowConfig
-
-__all__ = [
-    "CONFIGS",
-    "DEFAULT_MEMORY",
-    "CompressedConfig",
-    "ContinuityConfig",
-    "DurableConfig",
-    "DyCokeConfig",
-    "FullConfig",
-    "HermesConfig",
-    "InfiniPotVConfig",
-    "LastFramesConfig",
-    "MemoryConfig",
-    "PaperConfig",
-    "PrototypeConfig",
-    "ReKVConfig",
-    "ScoredMemory",
-    "SlidingWindowConfig",
-]
+    from protokv.core.prototypes import PrototypeConfig as PrototypeConfig
+    from protokv.memories.compressed import CompressedConfig as CompressedConfig
+    from protokv.memories.compressed import ScoredMemory as ScoredMemory
+    from protokv.memories.durable.settings import DurableConfig as DurableConfig
+    from protokv.memories.dycoke import DyCokeConfig as DyCokeConfig
+    from protokv.memories.full import FullConfig as FullConfig
+    from protokv.memories.hermes import HermesConfig as HermesConfig
+    from protokv.memories.infinipot_v import InfiniPotVConfig as InfiniPotVConfig
+    from protokv.memories.last_frames import LastFramesConfig as LastFramesConfig
+    from protokv.memories.paper.rule import ContinuityConfig as ContinuityConfig
+    from protokv.memories.paper.rule import PaperConfig as PaperConfig
+    from protokv.memories.rekv import ReKVConfig as ReKVConfig
+    from protokv.memories.window import SlidingWindowConfig as SlidingWindowConfig
 
 _MEMORIES = {
     "durable": ("durable.memory", "DurableConfig"),

@@ -117,15 +117,15 @@ class ScoredMemory(CompressedMemory):
     def _compress(self, keep: int) -> None:
         """Keep `keep` tokens: the newest step, and the best of the others in each layer and head."""
         kept = self._kept
-        held, newest = len(kept), kept.lengths[-1] if kept.lengths and kept.lengths[-1] <= keep else 0
+        held, newest = len(kept), kept.newest_within(keep)
         heads = torch.arange(self._shape.kv_heads, device=kept.step.device)[:, None]
         for parts in zip(*kept.parts, strict=True):
             worth = self.score(*(part[:, :held].float() for part in parts[:2]))
-            worth[:, held - newest :] = torch.inf
+            worth[:, held - sum(newest) :] = torch.inf
             index = mark_best(worth, keep).nonzero()[:, 1].view(-1, keep)
             for part in parts:
                 part[:, :keep] = part[heads, index]
-        kept.truncate(keep, [newest] if newest else [])
+        kept.truncate(keep, newest)
 
 
 def mark_best(score: Tensor, n: int) -> Tensor:
@@ -178,6 +178,10 @@ class KeptTokens(StatePart):
         self._bias[:, :, slots] = 0.0
         self.lengths.append(T)
         self.last_step = step.step
+
+    def newest_within(self, keep: int) -> list[int]:
+        """Return the length of the newest near step, if it has at most `keep` tokens."""
+        return [length for length in self.lengths[-1:] if length <= keep]
 
     def truncate(self, keep: int, recent: list[int]) -> None:
         """Free all slots after the first `keep`; the last of those are near steps of the lengths `recent`."""

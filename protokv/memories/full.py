@@ -16,7 +16,7 @@ from protokv.core.near import NearWindow
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, TensorSpec
-from protokv.memories.exact import ExactMemory
+from protokv.memories.window import SlidingWindow
 
 # A state may have any budget, so a full cache makes room for this many tokens at first, or for its budget if smaller.
 FIRST_TOKENS: Final = 1 << 14
@@ -29,7 +29,7 @@ class FullConfig(MemoryConfig):
     name: ClassVar[str] = "full"
 
 
-class FullCache(ExactMemory):
+class FullCache(SlidingWindow):
     """All tokens of the stream, in a window that doubles when it is full and never evicts."""
 
     bounded = False

@@ -31,7 +31,7 @@ from protokv.core.parts import PositionedStep, SessionListener, SessionView
 from protokv.core.rotary import rerotate
 from protokv.core.settings import Share
 from protokv.errors import ConfigError
-from protokv.memories.compressed import CompressedConfig, CompressedMemory
+from protokv.memories.compressed import CompressedConfig, CompressedMemory, mark_best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,35 +89,30 @@ class Hermes(CompressedMemory):
     def _drop(self, scores: Sequence[Tensor], keep: int) -> None:
         """Keep the `keep` tokens of each layer with the highest scores, and the newest step whole if it fits."""
         kept, n = self._kept, len(self._kept)
-        newest = kept.lengths[-1] if kept.lengths and kept.lengths[-1] <= keep else 0
-        older, room = n - newest, keep - newest
+        newest = kept.newest_within(keep)
+        older, room = n - sum(newest), keep - sum(newest)
         newest_slots = torch.arange(older, n, device=kept.step.device)
         for layer, score in enumerate(scores):
             band, _ = find_band(self._config, layer, self._shape.layers)
             summarised = band == DEEP and room > 0
-            # Of equal scores, the newer token wins.
-            order = score[:older].flip(0).argsort(descending=True, stable=True)[: room - summarised]
-            chosen = older - 1 - order
+            (chosen,) = mark_best(score[None, :older], room - summarised)
             if summarised:
-                chosen = torch.cat((chosen, self._summarise(layer, older, chosen)))
-            chosen = chosen.sort().values
-            index = torch.cat((chosen, newest_slots))
+                chosen[self._summarise(layer, ~chosen)] = True
+            index = torch.cat((chosen.nonzero().squeeze(1), newest_slots))
             for part in kept.parts:
                 part[layer, :, :keep] = part[layer][:, index]
-        kept.truncate(keep, [newest] if newest else [])
+        kept.truncate(keep, newest)
 
-    def _summarise(self, layer: int, older: int, chosen: Tensor) -> Tensor:
-        """Replace the newest of the `older` tokens not in `chosen` by their mean; return its slot `[1]`."""
-        kept = self._kept
-        dropped = torch.ones(older, dtype=torch.bool, device=chosen.device)
-        dropped[chosen] = False
-        last = dropped.nonzero()[-1]
-        keys, values = kept.keys[layer, :, :older][:, dropped], kept.values[layer, :, :older][:, dropped]
-        here, there = kept.positions[layer, :, :older][:, dropped], kept.positions[layer][:, last]
-        moved = rerotate(keys.float(), here, there.expand_as(here), self._rotary)
-        kept.keys[layer, :, last] = moved.mean(1, keepdim=True).to(keys.dtype)
-        kept.values[layer, :, last] = values.float().mean(1, keepdim=True).to(values.dtype)
-        kept.coordinates[layer, :, last] = kept.coordinates[layer, :, :older][:, dropped].mean(1, keepdim=True)
+    def _summarise(self, layer: int, dropped: Tensor) -> Tensor:
+        """Put the mean of the tokens that are `dropped` `[n]` bool in place of the newest; return its slot `[1]`."""
+        rows = dropped.nonzero().squeeze(1)
+        last = rows[-1:]
+        keys, values, positions, coordinates, _ = (part[layer] for part in self._kept.parts)
+        here, there = positions[:, rows], positions[:, last]
+        moved = rerotate(keys[:, rows].float(), here, there.expand_as(here), self._rotary)
+        keys[:, last] = moved.mean(1, keepdim=True).to(keys.dtype)
+        values[:, last] = values[:, rows].float().mean(1, keepdim=True).to(values.dtype)
+        coordinates[:, last] = coordinates[:, rows].mean(1, keepdim=True)
         return last
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from protokv.core.context import Anchoring, Context, SlotContext
 from protokv.core.near import NearWindow, Slots
 from protokv.core.settings import MOST_TOKENS, MemoryConfig
-from protokv.memories.exact import ExactMemory
+from protokv.memories.window import SlidingWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class LastFramesConfig(MemoryConfig):
         return max(self.last_steps + 1, self.recent_frames)
 
 
-class LastFrames(ExactMemory):
+class LastFrames(SlidingWindow):
     """The last N whole steps that fit the budget; of a step larger than the budget, its last tokens."""
 
     joins_steps = False

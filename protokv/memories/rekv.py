@@ -37,7 +37,7 @@ from protokv.core.settings import MemoryConfig, Positions
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec, count_bytes
 from protokv.errors import StateCorrupt
-from protokv.memories.exact import ExactMemory
+from protokv.memories.window import SlidingWindow
 
 LOCAL_TOKENS: Final = 15_000
 """The local window of ReKV's released code."""
@@ -61,7 +61,7 @@ class ReKVConfig(MemoryConfig):
         return min(LOCAL_TOKENS, self.budget)
 
 
-class ReKV(ExactMemory):
+class ReKV(SlidingWindow):
     """A local window on the device for encoding, and an archive of everything for questions."""
 
     bounded = False
