@@ -318,7 +318,7 @@ class Feed:
         try:
             with self._source.connect(stop) as source:
                 alive_s = self._clock()
-                for frame in source.frames(fps=fps, should_stop=stop):
+                for frame in source.frames(should_stop=stop):
                     alive_s = self._clock()
                     if not frames:
                         if self._began_s is None:

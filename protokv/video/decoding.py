@@ -42,8 +42,8 @@ class Losses:
         matching: packets and frames are one to one. If not, a failure counts, and else the missing frame.
     """
 
-    def __init__(self, start_s: float = 0.0) -> None:
-        self.start_s, self.met, self.matching = start_s, False, True
+    def __init__(self) -> None:
+        self.start_s, self.met, self.matching = 0.0, False, True
         self._last_s, self._awaited = -math.inf, set[float]()
         self._lost = self._damaged = 0
         self._from_s, self._why = math.inf, ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,9 @@ import numpy as np
 from protokv.errors import SourceUnreadable
 from protokv.video.address import VIDEO_SUFFIXES
 from protokv.video.av_source import AVSource
-from protokv.video.sampling import SLACK_S
 from protokv.video.source import Frame, FrameRequest
 
-# A chunk of 720p at two frames a second is a quarter of a minute.
+# Frames that are decoded at once take this much memory.
 CHUNK_BYTES = 128 << 20
 
 # What decord was seen to decode like a current FFmpeg, in 8 bits.
@@ -61,24 +60,15 @@ class DecordSource(AVSource):
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         listed = self._list_frames()
-        times_s = np.array([time_s for time_s, _ in listed])
-        first = max(0, int(np.searchsorted(times_s, wanted.start_s, "right")) - 1)
-        keep = np.ones(len(listed), bool)
-        if wanted.fps is not None and len(keep) > 3:
-            # Frames shown at a multiple of 1 / fps, and their neighbours: those times are exact, and these are not.
-            slots = np.ceil((times_s - SLACK_S) * wanted.fps)
-            keep[1:-2] = (slots[1:-2] < slots[2:-1]) | (slots[2:-1] < slots[3:])
-        keep[first : first + 1] = True
-        given = -1
-        for chunk in self._chunks(first, keep):
-            for i, image in chunk:
-                if wanted.should_stop():
-                    return
-                given = i
-                yield Frame(listed[i][0], image, listed[i][1], "decord")
-        if given < len(listed) - 1 or not listed:
-            after_s = times_s[given + 1] if given >= 0 else 0.0
-            yield from super()._read(wanted._replace(start_s=max(wanted.start_s, after_s)))
+        number, from_s = max(0, sum(time_s <= wanted.start_s for time_s, _ in listed) - 1), wanted.start_s
+        for image in chain.from_iterable(self._chunks(number, len(listed))):
+            if wanted.should_stop():
+                return
+            yield Frame(listed[number][0], image, listed[number][1], "decord")
+            number += 1
+            from_s = listed[number][0] if number < len(listed) else from_s
+        if number < len(listed) or not listed:
+            yield from super()._read(wanted._replace(start_s=from_s))
 
     def _list_frames(self) -> list[tuple[float, float | None]]:
         """Return time and duration of every frame, by time; nothing if decord may count them otherwise.
@@ -99,23 +89,23 @@ class DecordSource(AVSource):
         listed.sort(key=lambda one: one[0])
         return listed if self.damage.ok and all(a[0] < b[0] for a, b in pairwise(listed)) else []
 
-    def _chunks(self, first: int, keep: np.ndarray) -> Iterator[list[tuple[int, np.ndarray]]]:
-        """Give the frames to keep with their numbers, from the first on, as long as there is no doubt."""
+    def _chunks(self, number: int, frames: int) -> Iterator[list[np.ndarray]]:
+        """Give the frames from one of them on, as long as there is no doubt."""
         most = max(1, CHUNK_BYTES // (self.info.width * self.info.height * 3))
         before = np.empty(0)
         try:
             reader = self._decord.VideoReader(self.source, ctx=self._decord.cpu(0), num_threads=1)
-            while first < len(keep) == len(reader):
-                reader.seek_accurate(first)
-                chunk: list[tuple[int, np.ndarray]] = []
-                while first < len(keep) and len(chunk) < most:
+            while number < frames == len(reader):
+                reader.seek_accurate(number)
+                chunk: list[np.ndarray] = []
+                while number < frames and len(chunk) < most:
                     frame = reader.next()
                     # With another bridge set by the caller's code, decord gives that framework's tensors.
                     image = np.asarray(frame.asnumpy() if hasattr(frame, "asnumpy") else frame.numpy())
                     if np.array_equal(image, before) or image.shape != (self.info.height, self.info.width, 3):
                         return
-                    chunk += [(first, image)] if keep[first] else []
-                    before, first = image, first + 1
+                    chunk.append(image)
+                    before, number = image, number + 1
                 reader.seek(0)
                 yield chunk
         except (self._decord.DECORDError, StopIteration, OSError, RuntimeError, ValueError):

@@ -154,14 +154,14 @@ def _advice(path: Path) -> str:
     return "check the spelling of the path"
 
 
-def fingerprint(path: Path, size: int | None = None) -> str:
-    """Return the hex sha256 of size and content; of the first `size` bytes, if given, as of a file that ends there.
+def fingerprint(path: Path) -> str:
+    """Return the hex sha256 of size and content.
 
     A file of up to 64 MiB is hashed whole. Of a larger one, 1,024 pieces of 64 KiB are: the first, the last, and evenly
     spaced ones between them. A change of the size, or of a run of bytes longer than 1/1022 of the file, is seen; a
     shorter one may not be.
     """
-    size = path.stat().st_size if size is None else size
+    size = path.stat().st_size
     digest = hashlib.sha256(size.to_bytes(8, "little"))
     with path.open("rb") as file:
         if size <= PIECES * PIECE:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protokv.errors import ConfigError
+from protokv.core.settings import check_fps
 from protokv.video.source import Damage, Frame, Image, ShouldStop, Source, never
 
 # Containers that count in milliseconds round a frame's time by half of one.
@@ -45,46 +45,32 @@ class Step:
     mark: int = 0  # crc32 of the last image, to check on resuming that the same step was read before
 
 
-def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0, until_s: float | None = None) -> Iterator[Sample]:
-    """Give the frame shown at each `k / fps` with `start_s <= k / fps < until_s`, up to the end of the last frame.
+def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0) -> Iterator[Sample]:
+    """Give the frame shown at each `k / fps` from `start_s` on, up to the end of the last frame.
 
     The last frame ends after its own duration. If it has none, it lasts as long as the gap before it, but at most
     `1 / fps`: a reading that begins one sample earlier sees that gap and finds the same end. Before the first frame (a
-    damaged beginning) the first frame is shown.
-
-    Raises:
-        ConfigError: fps is not a positive number.
+    damaged beginning) the first frame is shown. ConfigError as `check_fps`.
     """
-    _check_rate(fps)
+    check_fps(fps)
     k = max(0, math.ceil(start_s * fps - 1e-6))
-    end = math.inf if until_s is None else until_s - 1e-9
     current: Frame | None = None
     gap_s = 1.0 / fps
     for frame in frames:
         before = current or frame
         while k / fps + SLACK_S < frame.time_s:
-            if k / fps >= end:
-                return
             yield Sample(k / fps, before.image, before.decoder)
             k += 1
         if current is not None:
             gap_s = min(frame.time_s - current.time_s, 1.0 / fps)
         current = frame
-    while current is not None and k / fps < end:
-        if k / fps + SLACK_S >= current.time_s + (current.duration_s or gap_s):
-            return
+    while current is not None and k / fps + SLACK_S < current.time_s + (current.duration_s or gap_s):
         yield Sample(k / fps, current.image, current.decoder)
         k += 1
 
 
 def group_steps(samples: Iterable[Sample], frames_per_step: int, first_index: int = 0) -> Iterator[Step]:
-    """Group samples into steps of `frames_per_step`; a short last step repeats its last frame, as in Qwen's processor.
-
-    Raises:
-        ConfigError: frames_per_step is not positive.
-    """
-    if frames_per_step < 1:
-        raise ConfigError(f"expected at least one frame a step, got frames_per_step={frames_per_step}")
+    """Group samples into steps of `frames_per_step`; a short last one repeats its last frame, as in Qwen's processor."""
     samples = iter(samples)
     while group := list(islice(samples, frames_per_step)):
         yield make_step(first_index, group, frames_per_step)
@@ -104,7 +90,6 @@ def read_steps(
     fps: float,
     frames_per_step: int,
     first_index: int = 0,
-    until_s: float | None = None,
     *,
     from_beginning: bool = False,
     mark: int | None = None,
@@ -117,20 +102,19 @@ def read_steps(
         fps: samples a second.
         frames_per_step: samples that make a step.
         first_index: index of the first step to give.
-        until_s: where to end; the step around it is filled like one at the end of the video.
         from_beginning: as for `Source.frames`. A damaged file needs it to give the same steps again.
         mark: `Step.mark` of the step before, if it is known: a seek that does not lead to that picture is replaced by a
             reading from the beginning.
         should_stop: asked between frames and while waiting for one; a step that has begun is then dropped.
     """
-    _check_rate(fps)
+    check_fps(fps)
     start_s = first_index * frames_per_step / fps
     # Losses between the last sample that was taken and the first that is wanted belong to this reading.
     begin_s = max(0.0, start_s - 1 / fps)
 
     def read(from_s: float, from_beginning: bool) -> Iterator[Sample]:
-        frames = source.frames(begin_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
-        return sample(frames, fps, from_s, until_s)
+        frames = source.frames(begin_s, from_beginning=from_beginning, should_stop=should_stop)
+        return sample(frames, fps, from_s)
 
     known = first_index and mark is not None and not from_beginning
     samples = read(begin_s if known else start_s, from_beginning)
@@ -143,11 +127,6 @@ def read_steps(
         if should_stop():
             return
         yield replace(step, damage=source.damage)
-
-
-def _check_rate(fps: float) -> None:
-    if not (math.isfinite(fps) and fps > 0):
-        raise ConfigError(f"expected a positive number of frames a second, got fps={fps}")
 
 
 def _mark(image: Image) -> int:

@@ -147,7 +147,6 @@ class FrameRequest(NamedTuple):
     """The arguments of `Source.frames`."""
 
     start_s: float
-    fps: float | None
     from_beginning: bool
     should_stop: ShouldStop  # True for a closed source too
 
@@ -196,7 +195,6 @@ class Source(ABC):
         self,
         start_s: float = 0.0,
         *,
-        fps: float | None = None,
         from_beginning: bool = False,
         should_stop: ShouldStop = never,
     ) -> Iterator[Frame]:
@@ -204,8 +202,6 @@ class Source(ABC):
 
         Args:
             start_s: stream time to begin at. A source that is not seekable goes on where it stands.
-            fps: the caller looks only at frames shown at multiples of `1 / fps`. A source may leave out the others, but
-                not the last frame.
             from_beginning: do not seek, but decode everything before `start_s` and count its damage. So a damaged file
                 gives the frames of an uninterrupted reading.
             should_stop: asked between frames and, at least every second, while waiting for one. The frames end once it
@@ -217,7 +213,7 @@ class Source(ABC):
         if self._closed:
             raise SourceUnreadable(f"{self.info.name} was closed", hint="open the source again")
         start_s = max(0.0, float(start_s))
-        return self._read(FrameRequest(start_s, fps, from_beginning, lambda: self._closed or should_stop()))
+        return self._read(FrameRequest(start_s, from_beginning, lambda: self._closed or should_stop()))
 
     def lines(self, number: int) -> Lines:
         """Read the text track with this number, one of `texts`, before any frames; SourceUnreadable if it cannot be."""
@@ -295,12 +291,9 @@ class Part(Source):
         return [(number, one.shift(-start_s)) for number, one in found if one.end_s > start_s]
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
-        start_s, fps, from_beginning, should_stop = wanted
-        # The part has the sampling times of the source only if it begins at one.
-        if fps is not None and abs(self._start_s * fps - round(self._start_s * fps)) > 1e-9:
-            fps = None
+        start_s, from_beginning, should_stop = wanted
         end_s, start_s, last = self._end_s, start_s + self._start_s, None
-        frames = self._source.frames(start_s, fps=fps, from_beginning=from_beginning, should_stop=should_stop)
+        frames = self._source.frames(start_s, from_beginning=from_beginning, should_stop=should_stop)
         for frame in frames:
             time_s = max(0.0, frame.time_s - self._start_s)
             if last is not None:

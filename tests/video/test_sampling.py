@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,11 +39,6 @@ def test_the_frame_shown_at_each_time_is_taken(times, durations, fps, shown):
     assert numbers(sample(frames_at(times, durations), fps)) == shown
 
 
-def test_until_is_exclusive_and_stops_reading():
-    endless = (Frame(i / 10, np.full((1, 1, 3), i, np.uint8)) for i in count())
-    assert numbers(sample(endless, 2.0, until_s=1.5)) == [0, 5, 10]
-
-
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_not_a_positive_number_is_refused(fps):
     with pytest.raises(ConfigError, match="fps"):
@@ -55,8 +48,6 @@ def test_a_rate_that_is_not_a_positive_number_is_refused(fps):
 def test_a_short_last_step_repeats_its_last_frame():
     got = list(group_steps(sample(frames_at([0.0, 1.0, 2.0]), 1.0), 2))
     assert [(s.index, s.time_s, s.images[:, 0, 0, 0].tolist()) for s in got] == [(0, 0.0, [0, 1]), (1, 2.0, [2, 2])]
-    with pytest.raises(ConfigError, match="frames_per_step"):
-        list(group_steps([], 0))
 
 
 gaps = st.lists(st.floats(0.002, 1.7), min_size=1, max_size=60)
