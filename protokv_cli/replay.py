@@ -267,7 +267,7 @@ def _show_report(
 ) -> None:
     """Show a table on a terminal, one JSON document in a pipe, and write the files that were asked for."""
     from protokv.replay.report import summarise
-    from protokv.replay.tables import save_points, tabulate
+    from protokv.replay.tables import NOTE, save_points, tabulate
 
     if not rows:
         reasons = "; ".join(f"{why}: {n}" for why, n in (left_out or {}).items())
@@ -281,9 +281,8 @@ def _show_report(
     if out.format is Format.JSON:
         out.json(report)
     else:
-        found = tabulate(report)
-        cells = [dict(zip(found.head, row, strict=True)) for row in found.rows]
-        out.table(pairs(report["facts"]), "", grid(found.head, cells), found.note)
+        cells = tabulate(report)
+        out.table(pairs(report["facts"]), "", grid(list(cells[0]), cells), NOTE)
     if table:
         save_points(report, table)
         out.note(f"numbers: {table}")

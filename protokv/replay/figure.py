@@ -1,4 +1,4 @@
-"""The figure of a report: accuracy against delay in true time, one panel, or one for each group beside it.
+"""The figure of a report: accuracy of all questions against delay in true time.
 
 Drawn with matplotlib (the extra `plot`), without a display. Colours: Okabe and Ito (2008), for colour-blind readers.
 """
@@ -33,33 +33,28 @@ def check_figure(path: str | Path) -> None:
         raise ConfigError(f"cannot draw to {path}: there is no folder {Path(path).parent}", hint="make it first")
 
 
-def save_figure(report: Report, path: str | Path, *, groups: bool = False) -> None:
-    """Draw all questions, and each group if `groups`, in the form of the suffix. ConfigError: as `check_figure`."""
+def save_figure(report: Report, path: str | Path) -> None:
+    """Draw a figure in the form of the suffix. ConfigError: as `check_figure`."""
     check_figure(path)
     from matplotlib.figure import Figure
 
-    parts = ["all", *(report["groups"] if groups else ())]
-    figure = Figure(figsize=(5 * len(parts) + 2, 4.4), layout="constrained")
-    axes = figure.subplots(1, len(parts), squeeze=False)[0]
-    for axis, part in zip(axes, parts, strict=True):
-        _draw_curves(axis, report, part)
-        floor = report["floor"] if part == "all" else report["floors"][part]
-        axis.axhline(100 * floor, color="#777777", lw=1, ls=":", label="without watching", zorder=0)
-        axis.set_title(f"{part} questions", fontsize=10, loc="left")
-        _mark_delays(axis, report["delays_s"])
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    axis = figure.subplots()
+    _draw_curves(axis, report)
+    axis.axhline(100 * report["floor"], color="#777777", lw=1, ls=":", label="without watching", zorder=0)
+    _mark_delays(axis, report["delays_s"])
+    figure.legend(loc="outside right upper", fontsize=8)
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise ConfigError(f"cannot draw to {path}: {error}", hint="name a file in a folder of yours") from error
 
 
-def _draw_curves(axis: Axes, report: Report, part: str) -> None:
+def _draw_curves(axis: Axes, report: Report) -> None:
     """Draw a curve for each memory, in its colour, at each budget, in the budget's style of lines."""
     from matplotlib.transforms import ScaledTranslation
 
-    drawn = [point for point in report["points"] if point["part"] != "type" and point["name"] == part]
+    drawn = [point for point in report["points"] if point["part"] == "all"]
     memories = list(dict.fromkeys(point["memory"] for point in drawn))
     # The full cache ignores its budget.
     budgets = sorted({point["budget"] for point in drawn if point["memory"] != FullConfig.name}, reverse=True)

@@ -15,7 +15,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from protokv.errors import ConfigError, JudgeError
@@ -31,12 +31,11 @@ class Case(NamedTuple):
     prediction: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Right or wrong, and points from 0 to 5 if the judge gives any."""
+class Verdict(NamedTuple):
+    """Right or wrong, and points from 0 to 5."""
 
     correct: bool
-    points: float | None = None
+    points: float
 
 
 JUDGE_SYSTEM: Final = (
@@ -92,9 +91,6 @@ class Judge:
             raise ConfigError("this judge needs the openai client", hint="pip install 'protokv[judge]'") from error
         if not os.environ.get("OPENAI_API_KEY"):
             raise ConfigError("this judge needs a key", hint="set OPENAI_API_KEY, and OPENAI_BASE_URL if need be")
-        self._unread = openai.APIResponseValidationError
-        self._given_up = (openai.APITimeoutError, openai.RateLimitError, openai.InternalServerError)
-        self._refusals = (openai.APIStatusError, openai.APIConnectionError)
         self._client = openai.OpenAI(timeout=60.0, max_retries=6)
         self._model = model
         self.label = f"{model} at {self._client.base_url.host}, prompt {PROMPT_HASH}"
@@ -111,6 +107,8 @@ class Judge:
 
     def _ask(self, case: Case) -> Verdict | None:
         """Return a verdict; None if there is none after some tries."""
+        import openai
+
         text = JUDGE_USER.format(**case._asdict())
         messages: Any = [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": text}]
         for _ in range(3):
@@ -119,14 +117,14 @@ class Judge:
                     model=self._model, messages=messages, max_tokens=300, temperature=0
                 )
                 return read_reply(completion.choices[0].message.content or "")
-            except self._given_up:
+            except (openai.APITimeoutError, openai.RateLimitError, openai.InternalServerError):
                 return None  # the client has retried it already
-            except self._refusals as error:
+            except (openai.APIStatusError, openai.APIConnectionError) as error:
                 raise JudgeError(
                     f"the judge's endpoint refuses {self._model}, or cannot be reached: {type(error).__name__}",
                     hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name",
                 ) from error
-            except (ValueError, TypeError, AttributeError, LookupError, self._unread):
+            except (ValueError, TypeError, AttributeError, LookupError, openai.APIResponseValidationError):
                 continue  # the reply is no verdict, or no completion at all
         return None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig
@@ -18,14 +19,6 @@ NOTE: Final = (
 )
 
 
-class Table(NamedTuple):
-    """A table of text: a name for each column, rows of cells, and a line below it on how to read it."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = NOTE
-
-
 def format_delay(seconds: float) -> str:
     """Return a delay in its largest whole unit: `0 s`, `90 s`, `2 min`, `1 h`."""
     for unit, name in ((3600, "h"), (60, "min")):
@@ -34,14 +27,19 @@ def format_delay(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def tabulate(report: Report) -> Table:
-    """Return accuracies at every delay, of all questions and each group, differences, costs, and means of a set."""
+def tabulate(report: Report) -> list[dict[str, str]]:
+    """Return a table of text, a row after the other with the names of its columns; `NOTE` says how to read it.
+
+    It has the accuracies at every delay, of all questions and each group, differences, costs, and means of a set.
+    """
     delays, judged = report["delays_s"], any(point.get("points") is not None for point in report["points"])
     cells: dict[tuple[Any, ...], dict[float, Mapping[str, Any]]] = {}
     for point in report["points"]:
         if point["part"] != "type":
             cells.setdefault((point["name"], point["memory"], point["budget"]), {})[point["delay_s"]] = point
     order = ["all", *report["groups"]]
+    head = ["questions", "memory", "budget", "n", *map(format_delay, delays), "difference"]
+    head += [*(["points"] if judged else []), "first token ms", "step ms", "KiB"]
     rows = []
     for label, points in sorted(cells.items(), key=lambda cell: order.index(cell[0][0])):
         last = points[max(points)]
@@ -54,9 +52,8 @@ def tabulate(report: Report) -> Table:
     for mean in report["means"]:
         row = [*_format_label(mean["name"], mean["memory"], mean["budget"]), str(mean["n"])]
         row += [f"{mean['official']:.1%}" if delay == mean["delay_s"] else "" for delay in delays]
-        rows.append([*row, *[""] * (5 if judged else 4)])
-    head = ["questions", "memory", "budget", "n", *map(format_delay, delays), "difference"]
-    return Table([*head, *(["points"] if judged else []), "first token ms", "step ms", "KiB"], rows)
+        rows.append(row)
+    return [dict(zip_longest(head, row, fillvalue="")) for row in rows]
 
 
 def save_points(report: Report, path: str | Path) -> None:

@@ -70,7 +70,7 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0) -> Iterato
 
 
 def group_steps(samples: Iterable[Sample], frames_per_step: int, first_index: int = 0) -> Iterator[Step]:
-    """Group samples into steps of `frames_per_step`; a short last one repeats its last frame, as in Qwen's processor."""
+    """Group samples into steps of `frames_per_step`; a short last one repeats its last, as in Qwen's processor."""
     samples = iter(samples)
     while group := list(islice(samples, frames_per_step)):
         yield make_step(first_index, group, frames_per_step)

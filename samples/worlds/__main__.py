@@ -31,7 +31,7 @@ from protokv.replay.questions import DELAY_LADDER_S
 from protokv.replay.report import summarise
 from protokv.replay.rows import AnswerRow, RowFile, read_rows
 from protokv.replay.runner import Setup
-from protokv.replay.tables import save_points, tabulate
+from protokv.replay.tables import NOTE, save_points, tabulate
 from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from samples.worlds.language import MEASURES, read_language, resume_rows, run_language, summarise_language
 from samples.worlds.llama import load_llama
@@ -178,14 +178,14 @@ def show(rows: Sequence[AnswerRow], options: argparse.Namespace, dropped: Mappin
     if options.json:
         print(json.dumps(report))
     else:
-        table = tabulate(report)
+        rows_shown = tabulate(report)
         print("\n".join(f"{name}: {text}" for name, text in report["facts"].items()), end="\n\n")
-        print_grid([table.head, *table.rows])
-        print(f"\n{table.note}")
+        print_grid([list(rows_shown[0]), *(list(row.values()) for row in rows_shown)])
+        print(f"\n{NOTE}")
     if options.csv:
         save_points(report, options.csv)
     if options.plot:
-        save_figure(report, options.plot, groups=True)
+        save_figure(report, options.plot)
 
 
 def print_grid(rows: Sequence[Sequence[str]]) -> None:

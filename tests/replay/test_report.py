@@ -47,14 +47,15 @@ def test_the_report_adds_up() -> None:
 def test_the_table_and_the_csv_file_have_a_row_for_each_part_and_memory(tmp_path: Path) -> None:
     report = summarise(example_rows(), GROUPED)
     table = tabulate(report)
-    assert table.head[:7] == ["questions", "memory", "budget", "n", "0 s", "30 s", "2 min"]
-    assert table.head[7:] == ["difference", "first token ms", "step ms", "KiB"]
-    assert [row[:4] for row in table.rows[:3]] == [
+    head, cells = list(table[0]), [list(row.values()) for row in table]
+    assert head[:7] == ["questions", "memory", "budget", "n", "0 s", "30 s", "2 min"]
+    assert head[7:] == ["difference", "first token ms", "step ms", "KiB"]
+    assert [row[:4] for row in cells[:3]] == [
         ["all", "full", "all", "3"], ["all", "window", "64", "3"], ["content", "full", "all", "2"]
     ]  # fmt: skip
-    assert len(table.rows) == 2 * 3
-    assert table.rows[1][4:8] == ["100% 44-100*", "0% 0-56*", "0% 0-56*", "-100 -100..+0* to full"]
-    assert all(len(row) == len(table.head) for row in table.rows)
+    assert len(cells) == 2 * 3
+    assert cells[1][4:8] == ["100% 44-100*", "0% 0-56*", "0% 0-56*", "-100 -100..+0* to full"]
+    assert all(list(row) == head for row in table)
     save_points(report, tmp_path / "x.csv")
     with (tmp_path / "x.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
