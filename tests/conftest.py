@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -19,6 +20,8 @@ from hypothesis import HealthCheck, settings
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
+from protokv.core.session import Session
+from protokv.memories import MemoryConfig
 from tests.backbones.tiny import write_qwen2_5_vl
 
 # It takes a quarter of the time in which tests are imported; on again when all of them are.
@@ -76,6 +79,14 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_folder: Path) -> Backbone:
     return load_backbone(str(tiny_folder), device="cpu", dtype="float32")
+
+
+def watched(backbone: Backbone, config: MemoryConfig, frames: Iterable[int]) -> Session:
+    """Return a session that watched a step of random frames of each of these seeds."""
+    session = Session.start(backbone, config)
+    for seed in frames:
+        session.watch(random_frames(seed, backbone.frames_per_step))
+    return session
 
 
 def random_frames(seed: int, n_frames: int = 2, height: int = 60, width: int = 90) -> np.ndarray:

@@ -261,7 +261,7 @@ class Adapter(Backbone):
             found.append(StepTokens(torch.cat((opening, own, closing)), step.grid, place))
         return found
 
-    def _pixels_of(self, steps: Sequence[PreparedStep]) -> Tensor:
+    def _join_pixels(self, steps: Sequence[PreparedStep]) -> Tensor:
         """Return the pixels of some steps, one after the other, as the vision tower takes them."""
         return concatenate([step.pixels for step in steps]).to(self.device, self.dtype)
 

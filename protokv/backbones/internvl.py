@@ -36,7 +36,7 @@ class InternVL(Adapter):
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Run frames through tower, pixel shuffle and projector; they do not see each other there."""
-        found: Tensor = self._model.get_image_features(pixel_values=self._pixels_of(steps)).pooler_output
+        found: Tensor = self._model.get_image_features(pixel_values=self._join_pixels(steps)).pooler_output
         return list(found)
 
     def frame_texts(self, time_s: float) -> tuple[str, str]:

@@ -63,5 +63,5 @@ class LlavaOnevision(Adapter):
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Run frames through vision tower, projector and pooling; they do not see each other there."""
         # The last feature is the newline.
-        seen: Tensor = self._model.get_video_features(self._pixels_of(steps)[None]).pooler_output[0, :-1]
+        seen: Tensor = self._model.get_video_features(self._join_pixels(steps)[None]).pooler_output[0, :-1]
         return seen.chunk(len(steps))

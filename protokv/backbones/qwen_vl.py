@@ -53,4 +53,4 @@ class QwenVL(TimedGrid, Adapter):
         """Return the output of the vision tower for some steps in order."""
         merge = self._pixels.merge_size
         sizes = torch.tensor([[1, rows * merge, columns * merge] for rows, columns in (step.grid for step in steps)])
-        return self._model.get_video_features(self._pixels_of(steps), video_grid_thw=sizes.to(self.device))
+        return self._model.get_video_features(self._join_pixels(steps), video_grid_thw=sizes.to(self.device))

@@ -65,7 +65,7 @@ class SmolVLM(Adapter):
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Run frames through tower and connector; they do not see each other there."""
-        return list(self._connector(self._vision(pixel_values=self._pixels_of(steps)).last_hidden_state))
+        return list(self._connector(self._vision(pixel_values=self._join_pixels(steps)).last_hidden_state))
 
     def frame_texts(self, time_s: float) -> tuple[str, str]:
         """Return the time of a frame, and the marks of an unsplit image."""

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, DynamicCache
 
 import protokv
 from protokv.core.stream_cache import ARGUMENT
+from tests.backbones.test_cache import ANSWER, watch
 
 TEXT: dict[str, Any] = {
     "vocab_size": 160, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2,
@@ -88,25 +89,18 @@ def test_a_family_without_code_of_ours_is_served(family: str, way: str) -> None:
     model = tiny_model(family, way)
     g = torch.Generator().manual_seed(1)
     stream, question = torch.randint(3, 90, (1, 400), generator=g), torch.randint(3, 90, (1, 7), generator=g)
-    answer = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     cache, plain = protokv.Cache(model, 400), DynamicCache(config=model.config)
     for ids in stream[:, :60].split(10, 1):
         expected = model(input_ids=ids, **{ARGUMENT: plain}).logits
-        torch.testing.assert_close(watch(model, cache, ids), expected, atol=5e-4, rtol=5e-4)
+        torch.testing.assert_close(watch(model, cache, [ids]), expected[0], atol=5e-4, rtol=5e-4)
     whole = torch.cat((stream[:, :60], question), 1)
-    theirs = model.generate(input_ids=whole, **{ARGUMENT: plain}, **answer)[0, -5:]
-    ours = model.generate(**cache.question({"input_ids": question}), **answer)[0, -5:]
+    theirs = model.generate(input_ids=whole, **{ARGUMENT: plain}, **ANSWER)[0, -5:]
+    ours = model.generate(**cache.question({"input_ids": question}), **ANSWER)[0, -5:]
     assert torch.equal(ours, theirs)
     small, sizes = protokv.Cache(model, 24), []
     for ids in stream.repeat(1, 2).split(20, 1):
-        watch(model, small, ids)
+        watch(model, small, [ids])
         sizes.append(small.nbytes)
     # The window of sliding layers is full by then.
     assert sizes[-1] == sizes[-8]
-    assert len(model.generate(**small.question({"input_ids": question}), **answer)[0]) == 12
-
-
-def watch(model: Any, cache: protokv.Cache, ids: Tensor) -> Tensor:
-    logits: Tensor = model(**cache.step({"input_ids": ids})).logits
-    cache.commit()
-    return logits
+    assert len(model.generate(**small.question({"input_ids": question}), **ANSWER)[0]) == 12

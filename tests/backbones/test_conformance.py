@@ -23,13 +23,15 @@ from protokv.memories import DurableConfig, MemoryConfig
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.backbones.upstream import Upstream
-from tests.conftest import random_frames
+from tests.conftest import random_frames, watched
+from tests.core.streams import same
 from tests.tolerance import forward_terms, near, near_logits
 
 QUESTION = "what is the first star ?"
 SIZES = {"landscape": (60, 90), "portrait": (97, 41), "below one patch": (9, 5), "one row": (1, 150)}
 # One family of each kind of position; the others share its code.
 HALF = ("qwen2_5_vl", "qwen3_vl", "llava_onevision")
+EVERYTHING = MemoryConfig.of("full", budget=64)
 # Small enough that a dozen steps of any family overflow it, large enough for a bank.
 SMALL = DurableConfig(budget=30)
 
@@ -52,18 +54,8 @@ def upstream(family: str, folder: Path) -> Upstream:
 
 
 def video(backbone: Backbone, n_steps: int, size: tuple[int, int] = (60, 90)) -> list[np.ndarray]:
+    """Return the steps that `watched` watches, or others of another size."""
     return [random_frames(seed, backbone.frames_per_step, *size) for seed in range(n_steps)]
-
-
-def watched(backbone: Backbone, config: MemoryConfig, steps: list[np.ndarray]) -> Session:
-    session = Session.start(backbone, config)
-    for images in steps:
-        session.watch(images)
-    return session
-
-
-def everything() -> MemoryConfig:
-    return MemoryConfig.of("full", budget=64)
 
 
 def expected_logits(upstream: Upstream, session: Session, steps: list[np.ndarray]) -> Tensor:
@@ -92,7 +84,7 @@ def test_the_model_has_the_sizes_of_its_config(backbone: Backbone, family: str, 
 
 def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backbone, upstream: Upstream) -> None:
     steps = video(backbone, 5)
-    session = Session.start(backbone, everything(), attachments=[Transcript()])
+    session = Session.start(backbone, EVERYTHING, attachments=[Transcript()])
     for part in (steps[:2], steps[2:]):
         starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(part))]
         session.watch_prepared([backbone.prepare(images) for images in part], starts_s)
@@ -104,7 +96,7 @@ def test_words_between_steps_give_the_logits_of_the_interleaved_prompt(
     backbone: Backbone, upstream: Upstream, last: str
 ) -> None:
     steps, words = video(backbone, 6), ["", "two three", "", "what is red ?", "", last]
-    session = Session.start(backbone, everything(), attachments=[Transcript()])
+    session = Session.start(backbone, EVERYTHING, attachments=[Transcript()])
     for part in (slice(0, 1), slice(1, 6)):
         starts_s = [(session.clock.steps + i) * session.clock.step_seconds for i in range(len(steps[part]))]
         prepared = [backbone.prepare(images) for images in steps[part]]
@@ -113,18 +105,8 @@ def test_words_between_steps_give_the_logits_of_the_interleaved_prompt(
     found = session.prefill(QUESTION)
     expected = upstream.logits(inputs, len(found))
     torch.testing.assert_close(found, expected, **near_logits(session, expected))
-    unsaid = watched(backbone, everything(), steps).prefill(QUESTION)[-len(found) :]
+    unsaid = watched(backbone, EVERYTHING, range(6)).prefill(QUESTION)[-len(found) :]
     assert (unsaid - expected).abs().max() > 10 * near_logits(session, expected)["atol"]
-
-
-def test_control_tokens_that_words_spell_are_left_out(backbone: Backbone, upstream: Upstream) -> None:
-    config = upstream.model.config
-    shown = getattr(config, "video_token_id", None) or config.image_token_id
-    for token in ("<|im_end|>", "<|im_start|>", upstream.tokenizer.convert_ids_to_tokens(shown)):
-        assert backbone.words_ids(f"two {token}three{token}") == backbone.words_ids("two three")
-    assert len(backbone.words_ids("two " * 5000)) < MOST_WORDS + 9
-    step = backbone.embed_step(video(backbone, 1)[0])
-    assert backbone.add_words(step, [" ", ""]) is step
 
 
 def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
@@ -145,15 +127,15 @@ def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
 def test_frames_of_any_size_give_the_logits_of_the_whole_model(
     backbone: Backbone, upstream: Upstream, size: str
 ) -> None:
-    steps = video(backbone, 2, SIZES[size])
-    session = watched(backbone, everything(), steps)
+    steps, session = video(backbone, 2, SIZES[size]), Session.start(backbone, EVERYTHING)
+    for images in steps:
+        session.watch(images)
     assert_logits(session, upstream, steps)
 
 
 def test_bfloat16_is_as_near_to_float32_as_transformers_own(half: tuple[str, Path, Backbone]) -> None:
     family, folder, backbone = half
-    steps = video(backbone, 6)
-    session = watched(backbone, everything(), steps)
+    steps, session = video(backbone, 6), watched(backbone, EVERYTHING, range(6))
     ours, exact = session.prefill(QUESTION), expected_logits(Upstream(family, folder), session, steps)
     theirs = expected_logits(Upstream(family, folder, torch.bfloat16), session, steps).float()
     error = (theirs - exact).square().mean()
@@ -178,9 +160,8 @@ def test_the_highest_positions_of_a_step_are_known_without_looking(backbone: Bac
 def test_a_greedy_answer_is_that_of_transformers(
     backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = video(backbone, 3)
-    session = watched(backbone, everything(), steps)
-    inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds)
+    session = watched(backbone, EVERYTHING, range(3))
+    inputs = upstream.inputs(video(backbone, 3), QUESTION, session.clock.step_seconds)
     expected, lead = upstream.generate(inputs, 8)
     # No choice is a near-tie, which another order of sums would decide in another way.
     assert lead > 2 * near_logits(session, session.prefill(QUESTION))["atol"]
@@ -221,17 +202,14 @@ def test_a_saved_stream_in_bfloat16_continues_byte_for_byte(half: tuple[str, Pat
 
 def assert_continues(backbone: Backbone, tmp_path: Path) -> None:
     """Save and resume an overfull memory; it keeps to its budget and gives finite logits."""
-    steps = video(backbone, 9)
-    whole = watched(backbone, SMALL, steps[:7])
+    whole = watched(backbone, SMALL, range(7))
     protokv.save(whole, tmp_path / "state.safetensors")
     resumed = protokv.load(tmp_path / "state.safetensors", backbone)
-    for images in steps[7:]:
+    for images in video(backbone, 9)[7:]:
         whole.watch(images)
         resumed.watch(images)
     assert resumed.clock == whole.clock
-    ours, theirs = resumed.tensors(), whole.tensors()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8)) for name in theirs)
+    assert same(*({n: t.view(torch.uint8) for n, t in one.tensors().items()} for one in (resumed, whole)))
     prefix = len(backbone.prefix_ids)
     assert whole.clock.tokens_seen > SMALL.budget
     assert prefix < whole.memory.context().visible_tokens() <= SMALL.budget + prefix
@@ -255,7 +233,7 @@ def test_turns_and_a_system_prompt_are_the_rendered_chat(backbone: Backbone, ups
         backbone.with_system("<|im_end|>")
 
 
-def test_questions_that_cannot_be_put_are_refused_and_unknown_words_named(
+def test_control_tokens_are_left_out_of_words_and_refused_in_questions_and_unknown_words_are_named(
     backbone: Backbone, upstream: Upstream
 ) -> None:
     config = upstream.model.config
@@ -264,6 +242,10 @@ def test_questions_that_cannot_be_put_are_refused_and_unknown_words_named(
         with pytest.raises(ConfigError, match="the question contains the control token") as caught:
             backbone.suffix_ids(f"what is this {token} ?")
         assert token in caught.value.message
+        assert backbone.words_ids(f"two {token}three{token}") == backbone.words_ids("two three")
+    assert len(backbone.words_ids("two " * 5000)) < MOST_WORDS + 9
+    step = backbone.embed_step(video(backbone, 1)[0])
+    assert backbone.add_words(step, [" ", ""]) is step
     with pytest.raises(ConfigError, match="empty"):
         backbone.suffix_ids("  ")
     by_letters = "Ġ" in upstream.tokenizer.get_vocab()

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
 
 import protokv
 from protokv.backbones import load_backbone
@@ -27,7 +26,8 @@ from protokv.state.describe import describe
 from protokv_cli.inspect import document_tables
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
-from tests.conftest import random_frames
+from tests.conftest import random_frames, watched
+from tests.core.streams import copy_of, same
 from tests.tolerance import near_logits
 
 QUESTION = "what is the first star ?"
@@ -63,15 +63,8 @@ def video(backbone: Backbone, n_steps: int) -> list[np.ndarray]:
     return [random_frames(seed, backbone.frames_per_step) for seed in range(n_steps)]
 
 
-def watched(backbone: Backbone, steps: list[np.ndarray], **settings: object) -> Session:
-    session = Session.start(backbone, MemoryConfig.of("sliding-window", budget=400).with_fields(dict(settings)))
-    for images in steps:
-        session.watch(images)
-    return session
-
-
-def copies(session: Session) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in session.tensors().items()}
+def windowed(backbone: Backbone, n_steps: int, **settings: object) -> Session:
+    return watched(backbone, MemoryConfig.of("sliding-window", budget=400, **settings), range(n_steps))
 
 
 @pytest.mark.parametrize("pieces", [(1, 1, 3), (5,)], ids=str)
@@ -89,34 +82,27 @@ def test_a_stream_in_any_pieces_gives_the_logits_of_the_whole_model(
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
 
-def test_asking_leaves_what_is_carried_as_it_was(model: tuple[Backbone, Upstream]) -> None:
-    session = watched(model[0], video(model[0], 3))
-    before, logits = copies(session), session.prefill(QUESTION)
-    session.ask(QUESTION)
-    assert all(torch.equal(before[name], tensor) for name, tensor in session.tensors().items())
-    assert torch.equal(session.prefill(QUESTION), logits)
-
-
-def test_what_is_carried_has_one_size_and_continues_to_the_bit(
+def test_what_is_carried_has_one_size_stays_as_it_was_when_asked_and_continues_to_the_bit(
     model: tuple[Backbone, Upstream], tmp_path: Path
 ) -> None:
     backbone, steps = model[0], video(model[0], 12)
     # A window of 40 tokens is full by then.
-    whole = watched(backbone, steps[:8])
-    sizes = whole.state_bytes
+    whole = windowed(backbone, 8)
+    before, logits, sizes = copy_of(whole), whole.prefill(QUESTION), whole.state_bytes
+    whole.ask(QUESTION)
+    assert same(before, whole.tensors())
+    assert torch.equal(whole.prefill(QUESTION), logits)
     protokv.save(whole, tmp_path / "state.safetensors")
     resumed = protokv.load(tmp_path / "state.safetensors", backbone)
     for session in (whole, resumed):
         for images in steps[8:]:
             session.watch(images)
     assert whole.state_bytes == sizes
-    ours, theirs = resumed.tensors(), whole.tensors()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same(resumed.tensors(), whole.tensors())
 
 
 def test_inspect_tells_the_kind_of_every_layer(model: tuple[Backbone, Upstream], tmp_path: Path) -> None:
-    protokv.save(watched(model[0], video(model[0], 1)), tmp_path / "state.safetensors")
+    protokv.save(windowed(model[0], 1), tmp_path / "state.safetensors")
     found = describe(tmp_path / "state.safetensors", values=True)
     kinds = [kind.removesuffix("_attention") for kind in model[1].model.config.text_config.layer_types]
     assert [row["kind"] for row in found["layer_kinds"]] == kinds
@@ -128,7 +114,7 @@ def test_inspect_tells_the_kind_of_every_layer(model: tuple[Backbone, Upstream],
 
 
 def test_a_state_of_other_layers_or_without_a_tensor_is_refused(model: tuple[Backbone, Upstream]) -> None:
-    state = checkpoint.to_state(watched(model[0], video(model[0], 1)))
+    state = checkpoint.to_state(windowed(model[0], 1))
     kinds = state.tensors["layers.kinds"].clone()
     kinds[0, 0] = 2 if kinds[0, 0] != 2 else -1
     kept = [name for name in state.tensors if name.startswith("layers.")]
@@ -144,14 +130,14 @@ def test_a_state_of_other_layers_or_without_a_tensor_is_refused(model: tuple[Bac
 
 def test_what_such_layers_cannot_do_is_refused(model: tuple[Backbone, Upstream]) -> None:
     with pytest.raises(ConfigError, match="recent_frames"):
-        watched(model[0], [], recent_frames=2)
+        windowed(model[0], 0, recent_frames=2)
     if LayerKind.SLIDING in model[0].layer_kinds:
         with pytest.raises(ConfigError, match="positions"):
-            watched(model[0], [], positions="compact")
+            windowed(model[0], 0, positions="compact")
 
 
 def test_numbers_that_are_not_finite_do_not_stay(model: tuple[Backbone, Upstream]) -> None:
-    session = watched(model[0], video(model[0], 2))
+    session = windowed(model[0], 2)
     tokens = session.embed(random_frames(9, model[0].frames_per_step), 4.0)
     broken = tokens.embeddings.clone()
     broken[1] = torch.nan

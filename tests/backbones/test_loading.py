@@ -25,7 +25,8 @@ from protokv.core.session import Session
 from protokv.core.sharding import LayerShards
 from protokv.errors import ConfigError, ModelError, StateMismatch
 from protokv.memories import MemoryConfig
-from tests.conftest import random_frames
+from tests.conftest import watched
+from tests.core.streams import same
 
 QUESTION = "what is the first star ?"
 
@@ -60,15 +61,11 @@ def refused(folder: Path | str, **settings: Any) -> ModelError:
 
 
 def test_shards_are_the_model_that_one_file_holds(tiny: Backbone, sharded: Path) -> None:
-    logits = []
-    for backbone in (tiny, on_cpu(sharded)):
-        session = Session.start(backbone, MemoryConfig.of("full", budget=64))
-        session.watch(random_frames(0))
-        logits.append(session.prefill(QUESTION))
-    assert torch.equal(*logits)
+    sessions = (watched(backbone, MemoryConfig.of("full", budget=64), [0]) for backbone in (tiny, on_cpu(sharded)))
+    assert torch.equal(*(session.prefill(QUESTION) for session in sessions))
 
 
-def test_a_byte_in_any_shard_is_another_identity(sharded: Path) -> None:
+def test_a_byte_in_any_shard_is_another_identity_and_a_missing_one_is_named(sharded: Path) -> None:
     digests = {on_cpu(sharded).identity.weights_digest}
     for shard in sorted(sharded.glob("*.safetensors")):
         data = bytearray(shard.read_bytes())
@@ -76,13 +73,14 @@ def test_a_byte_in_any_shard_is_another_identity(sharded: Path) -> None:
         shard.write_bytes(data)
         digests.add(identify_backbone(str(sharded), device="cpu").weights_digest)
     assert len(digests) == 1 + len(list(sharded.glob("*.safetensors")))
+    shard.unlink()
+    assert shard.name in refused(sharded).message
 
 
 def test_the_dtype_is_that_of_keys_values_and_identity(folder: Path) -> None:
     backbone = on_cpu(folder, dtype="float16")
     assert (backbone.dtype, backbone.identity.dtype) == (torch.float16, "float16")
-    session = Session.start(backbone, MemoryConfig.of("sliding-window", budget=20))
-    session.watch(random_frames(0))
+    session = watched(backbone, MemoryConfig.of("sliding-window", budget=20), [0])
     assert session.tensors()["near.keys"].dtype == torch.float16
     assert session.prefill(QUESTION).dtype == torch.float32
 
@@ -178,12 +176,6 @@ def test_pickles_are_never_opened(folder: Path, monkeypatch: pytest.MonkeyPatch)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was read"))
     assert "model.safetensors" in refused(folder).message
-
-
-def test_a_missing_shard_is_named(sharded: Path) -> None:
-    shard = sorted(sharded.glob("*.safetensors"))[1]
-    shard.unlink()
-    assert shard.name in refused(sharded).message
 
 
 def test_too_little_memory_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,11 +280,8 @@ def test_a_model_over_several_devices_streams_answers_and_saves_as_on_one(
     """The devices are different for torch, although all are one CPU."""
     spread = on_cpu(folder)
     spread.layer_devices = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0")]
-    sessions = [Session.start(backbone, MemoryConfig.of("durable", budget=40)) for backbone in (tiny, spread)]
+    sessions = [watched(backbone, MemoryConfig.of("durable", budget=40), range(8)) for backbone in (tiny, spread)]
     assert isinstance(sessions[1].memory, LayerShards)
-    for index in range(8):
-        for session in sessions:
-            session.watch(random_frames(index))
     answers = [session.ask(QUESTION, Decoding(max_new_tokens=5)).text for session in sessions]
     assert answers[0] == answers[1]
     expected = sessions[0].prefill(QUESTION)
@@ -301,4 +290,4 @@ def test_a_model_over_several_devices_streams_answers_and_saves_as_on_one(
         protokv.save(session, tmp_path / "state.safetensors")
         again = protokv.load(tmp_path / "state.safetensors", other)
         assert torch.equal(again.prefill(QUESTION), expected)
-        assert all(torch.equal(tensor, sessions[0].tensors()[name]) for name, tensor in again.tensors().items())
+        assert same(again.tensors(), sessions[0].tensors())

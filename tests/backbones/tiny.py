@@ -108,7 +108,7 @@ def save_random(model: torch.nn.Module, folder: Path) -> Path:
     return folder
 
 
-def text_settings(heads: int, kv_heads: int, max_positions: int, **rope: Any) -> dict[str, Any]:
+def text_settings(heads: int = 4, kv_heads: int = 2, **rope: Any) -> dict[str, Any]:
     """Return the config of the language model of all tiny models, with this rotary embedding."""
     return {
         "vocab_size": VOCABULARY,
@@ -117,7 +117,7 @@ def text_settings(heads: int, kv_heads: int, max_positions: int, **rope: Any) ->
         "num_hidden_layers": LAYERS,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "max_position_embeddings": max_positions,
+        "max_position_embeddings": 32768,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **rope},
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -136,7 +136,7 @@ def write_llama(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     write_tokenizer(folder, [END, "<|im_start|>", TURN_END], TEXT_TEMPLATE)
-    return save_random(LlamaForCausalLM(LlamaConfig(**text_settings(4, 2, 4096))), folder)
+    return save_random(LlamaForCausalLM(LlamaConfig(**text_settings())), folder)
 
 
 def save_model(name: str, folder: Path, **parts: Any) -> Path:
@@ -158,60 +158,49 @@ def qwen_tokens(vocabulary: dict[str, int]) -> dict[str, Any]:
     return tokens | {"tie_word_embeddings": True}
 
 
-def write_qwen2_vl(folder: Path, **changes: int) -> Path:
+def write_qwen2_vl(folder: Path) -> Path:
     """Write a random Qwen2-VL of a few thousand parameters."""
-    tower = {"embed_dim": 16, "hidden_size": changes.get("heads", 4) * HEAD_SIZE, "mlp_ratio": 2}
-    return write_qwen(folder, "Qwen2VL", tower, **changes)
+    return write_qwen(folder, "Qwen2VL", {"embed_dim": 16, "hidden_size": 4 * HEAD_SIZE, "mlp_ratio": 2})
 
 
-def write_qwen2_5_vl(folder: Path, *, tokens_per_second: int = 2, **changes: int) -> Path:
+def write_qwen2_5_vl(folder: Path, heads: int = 4, kv_heads: int = 2) -> Path:
     """Write a random Qwen2.5-VL of a few thousand parameters."""
-    tower = {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": changes.get("heads", 4) * HEAD_SIZE}
-    tower |= {"tokens_per_second": tokens_per_second, "window_size": 56, "fullatt_block_indexes": [1]}
-    return write_qwen(folder, "Qwen2_5_VL", tower, **changes)
+    tower: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": heads * HEAD_SIZE}
+    tower |= {"tokens_per_second": 2, "window_size": 56, "fullatt_block_indexes": [1]}
+    return write_qwen(folder, "Qwen2_5_VL", tower, heads, kv_heads)
 
 
-def write_qwen(
-    folder: Path, name: str, tower: dict[str, Any], heads: int = 4, kv_heads: int = 2, max_positions: int = 32768
-) -> Path:
+def write_qwen(folder: Path, name: str, tower: dict[str, Any], heads: int = 4, kv_heads: int = 2) -> Path:
     """Write a Qwen-VL with frames of 4 to 9 tokens."""
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
     limits = {"min_pixels": 3136, "max_pixels": 7056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
     write_json(folder, "preprocessor_config", limits)
-    text = text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2])
+    text = text_settings(heads, kv_heads, mrope_section=[4, 2, 2])
     vision = {"depth": 2, "num_heads": 2} | tower
     return save_model(name, folder, text_config=text, vision_config=vision, **qwen_tokens(vocabulary))
 
 
-def write_qwen3_vl(
-    folder: Path, *, heads: int = 4, kv_heads: int = 2, max_positions: int = 32768, experts: int = 0
-) -> Path:
+def write_qwen3_vl(folder: Path, *, experts: int = 0) -> Path:
     """Write a random Qwen3-VL of a few thousand parameters; with experts, its mixture of experts."""
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE, digits=True)
-    text = text_settings(heads, kv_heads, max_positions, mrope_section=[4, 2, 2], mrope_interleaved=True)
-    vision: dict[str, Any] = {
-        "depth": 3,
-        "out_hidden_size": heads * 16,
-        "deepstack_visual_indexes": list(range(LAYERS_FED)),
-    }
-    name = "Qwen3VLMoe" if experts else "Qwen3VL"
-    return write_qwen3(folder, name, text | {"head_dim": 16}, vision, vocabulary, experts)
+    text = text_settings(mrope_section=[4, 2, 2], mrope_interleaved=True) | {"head_dim": HEAD_SIZE}
+    vision = {"depth": 3, "deepstack_visual_indexes": list(range(LAYERS_FED))}
+    return write_qwen3(folder, "Qwen3VLMoe" if experts else "Qwen3VL", text, vision, vocabulary, experts)
 
 
-def write_qwen3_5(folder: Path, *, heads: int = 4, max_positions: int = 32768, experts: int = 0) -> Path:
+def write_qwen3_5(folder: Path, *, experts: int = 0) -> Path:
     """Write a random Qwen3.5 of a few thousand parameters; with experts, its mixture of experts.
 
     Of its four layers three are linear. Half of a key is rotated.
     """
     vocabulary = write_letters_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
-    text = text_settings(heads, 2, max_positions, mrope_section=[2, 1, 1], partial_rotary_factor=0.5)
+    text = text_settings(mrope_section=[2, 1, 1], partial_rotary_factor=0.5)
     text |= {
         "num_hidden_layers": 4, "head_dim": HEAD_SIZE, "vocab_size": LETTERS, "linear_num_key_heads": 2,
         "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
     }  # fmt: skip
     text |= {"shared_expert_intermediate_size": 24} if experts else {}
-    name = "Qwen3_5Moe" if experts else "Qwen3_5"
-    return write_qwen3(folder, name, text, {"depth": 2, "out_hidden_size": heads * 16}, vocabulary, experts)
+    return write_qwen3(folder, "Qwen3_5Moe" if experts else "Qwen3_5", text, {"depth": 2}, vocabulary, experts)
 
 
 def write_qwen3(
@@ -221,11 +210,11 @@ def write_qwen3(
     write_json(folder, "video_preprocessor_config", pixels)
     mixture = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 24} if experts else {}
     tower = {"hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": PATCH}
-    tower |= {"num_position_embeddings": 16} | vision
+    tower |= {"num_position_embeddings": 16, "out_hidden_size": 4 * HEAD_SIZE} | vision
     return save_model(name, folder, text_config=text | mixture, vision_config=tower, **qwen_tokens(vocabulary))
 
 
-def write_gemma4(folder: Path, *, max_positions: int = 32768, window: int = 90, large: bool = False) -> Path:
+def write_gemma4(folder: Path, *, window: int = 90, large: bool = False) -> Path:
     """Write a random Gemma 4 of a few thousand parameters, like the small published ones or like the large ones.
 
     Its six layers are sliding but for the third and the last. A window holds a frame and a half. In small ones the last
@@ -236,7 +225,7 @@ def write_gemma4(folder: Path, *, max_positions: int = 32768, window: int = 90, 
     frames = {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 3}
     write_json(folder, "processor_config", {"video_processor": frames})
     kinds = ("sliding", "sliding", "full", "sliding", "sliding", "full")
-    text = text_settings(4, 2, max_positions) | {
+    text = text_settings() | {
         "head_dim": HEAD_SIZE, "global_head_dim": 24, "num_hidden_layers": 6, "sliding_window": window,
         "layer_types": [f"{kind}_attention" for kind in kinds], "final_logit_softcapping": 30.0,
     }  # fmt: skip
@@ -256,8 +245,8 @@ def write_gemma4(folder: Path, *, max_positions: int = 32768, window: int = 90, 
 
 
 def write_llava_onevision(
-    folder: Path, *, heads: int = 4, kv_heads: int = 2, max_positions: int = 32768, image_size: int = 72,
-    tower: str = "siglip_vision_model", feature_layer: int | list[int] = -1, select: str = "full",
+    folder: Path, *, image_size: int = 72, tower: str = "siglip_vision_model", feature_layer: int | list[int] = -1,
+    select: str = "full",
 ) -> Path:  # fmt: skip
     """Write a random LLaVA-OneVision of a few thousand parameters.
 
@@ -273,7 +262,7 @@ def write_llava_onevision(
     return save_model(
         "LlavaOnevision",
         folder,
-        text_config={"model_type": "qwen2"} | text_settings(heads, kv_heads, max_positions),
+        text_config={"model_type": "qwen2"} | text_settings(),
         vision_config=vision | ({"vision_use_head": False} if tower.startswith("siglip") else {}),
         image_token_index=vocabulary["<image>"],
         video_token_index=vocabulary["<video>"],
@@ -283,9 +272,7 @@ def write_llava_onevision(
     )
 
 
-def write_smolvlm(
-    folder: Path, *, heads: int = 4, max_positions: int = 32768, image_size: int = 24, patch: int = 4, scale: int = 3
-) -> Path:
+def write_smolvlm(folder: Path, *, image_size: int = 24, patch: int = 4, scale: int = 3) -> Path:
     """Write a random SmolVLM2 of a few thousand parameters: 2 x 2 tokens a frame, of 6 x 6 patches."""
     vocabulary = write_letters_tokenizer(folder, SMOLVLM_SPECIAL, TEXT_TEMPLATE)
     frames = {"size": {"longest_edge": 4 * image_size}, "max_image_size": {"longest_edge": image_size}, "resample": 1}
@@ -294,7 +281,7 @@ def write_smolvlm(
     return save_model(
         "SmolVLM",
         folder,
-        text_config={"model_type": "llama"} | text_settings(heads, 2, max_positions) | {"vocab_size": LETTERS},
+        text_config={"model_type": "llama"} | text_settings() | {"vocab_size": LETTERS},
         vision_config=TOWER | {"image_size": image_size, "patch_size": patch},
         image_token_id=vocabulary["<image>"],
         scale_factor=scale,
@@ -302,10 +289,7 @@ def write_smolvlm(
     )
 
 
-def write_internvl(
-    folder: Path, *, heads: int = 4, max_positions: int = 32768, image_size: int = 16, patch: int = 4,
-    language: str = "qwen2",
-) -> Path:  # fmt: skip
+def write_internvl(folder: Path, *, image_size: int = 16, patch: int = 4, language: str = "qwen2") -> Path:
     """Write a random InternVL of a few thousand parameters: 2 x 2 tokens a frame, of 4 x 4 patches."""
     vocabulary = write_letters_tokenizer(folder, INTERNVL_SPECIAL, INTERNVL_TEMPLATE)
     frames = {"size": {"height": image_size, "width": image_size}}
@@ -316,7 +300,7 @@ def write_internvl(
     return save_model(
         "InternVL",
         folder,
-        text_config=text_settings(heads, 2, max_positions) | own,
+        text_config=text_settings() | own,
         vision_config=TOWER | sizes,
         image_token_id=vocabulary["<IMG_CONTEXT>"],
         image_seq_length=(image_size // patch // 2) ** 2,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -32,10 +32,26 @@ from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 from tests.backbones.tiny import PATCH
 
 Video = Sequence[np.ndarray]
-Words = Sequence[str]
 Said = Sequence[tuple[str, str]]
 # Without the format, an image of one or three rows is taken for one of as many channels.
 AS_FRAMES = {"input_data_format": "channels_last", "return_tensors": "pt"}
+
+
+class Prompt(NamedTuple):
+    """A video in steps of frames `[F, height, width, 3]`, the words behind each step, and a question about it."""
+
+    video: Video
+    question: str
+    step_seconds: float = 1.0
+    words: Sequence[str] = ()
+
+    @property
+    def frames(self) -> list[np.ndarray]:
+        return [image for images in self.video for image in images]
+
+    @property
+    def times_s(self) -> list[float]:
+        return [index * self.step_seconds for index in range(len(self.video))]
 
 
 def messages(question: str, *said: tuple[str, str]) -> list[dict[str, Any]]:
@@ -62,7 +78,7 @@ class Upstream:
     def chat(self, question: str, *said: tuple[str, str]) -> tuple[list[int], list[int]]:
         """Return token ids before and after the placeholder of the video; see `messages`."""
         if self.family in TEXTS:
-            before, after = TEXTS[self.family](self, [], question, 1.0, (), said).split(CUT)
+            before, after = TEXTS[self.family](self, Prompt((), question), said).split(CUT)
             return tuple(self.tokenizer.encode(text, add_special_tokens=False) for text in (before, after))  # type: ignore[return-value]
         ids = self.tokenizer.apply_chat_template(messages(question, *said), add_generation_prompt=True)
         at = ids["input_ids"].index(self.model.config.video_token_id)
@@ -85,7 +101,7 @@ class Upstream:
         Steps with `words`, all but the last, part the video into several of equal length, with these between them.
         Those of the last step stand in front of the question, in a line of their own.
         """
-        found = INPUTS[self.family](self, video, question, step_seconds, words or [""] * len(video))
+        found = INPUTS[self.family](self, Prompt(video, question, step_seconds, words or [""] * len(video)))
         return {
             name: value.to(self.model.dtype) if value.is_floating_point() else value for name, value in found.items()
         }
@@ -128,29 +144,27 @@ def with_words(expanded: str, mark: str, words: Sequence[str], form: str, marks:
     return mark.join(parts)
 
 
-def parted(video: Video, words: Sequence[str]) -> list[tuple[int, str]]:
+def parted(prompt: Prompt) -> list[tuple[int, str]]:
     """Return the steps of each part of a video, and the words behind it; those behind the last are the question's."""
-    ends = [step + 1 for step, said in enumerate(words[:-1]) if said] + [len(video)]
-    return [(end - start, words[end - 1]) for start, end in zip([0, *ends], ends, strict=False)]
+    ends = [step + 1 for step, said in enumerate(prompt.words[:-1]) if said] + [len(prompt.video)]
+    return [(end - start, prompt.words[end - 1]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def in_front(words: Sequence[str], question: str) -> str:
-    """Return a question with the words of the last step in front of it."""
-    return f"{words[-1]}\n{question}" if words[-1] else question
+def in_front(prompt: Prompt) -> str:
+    """Return the question with the words of the last step in front of it."""
+    return f"{prompt.words[-1]}\n{prompt.question}" if prompt.words[-1] else prompt.question
 
 
-def qwen_vl_inputs(
-    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
-) -> dict[str, Tensor]:
+def qwen_vl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
     """Qwen2-VL and Qwen2.5-VL; positions as `get_rope_index` gives them, with the text behind all of the video."""
     model, config = upstream.model, upstream.model.config
     raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
     limits = frame_limits(raw["min_pixels"], raw["max_pixels"], 28)
-    pixels, (rows, columns) = qwen_patches(video, size=limits)
-    before, after = upstream.chat(in_front(words, question))
+    pixels, (rows, columns) = qwen_patches(prompt.video, size=limits)
+    before, after = upstream.chat(in_front(prompt))
     per_second = getattr(config.vision_config, "tokens_per_second", None)
-    interval = 1.0 if per_second is None else per_second * step_seconds
-    parts = parted(video, words)
+    interval = 1.0 if per_second is None else per_second * prompt.step_seconds
+    parts = parted(prompt)
     grid = torch.tensor([[steps, rows, columns] for steps, _ in parts])
     ids, positions = before, [torch.arange(len(before)).expand(3, -1)]
     for part, (own, (steps, said)) in enumerate(zip(grid, parts, strict=True), 1):
@@ -189,24 +203,22 @@ def qwen_patches(video: Video, patch: int = 14, **settings: Any) -> tuple[Tensor
     return torch.cat(patches), (grid[1], grid[2])
 
 
-def qwen3_vl_inputs(
-    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
-) -> dict[str, Tensor]:
+def qwen3_vl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
     """Text by the processor, pixels by the PIL image processor, positions by the model."""
     config = upstream.model.config
     raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
     limits = frame_limits(raw["size"]["shortest_edge"] // 2, raw["size"]["longest_edge"] // 2, 32)
     statistics = {name: raw[name] for name in ("image_mean", "image_std")}
-    patches, (rows, columns) = qwen_patches(video, PATCH, size=limits, **statistics)
-    grid = torch.tensor([[len(video), rows, columns]])
+    patches, (rows, columns) = qwen_patches(prompt.video, PATCH, size=limits, **statistics)
+    grid = torch.tensor([[len(prompt.video), rows, columns]])
     processor = object.__new__(Qwen3VLProcessor)
     processor.video_token, processor.image_token = "<|video_pad|>", "<|image_pad|>"
     processor.vision_start_token, processor.vision_end_token = "<|vision_start|>", "<|vision_end|>"
     processor.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
-    metadata = SimpleNamespace(fps=2 / step_seconds, frames_indices=list(range(2 * len(video))))
+    metadata = SimpleNamespace(fps=2 / prompt.step_seconds, frames_indices=list(range(2 * len(prompt.video))))
     expanded = processor.replace_video_token({"video_grid_thw": grid, "video_metadata": [metadata]}, 0)
-    expanded = with_words(expanded, "<|vision_end|>", words, "{}\n")
-    text = upstream.render(question, video="<|video_pad|>", token="<|video_pad|>")
+    expanded = with_words(expanded, "<|vision_end|>", prompt.words, "{}\n")
+    text = upstream.render(prompt.question, video="<|video_pad|>", token="<|video_pad|>")
     (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[expanded])
     ids = upstream.encode(text)
     return {
@@ -217,15 +229,13 @@ def qwen3_vl_inputs(
     }
 
 
-def llava_onevision_inputs(
-    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
-) -> dict[str, Tensor]:
+def llava_onevision_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
     """LLaVA-OneVision; positions are the model's own, and so is the newline behind the video."""
     config = upstream.model.config
-    before, after = upstream.chat(in_front(words, question))
+    before, after = upstream.chat(in_front(prompt))
     side = -(-(config.vision_config.image_size // config.vision_config.patch_size) // 2)
-    frames = torch.cat([llava_frames(upstream.folder, images) for images in video])
-    parts, ids = parted(video, words), before
+    frames = torch.cat([llava_frames(upstream.folder, images) for images in prompt.video])
+    parts, ids = parted(prompt), before
     for part, (steps, said) in enumerate(parts, 1):
         between = part < len(parts)
         text = upstream.tokenizer.encode(f"\n{said}\n", add_special_tokens=False) if between else after
@@ -243,38 +253,34 @@ def llava_frames(folder: Path, images: np.ndarray) -> Tensor:
     return torch.stack([processor(images=[image], **AS_FRAMES)["pixel_values"][0, 0] for image in images])
 
 
-def gemma4_inputs(
-    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
-) -> dict[str, Tensor]:
+def gemma4_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
     """Text by the processor, pixels by the PIL image processor with the settings for video."""
     config, tokenizer = upstream.model.config, upstream.tokenizer
     raw = json.loads((upstream.folder / "processor_config.json").read_text())["video_processor"]
-    found = Gemma4ImageProcessorPil(**raw)(images=[image for images in video for image in images], **AS_FRAMES)
+    found = Gemma4ImageProcessorPil(**raw)(images=prompt.frames, **AS_FRAMES)
     processor = object.__new__(Gemma4Processor)
     processor.video_token = "<|video|>"
     processor.boi_token, processor.eoi_token = (
         tokenizer.convert_ids_to_tokens(token) for token in (config.boi_token_id, config.eoi_token_id)
     )
-    metadata = SimpleNamespace(fps=1 / step_seconds, timestamps=[i * step_seconds for i in range(len(video))])
+    metadata = SimpleNamespace(fps=1 / prompt.step_seconds, timestamps=prompt.times_s)
     counts = found["num_soft_tokens_per_image"].tolist()
     expanded = processor.replace_video_token({"num_soft_tokens_per_video": counts[:1], "video_metadata": [metadata]}, 0)
-    expanded = with_words(expanded, processor.eoi_token, words, "\n{}\n")
-    ids = upstream.encode(upstream.render(question, video=expanded, token="<|video|>"))
+    expanded = with_words(expanded, processor.eoi_token, prompt.words, "\n{}\n")
+    ids = upstream.encode(upstream.render(prompt.question, video=expanded, token="<|video|>"))
     return {
         "input_ids": ids,
         "mm_token_type_ids": 2 * (ids == config.video_token_id).int(),
         "pixel_values_videos": found["pixel_values"].float(),
         "video_position_ids": found["image_position_ids"],
-        "num_frames_per_video": torch.tensor([len(video)]),
+        "num_frames_per_video": torch.tensor([len(prompt.video)]),
     }
 
 
 CUT = "<cut>"
 
 
-def smolvlm_text(
-    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Words = (), said: Said = ()
-) -> str:
+def smolvlm_text(upstream: Upstream, prompt: Prompt, said: Said = ()) -> str:
     """The whole prompt by the processor, but for its sentence about the length of the video.
 
     Without frames, `CUT` stands in their place.
@@ -282,59 +288,49 @@ def smolvlm_text(
     processor = object.__new__(SmolVLMProcessor)
     processor.image_token, processor.fake_image_token = "<image>", "<fake_token_around_image>"
     processor.global_image_token, processor.image_seq_len = "<global-img>", upstream.model.model.image_seq_len
-    times = [i * step_seconds for i in range(len(video))]
-    metadata = SimpleNamespace(fps=1 / step_seconds, timestamps=times, duration=0)
-    found = {"pixel_values": torch.zeros(1, len(video)), "video_metadata": [metadata]}
-    intro = "You are provided the following series of frames from a video.\n" + ("" if video else CUT)
+    metadata = SimpleNamespace(fps=1 / prompt.step_seconds, timestamps=prompt.times_s, duration=0)
+    found = {"pixel_values": torch.zeros(1, len(prompt.video)), "video_metadata": [metadata]}
+    intro = "You are provided the following series of frames from a video.\n" + ("" if prompt.video else CUT)
     with patch.multiple(processing_smolvlm, DEFAULT_VIDEO_INTRO=intro, num2words=str):
         expanded = processor.replace_video_token(found, 0)
-    expanded = with_words(expanded, processor.fake_image_token, words, "\n{}", 2)
-    return upstream.render(question, *said, chat_template=processing_smolvlm.DEFAULT_CHAT_TEMPLATE, video=expanded)
+    expanded = with_words(expanded, processor.fake_image_token, prompt.words, "\n{}", 2)
+    template = processing_smolvlm.DEFAULT_CHAT_TEMPLATE
+    return upstream.render(prompt.question, *said, chat_template=template, video=expanded)
 
 
-def smolvlm_inputs(
-    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
-) -> dict[str, Tensor]:
+def smolvlm_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
     """Text by the processor, pixels by the PIL image processor, whole and at the size for video."""
     raw = json.loads((upstream.folder / "preprocessor_config.json").read_text())
     settings = raw | {"size": raw["video_sampling"]["video_size"], "do_image_splitting": False}
-    found = SmolVLMImageProcessorPil(**settings)(images=[image for images in video for image in images], **AS_FRAMES)
-    ids = upstream.encode(smolvlm_text(upstream, video, question, step_seconds, words))
+    found = SmolVLMImageProcessorPil(**settings)(images=prompt.frames, **AS_FRAMES)
+    ids = upstream.encode(smolvlm_text(upstream, prompt))
     return {"input_ids": ids, "pixel_values": found["pixel_values"].float().flatten(0, 1)[None]}
 
 
-def internvl_text(
-    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Words = (), said: Said = ()
-) -> str:
+def internvl_text(upstream: Upstream, prompt: Prompt, said: Said = ()) -> str:
     """The whole prompt as the processor writes it; without frames, `CUT` stands in their place."""
     processor = object.__new__(InternVLProcessor)
     processor.start_image_token, processor.end_image_token, processor.image_token = "<img>", "</img>", "<IMG_CONTEXT>"
     processor.image_seq_length = upstream.model.config.image_seq_length
-    lines = processor.replace_video_token({"pixel_values_videos": [torch.zeros(len(video))]}, 0)
-    lines = with_words(lines, "</img>", words, "\n{}")
-    return upstream.render(question, *said, video=lines or CUT)
+    lines = processor.replace_video_token({"pixel_values_videos": [torch.zeros(len(prompt.video))]}, 0)
+    lines = with_words(lines, "</img>", prompt.words, "\n{}")
+    return upstream.render(prompt.question, *said, video=lines or CUT)
 
 
-def internvl_inputs(
-    upstream: Upstream, video: Video, question: str, step_seconds: float, words: Sequence[str]
-) -> dict[str, Tensor]:
+def internvl_inputs(upstream: Upstream, prompt: Prompt) -> dict[str, Tensor]:
     """Text by the processor, pixels by the PIL image processor without tiles."""
     raw = json.loads((upstream.folder / "video_preprocessor_config.json").read_text())
     processor = GotOcr2ImageProcessorPil(**raw, crop_to_patches=False)
-    found = processor(images=[image for images in video for image in images], **AS_FRAMES)
-    ids = upstream.encode(internvl_text(upstream, video, question, step_seconds, words))
+    found = processor(images=prompt.frames, **AS_FRAMES)
+    ids = upstream.encode(internvl_text(upstream, prompt))
     return {"input_ids": ids, "pixel_values": found["pixel_values"]}
 
 
 # Families of which the processor writes more around the video than the template.
 TEXTS: dict[str, Callable[..., str]] = {"smolvlm": smolvlm_text, "internvl": internvl_text}
-INPUTS: dict[str, Callable[[Upstream, Video, str, float, Sequence[str]], dict[str, Tensor]]] = {
-    "qwen2_vl": qwen_vl_inputs,
-    "qwen2_5_vl": qwen_vl_inputs,
-    "qwen3_vl": qwen3_vl_inputs,
-    "qwen3_vl_moe": qwen3_vl_inputs,
-    "qwen3_5": qwen3_vl_inputs,
-    "qwen3_5_moe": qwen3_vl_inputs,
+INPUTS: dict[str, Callable[[Upstream, Prompt], dict[str, Tensor]]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), qwen_vl_inputs),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), qwen3_vl_inputs),
     "gemma4": gemma4_inputs,
     "llava_onevision": llava_onevision_inputs,
     "smolvlm": smolvlm_inputs,

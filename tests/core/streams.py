@@ -10,6 +10,7 @@ from torch import Tensor
 from protokv.core.context import EMPTY, Anchoring, Context
 from protokv.core.memory import Memory
 from protokv.core.rotary import PreciseRotary, rotate, unrotate
+from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import DurableConfig, PaperConfig
@@ -90,15 +91,8 @@ def shape_of(
 
 def small_config(budget: int = 29, **changes: object) -> PaperConfig:
     """The paper's rules in a size where a short stream fills, evicts, ages, merges and recycles."""
-    defaults = {
-        "pseudo_tokens": 2,
-        "idle_steps": 4,
-        "subquantizers": 2,
-        "codewords": 4,
-        "warmup_residuals": 11,
-        "merge_key_distance": 0.5,
-        "merge_value_distance": 0.5,
-    }
+    defaults = {"pseudo_tokens": 2, "idle_steps": 4, "subquantizers": 2, "codewords": 4, "warmup_residuals": 11}
+    defaults |= {"merge_key_distance": 0.5, "merge_value_distance": 0.5}
     return PaperConfig(budget=budget, **(defaults | changes))
 
 
@@ -137,8 +131,8 @@ def anchored(world: World, origin: int, moving: Sequence[int] = (0,)) -> Anchori
     return Anchoring(precise, origin, 2**18, moving)
 
 
-def copy_of(memory: Memory) -> dict[str, Tensor]:
-    """The state, safe from later appends."""
+def copy_of(memory: Memory | Session) -> dict[str, Tensor]:
+    """The state, safe from later steps."""
     return {name: tensor.clone() for name, tensor in memory.tensors().items()}
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import combinations
 from unittest.mock import patch
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +23,8 @@ from tests.oracles import attention as plain
 from tests.tolerance import near, tolerance
 
 CPU = torch.device("cpu")
+# A query, the segments and the tail that it attends to, and the factor on the logits.
+Case = tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float]
 
 
 def dense(query: Tensor, segments: list[Segment], tail: tuple[Tensor, Tensor], scaling: float) -> Tensor:
@@ -48,7 +49,7 @@ def dense(query: Tensor, segments: list[Segment], tail: tuple[Tensor, Tensor], s
     return out
 
 
-def allowed(case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float], dtype: torch.dtype) -> dict[str, float]:
+def allowed(case: Case, dtype: torch.dtype) -> dict[str, float]:
     """What an order of sums leaves of a weighted mean: products over a head, and values of all tokens by their weights.
 
     Logits are of order one here, and so is what their rounding changes of a weight.
@@ -62,7 +63,7 @@ def allowed(case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float], dt
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float]:
+def cases(draw: st.DrawFn) -> Case:
     """Any grouping, number and size of segments and dtype, some slots free, some heads with no slot in use."""
     H, groups, T = draw(st.integers(1, 3)), draw(st.integers(1, 7)), draw(st.integers(1, 7))
     D = draw(st.sampled_from([2, 6, 16, 34]))
@@ -84,7 +85,7 @@ def cases(draw: st.DrawFn) -> tuple[Tensor, list[Segment], tuple[Tensor, Tensor]
 
 
 @given(cases())
-def test_the_plain_form_is_the_dense_softmax(case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float]) -> None:
+def test_the_plain_form_is_the_dense_softmax(case: Case) -> None:
     query, segments, tail, scaling = case
     expected = dense(*case)
     out = plain.attend(query.float(), segments, tail, scaling)
@@ -92,7 +93,7 @@ def test_the_plain_form_is_the_dense_softmax(case: tuple[Tensor, list[Segment], 
 
 
 @given(cases())
-def test_the_fused_form_is_the_plain_one(case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float]) -> None:
+def test_the_fused_form_is_the_plain_one(case: Case) -> None:
     query, segments, tail, scaling = case
     out = attend(query, segments, tail, scaling)
     assert out.dtype == query.dtype
@@ -148,9 +149,7 @@ def test_a_bias_in_the_columns_of_the_keys_is_a_bias(case: tuple[Tensor, Tensor,
 
 
 @given(cases())
-def test_attention_by_columns_is_the_plain_one(
-    case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float],
-) -> None:
+def test_attention_by_columns_is_the_plain_one(case: Case) -> None:
     query, segments, local, scaling = case
     with patch.object(kernels, "takes_columns", lambda size, dtype, _: dtype in kernels.HALVES):
         out = attend(query, segments, local, scaling)
@@ -168,15 +167,6 @@ def widened(segment: Segment) -> Segment:
     columns = kernels.bias_columns(segment.bias, segment.keys.shape[2] ** -0.5, segment.keys.dtype)
     keys, values = kernels.with_columns(segment.keys, segment.values, columns)
     return replace(segment, keys=keys, values=values)
-
-
-@pytest.mark.parametrize("queries", [1, 3])
-def test_slots_that_are_all_free_count_for_nothing(queries: int) -> None:
-    g = torch.Generator().manual_seed(1)
-    query, keys, values = (torch.randn(2, size, 8, generator=g) for size in (queries, 5, 5))
-    tail = torch.randn(2, 4, 8, generator=g), torch.randn(2, 4, 8, generator=g)
-    free = Segment(1e3 * keys, values, torch.full((2, 5), EMPTY))
-    assert torch.equal(attend(query, [free], tail, 0.3), attend(query, [], tail, 0.3))
 
 
 def test_merged_parts_are_the_attention_over_all_of_them() -> None:
@@ -249,9 +239,7 @@ def test_a_mask_is_made_once_a_forward() -> None:
 
 
 @given(cases())
-def test_shares_are_the_weights_of_the_last_token_over_a_group_of_heads(
-    case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float],
-) -> None:
+def test_shares_are_the_weights_of_the_last_token_over_a_group_of_heads(case: Case) -> None:
     query, segments, (keys, _), scaling = case
     slots, tail = shares(query[:, -1], segments, keys, scaling)
     H, N = keys.shape[0], sum(segment.keys.shape[1] for segment in segments)
@@ -260,15 +248,3 @@ def test_shares_are_the_weights_of_the_last_token_over_a_group_of_heads(
     terms = query.shape[2] + N + keys.shape[1]
     torch.testing.assert_close(torch.cat((slots, tail), 1), expected, **near(expected, terms))
     assert slots.shape == (H, N)
-
-
-@given(cases())
-def test_the_weights_written_out_are_those_that_attention_reads_by(
-    case: tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float],
-) -> None:
-    query, segments, (keys, values), scaling = case
-    H, heads = keys.shape[0], query.shape[0]
-    shown = torch.cat([*(segment.values for segment in segments), values], 1).double()
-    weights = plain.weights(query.float(), segments, keys, scaling).double()
-    read = weights.view(H, -1, shown.shape[1]) @ shown
-    torch.testing.assert_close(read.view(heads, -1, shown.shape[2]), dense(*case), **allowed(case, torch.float32))

@@ -28,29 +28,6 @@ LATE = 2**31
 TURNED = 6
 
 
-def context_of(times: list[list[int]], near: list[int], *, empty: set[int] = frozenset()) -> SlotContext:
-    """One layer, a head for each list of far times; `empty` names free far slots. Two slots of prompt prefix."""
-    H, far = len(times), len(times[0])
-    time = torch.tensor([[*range(ORIGIN), *row, *near] for row in times])[None]
-    positions = time[..., None]
-    g = torch.Generator().manual_seed(3)
-    bare = torch.randn(1, H, time.shape[2], 8, generator=g)
-    bias = torch.zeros(time.shape)
-    bias[:, :, [ORIGIN + slot for slot in empty]] = -torch.inf
-    keys = rotate(bare, *PRECISE[1](positions))
-    return SlotContext(keys, bare, bias, slice(ORIGIN, ORIGIN + far), lambda: positions)
-
-
-def compact(context: SlotContext) -> CompactContext:
-    shown = context.compact(Anchoring(PRECISE[1], ORIGIN, 2000))
-    assert isinstance(shown, CompactContext)
-    return shown
-
-
-def stream_times(context: Context) -> list[list[int]]:
-    return shown_positions(context)[0, :, :, 0].tolist()
-
-
 def shown_positions(context: Context) -> torch.Tensor:
     slots = context.slots if isinstance(context, CompactContext) else context
     assert isinstance(slots, SlotContext)
@@ -63,29 +40,23 @@ def shown_positions(context: Context) -> torch.Tensor:
     return there
 
 
-def literal(context: SlotContext, anchoring: Anchoring, *, span: int | None = None) -> tuple[SlotContext, int, int]:
+def literal(context: SlotContext, anchoring: Anchoring, span: int) -> tuple[SlotContext, int, int]:
     """Compact placement written out slot by slot, every key turned: the slots, the shift and the next position."""
     assert context.positions is not None
     places, live = context.positions().tolist(), (context.bias > -torch.inf).tolist()
     L, H, N = context.bias.shape
     heads = [(layer, head) for layer in range(L) for head in range(H)]
     near_slots, far_slots = range(context.far.stop, N), range(context.far.start, context.far.stop)
-    behind = [
-        places[a][b][slot][0]
+    near_times, far_times = (
+        [places[a][b][slot][0] for a, b in heads for slot in slots if live[a][b][slot]]
         for slots in (near_slots, far_slots)
-        for a, b in heads
-        for slot in slots
-        if live[a][b][slot]
-    ]
-    has_near = any(live[a][b][slot] for a, b in heads for slot in near_slots)
-    near_times = [places[a][b][slot][0] for a, b in heads for slot in near_slots if live[a][b][slot]]
-    near = min(near_times) if has_near else max(behind, default=-1) + 1
+    )
+    near = min(near_times) if near_times else max(far_times, default=-1) + 1
     older = {
         (a, b): sorted({places[a][b][s][0] for s in far_slots if live[a][b][s] and places[a][b][s][0] < near})
         for a, b in heads
     }
-    distinct = max(map(len, older.values()), default=0)
-    shift = near - anchoring.origin - (distinct if span is None else span)
+    shift = near - anchoring.origin - span
     if shift <= 0:
         return context, 0, anchoring.end
     moved, last = context.positions().clone(), anchoring.origin - 1
@@ -142,7 +113,7 @@ def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
 ) -> None:
     context, anchoring = case
     span = int(context.far_span()) + more
-    expected, shift, after = literal(context, anchoring, span=span)
+    expected, shift, after = literal(context, anchoring, span)
     shown = context.compact(anchoring, span)
     assert (shown.shift, shown.next_position) == (shift, after)
     live = (context.bias > -torch.inf)[..., None]
@@ -153,18 +124,8 @@ def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
     for layer in range(2):
         one, other = (plain.attend(query, each.at(layer, query), tail, 0.3) for each in (shown, expected))
         torch.testing.assert_close(one, other, **attended(other, context, tail))
-
-
-def test_far_keys_of_a_layer_are_turned_once_for_an_answer() -> None:
-    shown = compact(context_of([[400, 90, 35]], [1000, 1001]))
-    query = torch.ones(1, 1, 8)
-    assert shown.at(0, query)[0] is shown.at(0, query)[0]
-
-
-def test_far_times_stand_one_apart_before_the_window_newest_next_to_it() -> None:
-    shown = compact(context_of([[400, 90, 400], [70, 90, 400]], [1000, 1001, 1003]))
-    assert stream_times(shown) == [[0, 1, 4, 3, 4, 5, 6, 8], [0, 1, 2, 3, 4, 5, 6, 8]]
-    assert (shown.shift, shown.next_position) == (995, 9)
+        # Far keys are turned once for all of an answer.
+        assert shown.at(layer, query)[0] is shown.at(layer, query)[0]
 
 
 def test_a_context_without_positions_says_so() -> None:

@@ -21,17 +21,10 @@ from protokv.core.step import StreamClock
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from samples.seeds import DEMONSTRATION
 from samples.worlds.streams import Worlds, WorldStream
-from tests.conftest import random_frames
+from tests.conftest import watched
 from tests.oracles import attention as plain
 
 QUESTION = "what is the first star ?"
-
-
-def watched(backbone: Backbone, config: MemoryConfig, n_steps: int = 12) -> Session:
-    session = Session.start(backbone, config)
-    for step in range(n_steps):
-        session.watch(random_frames(step))
-    return session
 
 
 def literal(session: Session) -> dict[int, float]:
@@ -67,7 +60,7 @@ def literal(session: Session) -> dict[int, float]:
 
 @pytest.mark.parametrize("kind", ["durable", "continuity", "sliding-window", "rekv"])
 def test_moments_are_those_of_attention_written_out(tiny: Backbone, kind: str) -> None:
-    session = watched(tiny, MemoryConfig.of(kind, budget=36))
+    session = watched(tiny, MemoryConfig.of(kind, budget=36), range(12))
     answer = session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=True)
     assert answer.evidence is not None
     expected = find_spans(literal(session), 1.0)
@@ -79,7 +72,7 @@ def test_moments_are_those_of_attention_written_out(tiny: Backbone, kind: str) -
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_every_memory_gives_evidence_or_refuses(tiny: Backbone, kind: str) -> None:
-    session = watched(tiny, MemoryConfig.of(kind, budget=36))
+    session = watched(tiny, MemoryConfig.of(kind, budget=36), range(12))
     plainly, told = (session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=flag) for flag in (False, True))
     assert (told.text, told.mean_logprob, told.context_tokens) == (
         plainly.text, plainly.mean_logprob, plainly.context_tokens,
@@ -91,7 +84,7 @@ def test_every_memory_gives_evidence_or_refuses(tiny: Backbone, kind: str) -> No
 
 def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afresh(tiny: Backbone) -> None:
     for changes in ({"positions": "compact"}, {"recent_frames": 4}):
-        session = watched(tiny, DurableConfig(budget=36).with_fields(changes))
+        session = watched(tiny, DurableConfig(budget=36).with_fields(changes), range(12))
         evidence = session.ask(QUESTION, evidence=True).evidence
         assert evidence is not None
         assert all(m.end_s <= 12 for m in evidence.spans)

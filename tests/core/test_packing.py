@@ -12,7 +12,7 @@ from protokv.core.packing import check_shapes, pack, unpack
 from protokv.core.tensors import TensorSpec, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories import CONFIGS, MemoryConfig
-from tests.core.streams import World, feed, shape_of
+from tests.core.streams import World, feed, same, shape_of
 
 SPECS = (
     TensorSpec("a.x", ("layer", "prototype", "feature"), (2, 7, 3), torch.float32, ""),
@@ -55,9 +55,7 @@ def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int
     packed = pack(whole, memory.specs())
     assert count_bytes(*packed.values()) <= count_bytes(*whole.values())
     assert pack(packed, memory.specs()).keys() == packed.keys()
-    again = restore_memory(config, shape, world.rotary, packed).tensors()
-    assert again.keys() == whole.keys()
-    assert all(torch.equal(again[n], whole[n]) for n in whole)
+    assert same(restore_memory(config, shape, world.rotary, packed).tensors(), whole)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,20 +22,14 @@ from protokv.errors import ConfigError, ModelError, OutOfMemory, PositionWarning
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
-from tests.conftest import random_frames
+from tests.conftest import random_frames, watched
+from tests.core.streams import copy_of, same
 from tests.mock_backbone import MockBackbone
 from tests.tolerance import near_logits
 
 QUESTION = "what is the first star ?"
 # DyCoke drops tokens before the model reads them, and last-frames encodes every step by itself.
 EXACT_AT_FIRST = sorted(set(CONFIGS) - {"dycoke", "last-frames"})
-
-
-def watched(backbone: Backbone, n_steps: int, config: MemoryConfig) -> Session:
-    session = Session.start(backbone, config)
-    for step in range(n_steps):
-        session.watch(random_frames(step))
-    return session
 
 
 @pytest.fixture(scope="module")
@@ -54,44 +49,41 @@ def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> 
 def test_logits_equal_the_plain_model_while_nothing_was_evicted(
     tiny: Backbone, upstream: Upstream, kind: str, n_steps: int
 ) -> None:
-    session = watched(tiny, n_steps, MemoryConfig.of(kind, budget=400))
+    session = watched(tiny, MemoryConfig.of(kind, budget=400), range(n_steps))
     expected = plain_logits(upstream, n_steps)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (7, 1)], ids=lambda v: str(v))
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 1), (7, 1)])
 def test_logits_equal_the_plain_model_at_every_grouping(tmp_path: Path, heads: int, kv_heads: int) -> None:
     folder = write_qwen2_5_vl(tmp_path, heads=heads, kv_heads=kv_heads)
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
-    session = watched(backbone, 4, PaperConfig(budget=400))
+    session = watched(backbone, PaperConfig(budget=400), range(4))
     expected = plain_logits(Upstream("qwen2_5_vl", folder), 4)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
 
 def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, upstream: Upstream) -> None:
-    session = watched(tiny, 4, PaperConfig(budget=400))
+    session = watched(tiny, PaperConfig(budget=400), range(4))
     expected = plain_logits(upstream, 5)
     assert (session.prefill(QUESTION) - expected).abs().max() > 100 * near_logits(session, expected)["atol"]
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS))
 def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
-    session = watched(tiny, 9, MemoryConfig.of(kind, budget=40))
-    before = {name: tensor.clone() for name, tensor in session.tensors().items()}
-    clock, logits = session.clock, session.prefill(QUESTION)
+    session = watched(tiny, MemoryConfig.of(kind, budget=40), range(9))
+    before, clock, logits = copy_of(session), session.clock, session.prefill(QUESTION)
     for _ in range(2):
         session.ask(QUESTION, Decoding(max_new_tokens=5, temperature=1.0))
     assert session.clock == clock
     assert torch.equal(session.prefill(QUESTION), logits)
-    after = session.tensors()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same(before, session.tensors())
 
 
 def test_an_answer_with_the_published_penalties_is_what_transformers_generates(
     tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = watched(tiny, 3, PaperConfig(budget=400))
+    session = watched(tiny, PaperConfig(budget=400), range(3))
     monkeypatch.setattr(tiny, "stop_ids", frozenset())
     penalties = {"repetition_penalty": 1.3}
     published = GenerationConfig(do_sample=True, top_k=1, max_new_tokens=12, **penalties)
@@ -115,7 +107,7 @@ def test_what_a_model_was_published_with_is_read_and_what_makes_no_sense_is_name
 
 
 def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(tiny: Backbone) -> None:
-    session = watched(tiny, 2, PaperConfig(budget=400))
+    session = watched(tiny, PaperConfig(budget=400), range(2))
     turns = [("what ?", "red " * 700), *[("who ?", "star " * 500)] * 7, ("where ?", "first")]
     answer = session.ask(QUESTION, Decoding(1), turns=turns)
     assert 0 < answer.turns < len(turns)
@@ -129,26 +121,15 @@ def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(tin
 
 
 def test_pieces_joined_are_the_answer_and_stop_at_the_limit(tiny: Backbone) -> None:
-    session = watched(tiny, 2, PaperConfig(budget=400))
+    session = watched(tiny, PaperConfig(budget=400), range(2))
     decoding = Decoding(max_new_tokens=6)
-    pieces = list(session.stream(QUESTION, decoding))
-    answer = session.ask(QUESTION, decoding)
+    pieces, answer = list(session.stream(QUESTION, decoding)), session.ask(QUESTION, decoding)
     assert "".join(pieces).strip() == answer.text
     assert 0 < answer.tokens <= 6
 
 
-def test_the_same_seed_draws_the_same_answer_and_another_may_not(tiny: Backbone) -> None:
-    session = watched(tiny, 2, PaperConfig(budget=400))
-    texts = {
-        seed: [session.ask(QUESTION, Decoding(max_new_tokens=12, temperature=2.0, seed=seed)).text for _ in range(2)]
-        for seed in range(4)
-    }
-    assert all(first == second for first, second in texts.values())
-    assert len({first for first, _ in texts.values()}) > 1
-
-
 def test_a_choice_is_the_likeliest_of_some_texts_by_their_first_tokens(tiny: Backbone) -> None:
-    session, how = watched(tiny, 3, PaperConfig(budget=400)), {"turns": [("who ?", "star")], "evidence": True}
+    session, how = watched(tiny, PaperConfig(budget=400), range(3)), {"turns": [("who ?", "star")], "evidence": True}
     choices = ("red star", "blue", "two")
     firsts = [tiny.encode(one)[0] for one in choices]
     asked = session.choose(QUESTION, choices, **how)
@@ -187,8 +168,8 @@ def test_positions_follow_stream_time_across_a_gap(tiny: Backbone) -> None:
 
 def test_a_step_is_encoded_over_the_prototypes(tiny: Backbone) -> None:
     config = PaperConfig(budget=36, pseudo_tokens=1, split=(1, 1))
-    session = watched(tiny, 13, config)
-    tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
+    session = watched(tiny, config, range(13))
+    tensors = copy_of(session)
     tensors["bank.value_center"] += 1
     other = Session.resume(tiny, config, session.clock, tensors)
     for each in (session, other):
@@ -198,7 +179,7 @@ def test_a_step_is_encoded_over_the_prototypes(tiny: Backbone) -> None:
 
 
 def test_compact_positions_change_nothing_while_nothing_was_evicted(tiny: Backbone) -> None:
-    stream, compact = (watched(tiny, 6, PaperConfig(budget=400, positions=p)) for p in ("stream", "compact"))
+    stream, compact = (watched(tiny, PaperConfig(budget=400, positions=p), range(6)) for p in ("stream", "compact"))
     expected = stream.prefill(QUESTION)
     # Compact, the prompt prefix is attended to by itself.
     torch.testing.assert_close(compact.prefill(QUESTION), expected, **near_logits(stream, expected))
@@ -232,9 +213,9 @@ def test_compact_positions_stay_within_the_budget_for_ever(tiny: Backbone, confi
 
 @pytest.mark.parametrize("far_out", [9_000, 2**32])
 def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(tiny: Backbone, far_out: int) -> None:
-    session = watched(tiny, 6, MemoryConfig.of("sliding-window", budget=400, positions="compact"))
+    session = watched(tiny, MemoryConfig.of("sliding-window", budget=400, positions="compact"), range(6))
     expected = session.prefill(QUESTION)
-    tensors = {name: tensor.clone() for name, tensor in session.tensors().items()}
+    tensors = copy_of(session)
     here = tensors["near.positions"]
     there = here.clone()
     there[:, 0] += far_out
@@ -252,18 +233,10 @@ def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbe
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiny, "max_position", 50)
-    session = Session.start(tiny, DurableConfig(budget=48))
-
-    def watch_all() -> None:
-        for step in range(40):
-            session.watch(random_frames(step))
-
     with pytest.warns(PositionWarning, match=r"position 5\d, and the model was trained on 50.*compact") as told:
-        watch_all()
+        watched(tiny, DurableConfig(budget=48), range(40))
     assert len(told) == 1
-    compact = Session.start(tiny, DurableConfig(budget=16).with_fields({"positions": "compact"}))
-    for step in range(40):
-        compact.watch(random_frames(step))
+    watched(tiny, MemoryConfig.of("durable", budget=16, positions="compact"), range(40))
 
 
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), 1e9, float("inf")])
@@ -321,51 +294,24 @@ def test_an_answer_says_why_it_ends_and_is_cut_where_it_repeats_itself_unless_it
     decoding: Decoding, said: float, reason: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Stuck, "said", said)
-    answer = watched(Stuck(), 2, DurableConfig(budget=40)).ask(QUESTION, decoding)
+    answer = watched(Stuck(), DurableConfig(budget=40), range(2)).ask(QUESTION, decoding)
     assert (answer.finish_reason, answer.tokens, len(answer.text.split())) == (reason, tokens, tokens)
+    # Of all tokens, the one that ends the answer too: one logit is 1, and seven are 0.
+    assert answer.mean_logprob == pytest.approx(1 - math.log(math.e + 7))
 
 
 def test_words_need_a_transcript_and_change_nothing_without_one(tiny: Backbone) -> None:
-    session = watched(tiny, 2, DurableConfig(budget=40, words=True))
-    before = {name: tensor.clone() for name, tensor in session.tensors().items()}
+    session = watched(tiny, DurableConfig(budget=40, words=True), range(2))
+    before = copy_of(session)
     with pytest.raises(ConfigError, match="transcript"):
         session.watch(random_frames(2), words=["two three"])
     assert session.intact
     assert session.clock.steps == 2
-    assert all(torch.equal(before[name], tensor) for name, tensor in session.tensors().items())
-
-
-def test_an_answer_says_the_mean_log_probability_of_its_tokens(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = watched(tiny, 6, DurableConfig(budget=40))
-    decoding = Decoding(max_new_tokens=5)
-    # One forward takes the question and each token of the answer but the last.
-    chosen: list[int] = []
-    decode = tiny.decode
-
-    def spy(ids: list[int]) -> str:
-        chosen[:] = ids
-        return decode(ids)
-
-    monkeypatch.setattr(tiny, "decode", spy)
-    answer = session.ask("what is first ?", decoding)
-    ids = tiny.suffix_ids("what is first ?") + chosen
-    with torch.inference_mode():
-        positions = tiny.text_positions(session.clock.next_position, len(ids))
-        logits = tiny.logits(tiny.forward(tiny.embed_text(ids), positions, session.cache.fork(session.memory.recall())))
-    first = len(ids) - len(chosen) - 1
-    said = logits[first:].log_softmax(-1)
-    each = [float(said[i, token]) for i, token in enumerate(chosen)]
-    if answer.tokens < 5:
-        each.append(max(float(said[-1, token]) for token in tiny.stop_ids))
-    # The session forwards one token at a time. The logarithm doubles the difference of the logits.
-    allowed = 2 * near_logits(session, logits)["atol"]
-    assert answer.mean_logprob == pytest.approx(sum(each) / len(each), rel=0, abs=allowed)
+    assert same(before, session.tensors())
 
 
 def test_how_sure_an_answer_is_does_not_depend_on_how_it_was_drawn(tiny: Backbone) -> None:
     """The probability is always that of temperature 1."""
-    session = watched(tiny, 6, DurableConfig(budget=40))
-    greedy = session.ask("what is first ?", Decoding(4))
-    drawn = session.ask("what is first ?", Decoding(4, temperature=1e-4, seed=3))
-    assert drawn.text == greedy.text
-    assert drawn.mean_logprob == greedy.mean_logprob
+    session = watched(tiny, DurableConfig(budget=40), range(6))
+    greedy, drawn = (session.ask("what is first ?", Decoding(4, temperature=t)) for t in (0, 1e-4))
+    assert (drawn.text, drawn.mean_logprob) == (greedy.text, greedy.mean_logprob)

@@ -14,9 +14,8 @@ from protokv.core.memory import Memory
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
 from protokv.memories import DyCokeConfig, MemoryConfig
-from tests.conftest import random_frames
+from tests.conftest import random_frames, watched
 from tests.core.streams import World, copy_of, shape_of
-from tests.memories.conftest import watched
 
 
 def built(config: MemoryConfig, shape: MemoryShape, seed: int = 0) -> tuple[Memory, World]:

@@ -12,8 +12,8 @@ from protokv.core.backbone import Backbone
 from protokv.core.context import SlotContext
 from protokv.memories import HermesConfig
 from protokv.memories.hermes import PROBES, Hermes
+from tests.conftest import watched
 from tests.core.streams import World, copy_of, same, shape_of
-from tests.memories.conftest import watched
 from tests.oracles.hermes import NaiveHermes
 from tests.tolerance import near, tolerance
 

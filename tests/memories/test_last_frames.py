@@ -12,9 +12,8 @@ from protokv.core.context import SlotContext
 from protokv.core.session import Session
 from protokv.memories import LastFramesConfig, MemoryConfig
 from protokv.memories.last_frames import LastFrames
-from tests.conftest import random_frames
+from tests.conftest import random_frames, watched
 from tests.core.streams import World, shape_of
-from tests.memories.conftest import watched
 from tests.tolerance import near_logits
 
 QUESTION = "what is the first star ?"

@@ -19,8 +19,8 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import MemoryConfig, ReKVConfig
 from protokv.memories.rekv import ReKV, Retrieval
+from tests.conftest import watched
 from tests.core.streams import World, anchored, feed, shape_of, shown_to
-from tests.memories.conftest import watched
 from tests.tolerance import tolerance
 
 QUESTION = "what is the first star ?"
