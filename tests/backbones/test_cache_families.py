@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, DynamicCache
 
 import protokv

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from protokv.core.backbone import Backbone
 from protokv.core.context import SlotContext
+from protokv.core.tensors import MemoryShape
 from protokv.memories import HermesConfig
 from protokv.memories.hermes import PROBES, Hermes
 from tests.conftest import watched
@@ -21,36 +22,24 @@ from tests.tolerance import near, tolerance
 TIE = tolerance(torch.float32, 6 + 32, 2.0)
 
 
-def draw_queries(generator: torch.Generator, layers: int, heads: int, size: int) -> list[Tensor]:
-    return [torch.randn(layers, heads, tokens, size, generator=generator) for tokens in (3, 5, 2)]
-
-
 @given(
-    budget=st.integers(1, 30),
-    kept=st.sampled_from([0.75, 0.75, 0.0, 0.3, 1.0]),
-    bands=st.sampled_from([(0.1, 0.3), (0.4, 0.4), (0.0, 1.0), (1.0, 0.0)]),
-    layers=st.integers(1, 5),
-    heads=st.integers(1, 2),
+    config=st.builds(
+        lambda bands, **rest: HermesConfig(shallow_share=bands[0], deep_share=bands[1], **rest),
+        budget=st.integers(1, 30),
+        kept_share=st.sampled_from([0.75, 0.75, 0.0, 0.3, 1.0]),
+        bands=st.sampled_from([(0.1, 0.3), (0.4, 0.4), (0.0, 1.0), (1.0, 0.0)]),
+    ),
+    shape=st.builds(
+        shape_of, layers=st.integers(1, 5), heads=st.integers(1, 2), size=st.just(6), components=st.sampled_from([1, 3])
+    ),
     group=st.integers(1, 2),
-    components=st.sampled_from([1, 3]),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
     probed=st.booleans(),
     seed=st.integers(0, 2**16),
 )
 def test_it_equals_its_oracle_token_for_token(
-    budget: int,
-    kept: float,
-    bands: tuple[float, float],
-    layers: int,
-    heads: int,
-    group: int,
-    components: int,
-    lengths: list[int],
-    probed: bool,
-    seed: int,
+    config: HermesConfig, shape: MemoryShape, group: int, lengths: list[int], probed: bool, seed: int
 ) -> None:
-    config = HermesConfig(budget=budget, kept_share=kept, shallow_share=bands[0], deep_share=bands[1])
-    shape = shape_of(layers=layers, heads=heads, size=6, components=components)
     world = World(shape, seed)
     sink = world.sink()
     fast = Hermes(config, shape, world.rotary)
@@ -61,7 +50,8 @@ def test_it_equals_its_oracle_token_for_token(
         step = world.step(index, tokens)
         queries = None
         if probed and fast.probes_for(tokens):
-            queries = draw_queries(generator, layers, heads * group, 6)
+            size = (shape.layers, shape.kv_heads * group)
+            queries = [torch.randn(*size, n, 6, generator=generator) for n in (3, 5, 2)]
             fast.compact(queries, tokens)
         fast.append(step)
         naive.append(step, queries)

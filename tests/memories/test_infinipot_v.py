@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from protokv.core.context import SlotContext
 from protokv.core.step import StepKV, cell_centres
+from protokv.core.tensors import MemoryShape
 from protokv.memories import InfiniPotVConfig
 from protokv.memories.infinipot_v import InfiniPotV
 from tests.core.streams import World, shape_of
@@ -31,35 +32,31 @@ GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2))
 
 
 @given(
-    budget=st.integers(1, 40),
-    kept=st.sampled_from([0.75, 0.75, 0.0, 0.3, 1.0]),
-    redundancy=st.sampled_from([0.5, 0.5, 0.0, 0.8, 1.0]),
-    recent=st.sampled_from([0.25, 0.125, 0.0, 0.6, 1.0]),
-    heads=st.integers(1, 2),
-    size=st.sampled_from([4, 6, 16]),
-    components=st.sampled_from([1, 3]),
+    config=st.builds(
+        InfiniPotVConfig,
+        budget=st.integers(1, 40),
+        kept_share=st.sampled_from([0.75, 0.75, 0.0, 0.3, 1.0]),
+        redundancy_share=st.sampled_from([0.5, 0.5, 0.0, 0.8, 1.0]),
+        recent_share=st.sampled_from([0.25, 0.125, 0.0, 0.6, 1.0]),
+    ),
+    shape=st.builds(
+        shape_of, heads=st.integers(1, 2), size=st.sampled_from([4, 6, 16]), components=st.sampled_from([1, 3])
+    ),
     runs=st.lists(st.tuples(GRIDS, st.integers(1, 8)), min_size=1, max_size=3),
     noise=st.sampled_from([0.05, 0.3, 1.0]),
     seed=st.integers(0, 2**16),
 )
 def test_it_equals_its_oracle_token_for_token(
-    budget: int,
-    kept: float,
-    redundancy: float,
-    recent: float,
-    heads: int,
-    size: int,
-    components: int,
+    config: InfiniPotVConfig,
+    shape: MemoryShape,
     runs: list[tuple[tuple[int, int, int], int]],
     noise: float,
     seed: int,
 ) -> None:
-    config = InfiniPotVConfig(budget=budget, kept_share=kept, redundancy_share=redundancy, recent_share=recent)
-    shape = shape_of(layers=2, heads=heads, size=size, components=components)
     world = World(shape, seed, noise=noise)
     fast = InfiniPotV(config, shape, world.rotary)
     fast.start(*world.sink())
-    naive = [NaiveInfiniPotV(config, shape, layer, head) for layer in range(2) for head in range(heads)]
+    naive = [NaiveInfiniPotV(config, shape, layer, head) for layer in range(2) for head in range(shape.kv_heads)]
     for index, grid in enumerate(grid for grid, times in runs for _ in range(times)):
         step = step_on(world, index, *grid)
         fast.append(step)

@@ -17,24 +17,22 @@ from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state import checkpoint
 from protokv.state.describe import convert, describe
 from tests.backbones.tiny import BUILDERS
-from tests.conftest import random_frames
+from tests.conftest import random_frames, watched
+from tests.core.streams import same
 from tests.tolerance import near_logits
 
 SUPPORTED = [name for name, cls in CONFIGS.items() if cls.memory.hides_recent]
 QUESTION = "what is it?"
 
 
-def watched(backbone: Backbone, n: int, name: str = "full", *, budget: int = 200, **settings: object) -> Session:
-    session = Session.start(backbone, MemoryConfig.of(name, budget=budget, **settings))
-    for seed in range(n):
-        session.watch(random_frames(seed, n_frames=backbone.frames_per_step))
-    return session
+def after(backbone: Backbone, n: int, name: str = "full", *, budget: int = 200, **settings: object) -> Session:
+    return watched(backbone, MemoryConfig.of(name, budget=budget, **settings), range(n))
 
 
 @pytest.mark.parametrize("name", [name for name in SUPPORTED if name not in ("last-frames", "dycoke")])
 def test_before_evictions_reading_afresh_equals_reading_the_keys(tiny: Backbone, name: str) -> None:
-    session = watched(tiny, 4, name, budget=400)
-    plain, afresh = (s.prefill(QUESTION) for s in (session, watched(tiny, 4, name, budget=400, recent_frames=4)))
+    session = after(tiny, 4, name, budget=400)
+    plain, afresh = (s.prefill(QUESTION) for s in (session, after(tiny, 4, name, budget=400, recent_frames=4)))
     torch.testing.assert_close(afresh, plain, **near_logits(session, plain))
 
 
@@ -44,7 +42,7 @@ def test_every_kind_of_positions_reads_its_own_steps_afresh_also_from_a_state(
 ) -> None:
     folder = BUILDERS[family](tmp_path_factory.mktemp(family))
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
-    plain, afresh = (watched(backbone, 3, recent_frames=n * backbone.frames_per_step) for n in (0, 2))
+    plain, afresh = (after(backbone, 3, recent_frames=n * backbone.frames_per_step) for n in (0, 2))
     expected, found = plain.prefill(QUESTION), afresh.prefill(QUESTION)
     torch.testing.assert_close(found, expected, **near_logits(plain, expected))
     protokv.save(afresh, folder / "state.safetensors")
@@ -56,7 +54,7 @@ def test_every_kind_of_positions_reads_its_own_steps_afresh_also_from_a_state(
 def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(tiny: Backbone, positions: str) -> None:
     steps = 2
     settings = {"last_steps": steps, "positions": positions}
-    session = watched(tiny, 6, "last-frames", **settings, recent_frames=steps * tiny.frames_per_step)
+    session = after(tiny, 6, "last-frames", **settings, recent_frames=steps * tiny.frames_per_step)
     # By hand: the prompt, the last steps, the question; compact, the first of the steps stands right behind the prompt.
     ids, prefix = tiny.suffix_ids(QUESTION), len(tiny.prefix_ids)
     prelude = list(session.recent.steps)
@@ -72,7 +70,7 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(ti
     allowed = near_logits(session, expected)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **allowed)
     # And that is another reading than the keys that were made one frame at a time.
-    one_by_one = watched(tiny, 6, "last-frames", **settings).prefill(QUESTION)
+    one_by_one = after(tiny, 6, "last-frames", **settings).prefill(QUESTION)
     assert (one_by_one - expected).abs().max() > 100 * allowed["atol"]
 
 
@@ -80,7 +78,7 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(ti
 def test_recent_steps_are_bounded_and_a_question_reads_them_once_right_before_its_text(
     tiny: Backbone, name: str
 ) -> None:
-    session = watched(tiny, 7, name, budget=24, recent_frames=5, positions="compact")
+    session = after(tiny, 7, name, budget=24, recent_frames=5, positions="compact")
     tokens = sum(len(positions) for _, positions in list(session.recent.steps))
     assert len(list(session.recent.steps)) == 3
     assert session.ask(QUESTION).context_tokens <= len(tiny.prefix_ids) + 24 + tokens
@@ -94,21 +92,19 @@ def test_recent_steps_are_bounded_and_a_question_reads_them_once_right_before_it
     assert torch.isfinite(reading.logits).all()
     # A window that holds them as single tokens reads no more than without.
     if name == "sliding-window":
-        assert session.ask(QUESTION).context_tokens == watched(tiny, 9, name, budget=24).ask(QUESTION).context_tokens
+        assert session.ask(QUESTION).context_tokens == after(tiny, 9, name, budget=24).ask(QUESTION).context_tokens
 
 
 @pytest.mark.parametrize("cut", [0, 2])
 def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_path: Path, cut: int) -> None:
-    whole, part = (watched(tiny, n, "durable", budget=24, recent_frames=4) for n in (5, cut))
+    whole, part = (after(tiny, n, "durable", budget=24, recent_frames=4) for n in (5, cut))
     protokv.save(part, tmp_path / "state.safetensors")
     counted = describe(tmp_path / "state.safetensors")["bytes"].get("recent", 0)
     assert counted == part.state_bytes - part.memory.bytes_held
     resumed = protokv.load(tmp_path / "state.safetensors", tiny)
     for seed in range(cut, 5):
         resumed.watch(random_frames(seed))
-    ours, theirs = whole.tensors(), resumed.tensors()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert same(whole.tensors(), resumed.tensors())
     assert torch.equal(whole.prefill(QUESTION), resumed.prefill(QUESTION))
 
 
@@ -116,7 +112,7 @@ def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_
 def test_a_state_whose_recent_steps_make_no_sense_is_refused(
     tiny: Backbone, place: tuple[int, int], value: int
 ) -> None:
-    state = checkpoint.to_state(watched(tiny, 4, "durable", budget=24, recent_frames=4))
+    state = checkpoint.to_state(after(tiny, 4, "durable", budget=24, recent_frames=4))
     rows = state.tensors["recent.steps"].clone()
     rows[place] = value
     with pytest.raises(StateCorrupt, match="recent"):
@@ -126,4 +122,4 @@ def test_a_state_whose_recent_steps_make_no_sense_is_refused(
 def test_memories_that_cannot_read_afresh_refuse_recent_frames(tiny: Backbone) -> None:
     for name in CONFIGS.keys() - set(SUPPORTED):
         with pytest.raises(ConfigError, match="recent_frames"):
-            watched(tiny, 1, name, recent_frames=4)
+            after(tiny, 1, name, recent_frames=4)

@@ -16,6 +16,7 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import CONFIGS, CompressedConfig, MemoryConfig, ScoredMemory
 from tests.conftest import random_frames
+from tests.core.streams import same
 from tests.mock_backbone import MockBackbone
 
 
@@ -60,7 +61,7 @@ def test_the_newest_step_and_the_best_of_the_others_stay(tmp_path: Path) -> None
     assert kept.min() >= sorted(norms[: 6 * 6], reverse=True)[len(kept) - 1] - 1e-4
     protokv.save(session, tmp_path / "state.safetensors")
     again = protokv.load(tmp_path / "state.safetensors", backbone)
-    assert all(torch.equal(tensor, held[name]) for name, tensor in again.memory.tensors().items())
+    assert same(again.memory.tensors(), held)
 
 
 def test_a_state_names_no_code_to_run_and_its_reader_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

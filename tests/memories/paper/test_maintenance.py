@@ -71,9 +71,7 @@ def heads_of(bank: PrototypeBank, config: PaperConfig) -> NaiveProtoKV:
 
 @given(
     seed=st.integers(0, 2**16),
-    heads=st.integers(1, 3),
-    prototypes=st.integers(2, 40),
-    size=st.sampled_from([2, 4, 12, 64]),
+    size=st.tuples(st.integers(1, 3), st.integers(2, 40), st.sampled_from([2, 4, 12, 64])),
     things=st.sampled_from([1, 3, 20]),
     noise=st.sampled_from([0.02, 0.15, 0.3]),
     line=st.booleans(),
@@ -81,27 +79,20 @@ def heads_of(bank: PrototypeBank, config: PaperConfig) -> NaiveProtoKV:
     anchor=st.sampled_from(["recent", "first", "average"]),
 )
 def test_merging_side_by_side_is_what_is_written_out(
-    seed: int,
-    heads: int,
-    prototypes: int,
-    size: int,
-    things: int,
-    noise: float,
-    line: bool,
-    heavy: bool,
-    anchor: Anchor,
+    seed: int, size: tuple[int, int, int], things: int, noise: float, line: bool, heavy: bool, anchor: Anchor
 ) -> None:
+    heads, prototypes, D = size
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
     which = torch.randint(things, (heads, prototypes), generator=generator)
-    keys = normal(heads, things, size).gather(1, which[..., None].expand(-1, -1, size))
+    keys = normal(heads, things, D).gather(1, which[..., None].expand(-1, -1, D))
     if line:
         # Each close to those beside it.
-        keys = normal(heads, 1, size) * torch.arange(prototypes)[:, None] * 0.1
-    bank = bank_of(keys + noise * normal(heads, prototypes, size), heads=heads)
+        keys = normal(heads, 1, D) * torch.arange(prototypes)[:, None] * 0.1
+    bank = bank_of(keys + noise * normal(heads, prototypes, D), heads=heads)
     bank.value_center.copy_(0.5 * noise * normal(*bank.value_center.shape))
     # Masses that differ by orders of magnitude make centres jump.
     bank.mass.copy_(10.0 ** (torch.randint(4, bank.mass.shape, generator=generator) if heavy else 0))
@@ -133,5 +124,5 @@ def test_merging_side_by_side_is_what_is_written_out(
         rows = (
             ((torch.rand(bank.mass.shape, generator=generator) < 0.2) & (bank.mass > 0)).view(-1).nonzero().squeeze(1)
         )
-        bank.key_center.view(-1, size)[rows] += 0.1
+        bank.key_center.view(-1, D)[rows] += 0.1
         moved.view(-1)[rows] = True

@@ -8,6 +8,7 @@ two best costs differ by less than that ends the comparison there, and codewords
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from protokv.core.build import build_memory
 from protokv.core.step import StepKV
+from protokv.core.tensors import MemoryShape
 from protokv.memories import PaperConfig
 from protokv.memories.paper import rule as paper_rule
 from protokv.memories.paper.memory import Paper
@@ -64,32 +66,34 @@ def configs() -> st.SearchStrategy[PaperConfig]:
 
 @given(
     config=configs(),
-    layers=st.integers(1, 2),
-    heads=st.integers(1, 3),
-    size=st.sampled_from([8, 12, 16]),
-    components=st.sampled_from([1, 3]),
+    shape=st.builds(
+        shape_of,
+        layers=st.integers(1, 2),
+        heads=st.integers(1, 3),
+        size=st.sampled_from([8, 12, 16]),
+        components=st.sampled_from([1, 3]),
+    ),
     seed=st.integers(0, 2**16),
     lengths=st.lists(st.integers(1, 7), min_size=8, max_size=20),
     noise=st.sampled_from([0.05, 0.3, 1.0]),
 )
 def test_the_fast_memory_equals_the_algorithms_written_out(
-    config: PaperConfig,
-    layers: int,
-    heads: int,
-    size: int,
-    components: int,
-    seed: int,
-    lengths: list[int],
-    noise: float,
+    config: PaperConfig, shape: MemoryShape, seed: int, lengths: list[int], noise: float
 ) -> None:
-    shape = shape_of(layers=layers, heads=heads, size=size, components=components)
-    world = World(shape, seed, noise=noise)
-    fast, naive = Paper(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
-    fast.start(*world.sink())
+    fast, naive, world = both(config, shape, seed, noise=noise)
     for index in watched_by_both(fast, naive, world, lengths):
         if index % 3 == 0 or index == len(lengths) - 1:
             compare_state(fast, naive)
             compare_context(fast, naive)
+
+
+def both(config: PaperConfig, shape: MemoryShape, seed: int, **how: Any) -> tuple[Paper, NaiveProtoKV, World]:
+    """Start the fast memory and the oracle; return them and the world that both will watch."""
+    world = World(shape, seed, **how)
+    fast = build_memory(config, shape, world.rotary)
+    assert isinstance(fast, Paper)
+    fast.start(*world.sink())
+    return fast, NaiveProtoKV(config, shape, world.rotary), world
 
 
 def watched_by_both(fast: Paper, naive: NaiveProtoKV, world: World, lengths: list[int]) -> Iterator[int]:
@@ -190,15 +194,9 @@ def compare_context(fast: Paper, naive: NaiveProtoKV) -> None:
 @pytest.mark.parametrize("components", [1, 3])
 def test_a_long_stream_goes_through_everything_and_stays_equal(components: int) -> None:
     shape = shape_of(layers=1, heads=3, size=12, components=components)
-    config = small_config(budget=45, idle_steps=3, warmup_residuals=60)
-    world = World(shape, seed=5)
-    fast, naive = Paper(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
-    fast.start(*world.sink())
-    for index in range(50):
-        step = world.step(index, 1 + index * 5 % 7)
-        fast.append(step)
-        naive.append(step)
-    assert min(margin for head in flat(naive) for _, margin in head.decisions) > TIE
+    fast, naive, world = both(small_config(budget=45, idle_steps=3, warmup_residuals=60), shape, 5)
+    lengths = [1 + index * 5 % 7 for index in range(50)]
+    assert list(watched_by_both(fast, naive, world, lengths)) == list(range(50))
     compare_state(fast, naive)
     compare_context(fast, naive)
     state = fast.tensors()
@@ -213,9 +211,7 @@ def test_a_scene_that_stands_still_is_merged_as_the_algorithm_written_out_does(n
     # The same tokens step after step: what is opened is merged at once, in many groups of two and in larger ones.
     shape = shape_of(layers=1, heads=1, size=12)
     config = small_config(budget=90, pseudo_tokens=1, merge_key_distance=0.4, merge_value_distance=0.4, seed=3)
-    world = World(shape, seed=8, noise=spread)
-    fast, naive = Paper(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
-    fast.start(*world.sink())
+    fast, naive, world = both(config, shape, 8, noise=spread)
     still = world.step(0, 23)
     generator = torch.Generator().manual_seed(1)
     for index in range(14):
@@ -258,23 +254,15 @@ def test_tokens_meet_the_prototypes_that_earlier_tokens_of_their_step_moved(
     shape = shape_of(layers=1, heads=2)
     rates = {"key_rate": rate, "spatial_rate": rate / 2}
     config = small_config(budget=40, split=(0, 1), idle_steps=2, anchor=anchor, merge=False, **rates)
-    world = World(shape, seed, things=things)
-    fast, naive = Paper(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
-    fast.start(*world.sink())
+    fast, naive, world = both(config, shape, seed, things=things)
     for _ in watched_by_both(fast, naive, world, [20, 24, 3, 21]):
         compare_state(fast, naive)
 
 
 def test_a_model_in_bfloat16_is_compared_from_the_keys_it_made() -> None:
     shape = shape_of(heads=2, size=16, dtype=torch.bfloat16)
-    config, world = small_config(), World(shape, seed=2)
-    fast, naive = build_memory(config, shape, world.rotary), NaiveProtoKV(config, shape, world.rotary)
-    assert isinstance(fast, Paper)
-    fast.start(*world.sink())
-    for index in range(25):
-        step = world.step(index, 5)
-        fast.append(step)
-        naive.append(step)
+    fast, naive, world = both(small_config(), shape, 2)
+    assert list(watched_by_both(fast, naive, world, [5] * 25)) == list(range(25))
     compare_state(fast, naive)
     context = fast.context()
     assert context.keys.dtype == context.values.dtype == torch.bfloat16

@@ -53,13 +53,7 @@ def test_a_code_names_the_nearest_codeword(heads: int, tokens: int, parts: int, 
         assert int(found[b, t, g]) == int((codebook[b, g] - part).square().sum(1).argmin())
 
 
-@given(
-    st.integers(0, 2**31),
-    st.integers(1, 5),
-    st.integers(2, 17),
-    st.integers(1, 40),
-    st.sampled_from((2, 9, 2**28)),
-)
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(2, 17), st.integers(1, 40), st.sampled_from((2, 9, 2**28)))
 def test_modes_are_those_of_the_paper_s_beam_ties_included(
     seed: int, parts: int, codes: int, modes: int, most: int
 ) -> None:
