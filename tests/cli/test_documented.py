@@ -39,7 +39,8 @@ def commands_in(text: str) -> Iterator[str]:
 
 def in_document(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
-    code = re.findall(r"```(?:sh|text)?\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)
+    code = [block for language, block in blocks if language in ("", "sh", "text")]
     inline = re.findall(r"`(protokv [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\n", " "))
     return [command for part in (*code, *inline) for command in commands_in(part)]
 
