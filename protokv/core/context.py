@@ -160,9 +160,7 @@ class SlotContext(Context):
 
     def before(self, time: int) -> SlotContext:
         """Hide later tokens. A prototype of several tokens stays; its bias is the logarithm of their number."""
-        if self.positions is None:
-            raise ValueError("this context does not know the positions of its slots")
-        later = (self.positions()[..., 0] >= time) & (self.bias == 0)
+        later = (self._places()[..., 0] >= time) & (self.bias == 0)
         later[..., : self.far.start] = False
         return replace(self, bias=self.bias.masked_fill(later, -torch.inf), until=time, rows=None)
 
@@ -172,69 +170,68 @@ class SlotContext(Context):
 
     def far_span(self) -> int | Tensor:
         """Return the number of distinct times older than the near window, in the layer and head that has most."""
-        return survey_slots(self).span
+        _, older, rank = self._find_older(self._places())
+        return _highest(rank, older, -1) + 1
 
     def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> Context:
         """Return the same tokens at consecutive positions."""
-        seen = survey_slots(self)
-        return CompactContext.of(self, anchoring, seen, seen.span if span is None else span)
+        places, live, far, never = self._places(), self.bias > -torch.inf, self.far, torch.iinfo(torch.int64).min
+        near, older, rank = self._find_older(places)
+        span = _highest(rank, older, -1) + 1 if span is None else span
+        near = near if anchoring.near is None else torch.full_like(near, anchoring.near)
+        # The near window stays, or moves back to right after the prompt prefix and the older tokens.
+        begins = torch.minimum(near, torch.as_tensor(anchoring.origin + span, device=places.device))
+        shift, moving = near - begins, direction(anchoring.moving, places.shape[-1], places.device)
+        own, time, chosen = places[..., far, :], places[..., far, 0], older[..., None]
+        moves = torch.where(older, torch.where(shift > 0, begins - 1 - rank - time, 0), -shift)
+        # The highest position of each component, `[P]`: of older slots, if they stay and if they move, and of all
+        # others after the prompt prefix.
+        still = _highest(own, chosen, never, keep=1)
+        moved = _highest(own - (time + rank)[..., None], chosen, never, keep=1) + begins - 1
+        rest = torch.maximum(
+            _highest(own, live[..., far, None] & ~chosen, never, keep=1),
+            _highest(places[..., far.stop :, :], live[..., far.stop :, None], never, keep=1),
+        )
+        highest = torch.maximum(
+            torch.where(still > never, torch.where(moving > 0, moved, still), never),
+            torch.where(rest > never, rest - moving * shift, never),
+        )
+        after = highest.max().clamp(min=anchoring.origin - 1) + 1
+        next_position = torch.where(shift > 0, after, anchoring.end)
+        return CompactContext(self, anchoring, moves, anchoring.rotary(moving * shift), shift, next_position)
 
+    def _places(self) -> Tensor:
+        if self.positions is None:
+            raise ValueError("this context does not know the positions of its slots")
+        return self.positions()
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """The positions of a context's slots in the stream."""
+    def _find_older(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what stands before the near window, without waiting for the device.
 
-    time: Tensor  # `[L, H, F]` int64 of the far slots, the first position component
-    older: Tensor  # `[L, H, F]` bool, far slots in use that are older than the near window
-    rank: Tensor  # `[L, H, F]` int64, dense rank of their times, 0 for the newest; any number in other slots
-    near: Tensor  # `[]` int64, time of the oldest exact token of the near window; after all slots if there is none
-    span: Tensor  # `[]` int64, distinct older times, in the layer and head that has most
-    still: Tensor  # `[P]` int64, the highest position of each component among older slots
-    moved: Tensor  # `[P]`, the highest of position - time - rank among older slots, from which any move of them follows
-    rest: Tensor  # `[P]`, the highest position among all other slots in use after the prompt prefix
+        The window begins with its oldest exact token; if it has none, at `until`, or after all slots if that is None.
 
-
-def survey_slots(context: SlotContext) -> Survey:
-    """Find where the slots of a context stand, without waiting for the device.
-
-    If no exact token is near, the near window begins at `until` of the context, or after all slots if that is None.
-    """
-    if context.positions is None:
-        raise ValueError("this context does not know the positions of its slots")
-    places, live, far, until = context.positions(), context.bias > -torch.inf, context.far, context.until
-    never = torch.iinfo(places.dtype).min
-    time = places[..., 0]
-    near_live, near_time = live[..., far.stop :], time[..., far.stop :]
-    far_live, far_time = live[..., far], time[..., far]
-    newest = _highest(time[..., far.start :], live[..., far.start :], never)
-    oldest_near = -_highest(-near_time, near_live, never)
-    begins = torch.where(newest == never, 0, newest + 1) if until is None else torch.full_like(newest, until)
-    near = torch.where(near_live.any(), oldest_near, begins)
-    older = far_live & (far_time < near)
-    rank = _rank_from_newest(far_time, older)
-    far_places = places[..., far, :]
-    still = _highest(far_places, older[..., None], never, keep=1)
-    moved = _highest(far_places - (far_time + rank)[..., None], older[..., None], never, keep=1)
-    rest = torch.maximum(
-        _highest(far_places, (far_live & ~older)[..., None], never, keep=1),
-        _highest(places[..., far.stop :, :], near_live[..., None], never, keep=1),
-    )
-    return Survey(far_time, older, rank, near, _highest(rank, older, -1) + 1, still, moved, rest)
+        Returns:
+            The time at which it begins, `[]` int64; which far slots in use are older, `[L, H, F]` bool; and the dense
+            rank of their times, 0 for the newest, `[L, H, F]` int64, any number in other slots.
+        """
+        time, live, far, never = places[..., 0], self.bias > -torch.inf, self.far, torch.iinfo(torch.int64).min
+        newest = _highest(time[..., far.start :], live[..., far.start :], never)
+        after = torch.where(newest == never, 0, newest + 1)
+        begins = after if self.until is None else torch.full_like(newest, self.until)
+        exact = live[..., far.stop :]
+        near = torch.where(exact.any(), -_highest(-time[..., far.stop :], exact, never), begins)
+        older = live[..., far] & (time[..., far] < near)
+        # Equal times have one rank.
+        ordered, order = time[..., far].masked_fill(~older, never).sort(dim=-1, descending=True, stable=True)
+        new = (ordered[..., 1:] != ordered[..., :-1]) & (ordered[..., 1:] != never)
+        rank = torch.cat((torch.zeros_like(ordered[..., :1]), new.cumsum(-1)), -1)
+        return near, older, torch.zeros_like(order).scatter_(-1, order, rank)
 
 
 def _highest(values: Tensor, chosen: Tensor, never: int, *, keep: int = 0) -> Tensor:
     """Return the highest chosen value over all but the last `keep` axes; `never` if there is none."""
     flat = values.masked_fill(~chosen, never).flatten(0, values.ndim - 1 - keep)
     return flat.amax(0) if flat.shape[0] else torch.full(flat.shape[1:], never, device=values.device)
-
-
-def _rank_from_newest(time: Tensor, chosen: Tensor) -> Tensor:
-    """Return the dense rank of `time` `[..., N]` among the chosen slots, 0 for the newest; undefined elsewhere."""
-    never = torch.iinfo(time.dtype).min
-    ordered, order = time.masked_fill(~chosen, never).sort(dim=-1, descending=True, stable=True)
-    new = (ordered[..., 1:] != ordered[..., :-1]) & (ordered[..., 1:] != never)
-    rank = torch.cat((torch.zeros_like(ordered[..., :1]), new.cumsum(-1)), -1)
-    return torch.zeros_like(time).scatter_(-1, order, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,31 +248,16 @@ class CompactContext(Context):
     next_position: Tensor
     _rotated: dict[int, Segment] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @classmethod
-    def of(cls, slots: SlotContext, anchoring: Anchoring, seen: Survey, span: int | Tensor) -> CompactContext:
-        """Move slots that were surveyed; `span` positions are set aside for older times."""
-        device, never, rotary = slots.keys.device, torch.iinfo(torch.int64).min, anchoring.rotary
-        near = seen.near if anchoring.near is None else torch.full_like(seen.near, anchoring.near)
-        # The near window stays, or moves back to right after the prompt prefix and the older tokens.
-        begins = torch.minimum(near, torch.as_tensor(anchoring.origin + span, device=device))
-        shift = near - begins
-        moving = direction(anchoring.moving, len(seen.still), device)
-        older = torch.where(shift > 0, begins - 1 - seen.rank - seen.time, 0)
-        moves = torch.where(seen.older, older, -shift)
-        highest = torch.where(moving > 0, seen.moved + begins - 1, seen.still)
-        highest = torch.maximum(
-            torch.where(seen.still > never, highest, never),
-            torch.where(seen.rest > never, seen.rest - moving * shift, never),
-        )
-        after = highest.max().clamp(min=anchoring.origin - 1) + 1
-        next_position = torch.where(shift > 0, after, anchoring.end)
-        return cls(slots, anchoring, moves, rotary(moving * shift), shift, next_position)
-
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
-        """Return older slots, rotated when this layer is first read, and the near window as it is."""
+        """Return older slots, rotated to where they are shown when this layer is first read, and the near window."""
         slots, far = self.slots, self.slots.far
         if layer not in self._rotated:
-            self._rotated[layer] = self._rotate_far(layer)
+            shown = slots.segment(layer, slice(0, far.stop))
+            if far.stop > far.start:
+                keys = shown.keys.clone(memory_format=torch.contiguous_format)
+                rotate_by_moves_(keys[:, far], self.moves[layer], self.anchoring.rotary, self.anchoring.moving)
+                shown = replace(shown, keys=keys)
+            self._rotated[layer] = shown
         return self._rotated[layer], slots.segment(layer, slice(far.stop, None), self.near_rotation)
 
     def positions_at(self, layer: int) -> Tensor | None:
@@ -285,13 +267,3 @@ class CompactContext(Context):
     def visible_tokens(self) -> int:
         """Return those of the slots."""
         return self.slots.visible_tokens()
-
-    def _rotate_far(self, layer: int) -> Segment:
-        """Return the prompt prefix and the far slots of a layer, keys rotated to where they are shown."""
-        slots, far = self.slots, self.slots.far
-        shown = slots.segment(layer, slice(0, far.stop))
-        if shown.keys.shape[1] == far.start:
-            return shown
-        keys = shown.keys.clone(memory_format=torch.contiguous_format)
-        rotate_by_moves_(keys[:, far], self.moves[layer], self.anchoring.rotary, self.anchoring.moving)
-        return replace(shown, keys=keys)

@@ -16,7 +16,6 @@ from protokv.core.sanitize import LARGEST
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt
 
-PREFIX: Final = "layers."
 KINDS: Final = "layers.kinds"
 
 
@@ -26,12 +25,6 @@ class LayerKind(IntEnum):
     FULL = 0
     SLIDING = 1
     LINEAR = 2
-
-
-def split_layers(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return what layers hold, and the other tensors of a state."""
-    own = {name: one for name, one in tensors.items() if name.startswith(PREFIX)}
-    return own, {name: one for name, one in tensors.items() if name not in own}
 
 
 def declare_layers(held: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:

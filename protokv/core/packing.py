@@ -51,6 +51,12 @@ def check_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> No
         raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
 
 
+def split_tensors(tensors: Mapping[str, Tensor], group: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of a state that belong to a group, and the others; all are named `GROUP.NAME`."""
+    own = {name: one for name, one in tensors.items() if name.startswith(f"{group}.")}
+    return own, {name: one for name, one in tensors.items() if name not in own}
+
+
 def pack(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
     """Return the tensors of a state without unused slots, contiguous; tensors that lose nothing are not copied."""
     declared = [spec for spec in specs if spec.name in tensors]

@@ -21,12 +21,6 @@ from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
 
-def split_recent(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return what is of recent steps, and the other tensors of a state."""
-    own = {name: one for name, one in tensors.items() if name.startswith("recent.")}
-    return own, {name: one for name, one in tensors.items() if name not in own}
-
-
 class RecentSteps:
     """The last N steps, each with its stream positions `[T, P]`; saved as one, with a row of numbers for each."""
 
@@ -46,21 +40,18 @@ class RecentSteps:
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Declare tokens, positions and rows of numbers, where steps are kept."""
-        token, wide, i64 = "recent_token", "embedding", torch.int64
-        row, deep = ("recent_step", "field"), ("vision_layer", "recent_visual_token", wide)
-        places, numbers = (token, "component"), "tokens, rows, columns, first visual token, the one after the last"
-        P, dtype, added = (
-            self._shape.position_components,
-            self._shape.dtype,
-            "what is added to their visual tokens in the first layers",
-        )
-        specs = (
-            TensorSpec("recent.embeddings", (token, wide), (None, None), dtype, "steps as the model reads them"),
-            TensorSpec("recent.positions", places, (None, P), i64, "their stream positions", "position"),
-            TensorSpec("recent.steps", row, (None, 5), i64, numbers),
+        if not self.steps.maxlen:
+            return ()
+        P, dtype, i64, token = self._shape.position_components, self._shape.dtype, torch.int64, "recent_token"
+        deep = ("vision_layer", "recent_visual_token", "embedding")
+        added = "what is added to their visual tokens in the first layers"
+        numbers = "tokens, rows, columns, first visual token, the one after the last"
+        return (
+            TensorSpec("recent.embeddings", (token, "embedding"), (None, None), dtype, "steps as the model reads them"),
+            TensorSpec("recent.positions", (token, "component"), (None, P), i64, "their stream positions", "position"),
+            TensorSpec("recent.steps", ("recent_step", "field"), (None, 5), i64, numbers),
             TensorSpec("recent.deepstack", deep, (None, None, None), dtype, added, optional=True),
         )
-        return specs if self.steps.maxlen else ()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all of them."""

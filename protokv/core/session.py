@@ -20,8 +20,9 @@ from protokv.core.backbone import Backbone, PreparedStep, Turn
 from protokv.core.build import build_memory, choose_rotary, make_shape, restore_memory
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, TokenChance, is_repeating, read_token
 from protokv.core.evidence import find_evidence
-from protokv.core.layers import declare_layers, split_layers
+from protokv.core.layers import declare_layers
 from protokv.core.memory import Memory
+from protokv.core.packing import split_tensors
 from protokv.core.parts import (
     Attachment,
     Evidence,
@@ -35,7 +36,7 @@ from protokv.core.parts import (
     concatenate,
 )  # fmt: skip
 from protokv.core.pushed import PushedFrames
-from protokv.core.recent import RecentSteps, split_recent
+from protokv.core.recent import RecentSteps
 from protokv.core.settings import MemoryConfig, check_fps
 from protokv.core.step import StepKV, StepTokens, StreamClock
 from protokv.core.tensors import TensorSpec, count_bytes
@@ -154,8 +155,8 @@ class Session:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
         clock.check()
         attached = {spec.name for one in attachments for spec in one.declare()}
-        layers, own = split_layers({name: one for name, one in tensors.items() if name not in attached})
-        recent, own = split_recent(own)
+        layers, own = split_tensors({name: one for name, one in tensors.items() if name not in attached}, "layers")
+        recent, own = split_tensors(own, "recent")
         memory = restore_memory(config, make_shape(backbone, config), choose_rotary(backbone, config), own)
         session = cls(backbone, config, memory, backbone.new_cache(layers), clock, attachments)
         session.recent.load(recent)

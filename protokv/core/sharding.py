@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,24 +28,14 @@ from protokv.errors import ConfigError
 CPU = torch.device("cpu")
 
 
-class DeviceLayers(NamedTuple):
-    """Consecutive layers of the model that stand on one device."""
-
-    layers: slice
-    device: torch.device
-
-    @property
-    def size(self) -> int:
-        """How many they are."""
-        return int(self.layers.stop - self.layers.start)
-
-
-def find_runs(devices: Sequence[torch.device]) -> list[DeviceLayers]:
-    """Return the longest runs of layers that stand on one device, in order, given the device of each layer."""
-    runs: list[DeviceLayers] = []
-    for device, layers in groupby(devices):
-        start = runs[-1].layers.stop if runs else 0
-        runs.append(DeviceLayers(slice(start, start + len(list(layers))), device))
+def split_shape(shape: MemoryShape) -> list[MemoryShape]:
+    """Return the shapes of the longest runs of layers that stand on one device, in order."""
+    runs: list[MemoryShape] = []
+    first = 0
+    for device, layers in groupby(shape.layer_devices or [shape.device] * shape.layers):
+        own = {"layers": len(list(layers)), "device": device, "layer_devices": None}
+        runs.append(replace(shape, **own, part_of=shape.layers, first_layer=first))
+        first += runs[-1].layers
     return runs
 
 
@@ -64,17 +54,13 @@ class LayerShards(Memory):
             )
         self.bounded, self.joins_steps = cls.bounded, cls.joins_steps
         self._specs = cls.declare(config, shape)
-        self._runs = find_runs(shape.layer_devices or [shape.device] * shape.layers)
-        whole = replace(shape, layer_devices=None, part_of=shape.layers)
-        shapes = [
-            replace(whole, layers=run.size, device=run.device, first_layer=run.layers.start) for run in self._runs
-        ]
-        self._parts = [cls(config, own, rotary) for own in shapes]
+        self._runs = split_shape(shape)
+        self._parts = [cls(config, own, rotary) for own in self._runs]
 
     def start(self, keys: Tensor, values: Tensor) -> None:
         """Take the prompt prefix; each part takes its layers."""
         for run, part in zip(self._runs, self._parts, strict=True):
-            part.start(keys[run.layers].to(run.device), values[run.layers].to(run.device))
+            part.start(keys[run.own_layers].to(run.device), values[run.own_layers].to(run.device))
 
     def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
         """Return the selection of the first part. All parts are asked, so that all see the same stream."""
@@ -85,13 +71,13 @@ class LayerShards(Memory):
         """Take one step; each part takes its layers, and all drop the tokens that any of them would drop."""
         usable = step.usable
         if usable is None:
-            each = (find_usable(step.keys[run.layers], step.values[run.layers]).to(CPU) for run in self._runs)
+            each = (find_usable(step.keys[run.own_layers], step.values[run.own_layers]).to(CPU) for run in self._runs)
             usable = torch.stack(list(each)).all(0)
         steps = [
             replace(
                 step,
-                keys=step.keys[run.layers].to(run.device),
-                values=step.values[run.layers].to(run.device),
+                keys=step.keys[run.own_layers].to(run.device),
+                values=step.values[run.own_layers].to(run.device),
                 positions=step.positions.to(run.device),
                 coordinates=step.coordinates.to(run.device),
                 usable=usable.to(run.device),
@@ -136,7 +122,7 @@ class LayerShards(Memory):
             own = dict(tensors)
             for spec in self._specs:
                 if spec.layer_axis is not None and spec.name in own:
-                    own[spec.name] = own[spec.name].narrow(spec.layer_axis, run.layers.start, run.size).contiguous()
+                    own[spec.name] = own[spec.name].narrow(spec.layer_axis, run.first_layer, run.layers).contiguous()
             part.load(own)
 
     def nbytes(self) -> dict[str, int]:
@@ -159,7 +145,7 @@ class LayerShards(Memory):
 class ShardedContext(Context):
     """The contexts of runs of layers."""
 
-    runs: Sequence[DeviceLayers]
+    runs: Sequence[MemoryShape]
     parts: Sequence[Context]
 
     @property
@@ -186,7 +172,7 @@ class ShardedContext(Context):
     def _find_part(self, layer: int) -> tuple[Context, int]:
         """Return the part of a layer, and which of its layers it is."""
         pairs = zip(self.runs, self.parts, strict=True)
-        return next((part, layer - run.layers.start) for run, part in pairs if layer < run.layers.stop)
+        return next((part, layer - run.first_layer) for run, part in pairs if layer < run.own_layers.stop)
 
     def before(self, time: int) -> ShardedContext:
         """Hide later tokens in all parts."""

@@ -109,6 +109,11 @@ class MemoryShape:
     frames_per_step: int = 1  # sampled frames that make a step
 
     @property
-    def of_model(self) -> tuple[int, slice]:
-        """The number of layers of the whole model, and which of them these are."""
-        return self.part_of or self.layers, slice(self.first_layer, self.first_layer + self.layers)
+    def model_layers(self) -> int:
+        """The number of layers of the whole model."""
+        return self.part_of or self.layers
+
+    @property
+    def own_layers(self) -> slice:
+        """Which of the layers of the whole model these are."""
+        return slice(self.first_layer, self.first_layer + self.layers)

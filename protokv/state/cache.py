@@ -11,8 +11,8 @@ from protokv.backbones.files import hash_config
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.build import restore_memory
 from protokv.core.cache import MemoryCache
-from protokv.core.layers import declare_layers, split_layers
-from protokv.core.packing import pack
+from protokv.core.layers import declare_layers
+from protokv.core.packing import pack, split_tensors
 from protokv.core.settings import parse_budget
 from protokv.core.step import StreamClock
 from protokv.core.stream_cache import MemoryLayer
@@ -128,7 +128,7 @@ class Cache(MemoryCache):
         return cache
 
     def _restore(self, state: State) -> None:
-        layers, own = split_layers(state.tensors)
+        layers, own = split_tensors(state.tensors, "layers")
         devices, (L, H, sink, D) = self.decoder.layer_devices(), own["sink.keys"].shape
         if len(self.memory_layers) != L:
             raise StateCorrupt(f"the state has {L} layers, the model has {len(self.memory_layers)}")

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from protokv.core.build import restore_memory
-from protokv.core.layers import declare_layers, describe_layers, split_layers
+from protokv.core.layers import declare_layers, describe_layers
 from protokv.core.memory import Memory
-from protokv.core.recent import RecentSteps, split_recent
+from protokv.core.packing import split_tensors
+from protokv.core.recent import RecentSteps
 from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
@@ -46,10 +47,10 @@ def describe(
     config, memory = restore(state)
     found, wall_clock = Thumbnails.read(state.tensors), WallClockLog.read(state.source)
     pictures = [] if found is None else found.all()
-    layers, _ = split_layers(state.tensors)
+    layers, _ = split_tensors(state.tensors, "layers")
     clock, sources, parts = state.clock, describe_sources(state), memory.nbytes()
     parts |= {"layers": count_bytes(*layers.values())} if layers else {}
-    recent, _ = split_recent(state.tensors)
+    recent, _ = split_tensors(state.tensors, "recent")
     parts |= {"recent": count_bytes(*recent.values())} if recent else {}
     source = sources[-1]
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
@@ -142,8 +143,8 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
         return torch.ones(size), torch.zeros(size)
 
     attached = {spec.name for spec in ATTACHED}
-    layers, own = split_layers({name: one for name, one in state.tensors.items() if name not in attached})
-    recent, own = split_recent(own)
+    layers, own = split_tensors({name: one for name, one in state.tensors.items() if name not in attached}, "layers")
+    recent, own = split_tensors(own, "recent")
     RecentSteps(config, shape).load(recent)
     describe_layers(layers)
     return config, restore_memory(config, shape, no_rotation, own)
@@ -177,7 +178,7 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
         config, memory = restore(state)
         if not overwrite:
             check_replaceable(target, state)
-        layers, _ = split_layers(state.tensors)
+        layers, _ = split_tensors(state.tensors, "layers")
         recent = RecentSteps(config, _read_shape(state)).specs()
         specs = (*memory.specs(), *declare_layers(layers), *recent, *ATTACHED)
         written = store.commit(replace(state, specs=specs))

@@ -14,7 +14,7 @@ from torch import Tensor
 from protokv.core.build import build_memory
 from protokv.core.context import Context, SlotContext
 from protokv.core.memory import Memory
-from protokv.core.sharding import LayerShards, ShardedContext, find_runs
+from protokv.core.sharding import LayerShards, ShardedContext, split_shape
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
@@ -153,8 +153,12 @@ def test_layers_on_one_device_are_one_memory(config: MemoryConfig) -> None:
 
 
 def test_runs_are_the_longest_of_one_device_in_order() -> None:
-    runs = [(run.layers.start, run.layers.stop, run.device) for run in find_runs(DEVICES)]
-    assert runs == [(0, 1, FIRST), (1, 3, SECOND), (3, 4, FIRST)]
+    runs = split_shape(replace(whole_shape(), layer_devices=DEVICES))
+    assert [(run.own_layers.start, run.own_layers.stop, run.device) for run in runs] == [
+        (0, 1, FIRST),
+        (1, 3, SECOND),
+        (3, 4, FIRST),
+    ]
 
 
 @given(seed=st.integers(0, 999), newest=st.integers(3, 60), near=st.booleans())
@@ -175,8 +179,8 @@ def test_parts_that_end_at_different_times_are_moved_as_the_whole_is(seed: int, 
     def of(layers: slice) -> SlotContext:
         return SlotContext(keys[layers], keys[layers], bias[layers], slice(2, 6), lambda: places[layers])
 
-    runs = find_runs([FIRST] * 2 + [SECOND] * 2)
-    whole, parts = of(slice(None)), ShardedContext(runs, [of(run.layers) for run in runs])
+    runs = split_shape(replace(whole_shape(), layer_devices=[FIRST] * 2 + [SECOND] * 2))
+    whole, parts = of(slice(None)), ShardedContext(runs, [of(run.own_layers) for run in runs])
     anchoring = anchored(World(whole_shape(), 0), origin)
     assert parts.far_span() == whole.far_span()
     for span in (whole.far_span(), whole.far_span() + 4):

@@ -49,7 +49,7 @@ class Repeats:
     @staticmethod
     def acts(config: DurableConfig, shape: MemoryShape) -> bool:
         """Return whether the rule acts: in deep models, and not on words."""
-        return config.keeps == "newest" and shape.of_model[0] >= DEEP
+        return config.keeps == "newest" and shape.model_layers >= DEEP
 
     @staticmethod
     def declare(near_tokens: int) -> tuple[TensorSpec, ...]:

@@ -483,9 +483,8 @@ def draw(seed: int, step: int, shape: MemoryShape, tokens: int) -> Tensor:
 
     Some layers of a model draw what the whole model draws for them.
     """
-    layers, mine = shape.of_model
     generator = torch.Generator().manual_seed(step_seed(seed, step))
-    return torch.rand(layers, shape.kv_heads, tokens, generator=generator)[mine].flatten(0, 1)
+    return torch.rand(shape.model_layers, shape.kv_heads, tokens, generator=generator)[shape.own_layers].flatten(0, 1)
 
 
 def step_seed(seed: int, step: int) -> int:
