@@ -12,9 +12,9 @@ import typer
 from protokv.errors import ConfigError, StateNotFound
 from protokv.texts import cut
 from protokv_cli.exits import Exit
-from protokv_cli.options import DebugFlags, ModelFlags, option
+from protokv_cli.options import DebugFlags, Flags, MemoryFlags, ModelFlags, option
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration
+from protokv_cli.parsing import parse_duration, parse_every
 
 
 class ServerFlags(DebugFlags, panel="Server"):
@@ -27,6 +27,15 @@ class ServerFlags(DebugFlags, panel="Server"):
     answer_time: str = option("--answer-time TIME", "The longest time for an answer, waiting included.", default="2m")
 
 
+class SessionFlags(Flags, panel="Sessions that clients feed with frames"):
+    """How many there may be, and when they are committed."""
+
+    most: int = option("--sessions COUNT", "The most at once; 0: none.", default=0, min=0)
+    every: str | None = option("--every TIME", "As for ingest. Default: each minute.")
+    keep: int | None = option("--keep COUNT", "Keep the last COUNT commits of each, for query --at.")
+    idle: str = option("--idle TIME", "Put away what nobody feeds so long.", default="5m")
+
+
 def serve(
     states: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder of states; those that are added later count too.")
@@ -34,17 +43,20 @@ def serve(
     *,
     flags: ServerFlags,
     model: ModelFlags,
+    sessions: SessionFlags,
+    memory: MemoryFlags,
 ) -> None:
     """Answer questions over the web from the states of a folder: on a page, and for clients of OpenAI.
 
     The page at / shows the states and answers questions. For clients the name of a state is the model.
 
-    The model is loaded once. States are only read; while ingest writes a state, its last commit answers. Needs
-    `pip install 'protokv[serve]'`.
+    The model is loaded once. States are only read; while ingest writes a state, its last commit answers. With
+    --sessions, programs feed states with frames. Needs `pip install 'protokv[serve]'`.
 
     ```sh
     protokv serve states/ --port 8000
     PROTOKV_TOKEN=... protokv serve states/ --host 0.0.0.0
+    protokv serve states/ --sessions 4 --budget 8k
     ```
     """
     out = Output(debug=flags.debug)
@@ -62,7 +74,7 @@ def serve(
         from protokv.backbones import load_backbone
         from protokv.fleet.plan import find_states
         from protokv.fleet.states import load_backbone_for
-        from protokv.ingestion.options import DEFAULT_MODEL
+        from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
 
         try:
             found = find_states(str(states))
@@ -71,7 +83,15 @@ def serve(
         else:
             backbone = load_backbone_for(found, model.model, **model.placement)
         limits = server.ServerLimits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
-        app = server.build_app(server.States(states, backbone), token=flags.token, limits=limits)
+        known, fed = server.States(states, backbone), None
+        if sessions.most:
+            every = None if sessions.every is None else parse_every(sessions.every)
+            options = IngestOptions(
+                config=memory.config(), every=every, keep=sessions.keep, thumbnails=memory.thumbnails
+            )
+            bounds = server.SessionLimits(sessions.most, idle_s=parse_duration(sessions.idle))
+            fed = server.Sessions(known, options, bounds)
+        app = server.build_app(known, token=flags.token, limits=limits, fed=fed)
         address = f"http://{flags.host}:{flags.port}/"
         out.note(f"states of {states} on {address} and, for clients of OpenAI, {address}v1")
         log = _Log(out)

@@ -115,7 +115,7 @@ def _events(
         store = opened.enter_context(find_store(path, keep=options.keep))
         subtitles = find_subtitles(video, source, options.subtitles, options.start_s)
         start = _start(path, video, subtitles, options, timings)
-        _limit_thumbnails(start.session, options.thumbnails)
+        limit_thumbnails(start.session, options.thumbnails)
         live, session, began_s = isinstance(video, LiveSource), start.session, time.monotonic()
         for_s = (video.options if isinstance(video, LiveSource) else options.live).for_s
         from_s = session.clock.stream_time_s
@@ -171,9 +171,10 @@ def _start(
     return RunStart(session, segment, record, subtitles, read_answers(state))
 
 
-def _limit_thumbnails(session: Session, most: int) -> None:
-    """Let a session keep so many thumbnails, with those that it has; 0: none."""
+def limit_thumbnails(session: Session, most: int) -> Thumbnails | None:
+    """Let a session keep so many thumbnails, with those that it has, and return them; 0: none."""
     pictures = next((one for one in session.attachments if isinstance(one, Thumbnails)), Thumbnails())
     pictures.most = most
     others = [one for one in session.attachments if not isinstance(one, Thumbnails)]
     session.attachments = [*others, *([pictures] if most else [])]
+    return pictures if most else None

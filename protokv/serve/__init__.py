@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protokv.serve.app import ServerLimits, build_app, configure
+from protokv.serve.sessions import SessionLimits, Sessions
 from protokv.serve.states import States
 
-__all__ = ["ServerLimits", "States", "build_app", "configure"]
+__all__ = ["ServerLimits", "SessionLimits", "Sessions", "States", "build_app", "configure"]

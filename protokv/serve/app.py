@@ -1,7 +1,7 @@
 """The web application: routes, and errors as OpenAI has them. Knows neither how states are read nor what is asked.
 
-There is one model, so one thread answers, one question after another. A question beyond the limits is refused at once;
-an answer that takes too long is cut off.
+There is one model, so one thread answers and watches, one question or frame after another. A question beyond the
+limits is refused at once; an answer that takes too long is cut off.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,11 +25,15 @@ from starlette.routing import Route
 
 from protokv.core.session import Answer
 from protokv.errors import ConfigError, ProtoKVError, StateNotFound
-from protokv.serve import chat
+from protokv.serve import chat, sessions
 from protokv.serve.access import Access
 from protokv.serve.page import Page
+from protokv.serve.sessions import Sessions
 from protokv.serve.states import States
 from protokv.texts import cut
+
+# How often it is looked for sessions that nobody feeds.
+_SWEEP_S = 1.0
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -46,12 +51,15 @@ class TooMuch(ProtoKVError):
     """A question goes beyond the limits."""
 
 
-def build_app(states: States, *, token: str | None = None, limits: ServerLimits | None = None) -> Starlette:
+def build_app(
+    states: States, *, token: str | None = None, limits: ServerLimits | None = None, fed: Sessions | None = None
+) -> Starlette:
     """Build the application; without a token (`Authorization: Bearer TOKEN`) everybody on this machine may ask.
 
-    ConfigError: no client could send the token.
+    With `fed`, clients may feed sessions. ConfigError: no client could send the token.
     """
-    server, page = _Server(states, Access(token), limits or ServerLimits()), Page(states)
+    server, page = _Server(states, Access(token), limits or ServerLimits(), fed), Page(states)
+    feed = server.routes("/v1/streaming/sessions", fed) if fed is not None else []
     return Starlette(
         routes=[
             Route("/", page.index),
@@ -59,6 +67,7 @@ def build_app(states: States, *, token: str | None = None, limits: ServerLimits 
             Route("/page/state", server.guard(page.state)),
             Route("/v1/models", server.guard(server.models)),
             Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
+            *feed,
         ],
         exception_handlers=dict.fromkeys((ProtoKVError, HTTPException, Exception), _refuse),
         lifespan=server.lifespan,
@@ -85,15 +94,53 @@ def configure(app: Starlette, host: str, port: int) -> uvicorn.Config:
 
 
 class _Server:
-    def __init__(self, states: States, access: Access, limits: ServerLimits) -> None:
-        self._states, self._access, self._limits = states, access, limits
+    def __init__(self, states: States, access: Access, limits: ServerLimits, fed: Sessions | None) -> None:
+        self._states, self._access, self._limits, self._fed = states, access, limits, fed
         self._pool = ThreadPoolExecutor(1, "protokv-serve")
         self._waiting = 0
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        sweeper = None if self._fed is None else asyncio.create_task(self._sweep(self._fed))
         yield
+        if sweeper is not None:
+            sweeper.cancel()
         self._pool.shutdown(cancel_futures=True)
+        if self._fed is not None:
+            self._fed.put_away(every_one=True)
+
+    async def _sweep(self, fed: Sessions) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            await self._work(fed.put_away)
+
+    def _work(self, call: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+        """Call in the thread of the model."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+
+    def routes(self, path: str, fed: Sessions) -> list[Route]:
+        """Return the routes by which sessions are fed."""
+
+        async def begin(request: Request) -> Response:
+            asked = sessions.parse(await self._body(request, self._limits.body_bytes))
+            return JSONResponse(await self._work(fed.open, asked), 201)
+
+        async def push(request: Request) -> Response:
+            name, given = request.path_params["name"], request.query_params.get("time_s")
+            try:
+                time_s = None if given is None else float(given)
+            except ValueError:
+                raise ConfigError("time_s: expected seconds") from None
+            with (one := fed.find(name)).admit(fed.limits.frames_per_second):
+                body = await self._body(request, fed.limits.frame_bytes)
+                image = await anyio.to_thread.run_sync(sessions.read_frame, body, fed.limits.frame_pixels)
+                return JSONResponse(await self._work(fed.push, name, one, image, time_s))
+
+        async def end(request: Request) -> Response:
+            return JSONResponse(await self._work(fed.close, request.path_params["name"]))
+
+        each = ((path, begin, "POST"), (path + "/{name}/frame", push, "POST"), (path + "/{name}", end, "DELETE"))
+        return [Route(where, self.guard(handler), methods=[method]) for where, handler, method in each]
 
     async def health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -114,7 +161,7 @@ class _Server:
 
     async def answer(self, request: Request) -> Response:
         """Answer a question, whole or in pieces."""
-        asked = chat.parse(await self._body(request), self._states.decoding)
+        asked = chat.parse(await self._body(request, self._limits.body_bytes), self._states.decoding)
         path = self._states.find(asked.model)
         if self._waiting >= self._limits.waiting:
             raise TooMuch("too many questions at once; ask again later")
@@ -186,13 +233,13 @@ class _Server:
         pieces.close()
         return None
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, most: int) -> bytes:
         body = b""
         try:
             async for part in request.stream():
                 body += part
-                if len(body) > self._limits.body_bytes:
-                    raise HTTPException(413, f"a request has at most {self._limits.body_bytes:,} bytes")
+                if len(body) > most:
+                    raise HTTPException(413, f"a request has at most {most:,} bytes")
         except ClientDisconnect:
             raise HTTPException(400, "the request was cut short") from None
         return body

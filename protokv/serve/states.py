@@ -25,18 +25,19 @@ class States:
 
     def __init__(self, folder: str | os.PathLike[str], backbone: Backbone, most: int = MOST_SESSIONS) -> None:
         """Read nothing yet; `backbone` made the states, and `most` is the number of sessions to keep."""
-        self._folder, self._backbone, self._most = Path(folder), backbone, most
-        self._root = self._folder.resolve()
+        self.folder, self.backbone, self._most = Path(folder), backbone, most
+        self._root = self.folder.resolve()
+        self.fed = dict[Path, Session]()  # what clients feed with frames answers for itself
         self._sessions: OrderedDict[Path, tuple[tuple[int, int], Session]] = OrderedDict()
         self.decoding, self.decode = backbone.decoding, backbone.decode
 
     def list_all(self) -> dict[str, Path]:
         """Return the states by name: the path below the folder, without the suffix unless two differ only in it."""
         try:
-            found = [Path(one) for one in find_states(str(self._folder))]
+            found = [Path(one) for one in find_states(str(self.folder))]
         except StateNotFound:
             return {}
-        below = {_text(one.relative_to(self._folder)): one for one in found if self._is_inside(one)}
+        below = {_text(one.relative_to(self.folder)): one for one in found if self._is_inside(one)}
         short = {name: name.removesuffix(Path(name).suffix) for name in below}
         alike = Counter(short.values())
         return {short[name] if alike[short[name]] == 1 else name: one for name, one in below.items()}
@@ -63,16 +64,18 @@ class States:
             return 0
 
     def open_session(self, path: Path) -> Session:
-        """Return the session of the last commit of a state. Two threads must not ask for sessions or use one at once.
+        """Return the session that is fed, or that of the last commit. One thread may ask for sessions and use them.
 
         StateNotFound: it is gone. StateError: it cannot be read, or another model made it.
         """
         if not self._is_inside(path):
             raise StateNotFound(f"{path.name} is not in the folder of the states, or a link that leads elsewhere")
         version = _version(path)
+        if (fed := self.fed.get(path)) is not None:
+            return fed
         known = self._sessions.pop(path, None)
         if known is None or known[0] != version:
-            known = (version, Reader.open(path).session(self._backbone))
+            known = (version, Reader.open(path).session(self.backbone))
         self._sessions[path] = known
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)

@@ -1,0 +1,233 @@
+"""Sessions that clients feed with frames: each is a state of the folder, held in memory while somebody feeds it.
+
+The routes are those of vLLM's proposal (https://github.com/vllm-project/vllm/pull/53879). A session answers under its
+name, as a state does, and knows what it has seen until then. It is committed on the way, and put away when it is
+closed, too old, or not fed; who opens the name again goes on with it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from PIL import Image
+from starlette.exceptions import HTTPException
+
+from protokv.core.pushed import GAP_S, as_rgb
+from protokv.core.session import Session
+from protokv.errors import ConfigError, StateMismatch, shown
+from protokv.ingestion.options import MINUTELY, IngestOptions
+from protokv.ingestion.run import limit_thumbnails
+from protokv.serve.states import States
+from protokv.state.checkpoint import to_state
+from protokv.state.reader import Reader
+from protokv.state.sources import WallClockLog
+from protokv.state.store import Store, find_store
+from protokv.state.thumbnails import shrink
+from protokv.video import SourceInfo
+
+_KIND = "pushed"
+# Times count from the beginning of a stream. Seconds since 1970 would be a silence of decades.
+_LONGEST_SILENCE_S = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """The limits of sessions."""
+
+    most: int = 8  # sessions at once
+    frame_bytes: int = 8 << 20  # of a file
+    frame_pixels: int = 8192 * 4352
+    frames_per_second: int = 60  # of a session
+    idle_s: float = 300.0  # without a frame, until a session is put away
+    age_s: float = 7 * 86400.0  # until it is put away although it is fed
+
+
+class SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What a client asks for: a name (None: a new one), sampled frames a second, and a system prompt."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")] | None = None
+    fps: float | None = None
+    system_prompt: str | None = None
+
+
+def parse(body: bytes) -> SessionRequest:
+    """Return the request in a body. ConfigError."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=SessionRequest)
+    except (msgspec.MsgspecError, ValueError) as error:
+        what = "a session takes name, fps and system_prompt, and is asked at /v1/chat/completions"
+        raise ConfigError(f"{shown(error)}; {what}") from None
+
+
+def read_frame(file: bytes, most_pixels: int) -> Any:
+    """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file. ConfigError; HTTPException, 413."""
+    try:
+        with Image.open(io.BytesIO(file), formats=("JPEG", "WEBP", "PNG")) as image:
+            if image.width * image.height > most_pixels:
+                raise HTTPException(413, f"a frame has at most {most_pixels:,} pixels")
+            return as_rgb(image)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"the frame is no whole JPEG, WebP or PNG: {shown(error)}") from None
+
+
+class FedSession:
+    """A session while it is fed. `busy`: a frame of it is on its way."""
+
+    def __init__(self, path: Path, store: Store, session: Session, log: WallClockLog, options: IngestOptions) -> None:
+        self.path, self.session, self._store, self._log = path, session, store, log
+        self._pictures, self._every = limit_thumbnails(session, options.thumbnails), options.every or MINUTELY
+        self.busy, self.frames, self._time_s, self._saved = False, 0, session.clock.stream_time_s, session.clock
+        self._opened_s = self._fed_s = self._saved_s = time.monotonic()
+        self._second = self._in_second = 0
+
+    @contextmanager
+    def admit(self, most: int) -> Iterator[None]:
+        """Admit a frame, which is on its way inside the block, of at most `most` a second. HTTPException, 409, 429."""
+        if self.busy:
+            raise HTTPException(409, "a frame of this session is on its way; send the next one after its reply")
+        second = int(time.monotonic())
+        self._second, self._in_second = second, self._in_second + 1 if second == self._second else 1
+        if self._in_second > most:
+            raise HTTPException(429, f"a session takes at most {most} frames a second", {"Retry-After": "1"})
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
+
+    def push(self, image: Any, time_s: float | None) -> dict[str, Any]:
+        """Watch a frame at a stream time, by default that of the clock; return the reply. ConfigError, StateError."""
+        began_s, clock, begun = time.monotonic(), self.session.clock, bool(self.frames or self.session.clock.steps)
+        if time_s is None:
+            time_s = max(self._log.stream_time(time.time()), self._time_s) if begun else 0.0
+        if time_s > self._time_s + _LONGEST_SILENCE_S:
+            raise ConfigError("time_s counts seconds from the beginning of the session")
+        watched = self.session.push(image, time_s)
+        if time_s - self._time_s > GAP_S:
+            self._log.begin_gap(self._time_s, "no frames came")
+        self._log.end_gap(time_s)
+        if not self.frames:
+            self._log.anchors = self._log.anchors if begun else []
+            self._log.add_anchor(time_s, time.time())
+        if watched and self._pictures is not None:
+            self._pictures.add(clock.steps, self.session.clock.stream_time_s - clock.step_seconds, shrink(image))
+        self._time_s, self.frames, self._fed_s = time_s, self.frames + 1, time.monotonic()
+        saved, now_s = self._saved, self.session.clock.stream_time_s
+        steps, passed_s = self.session.clock.steps - saved.steps, self._fed_s - self._saved_s
+        if steps and self._every.is_due(steps, now_s - saved.stream_time_s, passed_s):
+            self.commit()
+        found = {"frame_index": self.frames - 1, "stream_time_s": time_s, "steps": self.session.clock.steps}
+        # A session is asked. It says nothing to a frame.
+        return {**found, "watched": watched, "text": "", "latency_s": time.monotonic() - began_s}
+
+    def is_over(self, limits: SessionLimits) -> bool:
+        """Return True if it is too old, or nobody feeds it."""
+        now_s = time.monotonic()
+        return not self.busy and (now_s - self._fed_s > limits.idle_s or now_s - self._opened_s > limits.age_s)
+
+    def commit(self, *, complete: bool = False) -> None:
+        """Write the state. StateError."""
+        self._log.committed_at = now_s = time.time()
+        self._log.add_anchor(self._time_s, now_s)
+        info = SourceInfo(self.path.stem, _KIND, "pil", "", "", "", 0, 0, 0, None, seekable=False)
+        source = {**info.to_dict(), "fingerprint": self._log.stream, "live": asdict(self._log)}
+        self._store.commit(to_state(self.session, source=source, complete=complete))
+        self._saved, self._saved_s = self.session.clock, time.monotonic()
+
+
+class Sessions:
+    """The sessions that are fed. `find` is for any thread, and the rest for that of the model."""
+
+    def __init__(self, states: States, options: IngestOptions, limits: SessionLimits | None = None) -> None:
+        """Begin without any; they will be in the folder of `states`.
+
+        Of `options` the memory, `every`, `keep` and `thumbnails` count, and for new sessions `fps` and `system`.
+        """
+        self._states, self._options, self.limits = states, options, limits or SessionLimits()
+        self._fed, self._locks = dict[str, FedSession](), dict[str, ExitStack]()
+
+    def find(self, name: str) -> FedSession:
+        """Return the session of a name. HTTPException, 404."""
+        if (found := self._fed.get(name)) is None:
+            raise HTTPException(404, "no such session is fed; POST /v1/streaming/sessions with its name goes on")
+        return found
+
+    def open(self, asked: SessionRequest) -> dict[str, Any]:
+        """Begin a session, or go on with the state of its name; return the reply.
+
+        HTTPException: it is fed already, or there are too many. ConfigError: it cannot be as asked. StateError.
+        """
+        name = asked.name or f"sess-{uuid.uuid4().hex[:12]}"
+        if name in self._fed:
+            raise HTTPException(409, "this session is fed already")
+        if len(self._fed) >= self.limits.most:
+            raise HTTPException(503, f"{self.limits.most} sessions are fed already; close one, or come again later")
+        known = self._states.list_all().get(name)
+        path = known or self._states.folder / f"{name}.safetensors"
+        if known is None and os.path.lexists(path):
+            raise HTTPException(409, "something that is no state has this name")
+        with ExitStack() as held:
+            store = held.enter_context(find_store(path, keep=self._options.keep))
+            session, log = self._start(asked) if known is None else self._resume(path, asked)
+            fed = FedSession(path, store, session, log, self._options)
+            fed.commit()
+            self._fed[name], self._locks[name], self._states.fed[path] = fed, held.pop_all(), session
+        clock, model = session.clock, session.backbone.identity.name
+        return {"session_id": name, "model": model, "fps": clock.fps, "stream_time_s": clock.stream_time_s}
+
+    def _start(self, asked: SessionRequest) -> tuple[Session, WallClockLog]:
+        backbone, system = self._states.backbone, asked.system_prompt or self._options.system
+        backbone = backbone if system is None else backbone.with_system(system)
+        return Session.start(backbone, self._options.config, fps=asked.fps or self._options.fps), WallClockLog()
+
+    def _resume(self, path: Path, asked: SessionRequest) -> tuple[Session, WallClockLog]:
+        reader = Reader.open(path)
+        log = WallClockLog.read(reader.header.source)
+        if log is None or (reader.header.source or {}).get("kind") != _KIND:
+            raise StateMismatch("the state of this name is not of a session", hint="choose another name")
+        session = reader.session(self._states.backbone)
+        has = {"fps": session.clock.fps, "system_prompt": session.backbone.settings.get("system")}
+        for what, value in has.items():
+            if getattr(asked, what) not in (None, value):
+                raise ConfigError(f"{what}: the session goes on with {value!r}")
+        log.begin_gap(session.clock.stream_time_s, "nobody watched")
+        return session, log
+
+    def push(self, name: str, fed: FedSession, image: Any, time_s: float | None) -> dict[str, Any]:
+        """Watch a frame; return the reply. Raises as `find` and `FedSession.push`."""
+        if self.find(name) is not fed:
+            raise HTTPException(409, "this session was put away meanwhile")
+        try:
+            return fed.push(image, time_s)
+        finally:
+            if not fed.session.intact:
+                self._drop(name)
+
+    def close(self, name: str, *, complete: bool = True) -> dict[str, Any]:
+        """Commit a session and put it away; return the reply. StateError: it is still there."""
+        fed = self.find(name)
+        fed.commit(complete=complete)
+        self._drop(name)
+        return {"session_id": name, "frames": fed.frames, "closed": True}
+
+    def put_away(self, *, every_one: bool = False) -> None:
+        """Commit and put away what is over, or every one."""
+        for name in [name for name, one in self._fed.items() if every_one or one.is_over(self.limits)]:
+            try:
+                self.close(name, complete=False)
+            except Exception:
+                logging.getLogger("protokv.serve").exception("a session cannot be written")
+
+    def _drop(self, name: str) -> None:
+        self._states.fed.pop(self._fed.pop(name).path, None)
+        self._locks.pop(name).close()

@@ -1,0 +1,162 @@
+"""Sessions that a client feeds over a socket: what they know, how they go on, and what they refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from PIL import Image
+from starlette.exceptions import HTTPException
+
+import protokv
+from protokv.core.session import Session
+from protokv.ingestion import Every, IngestOptions
+from protokv.memories import DurableConfig
+from protokv.serve import SessionLimits, Sessions, States
+from protokv.serve.sessions import parse
+from protokv.state.reader import Reader
+from tests.conftest import random_frames
+from tests.mock_backbone import MockBackbone
+from tests.serve.conftest import server
+
+CONFIG = DurableConfig(budget=40)
+FRAMES = random_frames(0, 80, 10, 15)
+Call = Callable[..., tuple[int, Any]]
+
+
+def encode(frame: Any, form: str = "WEBP", **how: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(frame).save(file, form, **how)
+    return file.getvalue()
+
+
+FILES = [encode(frame, lossless=True) for frame in FRAMES]
+
+
+def calls(address: str, **headers: str) -> Call:
+    def call(path: str = "", body: Any = b"", method: str = "POST") -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body)
+        with closing(HTTPConnection(address, timeout=30)) as connection:
+            connection.request(method, f"/v1/streaming/sessions{path}", data, headers)
+            reply = connection.getresponse()
+            return reply.status, json.loads(reply.read())
+
+    return call
+
+
+def ask(address: str, name: str) -> Any:
+    with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0) as one:
+        answer: Any = one.chat.completions.create(model=name, messages=[{"role": "user", "content": "what is it"}])
+    return answer.choices[0].message.content, answer.stream_time_s
+
+
+def test_sessions_answer_between_frames_and_go_on_after_a_restart_as_if_there_was_none(tmp_path: Path) -> None:
+    feed = (IngestOptions(config=CONFIG, every=Every(seconds=5.0), keep=3), None)
+    expected = {name: Session.start(MockBackbone(), CONFIG) for name in ("porch", "yard")}
+
+    def feed_and_ask(call: Call, address: str, first: int) -> None:
+        for i in range(first, first + 40):
+            for name, session in expected.items() if i % 3 == 0 else [("porch", expected["porch"])]:
+                status, reply = call(f"/{name}/frame?time_s={i / 2}", FILES[i])
+                assert (status, reply["watched"]) == (200, session.push(FRAMES[i], i / 2))
+                assert (reply["steps"], reply["stream_time_s"]) == (session.clock.steps, i / 2)
+            if i % 8 == 1:
+                own = expected["porch"].ask("what is it")
+                assert ask(address, "porch") == (own.text, own.stream_time_s)
+
+    with server(tmp_path, feed=feed) as address:
+        call = calls(address)
+        opened = {"session_id": "porch", "model": "mock", "fps": 2.0, "stream_time_s": 0.0}
+        assert call(body={"name": "porch"}) == (201, opened)
+        assert call(body={"name": "yard"})[0] == 201
+        feed_and_ask(call, address, 0)
+    with server(tmp_path, feed=feed) as address:
+        call = calls(address)
+        assert ask(address, "porch")[1] == 20.0  # from its state, as nobody feeds it
+        assert call(body={"name": "porch"}) == (201, opened | {"stream_time_s": 20.0})
+        assert call(body={"name": "yard"})[0] == 201
+        feed_and_ask(call, address, 40)
+        for name, frames in (("porch", 40), ("yard", 13)):
+            assert call(f"/{name}", method="DELETE") == (200, {"session_id": name, "frames": frames, "closed": True})
+        assert ask(address, "porch")[0] == expected["porch"].ask("what is it").text
+    for name, session in expected.items():
+        reader = Reader.open(tmp_path / f"{name}.safetensors")
+        saved = protokv.load(reader.path, MockBackbone())
+        torch.testing.assert_close(saved.tensors(), session.tensors(), rtol=0, atol=0)
+        assert (saved.clock, reader.header.complete, len(reader.commits_s)) == (session.clock, True, 3)
+        assert reader.wall_clocks[0].gaps[0].why == "nobody watched"
+
+
+def test_a_session_that_nobody_feeds_is_put_away_and_can_be_opened_again(tmp_path: Path) -> None:
+    with server(tmp_path, feed=(IngestOptions(config=CONFIG), SessionLimits(idle_s=0.5))) as address:
+        call, until_s = calls(address), time.monotonic() + 30
+        call(body={"name": "porch"})
+        for i in (0, 1):
+            assert call(f"/porch/frame?time_s={i / 2}", FILES[i])[0] == 200
+        while Reader.open(tmp_path / "porch.safetensors").header.clock.steps == 0:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        status, reply = call("/porch/frame", FILES[2])
+        assert (status, "goes on" in reply["error"]["message"]) == (404, True)
+        assert call(body={"name": "porch"})[1]["stream_time_s"] == 1.0
+        # A frame without a time is of now.
+        assert call("/porch/frame", encode(FRAMES[2], "JPEG"))[1]["stream_time_s"] >= 1.0
+
+
+def test_there_are_so_many_sessions_and_each_takes_one_frame_at_a_time_and_so_many_a_second(tmp_path: Path) -> None:
+    sessions = Sessions(States(tmp_path, MockBackbone()), IngestOptions(config=CONFIG), SessionLimits(most=1))
+    one = sessions.find(sessions.open(parse(b""))["session_id"])
+    with pytest.raises(HTTPException, match="503"):
+        sessions.open(parse(b""))
+    with one.admit(9), pytest.raises(HTTPException, match="409"), one.admit(9):
+        pass
+
+    def admit(times: int) -> None:
+        for _ in range(times):
+            with one.admit(2):
+                pass
+
+    with pytest.raises(HTTPException, match="429"):
+        admit(9)
+
+
+@pytest.fixture(scope="module")
+def strict(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with small limits and a token, and two sessions."""
+    folder = tmp_path_factory.mktemp("strict")
+    (folder / "door.safetensors").write_bytes((made / "door.safetensors").read_bytes())
+    (folder / "odd.safetensors").symlink_to("elsewhere")
+    feed = (IngestOptions(config=CONFIG), SessionLimits(frame_bytes=2000, frame_pixels=10 * 15))
+    with server(folder, feed=feed, token="right") as address:
+        assert [calls(address, Authorization="Bearer right")(body={"name": one})[0] for one in "ab"] == [201, 201]
+        yield address
+
+
+FRAME = "/a/frame"
+REFUSED = [
+    ("", b"\xff{", 400, "takes name"), ("", {"name": "../door"}, 400, "name"), ("", {"name": "a.b"}, 400, "name"),
+    ("", {"question": "what"}, 400, "is asked at"), ("", {"fps": -1.0}, 400, "fps"),
+    ("", {"system_prompt": "be brief"}, 400, "system prompt"), ("", {"name": "a"}, 409, "fed already"),
+    ("", {"name": "door"}, 409, "not of a session"), ("", {"name": "odd"}, 409, "no state"),
+    (FRAME, FILES[0][:-9], 400, "no whole JPEG"), (FRAME, b"GIF89a", 400, "no whole JPEG"),
+    (FRAME, bytes(2001), 413, "2,000 bytes"), (FRAME, encode(FRAMES[:2].reshape(-1, 15, 3)), 413, "150 pixels"),
+    (f"{FRAME}?time_s=now", FILES[0], 400, "seconds"), (f"{FRAME}?time_s=nan", FILES[0], 400, "comes after"),
+    (f"{FRAME}?time_s=-1", FILES[0], 400, "comes after"), (f"{FRAME}?time_s=1.8e9", FILES[0], 400, "beginning"),
+    ("/nobody/frame", FILES[0], 404, "goes on"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "status", "why"), REFUSED)
+def test_what_cannot_be_is_refused_in_a_line(strict: str, path: str, body: Any, status: int, why: str) -> None:
+    found, reply = calls(strict, Authorization="Bearer right")(path, body)
+    assert (found, why in reply["error"]["message"]) == (status, True), reply
+    assert calls(strict)(path, body)[0] == 401
