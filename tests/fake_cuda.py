@@ -128,15 +128,12 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if here and (copied or name in WAITS or (name in INDEXING and by_mask(args[1]))):
         wait(name)
     args, kwargs = mapped(moved, args), {key: mapped(moved, value) for key, value in kwargs.items()}
-    pinned = kwargs.pop("pin_memory", False) or name == "_pin_memory"
+    pinned = kwargs.pop("pin_memory", False)
     if name == "histc":
         # The CPU counts floats only.
         args = (args[0].float(), *args[1:])
     with _disable_current_modes():
-        if name in ATTENTION:
-            result = _attend(func, *args, **kwargs)
-        else:
-            result = args[0].clone() if name == "_pin_memory" else func(*args, **kwargs)
+        result = _attend(func, *args, **kwargs) if name in ATTENTION else func(*args, **kwargs)
     if pinned:
         _pinned[result.untyped_storage().data_ptr()] = result
     # What was written in place, or returned as it was, stays the same object.
@@ -241,6 +238,12 @@ _PATCHES: dict[str, Any] = {
 }
 
 
+def _pin(data: Tensor) -> Tensor:
+    pinned = data.clone()
+    _pinned[pinned.untyped_storage().data_ptr()] = pinned
+    return pinned
+
+
 @contextmanager
 def capturing() -> Iterator[None]:
     """Refuse what a CUDA graph cannot capture: waits, and copies from memory that is not pinned."""
@@ -260,7 +263,9 @@ def fake_cuda() -> Iterator[Counter[str]]:
     without_gradients = patch.object(torch._C, "_InferenceMode", lambda _: torch.no_grad())
     generators = patch.object(torch, "Generator", _Generator)
     whole = patch.multiple(functional, **_FUNCTIONS)
-    with patch.multiple(torch.cuda, **_PATCHES), generators, without_gradients, whole, _Placing():
+    # Threads pin memory, too, and no mode of torch reaches these.
+    pinning = patch.object(Tensor, "pin_memory", _pin)
+    with patch.multiple(torch.cuda, **_PATCHES), generators, without_gradients, whole, pinning, _Placing():
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -18,7 +18,10 @@ from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.settings import Positions
+from protokv.ingestion.prefetch import StopRequest, prefetch
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
+from protokv.video.sampling import Step
+from protokv.video.source import never
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
@@ -132,6 +135,24 @@ def test_a_steady_step_behind_the_vision_tower_can_be_captured(models: Models, c
             for step in range(12, 16):
                 session.take([steps[step]], [float(step)])
     assert not waits
+
+
+def test_pictures_that_were_prefetched_are_copied_without_a_wait(models: Models) -> None:
+    backbone = models("qwen2_5_vl")[1]
+    frames = [random_frames(index, backbone.frames_per_step) for index in range(4)]
+
+    def read(_: Callable[[], bool]) -> Iterator[Step]:
+        return (Step(index, float(index), one, ()) for index, one in enumerate(frames))
+
+    with fake_cuda() as waits:
+        ready = [step.prepared for step in prefetch(read, backbone, StopRequest(never))]
+        counts = []
+        for steps in (ready, list(map(backbone.prepare, frames))):
+            waits.clear()
+            backbone.embed_steps(steps, [0.0] * len(steps))
+            counts.append(waits["_to_copy from memory that is not pinned"])
+    # The sizes of the pictures are few bytes, and pinned in neither.
+    assert counts[0] == counts[1] - len(frames)
 
 
 @pytest.mark.parametrize("kind", ["sliding-window", "durable", "infinipot-v"])

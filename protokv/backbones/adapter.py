@@ -263,7 +263,8 @@ class Adapter(Backbone):
 
     def _join_pixels(self, steps: Sequence[PreparedStep]) -> Tensor:
         """Return the pixels of some steps, one after the other, as the vision tower takes them."""
-        return concatenate([step.pixels for step in steps]).to(self.device, self.dtype)
+        # Cast after the copy: a copy that casts waits.
+        return concatenate([step.pixels.to(self.device, non_blocking=True) for step in steps]).to(self.dtype)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of plain text."""

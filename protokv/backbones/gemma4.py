@@ -105,7 +105,7 @@ class Gemma4(Adapter):
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Run frames through the vision tower; they do not see each other there."""
-        pixels = torch.cat([step.pixels for step in steps]).to(self.device)
+        pixels = torch.cat([step.pixels.to(self.device, non_blocking=True) for step in steps])
         places = torch.stack([self._patch_places(step, pixels.shape[1]) for step in steps]).to(self.device)
         features = torch.cat(self._model.get_image_features(pixels, places).pooler_output).to(self.device, self.dtype)
         return torch.split(self._with_digits(features, None), [prod(step.grid) for step in steps])

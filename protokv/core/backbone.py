@@ -63,6 +63,10 @@ class PreparedStep:
     pixels: Tensor  # float32 on the host, in the shape of the family
     grid: tuple[int, int]  # rows and columns of their visual tokens
 
+    def pinned_for(self, device: torch.device) -> PreparedStep:
+        """Return it in memory from which this device copies while the host goes on."""
+        return replace(self, pixels=self.pixels.pin_memory()) if device.type == "cuda" else self
+
 
 class Backbone(ABC):
     """A vision-language model that reads steps and text at given positions."""

@@ -1,7 +1,7 @@
-"""Prefetch the next steps of a source: a thread reads and prepares them while the model works on the last ones.
+"""Prefetch the next steps of a source: threads read and prepare them while the model works on the last ones.
 
-The thread runs `read_steps` and the backbone's `prepare` in the usual order, a bounded number of steps ahead. An error
-of the thread is raised where its step would have come. Knows no sessions and no states.
+One thread runs `read_steps`, another one the backbone's `prepare`, in the usual order, a bounded number of steps ahead.
+An error of theirs is raised where its step would have come. Knows no sessions and no states.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from protokv.core.backbone import Backbone, PreparedStep
@@ -18,8 +18,8 @@ from protokv.video import Damage
 from protokv.video.sampling import Step
 from protokv.video.source import Image, never
 
-# Steps that wait to be taken. Two even out frames that take longer; more only hold memory.
-DEPTH = 2
+# Steps that wait to be taken. A keyframe takes as long as several other frames; more only hold memory.
+DEPTH = 4
 
 # After this many seconds, a waiting caller is asked again whether to stop.
 ASK_S = 0.1
@@ -67,33 +67,36 @@ def prefetch(
 
     Args:
         open_steps: begins reading, given a function that tells whether to stop; iterated in the thread.
-        backbone: prepares frames, in the thread.
+        backbone: prepares frames, in a thread.
         stop: asked while waiting; waiting steps are dropped then.
         depth: the most steps that wait to be taken.
-        shrink: makes the small picture of a step from its first one, in the thread; None: no small pictures.
-        timings: adds up "decode" and "preprocess" of the thread, and "wait for frames" of the caller.
+        shrink: makes the small picture of a step from its first one, in a thread; None: no small pictures.
+        timings: adds up "decode" and "preprocess" of the threads, and "wait for frames" of the caller.
     """
     left = threading.Event()
 
     def unwanted() -> bool:
         return left.is_set() or stop.decided
 
-    def take() -> ReadyStep | None:
+    def read() -> Step | None:
         if unwanted():
             return None
         with stage(timings, "decode"):
-            step = next(steps, None)
+            return next(steps, None)
+
+    def prepare(reading: Future[Step | None]) -> ReadyStep | None:
+        step = reading.result()
         if step is None:
             return None
         with stage(timings, "preprocess"):
-            prepared = backbone.prepare(step.images)
+            prepared = backbone.prepare(step.images).pinned_for(backbone.device)
             thumbnail = None if shrink is None else shrink(step.images[0])
         return ReadyStep(step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark)
 
     steps = open_steps(unwanted)
-    pool = ThreadPoolExecutor(1, "protokv-prefetch")
-    # One step is in the hands of the thread, the others wait.
-    ahead = deque(pool.submit(take) for _ in range(depth + 1))
+    reader, preparer = (ThreadPoolExecutor(1, f"protokv-prefetch-{name}") for name in ("read", "prepare"))
+    # One step is in the hands of a thread, the others wait.
+    ahead = deque(preparer.submit(prepare, reader.submit(read)) for _ in range(depth + 1))
     try:
         while True:
             with stage(timings, "wait for frames"):
@@ -102,8 +105,9 @@ def prefetch(
             item = None if stop.decided else ahead.popleft().result()
             if item is None:
                 return
-            ahead.append(pool.submit(take))
+            ahead.append(preparer.submit(prepare, reader.submit(read)))
             yield item
     finally:
         left.set()
-        pool.shutdown(cancel_futures=True)
+        for pool in (reader, preparer):
+            pool.shutdown(cancel_futures=True)

@@ -129,7 +129,7 @@ class Embedded(TimedGrid, Packaged):
         """Run steps of one grid through the vision tower together, others one by one."""
         if len({step.grid for step in steps}) > 1:
             return [tokens for step in steps for tokens in self.embed_steps([step], [0.0])]
-        patches = torch.stack([step.pixels for step in steps]).to(self.device, self.dtype)
+        patches = torch.stack([step.pixels.to(self.device, non_blocking=True) for step in steps]).to(self.dtype)
         return [StepTokens(seen, steps[0].grid) for seen in self._vision(patches, steps[0].grid)]
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
