@@ -36,28 +36,23 @@ def doctor(*, output: OutputFlags) -> None:
     """
     out = output.open()
     with out.errors():
-        found = describe_setup()
+        problems = list[str]()
+        av, installed = _import(problems, "av"), {one.name: one.version for one in metadata.distributions()}
+        found: dict[str, Any] = {
+            "protokv": __version__,
+            "python": f"{platform.python_version()} in {_hide_home(sys.prefix)}",
+            "system": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} processors",
+            "packages": {name: installed.get(name, "not installed") for name in _PACKAGES},
+            "devices": list_devices(problems),
+            "video": {"codecs": [name for name in _CODECS if av is not None and name in av.codecs_available]},
+            "variables": sorted(name for name in os.environ if _VARIABLES.match(name)),
+            "disk": {"folder": _hide_home(Path.cwd()), "free_bytes": shutil.disk_usage(Path.cwd()).free},
+            "problems": problems,
+        }
         devices = {one["name"]: {**one, "name": ""} for one in found["devices"]}
         out.show([found], lambda _: [pairs({**found, "devices": devices})])
-        if found["problems"]:
+        if problems:
             raise typer.Exit(Exit.FAILURE)
-
-
-def describe_setup() -> dict[str, Any]:
-    """Return a document of this machine. `problems` are sentences, none if a video can be watched here."""
-    problems = list[str]()
-    av, installed = _import(problems, "av"), {one.name: one.version for one in metadata.distributions()}
-    return {
-        "protokv": __version__,
-        "python": f"{platform.python_version()} in {_hide_home(sys.prefix)}",
-        "system": f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} processors",
-        "packages": {name: installed.get(name, "not installed") for name in _PACKAGES},
-        "devices": list_devices(problems),
-        "video": {"codecs": [name for name in _CODECS if av is not None and name in av.codecs_available]},
-        "variables": sorted(name for name in os.environ if _VARIABLES.match(name)),
-        "disk": {"folder": _hide_home(Path.cwd()), "free_bytes": shutil.disk_usage(Path.cwd()).free},
-        "problems": problems,
-    }
 
 
 def list_devices(problems: list[str]) -> list[dict[str, Any]]:

@@ -8,33 +8,19 @@ from protokv import errors
 
 
 class Exit(IntEnum):
-    """The exit code of the process.
+    """The exit code of the process."""
 
-    Attributes:
-        DONE: it did what it was told to do.
-        FAILURE: it failed. Also: two states that `inspect` compares differ.
-        USAGE: an option, a setting or a password is wrong.
-        PARTIAL: the state is written, but video or subtitles are damaged, or one of several failed.
-        NOT_FOUND: there is no such video, state or model.
-        LOCKED: another process is writing the state, or has written it meanwhile.
-        MISMATCH: the state does not fit the model, the memory or this version.
-        CORRUPT: the state is damaged, or is no state.
-        HUNG_UP: the terminal was closed; the state is committed.
-        INTERRUPTED: Ctrl-C; the state is committed.
-        TERMINATED: `kill`; the state is committed.
-    """
-
-    DONE = 0
-    FAILURE = 1
-    USAGE = 2
-    PARTIAL = 3
-    NOT_FOUND = 10
-    LOCKED = 11
-    MISMATCH = 12
-    CORRUPT = 13
-    HUNG_UP = 129
-    INTERRUPTED = 130
-    TERMINATED = 143
+    DONE = 0  # it did what it was told to do
+    FAILURE = 1  # it failed; also: two states that `inspect` compares differ
+    USAGE = 2  # an option, a setting or a password is wrong
+    PARTIAL = 3  # the state is written, but video or subtitles are damaged, or one of several failed
+    NOT_FOUND = 10  # there is no such video, state or model
+    LOCKED = 11  # another process is writing the state, or has written it meanwhile
+    MISMATCH = 12  # the state does not fit the model, the memory or this version
+    CORRUPT = 13  # the state is damaged, or is no state
+    HUNG_UP = 129  # the terminal was closed; the state is committed
+    INTERRUPTED = 130  # Ctrl-C; the state is committed
+    TERMINATED = 143  # `kill`; the state is committed
 
 
 _CODES: tuple[tuple[type[errors.ProtoKVError], Exit], ...] = (

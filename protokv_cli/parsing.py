@@ -116,9 +116,8 @@ def find_stream_time(text: str, reader: Reader, now: float) -> float:
     `12m` is stream time, `-10m` counts back from the last commit. For a live stream `14:05` is the time of day and a
     date is a date; for a file, which has neither, `14:05` is fourteen minutes and five seconds.
 
-    Raises:
-        ConfigError: the text is no time, or it is a date and the state is of a file.
-        StateNotFound: the stream had not begun by then.
+    ConfigError: the text is no time, or it is a date and the state is of a file. StateNotFound: the stream had not
+    begun by then.
     """
     given = text.strip()
     if given.startswith("-"):

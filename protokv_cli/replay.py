@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from protokv.replay.runner import StreamProgress
     from protokv.replay.streams import Stream
 
-DATASETS = ("rvs-ego", "rvs-movie", "ovo-bench", "streamingbench", "videomme", "mlvu")
-
 Sources = Annotated[
     list[str] | None, typer.Argument(metavar="SOURCE", help="Video files; with --report, files of results.")
 ]
@@ -52,18 +50,18 @@ class StudyFlags(Flags, panel="What to ask"):
         self, backbone: Backbone, benchmark: Benchmark | None, streams: Sequence[Stream], fps: float | None
     ) -> Plan:
         """Return what is to be done. A data set adds its baselines, and has other defaults. ConfigError."""
-        from protokv.memories import DEFAULT_MEMORY
+        from protokv.memories import DEFAULT_MEMORY, MemoryConfig
         from protokv.replay.dataset import fit_variants
-        from protokv.replay.memories import list_variants
+        from protokv.replay.memories import COMPARED, name_memories, vary_memories
         from protokv.replay.plan import make_plan
         from protokv.replay.runner import Setup
 
         names, budgets, delays = (parse_list(text or "") for text in (self.memories, self.budgets, self.delays))
-        variants = list_variants(
-            names or ([DEFAULT_MEMORY] if benchmark else None),
-            [parse_budget(one) for one in budgets] or None,
-            [parse_variation(text) for text in self.settings or ()],
+        named = name_memories(
+            names or ([DEFAULT_MEMORY] if benchmark else COMPARED),
+            [parse_budget(one) for one in budgets] or [MemoryConfig.of(DEFAULT_MEMORY).budget],
         )
+        variants = vary_memories(named, [parse_variation(text) for text in self.settings or ()])
         return make_plan(
             streams,
             fit_variants(variants, streams, backbone, baselines=benchmark is not None),
@@ -171,7 +169,7 @@ def replay(
 
         results.check(*(sources or ()), study.questions)
         if results.report:
-            _show_report(out, read_rows(sources or [results.results]), plot=results.plot, table=results.table)
+            _show_report(out, read_rows(sources or [results.results]), results, {}, {})
             return
         model.check()
         known, opened = benchmark.open(sources, study)
@@ -217,8 +215,7 @@ def _run(
     if stop.exit is None or keys:
         left_out: dict[str, Any] = {f"left out, {why}": n for why, n in plan.dropped.items()}
         left_out |= {f"left out, video {name}": why for name, why in unread.items()} | dict(opened.notes)
-        asked, files = [rows.rows[key] for key in keys], {"plot": results.plot, "table": results.table}
-        _show_report(out, asked, left_out=left_out, missing=unread, **files)
+        _show_report(out, [rows.rows[key] for key in keys], results, left_out, unread)
     if stop.exit is not None:
         out.note(f"stopped; what is done is in {results.results}. Continue with the same command.")
         raise typer.Exit(stop.exit)
@@ -259,35 +256,33 @@ class _ReplayBar(Bar):
 def _show_report(
     out: Output,
     rows: Sequence[AnswerRow],
-    *,
-    left_out: Mapping[str, Any] | None = None,
-    missing: Mapping[str, str] | None = None,
-    plot: Path | None = None,
-    table: Path | None = None,
+    results: ResultFlags,
+    left_out: Mapping[str, Any],
+    missing: Mapping[str, str],
 ) -> None:
     """Show a table on a terminal, one JSON document in a pipe, and write the files that were asked for."""
     from protokv.replay.report import summarise
     from protokv.replay.tables import NOTE, save_points, tabulate
 
     if not rows:
-        reasons = "; ".join(f"{why}: {n}" for why, n in (left_out or {}).items())
+        reasons = "; ".join(f"{why}: {n}" for why, n in left_out.items())
         raise ConfigError(
             f"there is nothing to show: no question could be asked ({reasons or 'none was there'})",
             hint="try shorter --delays, a longer stream, --no-intersection, or --types all",
         )
     report = summarise(rows)
-    report["missing"] = dict(missing or {})
-    report["facts"] |= {name: str(value) for name, value in (left_out or {}).items()}
+    report["missing"] = dict(missing)
+    report["facts"] |= {name: str(value) for name, value in left_out.items()}
     if out.format is Format.JSON:
         out.json(report)
     else:
         cells = tabulate(report)
         out.table(pairs(report["facts"]), "", grid(list(cells[0]), cells), NOTE)
-    if table:
-        save_points(report, table)
-        out.note(f"numbers: {table}")
-    if plot:
+    if results.table:
+        save_points(report, results.table)
+        out.note(f"numbers: {results.table}")
+    if results.plot:
         from protokv.replay.figure import save_figure
 
-        save_figure(report, plot)
-        out.note(f"figure: {plot}")
+        save_figure(report, results.plot)
+        out.note(f"figure: {results.plot}")

@@ -65,7 +65,7 @@ def list_exit_codes() -> str:
     """Return a table of the exit codes."""
     from protokv_cli.exits import Exit
 
-    meaning = read_attributes(Exit)
+    meaning = _read_comments(Exit)
     return _table(("Code", "Name", "Meaning"), *((str(int(one)), f"`{one.name}`", meaning[one.name]) for one in Exit))
 
 
@@ -208,7 +208,7 @@ def _read_comments(record: type) -> dict[str, str]:
     """Return the comment behind each field of a class."""
     if record is object:
         return {}
-    found = re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(record), re.MULTILINE)
+    found = re.findall(r"^    (\w+)(?:: | = )[^#\n]*# (.*)$", inspect.getsource(record), re.MULTILINE)
     return {name: text[:1].upper() + text[1:] for name, text in found}
 
 

@@ -31,10 +31,8 @@ def find_segment(
     """Find where the source begins in the stream of a state, or stands in it already; and the state's record of it.
 
     A file is the same by its content, and a live source by its address: it goes on in the same state. The record is
-    empty if nothing of the source was watched.
-
-    Raises:
-        StateMismatch: the state is of another source, or its last source is not watched to its end.
+    empty if nothing of the source was watched. StateMismatch: the state is of another source, or its last source is not
+    watched to its end.
     """
     last, ours, records = state.source or {}, source.info.fingerprint, source_records(state)
     if isinstance(source, LiveSource):

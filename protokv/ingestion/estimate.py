@@ -66,12 +66,8 @@ def estimate(source: str | os.PathLike[str], options: IngestOptions) -> Estimate
     """Watch the first steps of a video, with its words, and extrapolate to the rest.
 
     Steps become slower while the memory fills. If that takes longer than `FILL_S`, a long stream takes longer than this
-    says.
-
-    Raises:
-        SourceError: it is not there, or not one frame can be read.
-        ModelError: the model cannot be loaded.
-        ConfigError: the memory fits neither the model nor the machine, or an option is out of range.
+    says. SourceError: it is not there, or not one frame can be read. ModelError: the model cannot be loaded.
+    ConfigError: the memory fits neither the model nor the machine, or an option is out of range.
     """
     with open_source(source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
         video = options.cut_part(opened)

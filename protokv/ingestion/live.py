@@ -157,7 +157,7 @@ class LiveSource(Source):
         self.log.committed_at = now_s = self.now()
         if not self.log.anchors:
             self.log.add_anchor(stream_s, now_s)
-        return {**self.info.to_dict(), "fingerprint": self.log.stream, "live": asdict(self.log)}
+        return {**asdict(self.info), "fingerprint": self.log.stream, "live": asdict(self.log)}
 
     def steps(
         self, fps: float, frames_per_step: int, segment: SourcePart, stream_s: float, should_stop: Callable[[], bool]
@@ -171,8 +171,7 @@ class LiveSource(Source):
             stream_s: where the stream stands.
             should_stop: asked often.
 
-        Raises:
-            SourceError: the source has been lost for too long, or nothing can be read from it.
+        SourceError: the source has been lost for too long, or nothing can be read from it.
         """
         log, start_s, elapsed_s = self.log, segment.start_s, None
         if log.anchors:
@@ -429,10 +428,8 @@ class Mailbox:
 def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None) -> Source | None:
     """Open a source that is read as a stream; return None for a file.
 
-    A video on a server, which has an end, is read like a file; every other source is a `LiveSource`.
-
-    Raises:
-        SourceError: it is not there, or not one frame of it can be read.
+    A video on a server, which has an end, is read like a file; every other source is a `LiveSource`. SourceError: it is
+    not there, or not one frame of it can be read.
     """
     text, opened = os.fspath(source), None
     kind = source_kind(text)

@@ -89,16 +89,7 @@ def ingest_events(
     """
     if config is not None:
         settings["config"] = config
-    return _events(source, target, replace(options or IngestOptions(), **settings), should_stop, timings)
-
-
-def _events(
-    source: AnySource,
-    target: StatePath | None,
-    options: IngestOptions,
-    should_stop: Callable[[], bool],
-    timings: Timings | None,
-) -> Generator[Event, None, None]:
+    options = replace(options or IngestOptions(), **settings)
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
     # The name of an object is the last part of its address.
     stem = Path(name).stem if is_object(name) else address.default_stem(name)

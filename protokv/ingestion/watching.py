@@ -206,7 +206,7 @@ class Run:
     def _commit(self) -> Commit:
         self._committed, self._committed_at = self._session.clock, time.perf_counter()
         record = {
-            **(self._source.info.to_dict() if self._live is None else self._live.record(self._committed.stream_time_s)),
+            **(asdict(self._source.info) if self._live is None else self._live.record(self._committed.stream_time_s)),
             "decoders": dict(sorted(self._decoders.items())),
             "mark": self._mark,
             "damage": None if self._damage.ok else self._damage.to_dict(),

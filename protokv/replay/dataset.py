@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,20 +73,32 @@ def open_dataset(
         most_videos: take only the first ones of the annotations.
         subtitles: which enter the stream; `auto` also takes `subtitle/NAME.srt` below the folder.
 
-    Raises:
-        SourceNotFound: there are no annotations, or no video can be read.
-        ConfigError: the annotations are not as published.
+    SourceNotFound: there are no annotations, or no video can be read. ConfigError: the annotations are not as
+    published.
     """
     # VideoMME has a folder of its own name in its folder.
     if root.name != benchmark.name and (own := root / benchmark.name).is_dir():
         root = own
-    found = benchmark.load(root)
-    notes, missing, streams = Counter(found.notes), dict[str, str](), list[Stream]()
-    for video in found.videos[:most_videos]:
+    notes, missing, streams = Counter[str](), dict[str, str](), list[Stream]()
+    asked: dict[Video, list[Question]] = {}
+    for video, question in benchmark.read(root, notes):
+        asked.setdefault(video, []).append(question)
+    for video, questions in islice(asked.items(), most_videos):
         try:
-            streams.append(_open(benchmark, video, root, notes, subtitles))
+            stream = _open(video, questions, root, subtitles)
         except SourceError as error:
             missing[video.name] = error.message
+            continue
+        notes["videos without subtitles"] += subtitles != OFF and not stream.has_words
+        stream.questions = [
+            replace(
+                question,
+                reference_s=_place(question, video, stream.length_s, notes),
+                retrospective=benchmark.find_type(question.type).retrospective,
+            )
+            for question in questions
+        ]
+        streams.append(stream)
     if not streams:
         why = next(iter(missing.values()), "the annotations name none")
         raise SourceNotFound(
@@ -95,27 +108,18 @@ def open_dataset(
     return OpenedStreams(streams, missing, +notes)
 
 
-def _open(benchmark: Benchmark, video: Video, root: Path, notes: Counter[str], subtitles: str) -> Stream:
+def _open(video: Video, questions: Sequence[Question], root: Path, subtitles: str) -> Stream:
     path = find_video(root, video.path)
     if path is None:
         raise SourceNotFound(f"video {video.path} is not below {root}")
     stream: Stream
     if path.suffix == ".npy":
-        stream = KeyFrames(path, video.questions)
+        stream = KeyFrames(path, questions)
     else:
         if subtitles == AUTO and (file := find_file(root, [f"subtitle/{path.stem}.srt"])) is not None:
             subtitles = str(file)
-        stream = ReplayFile(path, video.questions, subtitles)
-    notes["videos without subtitles"] += subtitles != OFF and not stream.has_words
+        stream = ReplayFile(path, questions, subtitles)
     stream.name = video.name
-    stream.questions = [
-        replace(
-            question,
-            reference_s=_place(question, video, stream.length_s, notes),
-            retrospective=benchmark.find_type(question.type).retrospective,
-        )
-        for question in video.questions
-    ]
     return stream
 
 

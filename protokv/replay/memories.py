@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from protokv.errors import ConfigError
-from protokv.memories import DEFAULT_MEMORY, FullConfig, MemoryConfig
+from protokv.memories import FullConfig, MemoryConfig
 
 COMPARED: Final = ("full", "durable", "continuity", "paper", "sliding-window", "infinipot-v")
 """Memories that are compared on videos if none is named."""
@@ -44,17 +44,6 @@ def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]
     """Return memories by their names, at each budget; see `drop_repeated`. ConfigError: a name is unknown."""
     configs = [MemoryConfig.of(name, budget=budget) for budget in budgets for name in names]
     return drop_repeated([Variant(config.name, config) for config in configs])
-
-
-def list_variants(
-    names: Sequence[str] | None, budgets: Sequence[int] | None, variations: Sequence[Variation] = ()
-) -> list[Variant]:
-    """Return the memories under test: `COMPARED` at the default's budget unless others are named.
-
-    ConfigError: a memory or a setting is unknown, or does not fit a budget.
-    """
-    budgets = budgets or [MemoryConfig.of(DEFAULT_MEMORY).budget]
-    return vary_memories(name_memories(names or COMPARED, budgets), variations)
 
 
 def drop_repeated(variants: Sequence[Variant]) -> list[Variant]:

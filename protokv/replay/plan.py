@@ -65,9 +65,8 @@ def make_plan(
 ) -> Plan:
     """Schedule every stream; see `schedule` for the arguments. Without delays, fit `wanted_s` to the streams.
 
-    Raises:
-        ConfigError: two memories have the same name and budget, or two streams the same name; no question has one of
-            the types.
+    ConfigError: two memories have the same name and budget, or two streams the same name; no question has one of the
+    types.
     """
     names = Counter([f"memory {one.label} at {one.budget}" for one in variants] + [f"video {s.name}" for s in streams])
     if twice := next((name for name, n in names.items() if n > 1), None):
@@ -95,18 +94,12 @@ class UnreadableVideo:
 
 
 def run_plan(
-    plan: Plan,
-    backbone: Backbone,
-    results: RowFile,
-    *,
-    should_stop: Callable[[], bool] = lambda: False,
+    plan: Plan, backbone: Backbone, results: RowFile, *, should_stop: Callable[[], bool] = lambda: False
 ) -> Iterator[AnswerRow | StreamProgress | UnreadableVideo]:
     """Run what is not done in `results` yet; every row is in the file before it is yielded.
 
-    After a video that cannot be read comes the next one. `should_stop` is called after every step.
-
-    Raises:
-        ConfigError: the file holds results of another study.
+    After a video that cannot be read comes the next one. `should_stop` is called after every step. ConfigError: the
+    file holds results of another study.
     """
     results.check(plan.trials.values())
     for stream, asked in plan.asked:

@@ -67,11 +67,8 @@ def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
     """Read the questions of a JSON-lines file, each with the name of its video (`video`), or None.
 
     A row has `question`, `answer`, optionally `type` and `id`, and its time in seconds: `evidence_s`, or else `ask_s`.
-    `lasts` is false if the answer may change while the stream goes on.
-
-    Raises:
-        SourceNotFound: there is no such file.
-        ConfigError: a row lacks something; the line is named.
+    `lasts` is false if the answer may change while the stream goes on. SourceNotFound: there is no such file.
+    ConfigError: a row lacks something; the line is named.
     """
     file = Path(path)
     if not file.is_file():
@@ -134,10 +131,8 @@ def schedule(
     """Plan a sweep over one stream of `length_s` seconds.
 
     With `intersection` only questions are asked that fit every delay. `types` are names of types, or `ALL_TYPES`; None:
-    retrospective questions of all types. A single delay of 0 is no sweep, and asks every question.
-
-    Raises:
-        ConfigError: there is no delay.
+    retrospective questions of all types. A single delay of 0 is no sweep, and asks every question. ConfigError: there
+    is no delay.
     """
     if not delays_s:
         raise ConfigError("there is no delay to ask at", hint="for example --delays 0,30s,2m")

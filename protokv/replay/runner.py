@@ -45,15 +45,9 @@ class Setup:
     frames: dict[str, Any] = field(default_factory=dict)  # the backbone's settings
 
     @classmethod
-    def of(
-        cls,
-        backbone: Backbone,
-        benchmark: Benchmark | None = None,
-        *,
-        fps: float | None = None,
-        decoding: Decoding = SHORT_ANSWER,
-    ) -> Self:
+    def of(cls, backbone: Backbone, benchmark: Benchmark | None = None, *, fps: float | None = None) -> Self:
         """Return the setup of a backbone: unless `fps` is given, at the rate of the benchmark, or at its own."""
+        decoding = SHORT_ANSWER
         if benchmark is not None:
             fps, decoding = fps or benchmark.fps, Decoding(max_new_tokens=benchmark.max_new_tokens)
         rate = backbone.default_fps if fps is None else fps

@@ -67,9 +67,8 @@ class ReplayFile(Stream):
 def open_files(sources: Sequence[str | Path], questions: str | Path, subtitles: str = OFF) -> list[Stream]:
     """Open video files with their questions and subtitles; a row without the name of a video is about the only one.
 
-    Raises:
-        SourceError: a file is missing or cannot be read.
-        ConfigError: a question is about another video, or names none of several.
+    SourceError: a file is missing or cannot be read. ConfigError: a question is about another video, or names none of
+    several.
     """
     own: dict[str, list[Question]] = {str(source): [] for source in sources}
     by_name = {name: str(source) for source in sources for name in (Path(source).name, Path(source).stem, str(source))}

@@ -58,7 +58,7 @@ class Header:
     backbone: BackboneIdentity
     memory: Mapping[str, Any]  # MemoryConfig.to_dict()
     clock: StreamClock
-    source: Mapping[str, Any] | None = None  # SourceInfo.to_dict()
+    source: Mapping[str, Any] | None = None  # the fields of `SourceInfo`
     settings: Mapping[str, Any] = field(default_factory=dict)
     complete: bool = False  # the source was read to its end
     format_version: Annotated[int, msgspec.Meta(ge=1)] = FORMAT_VERSION

@@ -56,11 +56,6 @@ def waits_for_publisher(source: str, options: Mapping[str, str]) -> bool:
     return given.get("listen", "0") != "0" or "listen" in given.get("rtsp_flags", "")
 
 
-def pipe_descriptor(source: str) -> int:
-    """Return the file descriptor that a `pipe` address names; 0, which is stdin, by default."""
-    return int(source.partition(":")[2] or 0)
-
-
 def public_name(source: str) -> str:
     """Return the address without secrets, for states, logs and errors: `stdin` for a pipe, the name of a file."""
     kind = source_kind(source)

@@ -48,18 +48,10 @@ class _Opened(NamedTuple):
 
 
 class AVSource(Source):
-    """One video, read with PyAV. See `Source` for the contract.
+    """One video, read with PyAV. See `Source` for the contract, and `open_container` for the arguments.
 
-    Args:
-        source: a path, or an address (`protokv.video.address`).
-        max_pixels: the most that a frame may have; None: 8K.
-        options: for FFmpeg.
-        timeout_s: how long to wait for the connection to an address, and for every packet.
-        size: width and height of the frames to give; None: those of the first frame.
-        should_stop: asked while a pipe is waited for; opening fails once it returns True.
-
-    Raises:
-        SourceError: as `open_container`, or no picture can be had.
+    `size` is width and height of the frames to give; None: those of the first frame. Opening fails once `should_stop`,
+    asked while a pipe is waited for, returns True. SourceError: as `open_container`, or no picture can be had.
     """
 
     decoder = "pyav"

@@ -35,8 +35,7 @@ def is_object(address: str | os.PathLike[str]) -> bool:
 def open_store(address: str) -> tuple[ObjectStore, str]:
     """Return the store of an address and the rest of the address: a key, a prefix or a pattern.
 
-    Raises:
-        SourceUnreadable: the address names no bucket, or the extra is not installed.
+    SourceUnreadable: the address names no bucket, or the extra is not installed.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
@@ -98,8 +97,7 @@ def fingerprint_object(address: str) -> str:
 def fetch(address: str, path: Path) -> str:
     """Copy an object into a file and return its `fingerprint_object`.
 
-    Raises:
-        SourceError: the object is missing, or the store does not answer.
+    SourceError: the object is missing, or the store does not answer.
     """
     store, key = open_store(address)
     with explain_errors(address):

@@ -93,15 +93,13 @@ def open_container(
         timeout_s: how long to wait for an address, and for every packet of it.
         should_stop: a pipe ends once it returns True.
 
-    Raises:
-        SourceNotFound: there is no such device or file.
-        SourceDenied: the user or the password is wrong.
-        SourceUnreadable: it cannot be opened, or is no video.
-        ConfigError: this build of FFmpeg cannot read such an address.
+    SourceNotFound: there is no such device or file. SourceDenied: the user or the password is wrong. SourceUnreadable:
+    it cannot be opened, or is no video. ConfigError: this build of FFmpeg cannot read such an address.
     """
     text = os.fspath(source)
     kind = address.source_kind(text)
-    pipe = _Pipe(address.pipe_descriptor(text), should_stop) if kind == address.PIPE else None
+    # `-` and `pipe:` are stdin.
+    pipe = _Pipe(int(text.partition(":")[2] or 0), should_stop) if kind == address.PIPE else None
     number, where, form = None, pipe or text, _DEVICES.get(kind)
     # Tags in another encoding than UTF-8 are no reason to refuse a file.
     how: dict[str, Any] = {"metadata_errors": "surrogateescape"}

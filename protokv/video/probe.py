@@ -64,10 +64,8 @@ def choose_stream(container: Any, name: object, max_pixels: int) -> tuple[Any, l
 
     That is the default track, then the one with the most pixels, then FFmpeg's best one. Covers come last, also those
     that are marked as tracks. The decoder refuses frames that are too large before it allocates them. It has one
-    thread: several may conceal damage in another order every time.
-
-    Raises:
-        SourceUnreadable: there are no pictures, or one that is kept in tiles; or all frames are too large.
+    thread: several may conceal damage in another order every time. SourceUnreadable: there are no pictures, or one that
+    is kept in tiles; or all frames are too large.
     """
     streams = [one for one in container.streams.video if one.codec_context is not None]
     if any(one.disposition & _TILE for one in streams):
@@ -126,8 +124,7 @@ def look_into(
 ) -> Beginning:
     """Decode the first frame of PyAV's video stream, so that one without a picture is refused.
 
-    Raises:
-        SourceUnreadable: no picture can be had, or it is encrypted, or has more than `max_pixels`.
+    SourceUnreadable: no picture can be had, or it is encrypted, or has more than `max_pixels`.
     """
     context, first, failures, size = stream.codec_context, None, 0, 0
     seen: list[Any] = []

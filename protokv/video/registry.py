@@ -105,8 +105,7 @@ def _open_object(address: str, decoder: Decoder, max_pixels: int | None) -> Sour
 def fingerprint_source(source: str) -> str | None:
     """Return the fingerprint of a source without opening it; None for a source that has none.
 
-    Raises:
-        SourceError: it is not there, or cannot be read.
+    SourceError: it is not there, or cannot be read.
     """
     if bucket.is_object(source):
         return bucket.fingerprint_object(source)
@@ -119,9 +118,8 @@ def fingerprint_source(source: str) -> str | None:
 def check_is_file(path: Path) -> None:
     """Refuse a path that is no readable file.
 
-    Raises:
-        SourceNotFound: nothing is there.
-        SourceUnreadable: it is a folder or a device, empty, or not to be read by this user.
+    SourceNotFound: nothing is there. SourceUnreadable: it is a folder or a device, empty, or not to be read by this
+    user.
     """
     try:
         status = path.stat()

@@ -76,10 +76,6 @@ class SourceInfo:
     seekable: bool = True  # whether it can be read more than once, and from a later time
     mirrored: bool = False  # `image` was mirrored left to right before it was turned
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Damage:
@@ -192,11 +188,7 @@ class Source(ABC):
         """Damage of the latest reading so far; final once `frames` is exhausted. Nothing before its start counts."""
 
     def frames(
-        self,
-        start_s: float = 0.0,
-        *,
-        from_beginning: bool = False,
-        should_stop: ShouldStop = never,
+        self, start_s: float = 0.0, *, from_beginning: bool = False, should_stop: ShouldStop = never
     ) -> Iterator[Frame]:
         """Give frames in strictly increasing time, beginning with the one shown at `start_s`.
 
@@ -207,8 +199,7 @@ class Source(ABC):
             should_stop: asked between frames and, at least every second, while waiting for one. The frames end once it
                 returns True.
 
-        Raises:
-            SourceUnreadable: the source is closed, or gone.
+        SourceUnreadable: the source is closed, or gone.
         """
         if self._closed:
             raise SourceUnreadable(f"{self.info.name} was closed", hint="open the source again")
@@ -243,9 +234,7 @@ class Part(Source):
     """The part of a seekable source from `start_s` on, for `duration_s` (None: to its end); its times begin at 0.
 
     Its fingerprint names start and duration. Damage before or after it does not count. The source is closed with it.
-
-    Raises:
-        ConfigError: the source is not seekable, or ends before the part begins.
+    ConfigError: the source is not seekable, or ends before the part begins.
     """
 
     def __init__(self, source: Source, start_s: float = 0.0, duration_s: float | None = None) -> None:

@@ -33,11 +33,7 @@ _HUNGARIAN = set("áéíóöõúüûÁÉÍÓÖÕÚÜÛ")
 
 
 def read_subtitles(path: Path) -> Lines:
-    """Read a file of subtitles.
-
-    Raises:
-        SourceUnreadable: it cannot be read, or holds no line of a kind that is known.
-    """
+    """Read a file of subtitles. SourceUnreadable: it cannot be read, or holds no line of a kind that is known."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_CHARACTERS + 1)

@@ -63,8 +63,7 @@ def find_subtitles(source: Source, video: object, choice: str, start_s: float = 
         choice: `auto`, `off`, a file of subtitles, or a language.
         start_s: where in the video the part begins.
 
-    Raises:
-        SourceNotFound: the named file is not there, or nothing is in that language.
+    SourceNotFound: the named file is not there, or nothing is in that language.
     """
     track = choose_track(source.texts, choice)
     file = find_subtitle_file(video, choice, forced=track is None or track.forced)
@@ -88,9 +87,7 @@ def find_subtitle_file(video: object, choice: str, *, forced: bool = True) -> st
     """Return the file of subtitles, or the object, that is meant for a video; None: none.
 
     Without `forced`, one whose name says that it has foreign speech alone is not meant: a track is better.
-
-    Raises:
-        SourceNotFound: the named file is not there.
+    SourceNotFound: the named file is not there.
     """
     if choice == OFF:
         return None

@@ -42,12 +42,9 @@ def write_subtitles(
     """Write subtitles beside a video file that has none of this choice: `NAME.srt`, or `NAME.LANGUAGE.srt`.
 
     Nothing is written if nothing is said, or once `should_stop`, asked between pieces, returns True. `model` is a local
-    folder or a hub name, such as `openai/whisper-base`; no code of a checkpoint is run.
-
-    Raises:
-        ConfigError: the source is no file, they cannot be written, or the device does not exist here.
-        SourceError: the video cannot be read.
-        ModelError: there is no such model, it is damaged, or it recognises no speech.
+    folder or a hub name, such as `openai/whisper-base`; no code of a checkpoint is run. ConfigError: the source is no
+    file, they cannot be written, or the device does not exist here. SourceError: the video cannot be read. ModelError:
+    there is no such model, it is damaged, or it recognises no speech.
     """
     if not isinstance(source, str | os.PathLike) or source_kind(os.fspath(source)) != "file":
         raise ConfigError("what is said can be written down for files alone", hint="leave --transcribe out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def stream() -> WorldStream:
 
 
 def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: Backbone, stream: WorldStream) -> None:
-    setup, plan = Setup.of(tiny, decoding=SHORT), schedule(stream.questions, DELAYS, stream.length_s)
+    setup, plan = replace(Setup.of(tiny), decoding=SHORT), schedule(stream.questions, DELAYS, stream.length_s)
     events = replay_stream(tiny, stream, setup.asked(stream, plan, VARIANTS), setup)
     rows = [event for event in events if isinstance(event, AnswerRow)]
     assert len(rows) == len(plan.asks) * len(VARIANTS)
@@ -55,7 +56,7 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: B
 def test_stopping_keeps_what_is_done_and_each_memory_takes_only_the_steps_that_it_needs(
     tiny: Backbone, stream: WorldStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, path = make_plan([stream], VARIANTS, DELAYS, Setup.of(tiny, decoding=SHORT)), tmp_path / "parts"
+    plan, path = make_plan([stream], VARIANTS, DELAYS, replace(Setup.of(tiny), decoding=SHORT)), tmp_path / "parts"
     taken, take = Counter[str](), Session.take
 
     def counted(session: Session, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:

@@ -9,7 +9,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -30,20 +30,11 @@ class QuestionType:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """One video of a data set and all questions about it, in order of the annotations."""
+    """One video of a data set."""
 
     name: str  # unique in the annotations
     path: str  # in the annotations; `files.find_video` finds the file
     clip_s: tuple[float, float] | None = None  # the part that questions are about, if a file may hold only that part
-    questions: tuple[Question, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Annotations:
-    """Videos in order of the annotations, and what was left out or differs from the publication -> how often."""
-
-    videos: tuple[Video, ...]
-    notes: Mapping[str, int]
 
 
 class Benchmark(ABC):
@@ -67,21 +58,13 @@ class Benchmark(ABC):
         """Return a type by its name; the answers of an unknown one may change with time."""
         return next((kind for kind in self.types if kind.name == name), QuestionType(name, retrospective=False))
 
-    def load(self, root: Path) -> Annotations:
-        """Read the annotations below a folder.
-
-        Raises:
-            SourceNotFound: there are no annotations; names the expected file.
-            ConfigError: they are not as published; names the place.
-        """
-        found, notes = dict[Video, list[Question]](), Counter[str]()
-        for video, question in self.read(root, notes):
-            found.setdefault(video, []).append(question)
-        return Annotations(tuple(replace(video, questions=tuple(asked)) for video, asked in found.items()), +notes)
-
     @abstractmethod
     def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
-        """Yield each question with its video, and count in `notes` what differs from the publication; see `load`."""
+        """Yield each question of the annotations below a folder with its video, in their order.
+
+        `notes` counts what is left out or differs from the publication. SourceNotFound: there are no annotations; names
+        the expected file. ConfigError: they are not as published; names the place.
+        """
 
     @abstractmethod
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
