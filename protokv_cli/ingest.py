@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twitch\.tv)/", re.IGNORECASE)
 
 # Other users of the machine can read a command line.
-_TEXT = """Video file, address of a stream, /dev/video0, or - for a pipe. Several, a folder or a glob: a state each.
+_TEXT = """Video file, address of a stream, /dev/video0, or - for a pipe. Several, or a folder: a state each.
 Put an address with a password into PROTOKV_SOURCE."""
 Sources = Annotated[
     list[str] | None, typer.Argument(metavar="SOURCE", envvar="PROTOKV_SOURCE", show_envvar=False, help=_TEXT)
@@ -173,7 +173,7 @@ def ingest(
             refuse((alone, f"{' and '.join(alone)}: for one video only", hint))
             ingest_fleet(out, sources, state.state, chosen, fleet, dry_run=state.dry_run)
             return
-        where = "name a folder, a glob or --from LIST; --device says where one video is watched"
+        where = "name a folder or --from LIST; --device says where one video is watched"
         refuse((given(fleet), f"{' and '.join(given(fleet))}: for several videos only", where))
         if _PAGE.match(sources[0]):
             hint = f"yt-dlp -o - {shlex.quote(sources[0])} | protokv ingest -"

@@ -27,14 +27,13 @@ from protokv_cli.process import Stop, handle_signals
 
 if TYPE_CHECKING:
     from protokv.fleet import Outcome, Recipe
-    from protokv.fleet.run import Pool
     from protokv.ingestion import IngestOptions
 
 
 class FleetFlags(Flags, panel="Many videos"):
     """How several videos are watched."""
 
-    listing: str | None = option("--from LIST", "Videos, folders and globs from a file, one a line; - is stdin.")
+    listing: str | None = option("--from LIST", "Videos and folders from a file, one a line; - is stdin.")
     workers: int | None = option("--workers COUNT", "Processes, each with the model. Default: one a device.", min=1)
     devices: str | None = option("--devices LIST", "Devices of the workers in turn, such as 0,1 or cpu.")
     ray: str | None = option("--ray ADDRESS", "Workers in a Ray cluster: HOST:PORT, or auto: RAY_ADDRESS, or a new.")
@@ -58,7 +57,7 @@ def ingest_fleet(
         if dry_run:
             _show_plan(out, takewhile(lambda _: not stop, preview(jobs, recipe)))
         else:
-            with _open_pool(fleet, recipe) as pool, _Report(out, len(jobs), recipe.place, pool, stop) as report:
+            with _open_pool(fleet, recipe) as pool, _Report(out, len(jobs), recipe.place, stop) as report:
                 found = run_fleet(jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=report.draw)
                 for outcome in found:
                     report.add(outcome)
@@ -110,14 +109,14 @@ def _open_pool(fleet: FleetFlags, recipe: Recipe) -> Any:
 class _Report(Bar):
     """Counts the outcomes of a run and shows them: a line a video, a bar, and a file of failures."""
 
-    def __init__(self, out: Output, videos: int, place: str, pool: Pool, stop: Stop) -> None:
+    def __init__(self, out: Output, videos: int, place: str, stop: Stop) -> None:
         """Remove the file of failures of an earlier run; without failures there is no file."""
         from protokv.fleet.states import FAILURES
         from protokv.state.commit import explain_write_errors
         from protokv.state.store import is_url
 
         super().__init__(out, f"0 of {videos} videos")
-        self._videos, self._pool, self._stop = videos, pool, stop
+        self._videos, self._stop = videos, stop
         self._file = Path("." if is_url(place) else place, FAILURES)
         self._counts, self._failures, self._watched_s, self._file_bytes = Counter[str](), 0, 0.0, 0
         self._began_s = self._row_s = time.monotonic()
@@ -173,13 +172,12 @@ class _Report(Bar):
     def _progress(self) -> dict[str, Any]:
         """Return plain JSON: `seconds_left` by the share of videos that ended, `times_real_time` of the stream."""
         elapsed_s, ended = time.monotonic() - self._began_s, self._videos - self._left
-        watched_s = max(self._watched_s, self._pool.watched_s)
         return {
             "videos": self._videos,
             "ended": ended,
             "failures": self._failures,
-            "watched_s": round(watched_s, 2),
-            "times_real_time": round(watched_s / elapsed_s, 2) if watched_s and elapsed_s >= 1 else None,
+            "watched_s": round(self._watched_s, 2),
+            "times_real_time": round(self._watched_s / elapsed_s, 2) if self._watched_s and elapsed_s >= 1 else None,
             "seconds_left": round(elapsed_s * (self._videos - ended) / ended, 2) if ended else None,
         }
 

@@ -37,9 +37,6 @@ class _Actor(Worker):
 class RayPool:
     """A `Pool` of actors in a cluster; leaving it ends the connection, and with it the actors."""
 
-    # An actor tells how much it watched only when it returns.
-    watched_s = 0.0
-
     def __init__(self, recipe: Recipe, address: str | None = None, n: int | None = None) -> None:
         """Connect to the cluster at `address`, for `n` actors. ConfigError if there is none.
 

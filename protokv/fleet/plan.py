@@ -1,6 +1,6 @@
 """The videos of a fleet, the key of each, and where the states are.
 
-The key of a file is its stem; below a folder, a prefix of an object store or a glob it is the path from there without
+The key of a file is its stem; below a folder, or a prefix or glob of an object store, it is the path from there without
 the suffix. The state of the key `monday/door` is `monday/door.safetensors`. Nothing is opened here; a missing video is
 reported when its turn comes.
 """
@@ -11,7 +11,6 @@ import glob
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
@@ -33,9 +32,9 @@ class Job:
 
 
 def plan(sources: Iterable[str]) -> list[Job]:
-    """Return every video once, in the order of the sources; within a folder, glob or prefix sorted by name.
+    """Return every video once, in the order of the sources; within a folder or prefix sorted by name.
 
-    ConfigError if two videos have one key, or one is live; SourceNotFound if a folder, glob or prefix holds none.
+    ConfigError if two videos have one key, or one is live; SourceNotFound if a folder or prefix holds none.
     """
     jobs: dict[str, Job] = {}
     for job in (job for source in sources for job in _expand(source)):
@@ -57,17 +56,16 @@ def is_several(source: str) -> bool:
     """Return True if a source stands for the videos below it, not for one."""
     if is_object(source):
         return source.endswith("/") or glob.has_magic(source)
-    if source_kind(source) != "file":
-        return False
-    return Path(source).is_dir() or (glob.has_magic(source) and not os.path.lexists(source))
+    return source_kind(source) == "file" and Path(source).is_dir()
 
 
 def _expand(source: str) -> Iterator[Job]:
     if not is_several(source):
         yield Job(source, make_key(source))
         return
-    found = list_objects(source) if is_object(source) else _list_files(source)
-    videos = [(name, path) for name, path in found if _is_video(name)]
+    files = (path for path in Path(source).rglob("*") if path.is_file())
+    below = ((path.relative_to(source).as_posix(), str(path)) for path in files)
+    videos = [(name, path) for name, path in (list_objects(source) if is_object(source) else below) if _is_video(name)]
     if not videos:
         raise SourceNotFound(f"there is no video in {source}", hint="check its spelling; names end in .mp4, .mkv, ...")
     for name, path in sorted(videos):
@@ -80,17 +78,6 @@ def make_key(source: str) -> str:
         return default_stem(source)
     # The name of an object is the last part of its address.
     return _cut_suffix(PurePosixPath(Path(source).as_posix()).name) or "video"
-
-
-def _list_files(source: str) -> Iterator[tuple[str, str]]:
-    """Yield the files of a folder or glob, each with its name from the folder, or from the first wildcard, on."""
-    root, paths = Path(source), Path(source).rglob("*")
-    if not root.is_dir():
-        root = Path(*takewhile(lambda part: not glob.has_magic(part), Path(source).parts[:-1]))
-        paths = (Path(found) for found in glob.iglob(source, recursive=True))  # noqa: PTH207 - absolute ones too
-    for path in paths:
-        if path.is_file():
-            yield path.relative_to(root).as_posix(), str(path)
 
 
 def _is_video(name: str) -> bool:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from ctypes import c_bool, c_double
+from ctypes import c_bool
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
@@ -41,10 +41,6 @@ class Pool(Protocol):
 
     size: int
 
-    @property
-    def watched_s(self) -> float:
-        """Seconds of stream that they have watched until now; 0 if they tell only when a video has ended."""
-
     def call(self, index: int, verb: str, *args: Any) -> Any:
         """Call a method of a `Worker` and wait for it; start the worker if there is none. WorkerDied if it dies."""
 
@@ -63,15 +59,10 @@ class LocalPool:
         """Start nothing yet; `n` processes will use the devices, named as in `load_backbone`."""
         self.size, self._recipe, self._devices = n, recipe, devices
         self._executors: list[ProcessPoolExecutor | None] = [None] * n
-        # Shared memory without a lock, because a worker may be killed at any instant; each writes its own entry.
-        self._stopped, self._watched_s = _SPAWN.RawValue(c_bool, False), _SPAWN.RawArray(c_double, n)
+        # Shared memory without a lock, because a worker may be killed at any instant.
+        self._stopped = _SPAWN.RawValue(c_bool, False)
         # Workers copy videos from a bucket to this folder, and one that is killed leaves its copy.
         self._scratch = tempfile.TemporaryDirectory(prefix="protokv-fleet-", ignore_cleanup_errors=True)
-
-    @property
-    def watched_s(self) -> float:
-        """Seconds of stream that the workers have watched until now."""
-        return sum(self._watched_s)
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
         """Call a method of a worker. WorkerDied."""
@@ -81,7 +72,7 @@ class LocalPool:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
         if (executor := self._executors[index]) is None:
             device = self._devices[index % len(self._devices)]
-            settings = (self._recipe, device, self._scratch.name, self._stopped, self._watched_s, index)
+            settings = (self._recipe, device, self._scratch.name, self._stopped)
             executor = self._executors[index] = ProcessPoolExecutor(1, _SPAWN, _begin, settings)
         try:
             return executor.submit(_call, verb, args).result()
@@ -107,12 +98,9 @@ _workers: list[Worker] = []
 """The worker of this process; empty in that of the coordinator."""
 
 
-def _begin(recipe: Recipe, device: str, scratch: str, stopped: Any, watched_s: Any, index: int) -> None:
+def _begin(recipe: Recipe, device: str, scratch: str, stopped: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tempfile.tempdir = scratch
-
-    def add_watched(seconds: float) -> None:
-        watched_s[index] += seconds
 
     def end_with_parent() -> None:
         if parent := multiprocessing.parent_process():
@@ -120,7 +108,7 @@ def _begin(recipe: Recipe, device: str, scratch: str, stopped: Any, watched_s: A
             # The state has its last commit.
             os._exit(1)
 
-    _workers.append(Worker(recipe, device, lambda: bool(stopped.value), add_watched))
+    _workers.append(Worker(recipe, device, lambda: bool(stopped.value)))
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 

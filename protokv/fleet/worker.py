@@ -19,7 +19,7 @@ from protokv.core.backbone import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import Job, locate_state
 from protokv.ingestion.continuation import check_equal, check_options
-from protokv.ingestion.events import Progress, SourceNoted, Summary
+from protokv.ingestion.events import SourceNoted, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest_events
 from protokv.state.checkpoint import check_fits
@@ -80,11 +80,6 @@ class Failure:
         hint = error.hint if isinstance(error, ProtoKVError) else ""
         return cls(type(error).__name__, " ".join(message.split()), " ".join(hint.split()))
 
-    @classmethod
-    def from_damage(cls, damage: str) -> Failure | None:
-        """Return what a state lacks; None if it lacks nothing."""
-        return cls("Damaged", damage) if damage else None
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -120,18 +115,9 @@ class Outcome:
 class Worker:
     """One model on one device, and one video at a time."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        device: str,
-        should_stop: Callable[[], bool] = never,
-        add_watched: Callable[[float], None] = lambda seconds: None,
-    ) -> None:
-        """Load nothing yet.
-
-        `should_stop` is called after every step, `add_watched` with the seconds of stream watched since its last call.
-        """
-        self._recipe, self._device, self._asked, self._add_watched = recipe, device, should_stop, add_watched
+    def __init__(self, recipe: Recipe, device: str, should_stop: Callable[[], bool] = never) -> None:
+        """Load nothing yet. `should_stop` is called after every step."""
+        self._recipe, self._device, self._asked = recipe, device, should_stop
         self._identity: BackboneIdentity | None = None
         self._backbone: Backbone | None = None
         self._stopped = False
@@ -155,7 +141,7 @@ class Worker:
     def watch(self, found: Outcome) -> Outcome:
         """Ingest what is left of a video, as `examine` found it."""
         self.load()
-        target, began, until_s = found.state, time.perf_counter(), found.stream_time_s
+        target, began = found.state, time.perf_counter()
         anew = found.status == "changed"
         options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
         notes = list[str]()
@@ -167,10 +153,7 @@ class Worker:
                 # The position warning would repeat for every video, and nobody reads stderr here.
                 warnings.simplefilter("ignore", PositionWarning)
                 for event in ingest_events(found.job.source, target, options=options, should_stop=self._stops):
-                    if isinstance(event, Progress):
-                        self._add_watched(event.stream_time_s - until_s)
-                        until_s = event.stream_time_s
-                    elif isinstance(event, SourceNoted):
+                    if isinstance(event, SourceNoted):
                         notes.append(event.note)
                     elif isinstance(event, Summary):
                         summary = event
@@ -185,7 +168,7 @@ class Worker:
             watched_s=summary.stream_time_s - found.stream_time_s,
             file_bytes=summary.file_bytes,
             elapsed_s=time.perf_counter() - began,
-            failure=Failure.from_damage(summary.damage or summary.words_lost),
+            failure=Failure("Damaged", damage) if (damage := summary.damage or summary.words_lost) else None,
             notes=tuple(notes),
         )
 
@@ -230,9 +213,8 @@ def examine(job: Job, recipe: Recipe, identity: BackboneIdentity) -> Outcome:
         found = Outcome(job, target, status, status, header.clock.steps, header.clock.stream_time_s)
         if status == "unfinished":
             return found
-        return replace(
-            found, left_s=0.0, file_bytes=reader.file_bytes, failure=Failure.from_damage(read_damage(header))
-        )
+        failure = Failure("Damaged", damage) if (damage := read_damage(header)) else None
+        return replace(found, left_s=0.0, file_bytes=reader.file_bytes, failure=failure)
     except Exception as error:
         return Outcome(job, target, "failed", failure=Failure.from_error(error))
 

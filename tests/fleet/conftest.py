@@ -96,11 +96,8 @@ class InlinePool:
     def __init__(
         self, recipe: Recipe, size: int = 1, between: Callable[[str, Job | None], None] = lambda verb, job: None
     ) -> None:
-        self.size, self.between, self.watched_s = size, between, 0.0
-        self._workers = [Worker(recipe, "cpu", add_watched=self._add_watched) for _ in range(size)]
-
-    def _add_watched(self, seconds: float) -> None:
-        self.watched_s += seconds
+        self.size, self.between = size, between
+        self._workers = [Worker(recipe, "cpu") for _ in range(size)]
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
         self.between(verb, getattr(args[0], "job", args[0]) if args else None)

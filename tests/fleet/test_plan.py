@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.fleet import Job, find_states, locate_state, plan
-from protokv.fleet.plan import is_place, is_several
+from protokv.fleet import find_states, locate_state, plan
+from protokv.fleet.plan import is_place
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,6 @@ from protokv.fleet.plan import is_place, is_several
     [
         # A folder: its videos, sorted and named by their paths.
         (["{films}"], ["a", "b", "broken", "sub/c"]),
-        # A glob: named from its first wildcard on.
-        (["{films}/**/*.mp4"], ["a", "broken", "sub/c"]),
         # A file: its stem, in any folder and of any kind.
         (["{films}/sub/c.mp4", "{films}/notes.txt", "gone.mp4"], ["c", "notes.txt", "gone"]),
         # One video that is named twice is one job.
@@ -33,17 +31,9 @@ def test_what_names_no_videos_that_end_is_refused_by_name(tmp_path: Path) -> Non
         (ConfigError, ["x/talk.mp4", "y/talk.mkv"], r"x/talk\.mp4 and y/talk\.mkv would both have the state talk"),
         (ConfigError, ["rtsp://u:s3cret@camera/1"], r"^rtsp://camera/1 is live"),
         (SourceNotFound, [str(tmp_path)], "there is no video in"),
-        (SourceNotFound, [str(tmp_path / "*.mp4")], "there is no video in"),
     ):
         with pytest.raises(error, match=match):
             plan(named)
-
-
-def test_a_name_with_brackets_is_a_file_where_there_is_one(tmp_path: Path) -> None:
-    video = tmp_path / "talk [x1].mp4"
-    video.touch()
-    assert not is_several(str(video))
-    assert plan([str(video)]) == [Job(str(video), "talk [x1]")]
 
 
 def test_a_name_that_is_too_long_for_a_state_is_cut_and_stays_different() -> None:
