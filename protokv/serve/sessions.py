@@ -81,12 +81,14 @@ def read_frame(file: bytes, most_pixels: int) -> Any:
 
 
 class FedSession:
-    """A session while it is fed. `busy`: a frame of it is on its way."""
+    """A session while it is fed. `busy`: a frame of it is on its way; `held`: the right to write its state."""
+
+    busy, frames, held = False, 0, ExitStack()
 
     def __init__(self, path: Path, store: Store, session: Session, log: WallClockLog, options: IngestOptions) -> None:
         self.path, self.session, self._store, self._log = path, session, store, log
         self._pictures, self._every = limit_thumbnails(session, options.thumbnails), options.every or MINUTELY
-        self.busy, self.frames, self._time_s, self._saved = False, 0, session.clock.stream_time_s, session.clock
+        self._time_s, self._saved = session.clock.stream_time_s, session.clock
         self._opened_s = self._fed_s = self._saved_s = time.monotonic()
         self._second = self._in_second = 0
 
@@ -107,7 +109,8 @@ class FedSession:
 
     def push(self, image: Any, time_s: float | None) -> dict[str, Any]:
         """Watch a frame at a stream time, by default that of the clock; return the reply. ConfigError, StateError."""
-        began_s, clock, begun = time.monotonic(), self.session.clock, bool(self.frames or self.session.clock.steps)
+        began_s, clock = time.monotonic(), self.session.clock
+        begun = bool(self.frames or clock.steps)
         if time_s is None:
             time_s = max(self._log.stream_time(time.time()), self._time_s) if begun else 0.0
         if time_s > self._time_s + _LONGEST_SILENCE_S:
@@ -122,18 +125,18 @@ class FedSession:
         if watched and self._pictures is not None:
             self._pictures.add(clock.steps, self.session.clock.stream_time_s - clock.step_seconds, shrink(image))
         self._time_s, self.frames, self._fed_s = time_s, self.frames + 1, time.monotonic()
-        saved, now_s = self._saved, self.session.clock.stream_time_s
-        steps, passed_s = self.session.clock.steps - saved.steps, self._fed_s - self._saved_s
-        if steps and self._every.is_due(steps, now_s - saved.stream_time_s, passed_s):
+        clock, saved, passed_s = self.session.clock, self._saved, self._fed_s - self._saved_s
+        steps = clock.steps - saved.steps
+        if steps and self._every.is_due(steps, clock.stream_time_s - saved.stream_time_s, passed_s):
             self.commit()
-        found = {"frame_index": self.frames - 1, "stream_time_s": time_s, "steps": self.session.clock.steps}
+        found = {"frame_index": self.frames - 1, "stream_time_s": time_s, "steps": clock.steps}
         # A session is asked. It says nothing to a frame.
         return {**found, "watched": watched, "text": "", "latency_s": time.monotonic() - began_s}
 
     def is_over(self, limits: SessionLimits) -> bool:
         """Return True if it is too old, or nobody feeds it."""
         now_s = time.monotonic()
-        return not self.busy and (now_s - self._fed_s > limits.idle_s or now_s - self._opened_s > limits.age_s)
+        return not self.busy and (now_s > self._fed_s + limits.idle_s or now_s > self._opened_s + limits.age_s)
 
     def commit(self, *, complete: bool = False) -> None:
         """Write the state. StateError."""
@@ -154,7 +157,7 @@ class Sessions:
         Of `options` the memory, `every`, `keep` and `thumbnails` count, and for new sessions `fps` and `system`.
         """
         self._states, self._options, self.limits = states, options, limits or SessionLimits()
-        self._fed, self._locks = dict[str, FedSession](), dict[str, ExitStack]()
+        self._fed = dict[str, FedSession]()
 
     def find(self, name: str) -> FedSession:
         """Return the session of a name. HTTPException, 404."""
@@ -178,10 +181,11 @@ class Sessions:
             raise HTTPException(409, "something that is no state has this name")
         with ExitStack() as held:
             store = held.enter_context(find_store(path, keep=self._options.keep))
-            session, log = self._start(asked) if known is None else self._resume(path, asked)
+            session, log = self._start(asked) if known is None else self._resume(path)
             fed = FedSession(path, store, session, log, self._options)
             fed.commit()
-            self._fed[name], self._locks[name], self._states.fed[path] = fed, held.pop_all(), session
+            fed.held = held.pop_all()
+            self._fed[name], self._states.fed[path] = fed, session
         clock, model = session.clock, session.backbone.identity.name
         return {"session_id": name, "model": model, "fps": clock.fps, "stream_time_s": clock.stream_time_s}
 
@@ -190,16 +194,12 @@ class Sessions:
         backbone = backbone if system is None else backbone.with_system(system)
         return Session.start(backbone, self._options.config, fps=asked.fps or self._options.fps), WallClockLog()
 
-    def _resume(self, path: Path, asked: SessionRequest) -> tuple[Session, WallClockLog]:
+    def _resume(self, path: Path) -> tuple[Session, WallClockLog]:
         reader = Reader.open(path)
         log = WallClockLog.read(reader.header.source)
         if log is None or (reader.header.source or {}).get("kind") != _KIND:
             raise StateMismatch("the state of this name is not of a session", hint="choose another name")
         session = reader.session(self._states.backbone)
-        has = {"fps": session.clock.fps, "system_prompt": session.backbone.settings.get("system")}
-        for what, value in has.items():
-            if getattr(asked, what) not in (None, value):
-                raise ConfigError(f"{what}: the session goes on with {value!r}")
         log.begin_gap(session.clock.stream_time_s, "nobody watched")
         return session, log
 
@@ -229,5 +229,6 @@ class Sessions:
                 logging.getLogger("protokv.serve").exception("a session cannot be written")
 
     def _drop(self, name: str) -> None:
-        self._states.fed.pop(self._fed.pop(name).path, None)
-        self._locks.pop(name).close()
+        gone = self._fed.pop(name)
+        del self._states.fed[gone.path]
+        gone.held.close()

@@ -78,7 +78,7 @@ def test_a_frame_that_cannot_follow_is_refused_and_changes_nothing(frame: Any, t
     assert_same(session, watched(([0, 1], 0.5)))
 
 
-def test_watch_names_what_it_takes_if_it_gets_a_list() -> None:
+def test_watch_says_what_it_takes_if_it_gets_a_list() -> None:
     images: Any = list(FRAMES[:2])
     with pytest.raises(ConfigError, match=r"an array \[2, height, width, 3\], not a list"):
         start().watch(images)
