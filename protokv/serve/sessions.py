@@ -143,7 +143,7 @@ class FedSession:
         self._log.committed_at = now_s = time.time()
         self._log.add_anchor(self._time_s, now_s)
         info = SourceInfo(self.path.stem, _KIND, "pil", "", "", "", 0, 0, 0, None, seekable=False)
-        source = {**info.to_dict(), "fingerprint": self._log.stream, "live": asdict(self._log)}
+        source = {**asdict(info), "fingerprint": self._log.stream, "live": asdict(self._log)}
         self._store.commit(to_state(self.session, source=source, complete=complete))
         self._saved, self._saved_s = self.session.clock, time.monotonic()
 
