@@ -84,8 +84,7 @@ class Adapter(Backbone):
     ) -> None:
         """Wrap a loaded model; `frames` are of `make_frames`.
 
-        Raises:
-            ModelError: the model has layers that no memory serves.
+        ModelError: the model has layers that no memory serves.
         """
         self._model, self._decoder, self._frames = model, Decoder(model), frames
         self._text, self._head = self._decoder.module, model.get_output_embeddings()
@@ -278,3 +277,10 @@ class Adapter(Backbone):
     def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> dict[str, Any]:
         """Return further arguments of a family's language model while steps are forwarded."""
         return {}
+
+    def _number_steps(self, steps: Sequence[StepTokens]) -> Tensor:
+        """Return for each token of some steps which step it is visual in, -1 for text, `[T]` int64."""
+        numbers = torch.full((sum(map(len, steps)),), -1, device=self.device)
+        for number, own in enumerate(torch.split(numbers, [len(step) for step in steps])):
+            own[steps[number].visual or slice(None)] = number
+        return numbers

@@ -43,11 +43,7 @@ class Gemma4(Adapter):
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}\n", "")
 
     def __init__(self, model: Any, tokenizer: Any, *parts: Any) -> None:
-        """Wrap a loaded `Gemma4ForConditionalGeneration`.
-
-        Raises:
-            ModelError: the model sees no images.
-        """
+        """Wrap a loaded `Gemma4ForConditionalGeneration`. ModelError: the model sees no images."""
         config = model.config.get_text_config()
         if config.use_bidirectional_attention == "all" or model.config.vision_config is None:
             raise ModelError("it is no model that reads images and answers", hint="use an instruction-tuned variant")
@@ -125,18 +121,7 @@ class Gemma4(Adapter):
 
     def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> dict[str, Any]:
         """Return masks by which visual tokens of a step see each other both ways, in a model trained so."""
-        if not (self._both_ways and steps):
-            return {}
-        return self._decoder.block_masks(self._blocks(steps), cache)
-
-    def _blocks(self, steps: Sequence[StepTokens]) -> Tensor:
-        """Return the number of the step of each visual token, -1 for text, `[T]` int64."""
-        blocks = torch.full((sum(map(len, steps)),), -1, device=self.device)
-        for number, (step, own) in enumerate(
-            zip(steps, torch.split(blocks, [len(step) for step in steps]), strict=True)
-        ):
-            own[step.visual or slice(None)] = number
-        return blocks
+        return self._decoder.block_masks(self._number_steps(steps), cache) if self._both_ways and steps else {}
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return `[..., vocabulary]` float32, kept within a bound if the config has one."""

@@ -89,7 +89,5 @@ class Qwen3VL(QwenVL):
         deepstack = [step.deepstack for step in steps if step.deepstack is not None]
         if not deepstack:
             return {}
-        visual = torch.zeros(1, sum(len(step.embeddings) for step in steps), dtype=torch.bool, device=self.device)
-        for step, own in zip(steps, torch.split(visual[0], [len(step.embeddings) for step in steps]), strict=True):
-            own[step.visual] = True
+        visual = self._number_steps(steps)[None] >= 0
         return {"visual_pos_masks": visual, "deepstack_visual_embeds": list(torch.cat(deepstack, 1))}

@@ -35,8 +35,7 @@ class Untested(Adapter):
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> Self:
         """Load weights, tokenizer, chat template and image processor of a folder.
 
-        Raises:
-            ModelError: it is no model of pictures and text, or one that needs a family of its own.
+        ModelError: it is no model of pictures and text, or one that needs a family of its own.
         """
         from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoImageProcessor
 

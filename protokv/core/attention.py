@@ -225,8 +225,7 @@ class TokenCache:
     def read_all(self) -> tuple[Tensor, Tensor]:
         """Return keys, rotated as the model made them, and values of all layers, `[L, H, n, D]` each, on one device.
 
-        Raises:
-            ConfigError: the layers differ in size.
+        ConfigError: the layers differ in size.
         """
         each = [layer.read() for layer in self.memory_layers]
         if len({keys.shape for keys, _ in each}) > 1:

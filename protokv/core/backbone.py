@@ -134,11 +134,8 @@ class Backbone(ABC):
 
         A conversation is a longer text after the video, so asking changes nothing and a state knows no conversation. A
         system prompt that comes after the video stands in front of the question. A model that does not converse reads
-        the question alone.
-
-        Raises:
-            QuestionError: the question is empty or takes more than `MOST_QUESTION_TOKENS`, or a text contains control
-                tokens.
+        the question alone. QuestionError: the question is empty or takes more than `MOST_QUESTION_TOKENS`, or a text
+        contains control tokens.
         """
         text = admit_question(question)
         if not self.converses:

@@ -27,8 +27,7 @@ from protokv.machine import memory_bytes
 def make_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
     """Return what a memory must know of a backbone.
 
-    Raises:
-        ConfigError: the model has layers that cannot do what a setting says.
+    ConfigError: the model has layers that cannot do what a setting says.
     """
     others = set(backbone.layer_kinds) - {LayerKind.FULL}
     if others and config.recent_frames:
@@ -86,10 +85,8 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
 def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, tensors: Mapping[str, Tensor]) -> Memory:
     """Return the memory of these tensors.
 
-    The state is not trusted: shapes are checked before the settings allocate anything.
-
-    Raises:
-        StateCorrupt: no stream under these settings leaves such a state; the tensor or setting is named.
+    The state is not trusted: shapes are checked before the settings allocate anything. StateCorrupt: no stream under
+    these settings leaves such a state; the tensor or setting is named.
     """
     try:
         check_shapes(tensors, config.memory.declare(config, shape))

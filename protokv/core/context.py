@@ -53,16 +53,11 @@ class Anchoring:
 
 
 class Context(ABC):
-    """The tokens that the layers of a model may attend to besides those that are being forwarded.
+    """The tokens that the layers of a model may attend to besides those that are being forwarded."""
 
-    Attributes:
-        shift: by how much the moving components of tokens forwarded after it are less than their stream positions.
-        next_position: where text after the video starts; None: after the stream. Both are `[]` int64 tensors if only
-            the device knows them.
-    """
-
-    shift: int | Tensor = 0
-    next_position: int | Tensor | None = None
+    # Both are `[]` int64 tensors if only the device knows them.
+    shift: int | Tensor = 0  # how much less than in the stream the moving components of tokens forwarded after it are
+    next_position: int | Tensor | None = None  # where text after the video starts; None: after the stream
 
     @abstractmethod
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:

@@ -21,18 +21,11 @@ from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, add_up
 
 
 class Memory(ABC):
-    """State of a stream. One memory serves all layers and KV heads of a model.
+    """State of a stream. One memory serves all layers and KV heads of a model."""
 
-    Attributes:
-        bounded: whether its bytes stop growing; False for a reference that keeps everything.
-        hides_recent: whether `recall().before(time)` works, so that the last steps can be read again.
-        joins_steps: whether a step may attend to earlier steps that are not appended yet; False if the memory
-            encodes each step by itself.
-    """
-
-    bounded: bool = True
-    hides_recent: bool = True
-    joins_steps: bool = True
+    bounded: bool = True  # whether its bytes stop growing; False for a reference that keeps everything
+    hides_recent: bool = True  # whether `recall().before(time)` works, so that the last steps can be read again
+    joins_steps: bool = True  # whether a step may attend to earlier steps that are not appended yet
 
     @abstractmethod
     def start(self, keys: Tensor, values: Tensor) -> None:
@@ -71,10 +64,8 @@ class Memory(ABC):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state that `tensors` gave, packed or whole, on any device, into this empty memory.
 
-        Its names, shapes and dtypes are checked already (`core.build.restore_memory`).
-
-        Raises:
-            StateCorrupt: a tensor holds an index out of range; this memory is then of no use.
+        Its names, shapes and dtypes are checked already (`core.build.restore_memory`). StateCorrupt: a tensor holds an
+        index out of range; this memory is then of no use.
         """
 
     @abstractmethod
@@ -97,14 +88,9 @@ class Memory(ABC):
 
 
 class LocalMemory(Memory):
-    """A memory on one device, whose state is declared once and held by `StatePart`s.
+    """A memory on one device, whose state is declared once and held by `StatePart`s."""
 
-    Attributes:
-        undivided: why its layers must all be on one device; empty: they need not.
-    """
-
-    undivided: ClassVar[str] = ""
-
+    undivided: ClassVar[str] = ""  # why its layers must all be on one device; empty: they need not
     _slots: Slots
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
@@ -130,12 +116,7 @@ class LocalMemory(Memory):
         return None
 
     def _admit(self, step: StepKV, last_step: int) -> StepKV:
-        """Return the step without numbers that are not finite.
-
-        Raises:
-            ValueError: its index is not above `last_step`.
-            RuntimeError: the stream has not started.
-        """
+        """Return the step without numbers that are not finite; refuse it before `start`, or after a later one."""
         if not self._slots.started:
             raise RuntimeError("the memory needs its prompt prefix before the first step: call start()")
         if step.step <= last_step:

@@ -23,10 +23,8 @@ _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def check_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> None:
     """Check that a state has the declared names, shapes and dtypes, without reading a tensor.
 
-    An axis of `SLOTS` may be shorter than declared if it is so in all tensors that have it.
-
-    Raises:
-        StateCorrupt: naming the first tensor that is missing, unknown or different.
+    An axis of `SLOTS` may be shorter than declared if it is so in all tensors that have it. StateCorrupt: naming the
+    first tensor that is missing, unknown or different.
     """
     sizes: dict[str, tuple[int, str]] = {}
     declared = {spec.name: spec for spec in specs}

@@ -76,13 +76,9 @@ class PrototypeConfig(MemoryConfig):
 
 
 class PrototypeMemory(LocalMemory):
-    """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older ones.
+    """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older ones."""
 
-    Attributes:
-        rule: by which tokens enter the bank.
-    """
-
-    rule: ClassVar[type[Rule]]
+    rule: ClassVar[type[Rule]]  # by which tokens enter the bank
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)

@@ -148,8 +148,7 @@ class Session:
     ) -> Session:
         """Continue a saved session of the same backbone and config; `attachments` have the tensors that are theirs.
 
-        Raises:
-            StateCorrupt: its tensors are none that a stream leaves, or its clock contradicts itself or the model.
+        StateCorrupt: its tensors are none that a stream leaves, or its clock contradicts itself or the model.
         """
         if clock.next_position < len(backbone.prefix_ids) or clock.frames_per_step != backbone.frames_per_step:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
@@ -229,24 +228,20 @@ class Session:
     @torch.inference_mode()
     def take(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
         """Take embedded steps: the rest of `watch_prepared`. Sessions of one backbone may share embeddings."""
-        if self.memory.joins_steps:
-            self._forward_and_append(steps, starts_s)
-            return
-        for one, start_s in zip(steps, starts_s, strict=True):
-            self._forward_and_append([one], [start_s])
+        together = len(steps) if self.memory.joins_steps else 1
+        for start in range(0, len(steps), together):
+            some = slice(start, start + together)
+            with stage(self.timings, "memory"):
+                batch = self.position_steps(steps[some], starts_s[some])
+            with stage(self.timings, "forward"):
+                self.backbone.forward(batch.embeddings, batch.forward_positions, batch.cache, steps=batch.tokens)
+            with stage(self.timings, "memory"):
+                self.append(batch)
 
     def skip(self, step: StepTokens, start_s: float) -> None:
         """Move the clock past a step that no question will depend on (`MemoryConfig.horizon`)."""
         skipped = self._position(step, start_s, self.clock, self.words_end)
         self.clock, self.words_end = skipped.clock, skipped.words_end
-
-    def _forward_and_append(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
-        with stage(self.timings, "memory"):
-            batch = self.position_steps(steps, starts_s)
-        with stage(self.timings, "forward"):
-            self.backbone.forward(batch.embeddings, batch.forward_positions, batch.cache, steps=batch.tokens)
-        with stage(self.timings, "memory"):
-            self.append(batch)
 
     @torch.inference_mode()
     def position_steps(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> StepBatch:

@@ -126,8 +126,7 @@ class MemoryConfig:
     def from_dict(data: Mapping[str, Any]) -> MemoryConfig:
         """Return the config of plain values, the inverse of `to_dict`. A missing field has its default.
 
-        Raises:
-            ConfigError: the name or a field is unknown, of a wrong type or out of range; the message names it.
+        ConfigError: the name or a field is unknown, of a wrong type or out of range; the message names it.
         """
         settings = dict(data)
         name = settings.pop("kind", DEFAULT_MEMORY)
@@ -155,10 +154,8 @@ class Configs(Mapping[str, type[MemoryConfig]]):
     def load(self, where: str) -> str:
         """Add the settings at `MODULE:CLASS`; return their name. The module is installed, or in the current folder.
 
-        A state never calls this: what it names is no reason to run code.
-
-        Raises:
-            ConfigError: there is no such module or class, or it has no settings of a memory.
+        A state never calls this: what it names is no reason to run code. ConfigError: there is no such module or class,
+        or it has no settings of a memory.
         """
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)

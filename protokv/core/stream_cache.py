@@ -268,10 +268,8 @@ def layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
 def restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: int | None = None) -> int:
     """Give transformers' own layers what `layer_tensors` returned; states, which they write to, are copied.
 
-    Returns `seen`, tokens before these, as masks count; None: as many as a window holds.
-
-    Raises:
-        KeyError, ValueError, IndexError, AttributeError: these layers hold nothing of that name, or a shorter window.
+    Returns `seen`, tokens before these, as masks count; None: as many as a window holds. KeyError, ValueError,
+    IndexError, AttributeError: these layers hold nothing of that name, or a shorter window.
     """
     for name, held in tensors.items():
         _, number, kind, *rest = name.split(".")

@@ -63,8 +63,7 @@ class StatePart(ABC):
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy its tensors out of a whole state, whose form was checked; by default into the live ones.
 
-        Raises:
-            StateCorrupt: a number that serves as an index is out of range; the tensor is named.
+        StateCorrupt: a number that serves as an index is out of range; the tensor is named.
         """
         for name, held in self.live_tensors().items():
             held.copy_(tensors[name])

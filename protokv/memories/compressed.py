@@ -109,9 +109,7 @@ class ScoredMemory(CompressedMemory):
     def score(self, keys: Tensor, values: Tensor) -> Tensor:
         """Return how much each token is worth keeping, `[H, N]` float32; of equal ones the newer stays.
 
-        Args:
-            keys: of the tokens that one layer holds, oldest first, `[H, N, D]` float32, rotated to their positions.
-            values: theirs, `[H, N, D]` float32.
+        `keys` and `values` `[H, N, D]` float32 are of all tokens of a layer, oldest first; keys are rotated.
         """
 
     def _compress(self, keep: int) -> None:
@@ -135,17 +133,7 @@ def mark_best(score: Tensor, n: int) -> Tensor:
 
 
 class KeptTokens(StatePart):
-    """M slots for each layer and head.
-
-    Attributes:
-        keys, values: `[L, H, M, D]` model dtype, views of the slots.
-        positions: `[L, H, M, P]` int64.
-        coordinates: `[L, H, M, 2]` float32.
-        step: `[L, H, M]` int64, -1 where a slot is free.
-        far: number of far tokens.
-        lengths: tokens of each near step, oldest first. It mirrors `step`, so that no step waits for the device.
-        last_step: index of the newest step; -1 before the first.
-    """
+    """M slots for each layer and head: `keys` and `values` are views of the slots; `declare` has the others."""
 
     def __init__(self, slots: Slots, shape: MemoryShape) -> None:
         held = slots.far
@@ -155,9 +143,10 @@ class KeptTokens(StatePart):
         self.positions = torch.zeros(L, H, M, shape.position_components, dtype=torch.int64, device=shape.device)
         self.coordinates = torch.zeros(L, H, M, 2, device=shape.device)
         self.step = torch.full((L, H, M), -1, device=shape.device)
-        self.far = 0
+        self.far = 0  # far tokens
+        # Tokens of each near step, oldest first. It mirrors `step`, so that no step waits for the device.
         self.lengths: list[int] = []
-        self.last_step = -1
+        self.last_step = -1  # index of the newest step
 
     def __len__(self) -> int:
         return self.far + sum(self.lengths)

@@ -77,13 +77,9 @@ class LastFrames(SlidingWindow):
 
 @dataclass(frozen=True, slots=True)
 class PrefixContext(SlotContext):
-    """The prompt prefix. Compact, a new step stands after it as if the stream began there.
+    """The prompt prefix. Compact, a new step stands after it as if the stream began there."""
 
-    Attributes:
-        newest: returns the time of the newest token of the stream, -1 before the first.
-    """
-
-    newest: Callable[[], int] = lambda: -1
+    newest: Callable[[], int] = lambda: -1  # returns the time of the newest token of the stream, -1 before the first
     shift: int = 0
 
     def far_span(self) -> int:

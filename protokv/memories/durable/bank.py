@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,11 +25,10 @@ _ROWS = 512
 
 
 class DurableBank(PrototypeBank):
-    """A bank of float32 centres. `mass`, `last_step`, `mean` and `position` are views of `rows`, and so are centres.
+    """A bank of float32 centres. `mass`, `last_step`, `mean` and `position` are views of `rows`."""
 
-    Attributes:
-        rows: `[L * H * K, 3 + P]` int64, mass, step, the bits of two coordinates and of P positions of a prototype.
-    """
+    # `[L * H * K, 3 + P]` int64: mass, step, the bits of two coordinates and of P positions of a prototype
+    rows: Tensor
 
     def __init__(self, shape: MemoryShape, prototypes: int) -> None:
         super().__init__(shape, prototypes)
@@ -77,16 +75,10 @@ class DurableBank(PrototypeBank):
 
 
 class QuantizedBank(DurableBank):
-    """A bank whose centres are quantized.
+    """A bank whose centres are quantized: whole numbers of powers of two, of which it has a float32's exponents."""
 
-    Attributes:
-        key_codes, value_codes: `[L, H, K, D]` int8.
-        key_exponents, value_exponents: `[L, H, K, D / g]` uint8, the powers of two that they are whole numbers of: the
-            bits of the exponent of a float32.
-    """
-
-    key_codes: Tensor
-    key_exponents: Tensor
+    key_codes: Tensor  # `[L, H, K, D]` int8
+    key_exponents: Tensor  # `[L, H, K, D / g]` uint8
     value_codes: Tensor
     value_exponents: Tensor
 
@@ -95,16 +87,16 @@ class QuantizedBank(DurableBank):
         """Declare codes and exponents of K prototypes."""
         slot, D = (LAYER, "kv_head", "prototype"), shape.head_size
         size, parts = (shape.layers, shape.kv_heads, prototypes), D // shared_features(D)
-        meanings = {"key": "centre of its keys, rotation removed", "value": "centre of its values"}
-        found = []
-        for kind, meaning in meanings.items():
-            codes = TensorSpec(
-                f"bank.{kind}_codes", (*slot, "feature"), (*size, D), torch.int8, f"{meaning}, in 8 bits"
+        found: list[TensorSpec] = []
+        for kind, of_tokens in {"key": "keys, rotation removed", "value": "values"}.items():
+            codes, powers = (
+                f"centre of its {of_tokens}, in 8 bits",
+                f"powers of two that bank.{kind}_codes counts, plus 127",
             )
-            unit = f"powers of two that bank.{kind}_codes counts, plus 127"
-            dims = (*slot, "feature_group")
-            found += [codes, replace(codes, name=f"bank.{kind}_exponents", dims=dims, shape=(*size, parts),
-                                     dtype=torch.uint8, meaning=unit)]  # fmt: skip
+            found += (
+                TensorSpec(f"bank.{kind}_codes", (*slot, "feature"), (*size, D), torch.int8, codes),
+                TensorSpec(f"bank.{kind}_exponents", (*slot, "feature_group"), (*size, parts), torch.uint8, powers),
+            )
         return tuple(found)
 
     def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:

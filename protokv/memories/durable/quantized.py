@@ -42,13 +42,10 @@ def shared_features(size: int) -> int:
 
 
 def round_vectors(vectors: Tensor, together: int, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes `[..., F]` float32 of `vectors` `[..., F]` float32, and powers of two `[..., F / together]`: their
-    exponents in uint8, and their bits in int32.
+    """Return codes `[..., F]` float32 of finite `vectors` `[..., F]` float32, and powers of two `[..., F / together]`:
+    their exponents in uint8, and their bits in int32.
 
-    Args:
-        vectors: finite. Numbers below 2**-121 become 0.
-        together: how many numbers share a power of two.
-        offsets: added to a number before it is rounded down, from 0 to below 1; a half rounds to nearest.
+    `offsets`, from 0 to below 1, are added before a number is rounded down. Numbers below 2**-121 become 0.
     """
     parts = vectors.reshape(*vectors.shape[:-1], -1, together)
     # The norm of most power says the same, and takes a CPU twenty times as long.
@@ -87,16 +84,11 @@ class DecodedContext(SlotContext):
 
     A step reads every layer once, and so only the layers that were decoded last are held. An answer reads them once a
     token: from the second time on all are held.
-
-    Attributes:
-        decoded: F, far slots that are decoded.
-        decode: returns keys and values `[l, H, F, D]`, model dtype, of the far slots of some layers.
-        together: how many layers are decoded together.
     """
 
-    decoded: int
-    decode: Callable[[slice], tuple[Tensor, Tensor]]
-    together: int = 1
+    decoded: int  # F, far slots that are decoded
+    decode: Callable[[slice], tuple[Tensor, Tensor]]  # returns `[l, H, F, D]`, model dtype, of some layers' far slots
+    together: int = 1  # how many layers are decoded together
     # By the first of the layers, and how often each was decoded.
     _held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _times: Counter[int] = field(default_factory=Counter, init=False, repr=False, compare=False)

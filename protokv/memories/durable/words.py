@@ -25,12 +25,7 @@ _PREFIX: Final = "words."
 
 
 class Words(StatePart):
-    """The memory of words as a part of that of pictures.
-
-    Attributes:
-        memory: of words.
-        seen: `[1]` int64, tokens of words that came.
-    """
+    """The memory of words as a part of that of pictures; `seen` counts the tokens of words that came, `[1]` int64."""
 
     def __init__(self, memory: PrototypeMemory) -> None:
         self.memory, self.seen = memory, torch.zeros(1, dtype=torch.int64)

@@ -137,13 +137,9 @@ class ContinuityConfig(PaperConfig):
 
 
 class PaperRule(Rule):
-    """The paper's rule over one bank. It has no state but the bank.
+    """The paper's rule over one bank. It has no state but the bank."""
 
-    Attributes:
-        residuals: the statistics that are kept of what centres average away; None: none.
-    """
-
-    residuals: Residuals | None = None
+    residuals: Residuals | None = None  # the statistics that are kept of what centres average away; None: none
 
     def __init__(self, bank: PrototypeBank, config: PaperConfig, shape: MemoryShape) -> None:
         self._bank, self._config, self._shape = bank, config, shape
