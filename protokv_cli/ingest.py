@@ -23,10 +23,10 @@ from protokv_cli.options import (
     MemoryFlags,
     TimedOutputFlags,
     WatchFlags,
-    given,
+    list_given,
     note_embedded,
     option,
-    parsed,
+    parse_flags,
     refuse,
 )
 from protokv_cli.output import Output
@@ -45,10 +45,6 @@ Put an address with a password into PROTOKV_SOURCE."""
 Sources = Annotated[
     list[str] | None, typer.Argument(metavar="SOURCE", envvar="PROTOKV_SOURCE", show_envvar=False, help=_TEXT)
 ]
-
-
-def _parse_inputs(texts: list[str]) -> dict[str, str]:
-    return dict(parse_pair(text, "input", "--input rtsp_transport=udp") for text in texts)
 
 
 class StateFlags(Flags, panel="State"):
@@ -97,7 +93,9 @@ class LiveFlags(Flags, panel="Live sources"):
     give_up_s: str | None = option("--give-up TIME", "Try a lost source so long. Default: ever.", parse=parse_duration)
     on_pressure: str | None = option("--on-pressure WORD", "Too slow: drop old frames (live), or wait (pipes).")
     input: list[str] | None = option(
-        "--input NAME=VALUE", "For FFmpeg, such as rtsp_transport=udp; repeatable.", parse=_parse_inputs
+        "--input NAME=VALUE",
+        "For FFmpeg, such as rtsp_transport=udp; repeatable.",
+        parse=lambda texts: dict(parse_pair(text, "input", "--input rtsp_transport=udp") for text in texts),
     )
 
 
@@ -148,9 +146,9 @@ def ingest(
 
         sources = sources or []
         many = fleet.listing is not None or len(sources) != 1 or is_several(sources[0])
-        waiting = parsed(live, "questions", "command")
+        waiting = parse_flags(live, "questions", "command")
         every_s, choices, on_change, evidence = (waiting.pop(name) for name in _HOW)
-        more = given(live, *_HOW, "command")
+        more = list_given(live, *_HOW, "command")
         refuse((more and not live.questions, f"{' and '.join(more)}: nothing is asked", "add --ask QUESTION"))
         how = (every_s, tuple(choices or ()), on_change, evidence)
         chosen = IngestOptions(
@@ -160,21 +158,22 @@ def ingest(
             thumbnails=memory.thumbnails,
             ask=tuple(StandingQuestion(text, *how) for text in live.questions or ()),
             live=LiveOptions(**{name: value for name, value in waiting.items() if value is not None}),
-            **parsed(state, "state", "dry_run"),
-            **parsed(watch),
+            **parse_flags(state, "state", "dry_run"),
+            **parse_flags(watch),
             **model.loading,
         )
         if (state.keep or 0) > 1 and state.every is None and (many or source_kind(sources[0]) == "file"):
             out.note("Warning: --keep without --every: a commit comes once a minute of the clock. Try --every 30s")
         if many:
-            alone = [*given(state, "append"), *given(watch, "start_s", "duration_s", "chunk"), *given(live)]
-            alone += [*given(output, "timings"), *(["--subtitles FILE"] if names_file(watch.subtitles) else [])]
+            alone = [*list_given(state, "append"), *list_given(watch, "start_s", "duration_s", "chunk")]
+            alone += [*list_given(live), *list_given(output, "timings")]
+            alone += ["--subtitles FILE"] * names_file(watch.subtitles)
             hint = "several videos are continued without an option, and watched to their ends"
             refuse((alone, f"{' and '.join(alone)}: for one video only", hint))
             ingest_fleet(out, sources, state.state, chosen, fleet, dry_run=state.dry_run)
             return
         where = "name a folder or --from LIST; --device says where one video is watched"
-        refuse((given(fleet), f"{' and '.join(given(fleet))}: for several videos only", where))
+        refuse((list_given(fleet), f"{' and '.join(list_given(fleet))}: for several videos only", where))
         if _PAGE.match(sources[0]):
             hint = f"yt-dlp -o - {shlex.quote(sources[0])} | protokv ingest -"
             raise SourceUnreadable(f"{sources[0]} is a page, not a video", hint=hint)

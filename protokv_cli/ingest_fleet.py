@@ -100,9 +100,8 @@ def _open_pool(fleet: FleetFlags, recipe: Recipe) -> Any:
     try:
         from protokv.fleet.cluster import RayPool
     except ImportError as error:
-        raise ConfigError(
-            f"--ray needs {error.name}, which is not installed", hint="pip install 'protokv[ray]'"
-        ) from error
+        why = f"--ray needs {error.name}, which is not installed"
+        raise ConfigError(why, hint="pip install 'protokv[ray]'") from error
     return RayPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
 
 
@@ -137,13 +136,13 @@ class _Report(Bar):
             kind = getattr(errors, failure.kind, errors.ProtoKVError)
             # What `ingest` of this video alone ends with.
             code = Exit.PARTIAL if failure.kind == "Damaged" else find_exit_code(kind(""))
-            row: dict[str, Any] = {
-                **outcome.job.to_dict(),
-                "state": outcome.state,
-                "error": failure.kind,
+            row: dict[str, Any] = {**outcome.job.to_dict(), "state": outcome.state, "error": failure.kind}
+            row |= {
                 "message": failure.message,
+                "hint": failure.hint,
+                "exit_code": int(code),
+                "attempts": outcome.attempts,
             }
-            row |= {"hint": failure.hint, "exit_code": int(code), "attempts": outcome.attempts}
             with self._file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
         if self._out.format is Format.JSON:

@@ -37,7 +37,7 @@ def option(
         text: the help on it.
         panel: the section of the help; None: that of its dataclass.
         default: its value if it is not given, False for a flag; the help shows numbers and texts.
-        parse: reads the text of the command line (`parsed`).
+        parse: reads the text of the command line (`parse_flags`).
         more: arguments of `typer.Option`.
     """
     words = declared.split()
@@ -101,7 +101,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def parsed(flags: Any, *without: str) -> dict[str, Any]:
+def parse_flags(flags: Any, *without: str) -> dict[str, Any]:
     """Return the fields of a dataclass of options as keywords of the library, read from their texts. ConfigError."""
     kept = [(one, getattr(flags, one.name)) for one in fields(flags) if one.name not in without]
     return {
@@ -110,7 +110,7 @@ def parsed(flags: Any, *without: str) -> dict[str, Any]:
     }
 
 
-def given(flags: Any, *names: str) -> list[str]:
+def list_given(flags: Any, *names: str) -> list[str]:
     """Return the options of a dataclass that differ from their defaults: of all fields, or of some."""
     found = (one for one in fields(flags) if (not names or one.name in names))
     return [one.metadata["name"] for one in found if getattr(flags, one.name) != one.default]

@@ -104,10 +104,7 @@ class Output:
 
     def record(self, row: Row, title: str = "") -> None:
         """Write one record: as JSON, or as a table of its fields without those that are empty."""
-        if self.format is Format.JSON:
-            self.json(row)
-        else:
-            self.table(pairs(row, title))
+        self.show([row], lambda rows: [pairs(row, title) for row in rows])
 
     def show(self, rows: Iterable[Row], tables: Callable[[Iterable[Row]], Iterable[RenderableType]]) -> None:
         """Write records to stdout: as JSON as they come, or as `tables` shows them."""

@@ -66,9 +66,8 @@ def parse_instant(text: str, now: float) -> float:
         today = datetime.fromisoformat(f"{local:%Y-%m-%d} {given.zfill(5)}")
         return (today if today <= local else today - timedelta(days=1)).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise ConfigError(
-            f"expected a time of day or a date, got {text!r}", hint="for example 14:05 or 2026-11-21T14:05"
-        ) from None
+        why = f"expected a time of day or a date, got {text!r}"
+        raise ConfigError(why, hint="for example 14:05 or 2026-11-21T14:05") from None
 
 
 def parse_every(text: str) -> Every:
@@ -81,9 +80,8 @@ def parse_every(text: str) -> Every:
     try:
         return Every(n_steps=int(steps[1])) if steps else Every(seconds=parse_duration(text))
     except ConfigError:
-        raise ConfigError(
-            f"cannot commit every {text!r}", hint="use for example 30s or 2m of stream time, 500steps, or never"
-        ) from None
+        why = f"cannot commit every {text!r}"
+        raise ConfigError(why, hint="use for example 30s or 2m of stream time, 500steps, or never") from None
 
 
 def parse_list(text: str) -> list[str]:
@@ -126,9 +124,8 @@ def find_stream_time(text: str, reader: Reader, now: float) -> float:
     clocks = reader.wall_clocks if is_date or _TIME_OF_DAY.fullmatch(given) else []
     if not clocks:
         if is_date:
-            raise ConfigError(
-                f"{reader.path} is of a video, which has no date", hint="use a time of the video, such as 12m"
-            )
+            why = f"{reader.path} is of a video, which has no date"
+            raise ConfigError(why, hint="use a time of the video, such as 12m")
         return parse_duration(given)
     wanted = parse_instant(given, now)
     found = next((at for one in reversed(clocks) if (at := one.stream_time(wanted)) > float("-inf")), None)

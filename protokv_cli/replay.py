@@ -266,10 +266,8 @@ def _show_report(
 
     if not rows:
         reasons = "; ".join(f"{why}: {n}" for why, n in left_out.items())
-        raise ConfigError(
-            f"there is nothing to show: no question could be asked ({reasons or 'none was there'})",
-            hint="try shorter --delays, a longer stream, --no-intersection, or --types all",
-        )
+        why = f"there is nothing to show: no question could be asked ({reasons or 'none was there'})"
+        raise ConfigError(why, hint="try shorter --delays, a longer stream, --no-intersection, or --types all")
     report = summarise(rows)
     report["missing"] = dict(missing)
     report["facts"] |= {name: str(value) for name, value in left_out.items()}

@@ -65,10 +65,9 @@ def _another_source(path: StatePath, state: State, source: Source) -> StateMisma
         what = f"another {theirs}, or {theirs} as it was before it changed"
     else:
         what = f"another video, {theirs}"
-    return StateMismatch(
-        f"{path} is the state of {what}; this run's source is {source.info.name}",
-        hint="name another state with -o, watch after it with --append, or replace it with --force",
-    )
+    why = f"{path} is the state of {what}; this run's source is {source.info.name}"
+    hint = "name another state with -o, watch after it with --append, or replace it with --force"
+    return StateMismatch(why, hint=hint)
 
 
 def check_options(path: StatePath, state: Header, options: IngestOptions) -> None:
@@ -101,16 +100,12 @@ def check_subtitles(path: StatePath, record: Mapping[str, Any], subtitles: Subti
     if record and identify_subtitles(theirs) != identify_subtitles(ours):
         was, now = name_subtitles(theirs) or "no subtitles", name_subtitles(ours) or "no subtitles"
         what = f"it has {was}, this run has {now}" if was != now else f"{now} has changed"
-        raise StateMismatch(
-            f"the state at {path} cannot be continued: {what}",
-            hint="choose with --subtitles, write to another path, or start over with --force",
-        )
+        why = f"the state at {path} cannot be continued: {what}"
+        raise StateMismatch(why, hint="choose with --subtitles, write to another path, or start over with --force")
 
 
 def check_equal(path: StatePath, field: str, found: object, wanted: object) -> None:
     """Refuse a difference between a state and this run. StateMismatch, naming the field."""
     if found != wanted:
-        raise StateMismatch(
-            f"the state at {path} cannot be continued: its {field} is {found}, this run's is {wanted}",
-            hint="write to another path, or start over with --force",
-        )
+        why = f"the state at {path} cannot be continued: its {field} is {found}, this run's is {wanted}"
+        raise StateMismatch(why, hint="write to another path, or start over with --force")

@@ -82,13 +82,10 @@ class LiveSource(Source):
     """A source that goes on whether it is read or not: its `steps` are read, not its frames. See `Source`.
 
     Attributes:
-        address: it, with its secrets.
-        options: of its reading.
-        clock: seconds that only go forward.
-        now: seconds since 1970.
-        info: its name and kind; complete after the first connection.
+        address: with its secrets.
+        clock, now: seconds that only go forward, and seconds since 1970.
+        info, texts: complete after the first connection; until then, its name and kind.
         log: its running times, gaps and losses.
-        texts: the text tracks of the connection; none before the first one.
     """
 
     streams_text = True
@@ -164,14 +161,8 @@ class LiveSource(Source):
     ) -> Iterator[Step | SourceLost | SourceRecovered | FramesDropped | None]:
         """Give steps in stream time counted from the start of the segment, news, and None while nothing comes.
 
-        Args:
-            fps: samples a second.
-            frames_per_step: samples that make a step.
-            segment: the part of the stream that this source fills.
-            stream_s: where the stream stands.
-            should_stop: asked often.
-
-        SourceError: the source has been lost for too long, or nothing can be read from it.
+        `segment` is the part of the stream that this source fills, and the stream stands at `stream_s`. `should_stop`
+        is asked often. SourceError: the source has been lost for too long, or nothing can be read from it.
         """
         log, start_s, elapsed_s = self.log, segment.start_s, None
         if log.anchors:
@@ -238,7 +229,6 @@ class Feed:
     """The steps and news of a live source, from its own thread. A step that is cut short gets its last frame again.
 
     Attributes:
-        mailbox: what the thread gives.
         lines: of its text tracks that came, each with the number of its track, in stream time.
         frames_damaged: number of frames that could not be decoded, or are damaged.
     """

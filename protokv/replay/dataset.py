@@ -101,10 +101,8 @@ def open_dataset(
         streams.append(stream)
     if not streams:
         why = next(iter(missing.values()), "the annotations name none")
-        raise SourceNotFound(
-            f"none of the {len(missing)} videos of {benchmark.name} can be read below {root}: {why}",
-            hint="samples/benchmarks/README.md says how each data set is laid out",
-        )
+        why = f"none of the {len(missing)} videos of {benchmark.name} can be read below {root}: {why}"
+        raise SourceNotFound(why, hint="samples/benchmarks/README.md says how each data set is laid out")
     return OpenedStreams(streams, missing, +notes)
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -95,15 +95,10 @@ class Judge:
         self._model = model
         self.label = f"{model} at {self._client.base_url.host}, prompt {PROMPT_HASH}"
 
-    def read(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Verdict | None]]:
-        """Judge cases, several at once and in any order; None: there is no verdict. JudgeError: it cannot judge."""
-        pool = ThreadPoolExecutor(8)
-        try:
-            waiting = {pool.submit(self._ask, case): case for case in cases}
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def read(self, cases: Collection[Case]) -> Iterator[tuple[Case, Verdict | None]]:
+        """Judge cases, several at once; None: there is no verdict. JudgeError: it cannot judge."""
+        with ThreadPoolExecutor(8) as pool:
+            yield from zip(cases, pool.map(self._ask, cases), strict=True)
 
     def _ask(self, case: Case) -> Verdict | None:
         """Return a verdict; None if there is none after some tries."""
@@ -120,10 +115,8 @@ class Judge:
             except (openai.APITimeoutError, openai.RateLimitError, openai.InternalServerError):
                 return None  # the client has retried it already
             except (openai.APIStatusError, openai.APIConnectionError) as error:
-                raise JudgeError(
-                    f"the judge's endpoint refuses {self._model}, or cannot be reached: {type(error).__name__}",
-                    hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name",
-                ) from error
+                why = f"the judge's endpoint refuses {self._model}, or cannot be reached: {type(error).__name__}"
+                raise JudgeError(why, hint="check OPENAI_API_KEY, OPENAI_BASE_URL and the model's name") from error
             except (ValueError, TypeError, AttributeError, LookupError, openai.APIResponseValidationError):
                 continue  # the reply is no verdict, or no completion at all
         return None

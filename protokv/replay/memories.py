@@ -64,10 +64,8 @@ def vary_memories(variants: Sequence[Variant], variations: Sequence[Variation]) 
     for variation in variations:
         names = {variant.config.name for variant in found}
         if variation.memory is not None and variation.memory not in names:
-            raise ConfigError(
-                f"{variation.memory}.{variation.setting} is set, and {variation.memory} is not compared",
-                hint=f"memories: {', '.join(sorted(names))}",
-            )
+            why = f"{variation.memory}.{variation.setting} is set, and {variation.memory} is not compared"
+            raise ConfigError(why, hint=f"memories: {', '.join(sorted(names))}")
         found = [new for variant in found for new in _vary(variant, variation)]
     return found
 

@@ -51,9 +51,7 @@ def summarise(rows: Sequence[AnswerRow], group: Callable[[str, str], str] = find
     - `points`: by `POINT_COLUMNS`.
     - `means`: of a benchmark, the numbers that papers print, for every memory, budget and delay.
 
-    Args:
-        rows: all answers.
-        group: the group of a type of questions in a data set.
+    `group` returns the group of a type of questions in a data set.
     """
     grouped = {row.type: group(row.type, row.dataset) for row in rows}
     groups = _order_groups(rows, set(grouped.values()))

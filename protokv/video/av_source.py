@@ -238,6 +238,5 @@ class AVSource(Source):
     def _unreadable(self, error: Exception) -> SourceUnreadable:
         """Turn an error of PyAV into an error for users."""
         name = address.public_name(self.source)
-        return SourceUnreadable(
-            f"{name} cannot be read: {explain_error(error)}", hint="the file is damaged; copy or repair it"
-        )
+        why = f"{name} cannot be read: {explain_error(error)}"
+        return SourceUnreadable(why, hint="the file is damaged; copy or repair it")

@@ -43,10 +43,8 @@ def open_store(address: str) -> tuple[ObjectStore, str]:
     try:
         import obstore.store as stores
     except ImportError as error:
-        raise SourceUnreadable(
-            f"{address} is in an object store, and {error.name} is not installed",
-            hint="pip install 'protokv[object-store]'",
-        ) from error
+        why = f"{address} is in an object store, and {error.name} is not installed"
+        raise SourceUnreadable(why, hint="pip install 'protokv[object-store]'") from error
     scheme, bucket, rest = match.groups()
     kind: Any = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[scheme]
     # An endpoint of http:// was named on purpose.

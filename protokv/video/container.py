@@ -38,7 +38,7 @@ _STREAMED = f"{FORMATS},hls,dash,rtsp,rtp,sdp,webvtt"
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can make them take.
 MAX_PIXELS = 8192 * 4352
 
-# Time without a packet, in seconds, after which a connection is lost.
+# Seconds without a packet after which a connection is lost.
 TIMEOUT_S = 20.0
 
 # The protocols that FFmpeg may speak, by the kind of address without the s of its secure form.
@@ -162,10 +162,9 @@ def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pip
         case av.error.HTTPUnauthorizedError() | av.error.HTTPForbiddenError():
             return SourceDenied(f"{name} cannot be opened: {why}", hint="check user and password")
         case av.error.ProtocolNotFoundError():
-            return ConfigError(
-                f"{kind}:// cannot be read: PyAV's FFmpeg was built without it",
-                hint=f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE",
-            )
+            why = f"{kind}:// cannot be read: PyAV's FFmpeg was built without it"
+            hint = f"pipe it in: ffmpeg -i '{kind}://...' -c copy -f mpegts - | protokv ingest - -o STATE"
+            return ConfigError(why, hint=hint)
         case ConnectionRefusedError():
             hint = "check host and port, and that the source is on; --give-up 5m waits for it"
             return SourceNotFound(f"nothing answers at {name}: {why}", hint=hint)
@@ -176,10 +175,9 @@ def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pip
         case av.error.InvalidDataError() if kind == "rtp":
             why += " (without its SDP only MPEG-TS in RTP can be read)"
         case ValueError() if kind in _DEVICES:
-            return ConfigError(
-                f"{kind}: cannot be read here: PyAV's FFmpeg has no {_DEVICES[kind]} on this system",
-                hint="Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; pipe others in",
-            )
+            why = f"{kind}: cannot be read here: PyAV's FFmpeg has no {_DEVICES[kind]} on this system"
+            hint = "Linux has /dev/video0 and screen:, macOS avfoundation:, Windows dshow:; pipe others in"
+            return ConfigError(why, hint=hint)
     return SourceUnreadable(f"{name} cannot be opened: {why}", hint=hint)
 
 
@@ -188,10 +186,8 @@ def _refuse_pipe(head: bytes, name: str) -> SourceUnreadable:
         return SourceUnreadable(f"nothing came from {name}", hint="look at what the program before it says")
     if head[4:] == b"ftyp":
         return refuse_index_last(name)
-    return SourceUnreadable(
-        f"{name} is not a video: FFmpeg knows no format that begins like it",
-        hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE",
-    )
+    why = f"{name} is not a video: FFmpeg knows no format that begins like it"
+    return SourceUnreadable(why, hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE")
 
 
 def refuse_index_last(name: object) -> SourceUnreadable:

@@ -69,16 +69,13 @@ def choose_stream(container: Any, name: object, max_pixels: int) -> tuple[Any, l
     """
     streams = [one for one in container.streams.video if one.codec_context is not None]
     if any(one.disposition & _TILE for one in streams):
-        raise SourceUnreadable(
-            f"{name} is a picture in tiles (a grid of HEIC or AVIF), and tiles are not put together",
-            hint="convert it: `heif-dec IN.heic OUT.png`, or `magick IN.avif OUT.png`",
-        )
+        why = f"{name} is a picture in tiles (a grid of HEIC or AVIF), and tiles are not put together"
+        raise SourceUnreadable(why, hint="convert it: `heif-dec IN.heic OUT.png`, or `magick IN.avif OUT.png`")
     streams = [one for one in streams if not one.disposition & _ATTACHED]
     if not streams:
         kinds = sorted({str(one.type) for one in container.streams}) or ["nothing"]
-        raise SourceUnreadable(
-            f"expected a video stream in {name}, found {', '.join(kinds)}", hint="name a file that has pictures"
-        )
+        why = f"expected a video stream in {name}, found {', '.join(kinds)}"
+        raise SourceUnreadable(why, hint="name a file that has pictures")
     best = container.streams.best("video")
 
     def rank(one: Any) -> tuple[bool, bool, int, bool]:
@@ -102,10 +99,8 @@ def choose_stream(container: Any, name: object, max_pixels: int) -> tuple[Any, l
 def _refuse_size(name: object, width: int, height: int, max_pixels: int) -> SourceUnreadable:
     # Decoders fill whole blocks.
     pixels = -(-width // 64) * 64 * -(-height // 32) * 32
-    return SourceUnreadable(
-        f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}",
-        hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down",
-    )
+    why = f"the frames of {name} have {width} x {height} pixels, more than the limit of {max_pixels}"
+    return SourceUnreadable(why, hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down")
 
 
 class Beginning(NamedTuple):
@@ -200,10 +195,9 @@ def _refuse_undecodable(
     av.logging.set_level(before)
     if large := re.search(r"Picture size (\d+)x(\d+) exceeds", said):
         return _refuse_size(name, int(large[1]), int(large[2]), max_pixels)
-    return SourceUnreadable(
-        f"no frame of {name} can be decoded (container {container.format.name}, codec {context.name})",
-        hint="the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it",
-    )
+    why = f"no frame of {name} can be decoded (container {container.format.name}, codec {context.name})"
+    hint = "the file is damaged, or its codec is not supported; `ffmpeg -i FILE OUT.mp4` may repair it"
+    return SourceUnreadable(why, hint=hint)
 
 
 def _read_orientation(frame: Any) -> tuple[int, bool, int]:

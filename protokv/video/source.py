@@ -245,10 +245,8 @@ class Part(Source):
         if duration_s is not None and not duration_s > 0:
             raise ConfigError(f"a part of {duration_s:g} s holds nothing", hint="use a --duration above 0")
         if info.duration_s is not None and start_s >= info.duration_s:
-            raise ConfigError(
-                f"{info.name} is {info.duration_s:g} s long, and the part begins at {start_s:g} s",
-                hint="use an earlier --start",
-            )
+            why = f"{info.name} is {info.duration_s:g} s long, and the part begins at {start_s:g} s"
+            raise ConfigError(why, hint="use an earlier --start")
         length = "" if duration_s is None else f" for {duration_s:g} s"
         part = f"{start_s:.6f}+{'' if duration_s is None else f'{duration_s:.6f}'}"
         self.info = replace(

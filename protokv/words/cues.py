@@ -120,15 +120,10 @@ class Subtitles:
 
     Args:
         cues: those that are known, in any order.
-        record: which subtitles these are, as a state keeps it: plain JSON. Equal records are of equal subtitles.
-        lost: one sentence on what could not be read.
-        take_new: where cues come while the source is read: returns those that came since the last call. One that comes
-            late goes to the next step.
-
-    Attributes:
-        record: as given; that of a live source may change.
+        record: which subtitles these are, as a state keeps it: plain JSON. Equal records are of equal subtitles. That
+            of a live source may change.
         lost: one sentence on what was cut off or could not be read; None: nothing until now.
-        live: cues come while the source is read.
+        take_new: of a live source, returns the cues that came since the last call. A late one goes to the next step.
     """
 
     def __init__(

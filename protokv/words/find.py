@@ -77,10 +77,9 @@ def find_subtitles(source: Source, video: object, choice: str, start_s: float = 
         return Subtitles()
     languages = {shorten_language(one.language) for one in source.texts} | {one.language for one in _list_files(video)}
     known = ", ".join(sorted(languages - {""}))
-    raise SourceNotFound(
-        f"{source.info.name} has no subtitles in {choice}",
-        hint=f"it has: {known}" if known else "leave --subtitles out, or name a file of subtitles",
-    )
+    why = f"{source.info.name} has no subtitles in {choice}"
+    hint = f"it has: {known}" if known else "leave --subtitles out, or name a file of subtitles"
+    raise SourceNotFound(why, hint=hint)
 
 
 def find_subtitle_file(video: object, choice: str, *, forced: bool = True) -> str | None:

@@ -79,10 +79,9 @@ def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
         raise SourceNotFound(f"there is no folder {root}", hint="name the folder of the data set with --data-root")
     found = find_file(root, names)
     if found is None:
-        raise SourceNotFound(
-            f"{root} holds no annotations of {benchmark}: expected {' or '.join(names)}",
-            hint="samples/benchmarks/README.md says where each data set is obtained and how it is laid out",
-        )
+        why = f"{root} holds no annotations of {benchmark}: expected {' or '.join(names)}"
+        hint = "samples/benchmarks/README.md says where each data set is obtained and how it is laid out"
+        raise SourceNotFound(why, hint=hint)
     return found
 
 
