@@ -80,12 +80,7 @@ class MockBackbone(Backbone):
         return torch.ones(size), torch.zeros(size)
 
     def forward(
-        self,
-        embeddings: Tensor,
-        positions: Tensor,
-        cache: TokenCache,
-        *,
-        steps: Sequence[StepTokens] = (),
+        self, embeddings: Tensor, positions: Tensor, cache: TokenCache, *, steps: Sequence[StepTokens] = ()
     ) -> Tensor:
         for number, layer in enumerate(cache.memory_layers):
             layer.append(embeddings[None] + number, embeddings[None])

@@ -23,16 +23,9 @@ class StubBackbone(Backbone):
     settings: dict[str, int | float | str] = {}  # noqa: RUF012
 
     def __init__(
-        self,
-        *,
-        layers: int = 28,
-        kv_heads: int = 4,
-        groups: int = 7,
-        head_size: int = 128,
-        grid: tuple[int, int] = (14, 14),
-        dtype: torch.dtype = torch.bfloat16,
-        device: str = "cpu",
-    ) -> None:
+        self, *, layers: int = 28, kv_heads: int = 4, groups: int = 7, head_size: int = 128,
+        grid: tuple[int, int] = (14, 14), dtype: torch.dtype = torch.bfloat16, device: str = "cpu",
+    ) -> None:  # fmt: skip
         """Of the shapes of Qwen2.5-VL-7B, where nothing else is said."""
         self.layers, self.kv_heads, self.head_size = layers, kv_heads, head_size
         self.dtype, self.device = dtype, torch.device(device)

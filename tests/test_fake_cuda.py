@@ -109,9 +109,7 @@ def test_a_device_of_its_own_gives_what_the_cpu_gives(
 
 
 @pytest.mark.parametrize("config", [small(kind) for kind in CONFIGS], ids=type)
-def test_in_half_precision_attention_by_columns_gives_about_what_the_cpu_gives(
-    models: Models, config: MemoryConfig, tmp_path: Path
-) -> None:
+def test_attention_by_columns_is_about_that_of_the_cpu(models: Models, config: MemoryConfig, tmp_path: Path) -> None:
     here, there = models("qwen2_5_vl", "bfloat16")
     (expected, *_) = use(here, config, tmp_path / "here.safetensors")[1]
     with fake_cuda():

@@ -92,9 +92,7 @@ def test_steps_in_one_forward_give_the_logits_of_the_whole_model(backbone: Backb
 
 
 @pytest.mark.parametrize("last", ["", "blue one"])
-def test_words_between_steps_give_the_logits_of_the_interleaved_prompt(
-    backbone: Backbone, upstream: Upstream, last: str
-) -> None:
+def test_words_between_steps_are_the_interleaved_prompt(backbone: Backbone, upstream: Upstream, last: str) -> None:
     steps, words = video(backbone, 6), ["", "two three", "", "what is red ?", "", last]
     session = Session.start(backbone, EVERYTHING, attachments=[Transcript()])
     for part in (slice(0, 1), slice(1, 6)):
@@ -124,9 +122,7 @@ def test_steps_are_seen_together_as_one_by_one(backbone: Backbone) -> None:
 
 
 @pytest.mark.parametrize("size", [name for name in SIZES if name != "landscape"])
-def test_frames_of_any_size_give_the_logits_of_the_whole_model(
-    backbone: Backbone, upstream: Upstream, size: str
-) -> None:
+def test_frames_of_any_size_give_the_whole_models_logits(backbone: Backbone, upstream: Upstream, size: str) -> None:
     steps, session = video(backbone, 2, SIZES[size]), Session.start(backbone, EVERYTHING)
     for images in steps:
         session.watch(images)
@@ -157,7 +153,7 @@ def test_the_highest_positions_of_a_step_are_known_without_looking(backbone: Bac
     assert (stands.positions[-step.words :].diff(dim=0) == 1).all()
 
 
-def test_a_greedy_answer_is_that_of_transformers(
+def test_a_greedy_answer_is_transformers_own(
     backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = watched(backbone, EVERYTHING, range(3))
@@ -174,9 +170,7 @@ def test_a_greedy_answer_is_that_of_transformers(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_rotation_that_transformers_applied_is_removed_after_an_hour_of_video(
-    backbone: Backbone, upstream: Upstream, dtype: torch.dtype
-) -> None:
+def test_rotation_is_removed_after_an_hour_of_video(backbone: Backbone, upstream: Upstream, dtype: torch.dtype) -> None:
     newest = 352_800
     g = torch.Generator().manual_seed(1)
     positions = torch.randint(newest - 900, newest, (11, backbone.position_components), generator=g)

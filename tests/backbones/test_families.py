@@ -159,7 +159,7 @@ def test_a_position_of_qwen3_vl_tells_the_step_that_stands_there(tmp_path: Path)
     shortest=st.sampled_from([2048, 4096, 200_000]),
     longest=st.sampled_from([60_000, 400_000, 25_165_824]),
 )
-def test_frames_of_qwen3_vl_get_the_size_that_the_processor_gives_a_video_of_one_step(
+def test_frames_of_qwen3_vl_have_the_size_of_a_video_of_one_step(
     height: int, width: int, shortest: int, longest: int
 ) -> None:
     # As in `Qwen3VLVideoProcessor.resize` with `cap_pixels_per_frame`, for two frames.
@@ -179,9 +179,7 @@ def test_qwen2_vl_counts_steps_whatever_their_time(tmp_path: Path) -> None:
     assert positions.tolist() == [[8, 5, 5], [8, 5, 6]]
 
 
-def test_positions_of_qwen2_5_vl_are_those_of_transformers_at_an_awkward_rate(
-    tiny: Backbone, tiny_folder: Path
-) -> None:
+def test_positions_at_an_awkward_rate_are_those_of_transformers(tiny: Backbone, tiny_folder: Path) -> None:
     theirs = Upstream("qwen2_5_vl", tiny_folder).model.model.get_vision_position_ids(
         5, torch.tensor([7, 4, 6]), 1, 2, 2 * (2 / 3.0)
     )
@@ -190,9 +188,7 @@ def test_positions_of_qwen2_5_vl_are_those_of_transformers_at_an_awkward_rate(
     assert ours.T.tolist() == theirs.tolist()
 
 
-def test_words_behind_every_step_of_qwen2_5_vl_stand_where_transformers_puts_them(
-    tiny: Backbone, tiny_folder: Path
-) -> None:
+def test_words_behind_steps_of_qwen2_5_vl_stand_where_transformers_puts_them(tiny: Backbone, tiny_folder: Path) -> None:
     upstream = Upstream("qwen2_5_vl", tiny_folder).model
     session = Session.start(tiny, MemoryConfig.of("full", budget=64), attachments=[Transcript()])
     ids, found, shown = list(tiny.prefix_ids), [], upstream.config.video_token_id

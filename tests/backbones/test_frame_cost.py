@@ -55,9 +55,7 @@ def qwen3_grid(width: int, height: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("family", [QwenVL, Qwen3VL])
 @pytest.mark.parametrize("saved", [False, True], ids=["as published", "saved again by transformers"])
-def test_a_frame_for_qwen_has_the_tokens_of_the_familys_own_utilities(
-    family: type[QwenVL], saved: bool, tmp_path: Path
-) -> None:
+def test_a_frame_for_qwen_has_the_tokens_of_its_utilities(family: type[QwenVL], saved: bool, tmp_path: Path) -> None:
     second = family is not QwenVL
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(OF_IMAGES if second else STILL))
     if second or saved:
@@ -96,9 +94,7 @@ def loaded(folder: Path, **cost: int) -> Backbone:
     return load_backbone(str(folder), device="cpu", dtype="float32", **cost)  # type: ignore[arg-type]
 
 
-def test_a_state_brings_what_a_frame_may_cost_and_another_cost_does_not_continue_it(
-    tiny: Backbone, tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_a_state_brings_its_cost_and_takes_no_other(tiny: Backbone, tiny_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
 
     def watch(source: Prepared, **cost: int) -> int:
@@ -124,9 +120,7 @@ def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return BUILDERS["smolvlm"](tmp_path_factory.mktemp("smolvlm"))
 
 
-def test_a_model_of_another_family_is_named_before_the_cost_of_a_state(
-    tiny: Backbone, smolvlm: Path, tmp_path: Path
-) -> None:
+def test_another_family_is_named_before_the_cost_of_a_state(tiny: Backbone, smolvlm: Path, tmp_path: Path) -> None:
     save(Session.start(tiny, DurableConfig(budget=24)), tmp_path / "s.safetensors")
     with pytest.raises(StateMismatch, match=r"backbone\.family"):
         load(tmp_path / "s.safetensors", str(smolvlm), device="cpu")

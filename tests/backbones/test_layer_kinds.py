@@ -68,7 +68,7 @@ def windowed(backbone: Backbone, n_steps: int, **settings: object) -> Session:
 
 
 @pytest.mark.parametrize("pieces", [(1, 1, 3), (5,)], ids=str)
-def test_a_stream_in_any_pieces_gives_the_logits_of_the_whole_model(
+def test_a_stream_in_pieces_gives_the_whole_models_logits(
     model: tuple[Backbone, Upstream], pieces: tuple[int, ...]
 ) -> None:
     backbone, upstream = model
@@ -82,9 +82,7 @@ def test_a_stream_in_any_pieces_gives_the_logits_of_the_whole_model(
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
 
-def test_what_is_carried_has_one_size_stays_as_it_was_when_asked_and_continues_to_the_bit(
-    model: tuple[Backbone, Upstream], tmp_path: Path
-) -> None:
+def test_what_is_carried_has_one_size_and_goes_on_to_the_bit(model: tuple[Backbone, Upstream], tmp_path: Path) -> None:
     backbone, steps = model[0], video(model[0], 12)
     # A window of 40 tokens is full by then.
     whole = windowed(backbone, 8)

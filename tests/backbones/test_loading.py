@@ -108,7 +108,7 @@ def test_auto_on_a_cpu_keeps_16_bits_where_the_processor_multiplies_bfloat16(mon
         ({"device_map": "auto", "device": "cpu"}, "device map auto and device cpu both choose devices"),
     ],
 )
-def test_unknown_and_contradicting_options_are_named(
+def test_contradicting_options_are_named(
     folder: Path, settings: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -231,7 +231,7 @@ def test_quantisation_and_device_map_reach_transformers(folder: Path, asked: dic
 
 
 @pytest.mark.parametrize("quantization", ["4bit", "8bit"])
-def test_quantisation_leaves_the_vision_tower_the_head_and_odd_sizes_alone(
+def test_quantisation_leaves_tower_head_and_odd_sizes_alone(
     folder: Path, asked: dict[str, Any], quantization: str
 ) -> None:
     model = load_backbone(str(folder), device="cpu", quantization=quantization)._text  # type: ignore[attr-defined]
@@ -243,9 +243,7 @@ def test_quantisation_leaves_the_vision_tower_the_head_and_odd_sizes_alone(
     assert {name.split(".")[1] for name in skipped - {"lm_head"}} == {"visual", "language_model"}
 
 
-def test_a_state_of_a_quantised_model_fits_no_other_and_loads_it_again(
-    folder: Path, asked: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_state_of_a_quantised_model_loads_it_again(folder: Path, asked: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     protokv.save(Session.start(on_cpu(folder, quantization="4bit"), MemoryConfig.of("sliding-window", budget=20)), path)
     with pytest.raises(StateMismatch, match=r"backbone\.dtype is 'float32\+4bit', here it is 'float32'"):
@@ -274,9 +272,7 @@ def test_modules_stand_on_the_device_of_the_map_entry_that_holds_them() -> None:
         assert find_devices(SimpleNamespace(hf_device_map=whole), modules) is None
 
 
-def test_a_model_over_several_devices_streams_answers_and_saves_as_on_one(
-    tiny: Backbone, folder: Path, tmp_path: Path
-) -> None:
+def test_a_model_over_several_devices_answers_and_saves_as_on_one(tiny: Backbone, folder: Path, tmp_path: Path) -> None:
     """The devices are different for torch, although all are one CPU."""
     spread = on_cpu(folder)
     spread.layer_devices = [torch.device(name) for name in ("cpu", "cpu:0", "cpu:0")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, float32
 
 from protokv.core.context import EMPTY, Anchoring, Context
 from protokv.core.memory import Memory
@@ -78,13 +78,7 @@ class World:
 
 
 def shape_of(
-    *,
-    layers: int = 2,
-    heads: int = 1,
-    size: int = 8,
-    components: int = 1,
-    sink: int = 2,
-    dtype: torch.dtype = torch.float32,
+    *, layers: int = 2, heads: int = 1, size: int = 8, components: int = 1, sink: int = 2, dtype: torch.dtype = float32
 ) -> MemoryShape:
     return MemoryShape(layers, heads, size, components, sink, dtype, torch.device("cpu"))
 

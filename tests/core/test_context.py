@@ -108,9 +108,7 @@ def attended(expected: torch.Tensor, context: SlotContext, tail: tuple[torch.Ten
 
 
 @given(contexts(), st.integers(0, 4))
-def test_attention_over_turned_queries_is_that_over_keys_turned_one_by_one(
-    case: tuple[SlotContext, Anchoring], more: int
-) -> None:
+def test_turned_queries_attend_as_over_keys_turned_one_by_one(case: tuple[SlotContext, Anchoring], more: int) -> None:
     context, anchoring = case
     span = int(context.far_span()) + more
     expected, shift, after = literal(context, anchoring, span)

@@ -185,9 +185,7 @@ def test_a_decoding_step_waits_for_its_token_alone(
 
 
 @pytest.mark.parametrize(("budget", "layers"), [(1000, 3), pytest.param(24_000, 28, marks=pytest.mark.slow)])
-def test_a_decoding_step_at_the_shapes_of_a_7b_model_asks_for_no_data(
-    budget: int, layers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decoding_step_of_a_7b_model_needs_no_data(budget: int, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(), Counting() as counting:
         session = filled(StubBackbone(layers=layers), "sliding-window", budget, budget // 196 + 2)
         spy = Spy(counting)

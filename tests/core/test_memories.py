@@ -100,9 +100,7 @@ def reads_within_budget(config: MemoryConfig) -> bool:
     return bounded(config) or config.name == "rekv"
 
 
-def test_at_every_step_the_budget_holds_the_prefix_is_shown_and_the_footprint_stays(
-    config: MemoryConfig, shape: MemoryShape
-) -> None:
+def test_the_budget_holds_the_prefix_is_shown_and_the_footprint_stays(config: MemoryConfig, shape: MemoryShape) -> None:
     memory, world = built(config, shape)
     keys, values = world.sink()
     memory.start(keys, values)

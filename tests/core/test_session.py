@@ -46,7 +46,7 @@ def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> 
 
 @pytest.mark.parametrize("kind", EXACT_AT_FIRST)
 @pytest.mark.parametrize("n_steps", [1, 11])
-def test_logits_equal_the_plain_model_while_nothing_was_evicted(
+def test_before_evictions_logits_are_the_plain_ones(
     tiny: Backbone, upstream: Upstream, kind: str, n_steps: int
 ) -> None:
     session = watched(tiny, MemoryConfig.of(kind, budget=400), range(n_steps))
@@ -80,7 +80,7 @@ def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
     assert same(before, session.tensors())
 
 
-def test_an_answer_with_the_published_penalties_is_what_transformers_generates(
+def test_published_penalties_answer_as_transformers(
     tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = watched(tiny, PaperConfig(budget=400), range(3))
@@ -229,7 +229,7 @@ def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(tiny: Bac
     assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1
 
 
-def test_a_stream_that_leaves_the_trained_positions_is_told_once_with_both_numbers(
+def test_leaving_the_trained_positions_is_told_once_with_both_numbers(
     tiny: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiny, "max_position", 50)
@@ -252,9 +252,7 @@ def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) ->
             session.ask(question)
 
 
-def test_a_memory_that_no_device_holds_is_refused_before_it_is_allocated(
-    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_memory_too_large_is_refused_before_it_is_allocated(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protokv.core.build.device_bytes", lambda _: 10 * 2**20)
     with pytest.raises(
         OutOfMemory, match=r"budget: 16000000 tokens of this model take .* GiB, and the device has 0\.0"

@@ -47,9 +47,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(("chunk", "times"), [(1, [3, 4, 6, 8, 9, 12, 12]), (4, [4, 4, 8, 8, 12, 12])])
-def test_a_resumed_file_is_asked_at_the_same_times_and_its_state_has_equal_bytes(
-    tmp_path: Path, chunk: int, times: list[int]
-) -> None:
+def test_a_resumed_file_is_asked_at_the_same_times_to_equal_bytes(tmp_path: Path, chunk: int, times: list[int]) -> None:
     whole, asked = tmp_path / "whole.safetensors", (FREE, CHOICE)
     found = run(Prepared(1, 24), whole, *asked, chunk=chunk)
     assert [(one.stream_time_s, one.late_s) for one in found] == [(at_s, None) for at_s in times]

@@ -52,9 +52,7 @@ def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(name: str, po
     torch.testing.assert_close(chunked.prefill(QUESTION), expected, **near_logits(single, expected))
 
 
-def test_each_step_attends_to_the_memory_before_the_chunk_and_to_the_chunk_so_far(
-    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_attends_to_the_memory_and_the_chunk_so_far(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle forwards the steps in turn, with one local cache, over the context before the chunk."""
     session = watched(tiny, SAVED["durable"], 9, 1)
     prepared = [tiny.prepare(random_frames(seed)) for seed in range(20, 23)]

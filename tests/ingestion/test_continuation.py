@@ -54,9 +54,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s.safetensors"
 
 
-def test_a_system_prompt_stays_with_its_state_and_another_is_refused(
-    run: Run, tiny: Backbone, path: Path, tmp_path: Path
-) -> None:
+def test_a_system_prompt_stays_and_another_is_refused(run: Run, tiny: Backbone, path: Path, tmp_path: Path) -> None:
     run.backbone, system, whole = tiny, "the star is blue", tmp_path / "whole.safetensors"
     run(whole, A, system=system)
     run(path, A, system=system, stop_after=2)
@@ -82,7 +80,7 @@ def test_a_system_prompt_stays_with_its_state_and_another_is_refused(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_the_other(
+def test_appending_gives_the_state_of_one_session_that_watched_all(
     name: str, run: Run, tiny: Backbone, path: Path
 ) -> None:
     config = CONFIGS[name]
@@ -109,9 +107,7 @@ def test_appending_gives_the_state_of_one_session_that_watched_both_one_behind_t
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
-def test_an_interrupted_one_continues_with_the_same_command(
-    stop_after: int, run: Run, path: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_one_goes_on_by_the_same_command(stop_after: int, run: Run, path: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole.safetensors"
     run(whole, A)
     run(path, A, append=True)  # there is none yet
@@ -199,9 +195,7 @@ DAMAGED = {
     ("kind", "deed"),
     [("mkv", "a hole"), ("ts", "a flipped byte"), ("ts", "cut short"), ("avi", "a flipped byte"), ("mp4", "a hole")],
 )
-def test_an_interrupted_run_over_a_damaged_file_ends_in_the_bytes_of_one_run(
-    kind: str, deed: str, run: Run, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_over_damage_ends_in_the_same_bytes(kind: str, deed: str, run: Run, tmp_path: Path) -> None:
     clip = Clip([40 * i for i in range(100)], suffix=kind, gop=25, mux=FRONT if kind == "mp4" else {})
     path = write(clip, tmp_path / f"x.{kind}")
     data = path.read_bytes()

@@ -69,9 +69,7 @@ def steps_in(events: list[Any]) -> int:
     return sum(isinstance(one, Progress) for one in events)
 
 
-def test_a_camera_that_comes_back_with_time_stamps_from_0_goes_on_in_rtsp(
-    start_camera: Callable[..., None], port: int, tmp_path: Path
-) -> None:
+def test_a_camera_that_comes_back_from_0_goes_on(start_camera: Callable[..., None], port: int, tmp_path: Path) -> None:
     address, path = f"rtsp://admin:s3cret@127.0.0.1:{port}/1", tmp_path / STATE
     # At real speed: frames far ahead of the clock begin a new count.
     camera: dict[str, Any] = {"form": "rtsp", "frames": 12, "pace": 1.0, "options": {"rtsp_transport": "tcp"}}

@@ -47,11 +47,7 @@ GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2))
     seed=st.integers(0, 2**16),
 )
 def test_it_equals_its_oracle_token_for_token(
-    config: InfiniPotVConfig,
-    shape: MemoryShape,
-    runs: list[tuple[tuple[int, int, int], int]],
-    noise: float,
-    seed: int,
+    config: InfiniPotVConfig, shape: MemoryShape, runs: list[tuple[tuple[int, int, int], int]], noise: float, seed: int
 ) -> None:
     world = World(shape, seed, noise=noise)
     fast = InfiniPotV(config, shape, world.rotary)

@@ -62,9 +62,7 @@ def test_an_answer_depends_on_the_last_steps_alone(tiny: Backbone, positions: st
 
 @pytest.mark.parametrize("positions", ["stream", "compact"])
 @pytest.mark.parametrize("recent_frames", [0, 6])
-def test_skipping_steps_beyond_the_horizon_changes_no_answer(
-    tiny: Backbone, positions: str, recent_frames: int
-) -> None:
+def test_skipped_steps_beyond_the_horizon_change_no_answer(tiny: Backbone, positions: str, recent_frames: int) -> None:
     config = MemoryConfig.of("last-frames", budget=400, last_steps=3, positions=positions, recent_frames=recent_frames)
     whole = watched(tiny, config, list(range(7)))
     session = Session.start(tiny, config)

@@ -37,9 +37,7 @@ def test_before_evictions_reading_afresh_equals_reading_the_keys(tiny: Backbone,
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava_onevision"])
-def test_every_kind_of_positions_reads_its_own_steps_afresh_also_from_a_state(
-    family: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_any_kind_of_positions_reads_its_steps_afresh(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = BUILDERS[family](tmp_path_factory.mktemp(family))
     backbone = load_backbone(str(folder), device="cpu", dtype="float32")
     plain, afresh = (after(backbone, 3, recent_frames=n * backbone.frames_per_step) for n in (0, 2))
@@ -75,9 +73,7 @@ def test_the_last_frames_alone_and_afresh_are_the_plain_model_on_these_frames(ti
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_recent_steps_are_bounded_and_a_question_reads_them_once_right_before_its_text(
-    tiny: Backbone, name: str
-) -> None:
+def test_recent_steps_are_bounded_and_a_question_reads_them_once_before_its_text(tiny: Backbone, name: str) -> None:
     session = after(tiny, 7, name, budget=24, recent_frames=5, positions="compact")
     tokens = sum(len(positions) for _, positions in list(session.recent.steps))
     assert len(list(session.recent.steps)) == 3
@@ -109,9 +105,7 @@ def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_
 
 
 @pytest.mark.parametrize(("place", "value"), [((0, 0), 1), ((0, 3), -1), ((1, 4), 10**9)])
-def test_a_state_whose_recent_steps_make_no_sense_is_refused(
-    tiny: Backbone, place: tuple[int, int], value: int
-) -> None:
+def test_recent_steps_that_make_no_sense_are_refused(tiny: Backbone, place: tuple[int, int], value: int) -> None:
     state = checkpoint.to_state(after(tiny, 4, "durable", budget=24, recent_frames=4))
     rows = state.tensors["recent.steps"].clone()
     rows[place] = value

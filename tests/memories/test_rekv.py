@@ -88,7 +88,7 @@ def literal_choice(blocks: list[tuple[Tensor, Tensor, Tensor]], bare: Tensor, wo
 
 
 @given(LENGTHS, st.integers(3, 40), st.sampled_from([1, 2, 3]), st.sampled_from([1, 3]), st.integers(0, 99))
-def test_every_layer_reads_what_a_literal_loop_over_blocks_chooses(
+def test_layers_read_what_a_literal_loop_chooses(
     lengths: list[int], budget: int, groups: int, components: int, seed: int
 ) -> None:
     shape = shape_of(layers=3, heads=2, components=components, sink=SINK)
@@ -204,9 +204,7 @@ def test_the_bytes_of_the_archive_are_those_of_its_tokens() -> None:
     assert not memory.bounded
 
 
-def test_the_first_layer_chooses_the_same_at_any_position_of_the_question(
-    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_layer_chooses_alike_at_any_position(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     choose, chosen = Retrieval._choose, []
 
     def recording(self: Retrieval, layer: int, query: Tensor) -> list[int]:

@@ -78,9 +78,7 @@ TIMEOUT = openai.APITimeoutError(REQUEST)
     ],
     ids=str,
 )
-def test_a_reply_that_is_no_verdict_is_asked_for_again_and_then_given_up(
-    judge: Judge, replies: Any, right: bool, asked: int
-) -> None:
+def test_a_reply_without_a_verdict_is_asked_for_again(judge: Judge, replies: Any, right: bool, asked: int) -> None:
     found, sent = ask(judge, *replies)
     assert (found, len(sent)) == (Verdict(True, 4.0) if right else None, asked)
 

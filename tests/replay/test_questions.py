@@ -88,9 +88,7 @@ def test_only_questions_that_every_delay_leaves_room_for_are_asked_unless_that_i
     ("delays", "types", "asked"),
     [([0], None, "012"), ([0, 30], None, "02"), ([0, 30], ["all"], "012"), ([0, 30], ["count"], "1")],
 )
-def test_a_sweep_asks_what_lasts_or_the_types_that_are_named_and_a_delay_of_zero_asks_all(
-    delays: list[float], types: list[str] | None, asked: str
-) -> None:
+def test_a_sweep_asks_what_lasts_or_the_named_types(delays: list[float], types: list[str] | None, asked: str) -> None:
     mixed = [question(0, 5.0, ""), question(1, 5.0, "count"), question(2, 5.0, "colour")]
     plan = schedule(mixed, delays, 120.0, types=types)
     assert {ask.question.id for ask in plan.asks} == set(asked)
@@ -106,7 +104,7 @@ def test_a_sweep_asks_what_lasts_or_the_types_that_are_named_and_a_delay_of_zero
     ],
     ids=str,
 )  # fmt: skip
-def test_delays_are_fitted_to_what_half_of_the_questions_leave_room_for(
+def test_delays_fit_the_room_of_half_of_the_questions(
     rooms: list[float], wanted: tuple[float, ...], found: list[float]
 ) -> None:
     assert fit_delays(rooms, wanted) == found

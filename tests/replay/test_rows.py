@@ -62,9 +62,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("fact", "change"), CHANGES.items(), ids=CHANGES.keys())
-def test_a_row_of_another_study_is_another_row_and_is_refused(
-    tmp_path: Path, fact: str, change: dict[str, Any]
-) -> None:
+def test_a_row_of_another_study_is_another_and_is_refused(tmp_path: Path, fact: str, change: dict[str, Any]) -> None:
     other = replace(ROW, **change)
     assert other.key != ROW.key
     file = RowFile(tmp_path / "r.jsonl")

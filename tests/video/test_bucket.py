@@ -30,9 +30,7 @@ def refused(*_: object, **__: object) -> None:
     raise GenericError("Server returned non-2xx status code: 403 Forbidden")
 
 
-def test_subtitles_beside_an_object_are_found_like_those_beside_a_file(
-    store: S3Server, films: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subtitles_beside_an_object_are_found(store: S3Server, films: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     video = "s3://bucket/talks/talk.mp4"
     for name in ("talk.mp4", "talk.en.vtt", "talk.de.srt", "talks.srt", "talk.x/y.srt", "other.srt", "t.srt"):
         words = "WEBVTT\n\n00:00.000 --> 00:01.000\n" if name.endswith("vtt") else "1\n00:00:00,000 --> 00:00:01,000\n"
@@ -48,7 +46,7 @@ def test_subtitles_beside_an_object_are_found_like_those_beside_a_file(
         assert find_subtitles(source, video, "auto").record == {}
 
 
-def test_an_object_is_read_like_its_file_and_leaves_no_copy(
+def test_an_object_is_read_like_its_file(
     store: S3Server, films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -120,9 +120,7 @@ SAID = [(0.4, 1.2, "x < y"), (2.0, 3.5, "two\\Nrows {\\i1}here{\\i0}"), (4.0, 5.
 @pytest.mark.parametrize(
     ("suffix", "codec", "late_ms"), [("mp4", "mov_text", 700), ("mkv", "ass", 3000), ("webm.mkv", "webvtt", 0)]
 )
-def test_a_track_has_the_same_lines_in_every_container_and_codec(
-    suffix: str, codec: str, late_ms: int, tmp_path: Path
-) -> None:
+def test_a_track_has_equal_lines_in_every_container(suffix: str, codec: str, late_ms: int, tmp_path: Path) -> None:
     said = SAID if codec == "ass" else SAID[1:2]
     path = write_subtitled(tmp_path / f"x.{suffix}", {"eng": said, "deu": said[:1]}, codec, late_ms=late_ms)
     with open_source(path) as source, Part(open_source(path), 1.0) as part:

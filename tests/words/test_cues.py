@@ -46,9 +46,7 @@ def test_steps_cut_a_track_as_the_definition_says_and_give_every_word_once(found
 
 
 @given(st.lists(cues(), max_size=12), st.integers(1, 20), st.integers(0, 10))
-def test_cues_that_come_while_the_source_is_read_go_to_the_steps_of_a_track(
-    found: list[Cue], length: int, resumed: int
-) -> None:
+def test_cues_that_come_while_it_is_read_go_to_the_same_steps(found: list[Cue], length: int, resumed: int) -> None:
     in_order = sorted(found, key=lambda cue: (cue.start_s, cue.end_s))
     track, waiting = Subtitles(in_order), list(in_order)
     end_s = 0.0

@@ -247,9 +247,7 @@ def test_cutting_the_work_into_blocks_changes_nothing(monkeypatch: pytest.Monkey
     things=st.sampled_from([2, 12]),
     seed=st.integers(0, 2**16),
 )
-def test_tokens_meet_the_prototypes_that_earlier_tokens_of_their_step_moved(
-    rate: float, anchor: str, things: int, seed: int
-) -> None:
+def test_tokens_meet_what_earlier_ones_of_their_step_moved(rate: float, anchor: str, things: int, seed: int) -> None:
     # Long steps of few things: most tokens meet prototypes that others have moved before them, some of them often.
     shape = shape_of(layers=1, heads=2)
     rates = {"key_rate": rate, "spatial_rate": rate / 2}

@@ -54,9 +54,7 @@ def test_a_code_names_the_nearest_codeword(heads: int, tokens: int, parts: int, 
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(2, 17), st.integers(1, 40), st.sampled_from((2, 9, 2**28)))
-def test_modes_are_those_of_the_paper_s_beam_ties_included(
-    seed: int, parts: int, codes: int, modes: int, most: int
-) -> None:
+def test_modes_are_those_of_the_beam_ties_included(seed: int, parts: int, codes: int, modes: int, most: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(0, most, (3, parts, codes), generator=generator, dtype=torch.int32)
     shape = MemoryShape(1, 1, 8, 1, 0, torch.float32, torch.device("cpu"))

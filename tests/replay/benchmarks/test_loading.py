@@ -66,9 +66,7 @@ def test_all_videos_open_with_their_questions(name: str, data_root: Path, tmp_pa
         ({"video": None}, "entry 0.*video"),
     ],
 )  # fmt: skip
-def test_annotations_that_are_not_as_published_are_refused_by_their_place(
-    copied: Copied, other: Any, said: str
-) -> None:
+def test_annotations_of_another_form_are_refused_by_their_place(copied: Copied, other: Any, said: str) -> None:
     path = copied("ovo-bench") / "ovo_bench_new.json"
     if isinstance(other, str):
         path.write_text(other)
@@ -123,9 +121,7 @@ def test_times_count_from_the_beginning_of_what_a_file_holds_and_of_each_probe(d
     assert {question.reference_s for question in asked if question.type == "EPM"} == {10.0}
 
 
-def test_both_forms_of_streamingbench_are_the_same_and_times_after_the_end_are_counted(
-    data_root: Path, tmp_path: Path
-) -> None:
+def test_both_forms_of_streamingbench_are_one_and_late_times_are_counted(data_root: Path, tmp_path: Path) -> None:
     root = data_root / "streamingbench"
     opened = open_dataset(BENCHMARKS["streamingbench"], root)
     assert opened.notes == {"questions after the end of their video, asked at its end": 2}
