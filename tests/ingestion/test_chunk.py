@@ -81,15 +81,15 @@ def test_a_step_attends_to_the_memory_and_the_chunk_so_far(tiny: Backbone, monke
         assert step.step == index
 
 
-def test_progress_and_commits_come_behind_whole_chunks(tmp_path: Path) -> None:
-    told = events(tmp_path / "s.safetensors", chunk=4, every=Every(n_steps=1))
+def test_progress_and_commits_come_behind_whole_chunks(path: Path) -> None:
+    told = events(path, chunk=4, every=Every(n_steps=1))
     assert [event.steps for event in told if isinstance(event, Progress)] == [4, 8, 11]
     assert [event.steps for event in told if isinstance(event, Commit)] == [4, 8, 11, 11]
 
 
 @pytest.mark.parametrize("stop_after", [1, 2])
-def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(stop_after: int, tmp_path: Path) -> None:
-    whole, path = tmp_path / "whole.safetensors", tmp_path / "s.safetensors"
+def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(stop_after: int, path: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.safetensors"
     events(path, chunk=4, live=LiveOptions(for_s=4.0 * stop_after))
     stopped = load_state(path)
     assert (stopped.clock.steps, (stopped.source or {})["chunk"]) == (4 * stop_after, 4)
@@ -100,7 +100,7 @@ def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(stop_after: i
     assert path.read_bytes() == whole.read_bytes()
 
 
-def test_steps_before_an_unreadable_place_are_watched(tmp_path: Path) -> None:
+def test_steps_before_an_unreadable_place_are_watched(path: Path) -> None:
     source = Breaking(1, 21, 12, SourceUnreadable("it is gone"))
-    *_, summary = events(tmp_path / "s.safetensors", source=source, chunk=4)
+    *_, summary = events(path, source=source, chunk=4)
     assert (summary.steps, summary.complete, summary.damage) == (5, False, "it is gone")

@@ -49,11 +49,6 @@ def run() -> Run:
     return Run()
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "s.safetensors"
-
-
 def test_a_system_prompt_stays_and_another_is_refused(run: Run, tiny: Backbone, path: Path, tmp_path: Path) -> None:
     run.backbone, system, whole = tiny, "the star is blue", tmp_path / "whole.safetensors"
     run(whole, A, system=system)

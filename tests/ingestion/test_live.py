@@ -38,11 +38,6 @@ CONFIG = DurableConfig(budget=40)
 NEWS = SourceLost | SourceRecovered
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "s.safetensors"
-
-
 def run(world: World, path: Path, *, until: int | None = None, **options: Any) -> list[Any]:
     """Ingest until the world has nothing more to give, or until this many steps were watched."""
     live = {name: options.pop(name) for name in LiveOptions.__dataclass_fields__ if name in options}

@@ -28,7 +28,6 @@ from tests.video.test_stream import Quiet, served
 
 CONFIG = DurableConfig(budget=40)
 ROOT = Path(__file__).parents[2]
-STATE = "s.safetensors"
 
 
 @pytest.fixture
@@ -69,8 +68,8 @@ def steps_in(events: list[Any]) -> int:
     return sum(isinstance(one, Progress) for one in events)
 
 
-def test_a_camera_that_comes_back_from_0_goes_on(start_camera: Callable[..., None], port: int, tmp_path: Path) -> None:
-    address, path = f"rtsp://admin:s3cret@127.0.0.1:{port}/1", tmp_path / STATE
+def test_a_camera_that_comes_back_from_0_goes_on(start_camera: Callable[..., None], port: int, path: Path) -> None:
+    address = f"rtsp://admin:s3cret@127.0.0.1:{port}/1"
     # At real speed: frames far ahead of the clock begin a new count.
     camera: dict[str, Any] = {"form": "rtsp", "frames": 12, "pace": 1.0, "options": {"rtsp_transport": "tcp"}}
     camera["url"] = address.replace("admin:s3cret@", "")
@@ -102,10 +101,10 @@ def test_a_camera_that_comes_back_from_0_goes_on(start_camera: Callable[..., Non
         ("rtmp", "flv", "/live/a", "/live/a", {"listen": "1"}),
     ],
 )
-def test_a_stream_from_the_network_is_watched(scheme, form, ours, theirs, options, start_camera, port, tmp_path):
+def test_a_stream_from_the_network_is_watched(scheme, form, ours, theirs, options, start_camera, port, path):
     address = f"{scheme}://127.0.0.1:{port}"
     start_camera(url=address + theirs, form=form, frames=10**6, pace=2.0)
-    *_, summary = watch(address + ours, tmp_path / STATE, lambda events: steps_in(events) >= 1, input=options)
+    *_, summary = watch(address + ours, path, lambda events: steps_in(events) >= 1, input=options)
     assert (summary.steps, summary.damaged) == (1, False)
 
 
@@ -128,16 +127,16 @@ class Locked(socketserver.StreamRequestHandler):
             lines = []
 
 
-def test_a_wrong_password_is_one_error_without_the_password_and_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_wrong_password_is_one_error_without_the_password_and_is_not_tried_again(path: Path) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Locked) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         address = f"rtsp://admin:s3cret@127.0.0.1:{server.server_address[1]}/1"
         with pytest.raises(SourceDenied, match="401") as caught:
-            list(ingest_events(address, tmp_path / STATE, CONFIG, backbone=MockBackbone()))
+            list(ingest_events(address, path, CONFIG, backbone=MockBackbone()))
         server.shutdown()
     assert "s3cret" not in caught.value.message + caught.value.hint
     assert sum("Authorization: Basic" in one for one in Locked.asked) == 1
-    assert not (tmp_path / STATE).exists()
+    assert not path.exists()
 
 
 @contextmanager
@@ -161,17 +160,19 @@ def playlist(folder: Path, *, falling: int = 0, ends: bool = True) -> Iterator[s
     assert not left
 
 
-def test_a_live_playlist_is_watched_through_segments_that_fail(tmp_path: Path) -> None:
+def test_a_live_playlist_is_watched_through_segments_that_fail(path: Path, tmp_path: Path) -> None:
     with playlist(tmp_path, falling=2, ends=False) as address:
-        events = watch(address, tmp_path / STATE, lambda events: steps_in(events) >= 2, input={"live_start_index": "0"})
+        events = watch(address, path, lambda events: steps_in(events) >= 2, input={"live_start_index": "0"})
     assert events[-1].steps == 2
-    assert Reader.open(tmp_path / STATE).header.source["kind"] == "http"  # type: ignore[index]
+    assert Reader.open(path).header.source["kind"] == "http"  # type: ignore[index]
 
 
-def test_a_playlist_with_an_end_is_watched_like_a_file_and_names_no_file_of_this_machine(tmp_path: Path) -> None:
+def test_a_playlist_with_an_end_is_watched_like_a_file_and_names_no_file_of_this_machine(
+    path: Path, tmp_path: Path
+) -> None:
     with playlist(tmp_path) as address:
         for _ in range(2):
-            *_, summary = ingest_events(address, tmp_path / STATE, CONFIG, backbone=MockBackbone())
+            *_, summary = ingest_events(address, path, CONFIG, backbone=MockBackbone())
             assert (summary.complete, summary.steps, summary.gaps) == (True, 6, 0)
         shutil.copy(tmp_path / "0.ts", tmp_path / "private.ts")
         there = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{tmp_path}/private.ts\n#EXT-X-ENDLIST\n"

@@ -38,11 +38,6 @@ A, B = Prepared(1, 9), Prepared(2, 6)
 CONFIG = CONFIGS["durable"]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "s.safetensors"
-
-
 def run(source: Any, path: Path | None, **options: Any) -> Generator[Event, None, None]:
     return ingest_events(source, path, CONFIG, backbone=MockBackbone(), **options)
 
@@ -194,12 +189,6 @@ def test_a_state_that_is_moved_away_after_a_commit_is_no_error(path: Path, tmp_p
             path.rename(moved)
     assert isinstance(event, Summary)
     assert event.file_bytes == moved.stat().st_size
-
-
-def test_a_run_over_a_file_ends_after_the_stream_time_it_was_told_and_goes_on(path: Path) -> None:
-    for reached_s in (2.0, 4.0, 5.0):
-        *_, summary = run(A, path, live=LiveOptions(for_s=2.0))
-        assert (summary.stream_time_s, summary.complete) == (reached_s, reached_s == 5.0)
 
 
 @pytest.mark.parametrize(
