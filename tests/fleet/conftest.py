@@ -34,11 +34,9 @@ def write_video(path: Path, reds: Sequence[int], rate: int = 4) -> Path:
         stream = container.add_stream("mpeg4", rate=rate, bit_rate=4_000_000)
         stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
         stream.time_base = Fraction(1, rate)
-        for red in reds:
-            image = np.zeros((32, 48, 3), np.uint8)
-            image[..., 0] = red
-            for _ in range(rate):
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        for red in np.repeat(reds, rate):
+            image = np.full((32, 48, 3), (red, 0, 0), np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         container.mux(stream.encode())
     return path
 
@@ -58,8 +56,6 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(films: Path) -> Iterator[Any]:
     """An object store with these files."""
-    pytest.importorskip("obstore")
-    pytest.importorskip("moto.server")
     from tests.state.s3 import S3Server
 
     with S3Server() as made:
@@ -119,9 +115,8 @@ def ends(found: Mapping[str, Outcome]) -> dict[str, tuple[str, int]]:
 
 def written(recipe: Recipe) -> dict[str, bytes]:
     """Return the bytes of each state of a fleet by key."""
-    place = Path(recipe.place)
-    states = place.rglob("*.safetensors")
-    return {path.relative_to(place).with_suffix("").as_posix(): path.read_bytes() for path in states}
+    states = Path(recipe.place).rglob("*.safetensors")
+    return {path.relative_to(recipe.place).with_suffix("").as_posix(): path.read_bytes() for path in states}
 
 
 def check_killed_worker(make_pool: Any, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from protokv.fleet import Job, Recipe, locate_state
+from protokv.fleet import Job, Recipe
 from protokv.fleet.worker import Failure, Worker, examine
-from protokv.ingestion import Progress, ingest_events
 from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from tests.fleet.conftest import CONFIG, write_video
@@ -64,19 +63,6 @@ def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: Job, r
     save_state(replace(state, source={**(state.source or {}), "damage": damage}), path)
     found = examine(job, recipe, MOCK)
     assert (found.status, found.failure) == ("done", Failure("Damaged", "2 frames lost"))
-    Path(job.source).unlink()
-    failure = examine(job, recipe, MOCK).failure
-    assert failure is not None
-    assert failure.kind == "SourceNotFound"
-
-
-def test_a_state_that_is_not_complete_is_unfinished(job: Job, recipe: Recipe) -> None:
-    Path(recipe.place).mkdir()
-    run = ingest_events(job.source, locate_state(recipe.place, "v"), CONFIG, backbone=MockBackbone())
-    while not isinstance(event := next(run), Progress) or event.steps < 2:
-        pass
-    run.close()
-    assert find(job, recipe) == ("unfinished", 2, 2.0)
 
 
 def test_a_video_whose_content_or_subtitles_changed_is_started_over(job: Job, recipe: Recipe) -> None:

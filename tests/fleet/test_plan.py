@@ -45,13 +45,7 @@ def test_a_name_that_is_too_long_for_a_state_is_cut_and_stays_different() -> Non
 
 def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:
     states = ["b.safetensors", "deep/er/a.pt", "z.zarr"]
-    others = [
-        "z.zarr/inner.zarr/zarr.json",
-        "b.safetensors@000012.000s",
-        ".b.safetensors.lock",
-        ".hidden/c.pt",
-        "n.txt",
-    ]
+    others = ["z.zarr/in.zarr/zarr.json", "b.safetensors@000012.000s", ".b.safetensors.lock", ".hidden/c.pt", "n.txt"]
     for name in (*others, *states[:2]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -21,33 +20,21 @@ from tests.fleet.conftest import InlinePool, check_killed_worker, ends, outcomes
 from tests.fleet.recipes import MissingRecipe
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_order_and_number_of_workers_change_no_byte_of_any_state(
-    workers: int, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
-) -> None:
-    shuffled = random.Random(workers).sample(jobs, len(jobs))
-    found = outcomes(shuffled, InlinePool(recipe, workers), recipe)
-    assert ends(found) == dict.fromkeys(singly, ("watched", 1))
-    assert written(recipe) == singly
-
-
-def test_only_what_is_missing_is_done_and_then_nothing_is_loaded(
+def test_only_what_is_missing_is_done_in_any_order_and_then_nothing_is_loaded(
     jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
     assert [one.status for one in preview(jobs, recipe)] == ["done", "new", "new"]
     assert written(recipe).keys() == {"a"}
-    first = outcomes(jobs, InlinePool(recipe, 2), recipe)
+    first = outcomes(jobs[::-1], InlinePool(recipe, 2), recipe)
     assert [first[key].status for key in singly] == ["done", "watched", "watched"]
     assert written(recipe) == singly
-    before = {path: path.stat().st_mtime_ns for path in Path(recipe.place).rglob("*.safetensors")}
     # Each worker loads its model once for all of its videos.
     assert len((tmp_path / "loads").read_text().splitlines()) <= 3
     (tmp_path / "loads").unlink()
     again = outcomes(jobs, InlinePool(recipe, 2), recipe)
     assert {one.status for one in again.values()} == {"done"}
     assert all((again[key].steps, again[key].file_bytes) == (one.steps, one.file_bytes) for key, one in first.items())
-    assert {path: path.stat().st_mtime_ns for path in before} == before
     assert not (tmp_path / "loads").exists()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from protokv.errors import StateLocked
 from protokv.state.commit import lock
+from protokv.state.store import find_store
 from tests.state.conftest import names
 
 HOLD = """
@@ -30,8 +31,8 @@ def test_another_process_is_refused_until_the_first_has_ended(killed, tmp_path):
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout.readline() == "held\n"
         assert names(tmp_path) == [".a.safetensors.lock"]
-        for _ in range(2):
-            with pytest.raises(StateLocked, match=f"{path} is being written by another writer"), lock(path):
+        for take in (lock, find_store):
+            with pytest.raises(StateLocked, match=f"{path} is being written by another writer"), take(path):
                 pass
         process.kill() if killed else process.stdin.close()
         process.wait(timeout=60)
