@@ -121,7 +121,7 @@ def _ask_one(
         answers.how.decoding()
         if answers.how.frames is not None:
             videos += find_videos(reader, answers.how.video)
-        note_embedded(out, reader.model)
+        note_embedded(out, reader.header.backbone.name)
         session = reader.session(model.model, timings=clock, **model.placement)
     age_s = commit_age_s(reader)
     note_commit(out, session.clock.stream_time_s, reader.at_s, age_s)

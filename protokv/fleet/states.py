@@ -34,7 +34,7 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
                 **{name: getattr(clock, name) for name in ("stream_time_s", "steps", "tokens_seen")},
                 "file_bytes": reader.file_bytes,
                 "memory": f"{config.name}, {config.budget} tokens",
-                "model": reader.model,
+                "model": header.backbone.name,
                 "damage": read_damage(header) or None,
             }
         except StateError as error:

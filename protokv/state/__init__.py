@@ -3,7 +3,7 @@
 The path chooses the form: `.safetensors`, `.pt` or a `.zarr` folder; one of the first two also at `s3://`, `gs://` and
 `az://`. `protokv.state.reader.Reader.open(path)` is the way in, for commands and servers that show a state or ask it:
 
-    reader = Reader.open(path)                # reads the header: reader.header, .model, .commits_s
+    reader = Reader.open(path)                # reads the header: reader.header, .commits_s
     reader.at(90.0).session().ask("...")      # the commit at 90 s; loads tensors and model
     describe(path), compare(a, b)             # the documents of `protokv inspect`
 

@@ -84,11 +84,9 @@ class Cache(MemoryCache):
         super().__init__(model_or_config, memory, sink)
 
     def save(self, path: StatePath) -> None:
-        """Write it as a state; the suffix chooses the form: `.safetensors`, `.zarr` or `.pt`.
+        """Write it as a state; the suffix chooses the form: `.safetensors`, `.zarr` or `.pt`. StateError if it cannot.
 
-        Raises:
-            ConfigError: tokens were forwarded since the last commit, or nothing was committed.
-            StateError: it cannot be written.
+        ConfigError if tokens were forwarded since the last commit, or nothing was committed.
         """
         if self.memory is None or self.length:
             raise ConfigError("only committed tokens are saved", hint="call commit() first, and save before a question")
@@ -108,14 +106,9 @@ class Cache(MemoryCache):
 
     @classmethod
     def load(cls, path: StatePath, model: Any) -> Self:
-        """Return a cache that goes on where `save` left it.
+        """Return a cache that goes on where `save` left it, with the same model in the same dtype on any device.
 
-        Args:
-            path: of a state that `save` wrote.
-            model: the same model, in the same dtype; on any device.
-
-        Raises:
-            StateError: nothing is there, it is damaged, or another model made it.
+        StateError if nothing is there, it is damaged, or another model made it.
         """
         state = load_state(path)
         if state.settings.get("kind") != CACHE:

@@ -110,15 +110,8 @@ def load_recorded_backbone(
     A state may come from anywhere, so a name in it opens no folder and no connection. Only a packaged model and hub
     models in the local cache are loaded by such a name, the latter at the commit that the state names.
 
-    Args:
-        header: of the state.
-        name: model or folder, as for `load_backbone`; None: the model that the state names.
-        revision: branch, tag or commit of a hub model; None: that of the state, if it names this model and is cached.
-        placement: the other arguments of `load_backbone`; dtype and cost of a frame are the state's unless given.
-
-    Raises:
-        ModelError: the state names a folder or a model that is not in the cache, or the model cannot be loaded.
-        ConfigError: a revision is given for a model that is not from the hub; or the dtype is unknown.
+    Arguments and errors are those of `load_backbone`; revision, dtype and cost of a frame are the state's unless given.
+    ModelError if the state names a folder, or a model that is not in the cache.
     """
     if placement.get("dtype") is None:
         placement["dtype"] = header.backbone.dtype

@@ -188,11 +188,9 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
 def compare(a: State, b: State) -> dict[str, Any]:
     """Return how two states differ, as a JSON document: bit for bit, so 0.0 and -0.0 differ, and NaNs of other bits.
 
-    It has `equal`, `tensors_compared` (in either state), `header` and `tensors`. An entry of `header` has the `field`,
-    such as `a.b[0].c`, and its values `a` and `b`; None where a state lacks it. An entry of `tensors` has the `name`,
-    dtype and shape in `a` and `b`, such as `float32 [2, 3]`, the number of `elements`, the number `differing` in any
-    bit, and the `max_abs_difference`. The last three are None if dtype or shape differ; `max_abs_difference` is None as
-    well if it is not finite.
+    An entry of `header` has the `field`, such as `a.b[0].c`, and its values `a` and `b`; None where a state lacks it.
+    An entry of `tensors` has dtype and shape in `a` and `b`; the rest is None if they differ, and `max_abs_difference`
+    also if it is not finite.
     """
     ours, theirs = (dict(flatten(Header.to_json(state))) for state in (a, b))
     header = [

@@ -48,11 +48,6 @@ class Reader:
         """Return the reader of the newest kept commit not after this stream time; nothing is read yet."""
         return replace(self, at_s=at_s)
 
-    @property
-    def model(self) -> str:
-        """The name of the model that made it: a folder, a hub model or an embedded one; it leads nowhere by itself."""
-        return self.header.backbone.name
-
     @cached_property
     def wall_clocks(self) -> list[WallClockLog]:
         """The log of each live source, in order; empty for files. StateCorrupt if one makes no sense."""

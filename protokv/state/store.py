@@ -67,18 +67,12 @@ class Store:
 
     The path holds the old or the new state whole at any time. Every method raises `StateError`: `StateNotFound` if
     nothing is there, `StateCorrupt` if it is damaged or hostile, `StateMismatch` if a newer version wrote it.
-
-    Attributes:
-        path: where the state is.
-        form: how it lies there.
-        keep: number of commits to keep, including the current one; None: keep and remove nothing.
-        locked: True if a second writer is refused: after `__enter__`, but not on a file system without locks.
     """
 
-    locked: bool = False
+    locked: bool = False  # a second writer is refused: after `__enter__`, but not on a file system without locks
 
     def __init__(self, path: StatePath, form: Form, keep: int | None = None) -> None:
-        """Touch nothing yet."""
+        """Touch nothing yet. `keep` commits stay, including the current one; None: keep and remove nothing."""
         self.path, self.form, self.keep = path, form, keep
 
     @property

@@ -18,11 +18,8 @@ from protokv.state.store import StatePath, find_store
 def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = None, complete: bool = False) -> int:
     """Write a session so that the path holds the old or the new state whole; return the stored bytes.
 
-    Args:
-        session: to be saved.
-        path: of the state; its suffix chooses the form.
-        source: record of the watched source, plain JSON.
-        complete: True if the source has ended.
+    The suffix of the path chooses the form. `source` is the record of the watched source, plain JSON; `complete` says
+    that it has ended.
 
     Raises:
         StateLocked: another writer is writing the state.
