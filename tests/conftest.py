@@ -1,7 +1,5 @@
 """Shared by all tests: no network, one thread, a tiny random model of the real architecture, loaded as a user would."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Every test of memories runs on deterministic kernels, with poisoned allocations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -3,8 +3,6 @@
 `getrusage` is no help in a child: a process starts with the peak of the one that started it, and a test run is large.
 """
 
-from __future__ import annotations
-
 import re
 import resource
 from pathlib import Path

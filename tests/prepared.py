@@ -1,7 +1,5 @@
 """A source of prepared random frames, which needs no decoder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Self
 

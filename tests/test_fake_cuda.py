@@ -1,7 +1,5 @@
 """Watch, ask, save, load and resume on a device of its own, which needs no GPU: the same bytes as on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product

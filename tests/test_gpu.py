@@ -1,7 +1,5 @@
 """The same code on a CUDA device: within tolerance of the CPU, and back from a state."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

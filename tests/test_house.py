@@ -1,7 +1,5 @@
 """The house stays small: budgets of lines, one meaning for a name, and a method that can be read in one sitting."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The package as a user sees it: its names, the README's code, its wheel, and the rules of its rooms."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The main job on the shipped samples: ingest a video, and answer questions from the state alone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The largest distance of two results that differ only in the order of their sums."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Each family as a tiny random model in a folder, for the files of tests that go through all of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`protokv.Cache` in models of transformers that were loaded without us, in both ways to attend."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import gc

@@ -3,8 +3,6 @@
 Their configs are shrunk as they stand in transformers. A family that this version lacks is skipped.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

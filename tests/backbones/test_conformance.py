@@ -3,8 +3,6 @@
 A new family needs a builder in `tiny` and its inputs in `upstream`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The embedded model's own network against transformers' forward of the same folder, which `QwenVL` runs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

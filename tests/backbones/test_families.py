@@ -1,7 +1,5 @@
 """What only one family has: its text around a step, its positions, its sizes and its settings of frames."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """What a frame costs: the tokens that each family's published processor gives it, and no more than a user allows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layers with a window or a recurrent state: transformers' logits, and what they carry in sessions and states."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

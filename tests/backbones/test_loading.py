@@ -1,7 +1,5 @@
 """Loading models as users have them: shards, dtypes, device maps, quantisation; one clear line for each error."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

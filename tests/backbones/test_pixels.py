@@ -1,7 +1,5 @@
 """Frames become the patches of transformers' own PIL processor for Qwen; other kinds of processing are refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A family that is in no table: the logits of transformers' own forward, and refusals that say what to do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

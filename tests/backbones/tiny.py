@@ -4,8 +4,6 @@ A family is one builder in `BUILDERS` and one function in `tests.backbones.upstr
 transformers' own model from a question about a video.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from functools import partial

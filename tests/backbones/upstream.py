@@ -5,8 +5,6 @@ template, placeholders are merged by the model itself, and positions are its own
 which transformers starts inside the video's time span.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Streams of random steps and a plain rotary embedding, for all tests of memories."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Attention over biased slots and a causal tail: the fused one, the plain one, and a dense softmax written out."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Re-anchoring: what is in memory, shown at consecutive positions, and the attention that this gives."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Counters of a bank stay exact however long the stream is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

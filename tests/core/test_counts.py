@@ -6,8 +6,6 @@ attention and the update of the memory alike. A bound is so many operations, and
 layers by default, and at the 28 of a 7B model among the slow tests.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from types import FunctionType

@@ -1,7 +1,5 @@
 """Choosing tokens and streaming text."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Evidence equals attention written out, stands at the right times, and costs nothing unless it is asked for."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What every registered memory promises; a new one is tested here by being registered."""
 
-from __future__ import annotations
-
 import json
 import re
 from copy import deepcopy

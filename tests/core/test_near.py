@@ -1,7 +1,5 @@
 """`NearWindow`: whole steps leave in order, and the window is the context's own storage."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Packing leaves out what is unused, loses nothing, and is the same for the same state."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

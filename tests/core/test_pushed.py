@@ -1,7 +1,5 @@
 """Frames pushed one by one are the steps of the same frames watched, in whatever form they come."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

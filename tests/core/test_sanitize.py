@@ -1,7 +1,5 @@
 """Numbers that are not finite: whatever a step holds, a memory goes on, counts what it dropped, and its state loads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

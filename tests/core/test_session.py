@@ -1,7 +1,5 @@
 """A session equals the plain model while nothing has been evicted, and asking leaves no trace."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """A memory in parts, one for each device, is the memory of all layers: the same bytes, the same contexts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

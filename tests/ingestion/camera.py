@@ -3,8 +3,6 @@
 PyAV holds Python's lock while an output connects, so a camera cannot stand in the process of its reader.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """Where a test of ingestion keeps its state."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Standing questions: when they are asked, what the state keeps of them, and what a live source loses by them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace

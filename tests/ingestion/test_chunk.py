@@ -1,7 +1,5 @@
 """Several steps in one forward: each attends to the memory and the steps before it, and states resume at chunks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Continuing a state, with the same or another source, ends in the bytes of one uninterrupted run, or is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

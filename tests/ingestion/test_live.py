@@ -1,7 +1,5 @@
 """A live source in a state: its clock, its losses, dropped frames, and how it goes on after a run; its mailbox."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prefetching gives the steps of a source in order, a bounded number early, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Real protocols on loopback: a program is the camera, which comes, goes and comes again."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

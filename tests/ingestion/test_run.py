@@ -1,7 +1,5 @@
 """`ingest` as a program calls it: its events, one model for many sources, and a state whatever ends it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Iterator
 from itertools import count

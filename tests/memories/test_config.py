@@ -1,7 +1,5 @@
 """`MemoryConfig`: the budget arithmetic, and wrong settings that are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from importlib.metadata import EntryPoint

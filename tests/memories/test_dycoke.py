@@ -1,7 +1,5 @@
 """DyCoke: merging step by step equals the description of whole videos."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """HERMES equals its literal oracle, and a session forwards its probes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import event, given

@@ -1,7 +1,5 @@
 """InfiniPot-V equals its literal oracle."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

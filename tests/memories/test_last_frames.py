@@ -1,7 +1,5 @@
 """A question sees the last N steps that fit, each encoded without the steps before it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The last frames read afresh: equal to the plain reading before evictions, bounded, saved, refused when unsound."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

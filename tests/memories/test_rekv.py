@@ -1,7 +1,5 @@
 """`ReKV`: retrieval equals a literal loop over blocks; nothing is missing until the budget is exceeded."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

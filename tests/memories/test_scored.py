@@ -1,7 +1,5 @@
 """A memory of one's own: a name and a score, kept and saved like those of the package."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 It casts keys and values to float32 and holds all logits at once. Tests compare the fast attention with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 `margin` tells how close a decision was, because rounding may change a close one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

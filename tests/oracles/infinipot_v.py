@@ -3,8 +3,6 @@
 `margin` tells how close a decision was, because rounding may change a close one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise

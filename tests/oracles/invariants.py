@@ -1,7 +1,5 @@
 """What is true of the tensors of a bank after any stream."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Literal rounding of centres to 8 bits, number by number; the fast rounding must equal it bit for bit."""
 
-from __future__ import annotations
-
 import math
 
 import torch

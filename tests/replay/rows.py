@@ -1,7 +1,5 @@
 """Rows of a small study: two memories, three delays, three questions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from protokv.replay.rows import AnswerRow

@@ -1,7 +1,5 @@
 """The figure is written, and refused before the run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

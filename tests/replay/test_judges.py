@@ -1,7 +1,5 @@
 """Judges: verdicts are read, others refused, and equal answers are judged once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

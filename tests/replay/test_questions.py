@@ -1,7 +1,5 @@
 """Files of questions and videos; each question is asked at its delays, or counted by the reason that leaves it out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

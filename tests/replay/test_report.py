@@ -1,7 +1,5 @@
 """The report adds up: intervals, floors, quantiles, and bootstrap over videos against the literal procedure."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rows survive, and a file holds one study."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import asdict, replace

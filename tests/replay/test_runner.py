@@ -1,7 +1,5 @@
 """A pass over one stream gives the answers of single sessions; it can be stopped."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

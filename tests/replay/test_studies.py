@@ -1,7 +1,5 @@
 """The studies of `samples.worlds` still run, and published rows are read; its own tests stand beside it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

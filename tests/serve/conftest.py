@@ -1,7 +1,5 @@
 """States of prepared frames, and servers of them on loopback."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

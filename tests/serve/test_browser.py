@@ -1,7 +1,5 @@
 """The page in a real browser: the system's Chromium, without a window, and a server on loopback."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

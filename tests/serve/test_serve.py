@@ -1,7 +1,5 @@
 """States behind the web interface: OpenAI's own client asks a real server on loopback, and who may ask at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

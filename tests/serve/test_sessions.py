@@ -1,7 +1,5 @@
 """Sessions that a client feeds over a socket: what they know, how they go on, and what they refuse."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

@@ -1,7 +1,5 @@
 """Small clips made on the spot, the frame number burnt into the picture as 16 black or white blocks."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Which source an address names, without its secrets, and which content a fingerprint stands for."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

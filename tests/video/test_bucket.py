@@ -1,7 +1,5 @@
 """Videos and their subtitles in an object store: an S3 server on loopback."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Times of a stream increase strictly and keep the stream's own spacing if it is credible, on one clock."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Damaged files: every readable frame is given, every lost one is counted and dated."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 are read in one process, whose memory is limited: a decoder that dies or grows ends that process and not the tests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Hostile and broken files: time stamps that jump, frames that are too large, streams that appear in mid-file."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """FFmpeg reads the named file and no other, whatever the file and its name say."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Sampling by timestamps, and steps that do not depend on where reading began."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Which pictures of a file are watched, and their shape: as players show them."""
 
-from __future__ import annotations
-
 import math
 import os
 from fractions import Fraction

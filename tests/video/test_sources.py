@@ -1,7 +1,5 @@
 """The contract of file sources, for both decoders and every container; and of their parts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One connection to a stream: pipes and web servers, their damage, and refused sources."""
 
-from __future__ import annotations
-
 import http.server
 import itertools
 import os

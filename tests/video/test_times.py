@@ -1,7 +1,5 @@
 """Times of files and pipes alike: raw streams, joins, long pauses, and one origin for pictures and text tracks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise

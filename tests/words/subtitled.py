@@ -1,7 +1,5 @@
 """Clips with text tracks, made on the spot."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path

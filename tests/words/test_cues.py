@@ -1,7 +1,5 @@
 """Markup and notes become plain text, said once; every cue is in one step, where its middle or its words are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

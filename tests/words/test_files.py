@@ -1,7 +1,5 @@
 """Files of subtitles as people and programs write them: every line with its times, in any encoding, within bounds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which subtitles an ingest takes, what the state keeps of them, and what it does if they are bad or change."""
 
-from __future__ import annotations
-
 from itertools import count
 from pathlib import Path
 from typing import Any

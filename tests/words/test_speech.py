@@ -1,7 +1,5 @@
 """Subtitles written by tiny random models of speech: their text is noise, and its form and times are real."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path

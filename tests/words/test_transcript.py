@@ -1,7 +1,5 @@
 """What was said is in the state: bounded, in order, plain; and a stream with words goes on as if it had not stopped."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Ageing and merging, each alone; recycling is compared with the oracle in `test_oracle`."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

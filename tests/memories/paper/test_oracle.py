@@ -5,8 +5,6 @@ room for a different order of adding and for nothing else. Two things are ties t
 two best costs differ by less than that ends the comparison there, and codewords that do are one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is true of ProtoKV's state after any stream, and how its parts are shown."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The product quantizer against plain loops."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

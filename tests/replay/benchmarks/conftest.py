@@ -1,7 +1,5 @@
 """Small data sets, written once, and the embedded model that answers them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

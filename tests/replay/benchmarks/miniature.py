@@ -3,8 +3,6 @@
 No annotation of a real set is here. The embedded model knows no letters, so its answers are mostly wrong.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Annotations are read as they were published, with every trap in them, and anything else is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every data set end to end on the embedded model: loaded, watched once, answered, scored, reported."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence

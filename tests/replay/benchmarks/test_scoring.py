@@ -1,7 +1,5 @@
 """Official rules as the published code has them, loose where it is loose."""
 
-from __future__ import annotations
-
 import pytest
 
 from protokv.replay.benchmarks import BENCHMARKS
