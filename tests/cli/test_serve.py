@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from protokv.ingestion import ingest_events
 from protokv.memories import DurableConfig
+from protokv.state.reader import Reader
 from tests.cli.conftest import Program
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -24,6 +26,13 @@ def test_it_listens_on_this_machine_alone_with_the_model_of_the_first_readable_s
     assert result.code == 0, result.err
     assert (seen[0].host, seen[0].port) == ("127.0.0.1", 8123)
     assert "http://127.0.0.1:8123/v1" in result.err
+    feeding = ("--sessions", "1", "--budget", "64", "--every", "5s", "--keep", "2", "--idle", "1m")
+    for flags, opened in (((), 404), (feeding, 201)):
+        assert protokv("serve", tmp_path, "--model", "mock", *flags).code == 0
+        with TestClient(seen[-1].app, "http://localhost") as one:
+            assert one.post("/v1/streaming/sessions", content=b'{"name": "porch"}').status_code == opened
+    assert Reader.open(tmp_path / "porch.safetensors").header.memory["budget"] == 64
+    (tmp_path / "porch.safetensors").unlink()
     del protokv.environment["PROTOKV_MODEL"]
     (tmp_path / "a.safetensors").write_bytes(b"no state")
     assert protokv("serve", tmp_path).code == 13
