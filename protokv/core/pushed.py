@@ -18,10 +18,7 @@ Image = NDArray[np.uint8]
 
 
 def as_rgb(frame: Any, *, bgr: bool = False) -> Image:
-    """Return a picture of PIL, or an array `[height, width, 3]` uint8 in RGB or BGR, as such an array in RGB.
-
-    ConfigError: it is neither.
-    """
+    """Return a picture of PIL, or an array `[h, w, 3]` uint8 in RGB or BGR, as such an array in RGB. ConfigError."""
     image = np.asarray(frame.convert("RGB") if hasattr(frame, "convert") else frame)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
         what = f"got {list(image.shape)} {image.dtype}"
@@ -45,19 +42,18 @@ class PushedFrames:
         """
         if not self._last_s <= time_s < math.inf:
             raise ConfigError(f"a frame at {time_s:g} s comes after one at {self._last_s:g} s", hint="push in order")
-        slot = math.floor(time_s * clock.fps + 1e-6)
-        if slot < max(self._next_slot, round(clock.stream_time_s * clock.fps)):
-            self._last_s = time_s
-            return None
-        image, step = as_rgb(frame, bgr=bgr), None
-        if self._images and slot - self._next_slot > GAP_S * clock.fps:
-            step = self._end(clock.frames_per_step)
-        if self._images and image.shape != self._images[0].shape:
-            raise ConfigError("the frames of a step have one size, and this one another", hint="resize them alike")
-        self._start_s = self._start_s if self._images else slot / clock.fps
-        self._images.append(image)
-        self._last_s, self._next_slot = time_s, slot + 1
-        return step or (self._end(clock.frames_per_step) if len(self._images) == clock.frames_per_step else None)
+        slot, n, step = math.floor(time_s * clock.fps + 1e-6), clock.frames_per_step, None
+        if slot >= max(self._next_slot, round(clock.stream_time_s * clock.fps)):
+            image = as_rgb(frame, bgr=bgr)
+            if self._images and slot - self._next_slot > GAP_S * clock.fps:
+                step = self._end(n)
+            if self._images and image.shape != self._images[0].shape:
+                raise ConfigError("the frames of a step have one size, and this one another", hint="resize them alike")
+            self._start_s = self._start_s if self._images else slot / clock.fps
+            self._images.append(image)
+            self._next_slot = slot + 1
+        self._last_s = time_s
+        return self._end(n) if len(self._images) == n else step
 
     def _end(self, n: int) -> tuple[Image, float]:
         images, self._images = self._images + self._images[-1:] * (n - len(self._images)), []

@@ -194,7 +194,7 @@ class Session:
 
         Args:
             frame: `[height, width, 3]` uint8 RGB, or a picture of PIL.
-            time_s: its stream time, in seconds; not before that of the last frame.
+            time_s: its stream time in seconds, which never runs back.
             bgr: an array is BGR, as OpenCV has it.
 
         Raises:
