@@ -94,6 +94,7 @@ def test_an_answer_comes_in_pieces_as_text_with_its_spans(opened: Any, address: 
     page.get_by_role("link", name=SCRIPT).click()
     playwright.expect(page.locator("#name")).to_have_text(SCRIPT)
     assert page.locator("#strip img").count() == 12
+    playwright.expect(page.locator("#standing li").first).to_contain_text("0:12 what is it")
     # With the keyboard alone.
     page.focus("#question")
     page.keyboard.type("What appeared?")
