@@ -227,6 +227,8 @@ JSON_TYPES = {
     "None": "null",
     "list[str]": "list of texts",
     "dict[str, Any]": "object",
+    "dict[str, float]": "object",
+    "list[EvidenceSpan]": "list of objects",
     "Failure": "object",
 }
 
