@@ -22,7 +22,8 @@ EPOCH = 1.8e9
 class World:
     """The clock on the wall, and a camera with one script a connection; then every connection is refused.
 
-    A script is a list of: a number of frames, ten a second; `("quiet", s)`: nothing comes for `s` seconds; an error.
+    A script is a list of: a number of frames, ten a second; `("quiet", s)`: nothing comes for `s` seconds; an event
+    to wait for; an error.
     `("away", s)` before these: connecting takes `s` seconds.
     """
 
@@ -74,20 +75,21 @@ class Connection(AbstractContextManager):
     def new_lines(self) -> tuple[()]:
         return ()
 
-    def frames(self, *, fps: float, should_stop: Callable[[], bool], **_: object) -> Iterator[Frame]:
-        world, time_s, slot = self.world, 0.0, -1
+    def frames(self, *, should_stop: Callable[[], bool], **_: object) -> Iterator[Frame]:
+        world, time_s = self.world, 0.0
         for part in self.script:
             if isinstance(part, Exception):
                 raise part
+            if isinstance(part, threading.Event):
+                part.wait(30)
+                continue
             if isinstance(part, tuple):
                 world.now_s, time_s = world.now_s + part[1], time_s + part[1]
                 if should_stop():
                     return
                 continue
             for _ in range(part):
-                if int(time_s * fps + 1e-6) > slot:
-                    slot = int(time_s * fps + 1e-6)
-                    yield Frame(time_s, partial(_picture, world.frames), None, "pyav")
+                yield Frame(time_s, partial(_picture, world.frames), None, "pyav")
                 if should_stop():
                     return
                 world.frames += 1

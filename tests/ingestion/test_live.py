@@ -1,6 +1,7 @@
 """A live source in a state: its clock, its losses, dropped frames, and how it goes on after a run; its mailbox."""
 
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protokv.core.session import Session
 from protokv.errors import SourceDenied, SourceError, SourceNotFound, SourceUnreadable, StateMismatch
 from protokv.ingestion import (
+    Answered,
     Commit,
     Every,
     FramesDropped,
@@ -19,6 +22,7 @@ from protokv.ingestion import (
     Progress,
     SourceLost,
     SourceRecovered,
+    StandingQuestion,
     Started,
     Summary,
     ingest_events,
@@ -260,3 +264,22 @@ def test_the_oldest_step_is_dropped_and_news_never(actions: list[str], room: int
 def test_pauses_double_up_to_the_longest(draw, part):
     pauses = itertools.islice(backoff(1.0, 10.0, lambda: draw), 6)
     assert list(pauses) == [n * part for n in (1, 2, 4, 8, 10, 10)]
+
+
+def test_an_answer_to_a_standing_question_says_how_late_it_was_and_what_it_cost(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Five of forty seconds come before the first answer, all others while it is made; eight steps have room.
+    asked, ask = threading.Event(), Session.ask
+    world = World([50, asked, 350, gone()])
+
+    def wait(*arguments: Any, **options: Any) -> Any:
+        asked.set()
+        assert world.idle.wait(30)
+        return ask(*arguments, **options)
+
+    monkeypatch.setattr(Session, "ask", wait)
+    events = run(world, path, on_pressure="drop", ask=(StandingQuestion("what is it", 5.0),))
+    said = [(one.stream_time_s, one.late_s, one.frames_dropped) for one in events if isinstance(one, Answered)]
+    assert said == [(5.0, 35.0, 54), (33.0, 7.0, 0), (35.0, 5.0, 0), (40.0, 0.0, 0)]
+    assert events[-1].frames_dropped == 54

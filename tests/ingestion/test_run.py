@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from protokv.core.session import Answer, Session
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import (
     NEVER,
+    Answered,
     Commit,
     Event,
     Every,
@@ -18,6 +21,7 @@ from protokv.ingestion import (
     LiveOptions,
     Progress,
     SourceNoted,
+    StandingQuestion,
     Started,
     Summary,
     ingest,
@@ -25,6 +29,7 @@ from protokv.ingestion import (
 )
 from protokv.state.describe import describe
 from protokv.state.reader import Reader, load_state
+from protokv.state.sources import read_answers
 from protokv.state.store import Store
 from protokv.video import Damage, Frame
 from tests.mock_backbone import MockBackbone
@@ -199,8 +204,68 @@ def test_a_state_that_is_moved_away_after_a_commit_is_no_error(path: Path, tmp_p
         (LiveOptions, {"on_pressure": "panic"}, "on_pressure is 'panic'"),
         *((IngestOptions, {"chunk": chunk}, "a chunk of") for chunk in (0, -1, 65)),
         (IngestOptions, {"append": True, "overwrite": True}, "start it over"),
+        (StandingQuestion, {"text": "a", "every_s": 0.0}, "cannot ask every 0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(record, options, said):
     with pytest.raises(ConfigError, match=said):
         record(**options)
+
+
+@pytest.mark.parametrize(("chunk", "times"), [(1, [3, 4, 6, 8, 9, 12, 12]), (4, [4, 4, 8, 8, 12, 12])])
+def test_a_resumed_file_is_asked_at_the_same_times_and_its_state_has_equal_bytes(
+    tmp_path: Path, chunk: int, times: list[int]
+) -> None:
+    whole, source = tmp_path / "whole.safetensors", Prepared(1, 24)
+    asked = StandingQuestion("what is it", 3.0), StandingQuestion("red or not", 4.0, ("red", "green"))
+    how: Any = {"ask": asked, "chunk": chunk}
+    found = [one for one in run(source, whole, **how) if isinstance(one, Answered)]
+    assert [(one.stream_time_s, one.late_s) for one in found] == [(at_s, None) for at_s in times]
+    assert [one["answer"] for one in describe(whole)["stream"]["answers"]] == [one.answer for one in found]
+    for steps in range(1, 12, 3):
+        path, calls = tmp_path / f"{steps}.safetensors", count()
+        # Stopped, and then closed at the first event after the next step.
+        list(run(source, path, should_stop=lambda n=steps, c=calls: next(c) >= n, **how))
+        events = run(source, path, **how)
+        _, _ = next(events), next(events)
+        events.close()
+        list(run(source, path, **how))
+        assert path.read_bytes() == whole.read_bytes()
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What sessions answer in turn, by question."""
+    answers: dict[str, list[str]] = {}
+
+    def ask(self: Session, question: str, *_: Any, **__: Any) -> Answer:
+        return Answer(question, answers[question].pop(0), self.clock.stream_time_s, 1.0, 1.0, 1, 1, -0.5)
+
+    monkeypatch.setattr(Session, "ask", ask)
+    return answers
+
+
+def test_an_answer_that_equals_the_last_one_is_no_news_however_much_else_was_answered(
+    path: Path, says: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protokv.ingestion.asking.MOST_KEPT", 4)
+    says |= {"quiet": [*["Yes"] * 8, "yes", "no"], "other": [*map(str, range(9)), "x" * 900]}
+    asked = StandingQuestion("quiet", 1.0, on_change=True), StandingQuestion("other", 1.0)
+    found = [
+        (one.stream_time_s, one.answer) for one in run(Prepared(1, 20), path, ask=asked) if isinstance(one, Answered)
+    ]
+    assert [one for one in found if not one[1][0].isdigit()][:-1] == [(1, "Yes"), (10, "no")]
+    kept = [(one.stream_time_s, one.answer) for one in read_answers(load_state(path))]
+    assert kept == [(8, "7"), (9, "8"), (10, "no"), (10, "x" * 500)]
+
+
+def test_the_answers_are_those_of_the_stream_and_hold_no_nonsense(path: Path, says: dict[str, list[str]]) -> None:
+    says["a"] = ["one", "two"]
+    # Other sources go on with them, without a question too.
+    for source, every_s in ((A, 3.0), (B, None), (Prepared(3, 6), 5.0)):
+        list(run(source, path, ask=(StandingQuestion("a", every_s),) if every_s else (), append=True))
+    state = load_state(path)
+    assert [(one.stream_time_s, one.answer) for one in read_answers(state)] == [(3, "one"), (10, "two")]
+    assert not any("answers" in one for one in state.source["earlier"])  # type: ignore[index]
+    with pytest.raises(StateCorrupt, match="source"):
+        read_answers(replace(state, source={"answers": [{"question": 3}]}))
