@@ -30,14 +30,10 @@ def attend(
     scaling: float,
     causal: Tensor | None = None,
 ) -> Tensor:
-    """Return attention `[Hq, T, D]` of `T` tokens over the slots of a context and over the local tokens.
+    """Return attention `[Hq, T, D]` of `T` tokens over the slots of a context and over `n` local tokens.
 
-    Args:
-        query: `[Hq, T, D]`, rotated; query `i` is local token `n - T + i`.
-        segments: what the layer reads of a context, `N` slots each, in the dtype of the query.
-        local: keys and values `[H, n, D]`, `n >= T`.
-        scaling: the factor on the logits, usually `D ** -0.5`.
-        causal: `causal_mask` of these sizes, if it is at hand.
+    Query `i` of `[Hq, T, D]`, rotated, is local token `n - T + i`; `local` has keys and values `[H, n, D]`. `scaling`
+    is the factor on the logits, usually `D ** -0.5`. `causal` is `causal_mask` of these sizes, if it is at hand.
     """
     heads, T, D = query.shape
     keys, values = local
@@ -58,7 +54,7 @@ def attend(
 
 
 def causal_mask(queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
-    """Return the mask of the last `queries` of some tokens, repeated for the `groups` query heads of a KV head.
+    """Return the mask of the last `queries` of some tokens, for the `groups` query heads of a KV head.
 
     It is `[1, groups * queries, tokens]` float32, 0 or `-inf`; None if one token sees everything.
     """

@@ -1,8 +1,7 @@
-"""`Backbone`, the interface of a vision-language model that reads a stream.
+"""`Backbone`, the interface of a vision-language model that reads a stream; `protokv.backbones` finds the class.
 
 A backbone turns frames and text into embeddings, gives steps their stream positions, and runs the language model with a
-`TokenCache` (`protokv.core.attention`). It knows no memories, states or command line. `protokv.backbones`
-finds the class of a model by the family of its config.
+`TokenCache` (`protokv.core.attention`). It knows no memories, states or command line.
 """
 
 from __future__ import annotations
@@ -179,9 +178,8 @@ class Backbone(ABC):
     def with_system(self, text: str | None) -> Self:
         """Return this model, of the same weights, with a system prompt in front of the video; None: without one.
 
-        Raises:
-            ConfigError: the model takes none, or the text is empty, too long, or contains control tokens.
-            ModelError: the chat template has no place for one.
+        QuestionError: the text is empty, too long, or contains control tokens. ConfigError, ModelError: the model or
+        its chat template takes none.
         """
         raise ConfigError(f"{self.identity.name} takes no system prompt", hint="leave out --system")
 
@@ -205,12 +203,8 @@ class Backbone(ABC):
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
         """Resize and normalise the frames of one step, on the host; any thread may call it.
 
-        Args:
-            images: `[frames_per_step, height, width, 3]`, RGB, uint8.
-
-        Raises:
-            ValueError: the images have another shape.
-            SourceUnreadable: a frame cannot be made to fit the model.
+        `images` are `[frames_per_step, height, width, 3]` uint8 RGB. ValueError: they are not; SourceUnreadable: a
+        frame cannot be made to fit the model.
         """
 
     @abstractmethod
@@ -226,10 +220,7 @@ class Backbone(ABC):
         return tokens
 
     def words_ids(self, text: str) -> list[int]:
-        """Return the token ids of what was said in a step, in the form that the family reads after its pictures.
-
-        Control tokens that a text spells are left out. ConfigError: the model reads no words in a stream.
-        """
+        """Return the ids of words after the pictures of a step, without control tokens. ConfigError: it reads none."""
         raise ConfigError(f"{self.identity.name} reads no words beside pictures", hint="leave the subtitles out")
 
     def add_words(self, step: StepTokens, texts: Sequence[str]) -> StepTokens:
@@ -285,10 +276,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, `[..., D]` float32, of positions `[..., P]`, half-split as in transformers.
-
-        Both are on the device of the positions.
-        """
+        """Return cos and sin, `[..., D]` float32, half-split, of positions `[..., P]`, on their device."""
 
     @cached_property
     def precise_rotary(self) -> PreciseRotary:
@@ -299,14 +287,10 @@ class Backbone(ABC):
     def forward(
         self, embeddings: Tensor, positions: Tensor, cache: TokenCache, *, steps: Sequence[StepTokens] = ()
     ) -> Tensor:
-        """Run the language model over `T` tokens; return final hidden states `[T, E]`.
+        """Run the language model over embeddings `[T, E]` at positions `[T, P]` int64; return hidden states `[T, E]`.
 
-        Args:
-            embeddings: `[T, E]`.
-            positions: `[T, P]` int64.
-            cache: the context that the tokens attend to, and earlier tokens; it takes their keys and values.
-            steps: the consecutive steps that the embeddings belong to, for families that feed more than embeddings to
-                the layers.
+        The cache has the context that the tokens attend to, and earlier tokens; it takes their keys and values. `steps`
+        are those that the embeddings belong to, for families that feed more than embeddings to the layers.
         """
 
     @abstractmethod

@@ -54,20 +54,14 @@ def make_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
 
 
 def choose_rotary(backbone: Backbone, config: MemoryConfig) -> Rotary:
-    """Return the angles by which a memory removes rotations and restores them.
-
-    At stream positions these are the model's own. At compact positions the model makes keys at small positions and they
-    are rotated to the stream's, by angles that add up, so that rotating them back leaves no error.
-    """
+    """Return the angles by which a memory removes rotations: the model's own, or ones that add up if it is compact."""
     return backbone.rotary if config.positions == "stream" else backbone.precise_rotary
 
 
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
     """Return the empty memory that the config names, split by layers if these are on several devices.
 
-    Raises:
-        ConfigError: the config does not fit the model.
-        OutOfMemory: the memory does not fit the device.
+    ConfigError: the config does not fit the model. OutOfMemory: the memory does not fit the device.
     """
     cls = config.memory
     wanted = sum(spec.nbytes for spec in cls.declare(config, shape))

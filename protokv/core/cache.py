@@ -118,8 +118,7 @@ class MemoryCache(StreamCache):
             coordinates: `[T, 2]` float32, (x, y) of each token in the picture, from 0 to 1; None: the middle.
 
         Raises:
-            ConfigError: a prefix is not the first commit, the model's layers differ in size, or a fork is no longer
-                current.
+            ConfigError: a prefix is not the first commit, the layers differ in size, or a fork is no longer current.
         """
         layers = self.memory_layers
         T = self.length

@@ -1,11 +1,9 @@
 """Evidence: the times of the stream that the model read for the first word of an answer.
 
-The attention of the last token of the question is computed again in the layers that read memory, and the share of each
-slot is credited to the step at which the slot's anchor stands. A pseudo-token that stands for n tokens counts for its
-anchor's time with one n-th of its share: the rest is of tokens from anywhere in the past.
-
-`samples/studies/evidence/` measures how good this is on the embedded model. The backbone names the
-layers that read memory (`Backbone.reading_layers`); without them all layers are averaged, and a low share says nothing.
+The attention of the last token of the question is computed again in the layers that read memory
+(`Backbone.reading_layers`; without them all are averaged, and a low share says nothing). The share of each slot is
+credited to the step at which its anchor stands, one n-th of it where the slot stands for n tokens: the rest is of
+tokens from anywhere in the past. `samples/studies/evidence/` measures how good this is on the embedded model.
 """
 
 from __future__ import annotations

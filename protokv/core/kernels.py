@@ -28,15 +28,10 @@ _FLASH = 256
 def attention(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Return attention of `M` queries over `N` keys in each of `H` heads.
+    """Return attention of queries `[H, M, D]` over keys and values `[H, N, D]` of one dtype, `N > 0`.
 
-    Args:
-        query: `[H, M, D]`.
-        keys: `[H, N, D]`, the dtype of the query, `N > 0`.
-        values: `[H, N, D]`, likewise.
-        mask: float32, added to the logits: `[H, 1, N]`, the same for all queries, or `[1, M, N]`, the same in all
-            heads. No row may be all `-inf`: it has no log-sum-exp.
-        scaling: the factor on the logits.
+    The mask, float32, is added to the logits: `[H, 1, N]`, the same for all queries, or `[1, M, N]`, the same in all
+    heads. No row may be all `-inf`: it has no log-sum-exp. `scaling` is the factor on the logits.
 
     Returns:
         `[H, M, D]` in the dtype of the query, and the natural log of the sum of exponentials, `[H, M]` float32.

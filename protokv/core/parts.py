@@ -1,8 +1,4 @@
-"""What a session passes on and to whom: its records, where its tokens stand, who listens, what its state has besides.
-
-The records are a step with its positions, a batch of steps on its way through the model, a forwarded question, and the
-evidence of an answer.
-"""
+"""What a session passes on and to whom: records, where its tokens stand, who listens, what its state has besides."""
 
 from __future__ import annotations
 

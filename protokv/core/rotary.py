@@ -1,9 +1,8 @@
 """Rotary position embedding: rotate keys to a position, and back.
 
 Follows the half-split convention of transformers: component `i` of a key is paired with `i + R / 2`. A model rotates
-the first R components of a key (partial rotary), often all D. The angles of a position are the model's; a `Rotary`
-returns them. It multiplies position and rate in float32, so its angle at position 65,536 is off by up to 2**-9; a
-`PreciseRotary` multiplies them as integers, so that angles add up at any position.
+the first R components of a key (partial rotary), often all D. A `Rotary` returns the model's own angles; it multiplies
+position and rate in float32, so its angle at position 65,536 is off by up to 2**-9.
 """
 
 from __future__ import annotations
@@ -69,10 +68,7 @@ class PreciseRotary:
     """
 
     def __init__(self, rotary: Rotary, components: int) -> None:
-        """Read the rates of each pair off the angles of a model's rotary embedding of P `components`.
-
-        Each pair rotates with one position component, by less than half a turn a position.
-        """
+        """Read the rates off a model's angles: a pair turns with one of P components, by less than 1/2 a position."""
         positions = 2 ** torch.arange(_DOUBLINGS + 1)[:, None, None] * torch.eye(components, dtype=torch.int64)
         cos, sin = rotary(positions)
         half = cos.shape[-1] // 2

@@ -1,9 +1,8 @@
 """`Sanitizer`: drops tokens whose keys or values hold numbers that cannot be used, before a memory takes them.
 
-One number that is not finite would spoil every cost and centre that it meets. A token is dropped if any number of its
-keys or values, in any layer and head, is not finite or is beyond `LARGEST`, up to which squares weighted with the mass
-of 10**9 tokens are finite in float32. Dropped tokens are set to 0 and marked (`StepKV.usable`): shapes do not change,
-and nothing waits for the device, which counts the drops.
+A token is dropped if any number of its keys or values, in any layer and head, is not finite or is beyond `LARGEST`, up
+to which squares weighted with the mass of 10**9 tokens are finite in float32. Dropped tokens are set to 0 and marked
+(`StepKV.usable`): shapes do not change, and nothing waits for the device, which counts the drops.
 """
 
 from __future__ import annotations

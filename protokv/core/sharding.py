@@ -1,8 +1,7 @@
 """`LayerShards`: the memory of a model whose layers stand on several devices, one part for each run of layers.
 
-Every memory treats layers apart, so a part does the same to its layers as the whole memory. Steps are split
-by layers, and states and contexts are joined: a state has the names, shapes and bytes of the memory of all layers, and
-one may load what the other saved. Knows no kind of memory; `TensorSpec` says which tensors have layers.
+Steps are split by layers, and states and contexts are joined: a state has the names, shapes and bytes of the memory of
+all layers, and one may load what the other saved. Knows no kind of memory; `TensorSpec` says which tensors have layers.
 """
 
 from __future__ import annotations

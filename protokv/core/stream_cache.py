@@ -1,11 +1,9 @@
 """`StreamCache`: the layers of a decoder of transformers while it forwards tokens after a context.
 
-Layers with full attention (`MemoryLayer`) read the context, and the tokens since it was taken. All other layers
-(sliding, linear, convolution, shared) are transformers' own. A memory layer returns its keys with an attribute that
-names the layer, so that our attention function finds it without arguments of the model, and in layers that share keys.
-
-There are two ways to attend. With `attn_implementation="protokv"` slots and their bias are read in place: this is the
-fast one. With `sdpa` or `eager` a layer returns `[slots | new tokens]` and hands the bias to transformers' function.
+Layers with full attention (`MemoryLayer`) read the context, and the tokens since it was taken; all others are
+transformers' own. With `attn_implementation="protokv"` slots and their bias are read in place: this is the fast way.
+Our attention function finds the layer in an attribute of its keys, without arguments of the model, also in layers that
+share keys. With `sdpa` or `eager` a layer returns `[slots | new tokens]` and hands the bias to transformers' function.
 
 Letters: L layers, H KV heads, Hq query heads, n tokens since the context was taken, N slots, D head size.
 """
@@ -36,7 +34,7 @@ ARGUMENT: Final = "cache" if "cache" in signature(GenerationMixin.prepare_inputs
 )  # fmt: skip
 """The argument of a model that takes a cache; transformers renamed it in 5.24."""
 USE_OURS: Final = 'load the model with attn_implementation="protokv"'
-# The attribute of the keys that a memory layer returns: the layer. Attention finds it there, in shared layers too.
+# The attribute of the keys that a memory layer returns: the layer.
 _LAYER: Final = "protokv_layer"
 
 

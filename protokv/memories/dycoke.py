@@ -3,15 +3,12 @@
 Source: DyCoke (Tao et al., CVPR 2025), arXiv 2411.15024, and the released code. The same: it works on the features of a
 frame before the language model; frames come in groups of four; the first frame is whole, the second and the third are
 compared with the first, the fourth with the whole third; of a compared frame, the int((1 - k) T) tokens with the lowest
-cosine to the same slot of the other frame are kept. Left out is the second mechanism, pruning while an answer is
-decoded: it needs a full cache and bounds nothing. What differs:
+cosine to the same slot of the other frame are kept. What differs:
 
-- It streams: a frame is judged when it arrives. The source treats the last group of a video specially.
-- A frame is a step, which is one temporal patch in Qwen-VL. A step on another grid starts a new group.
-- Kept tokens stay in raster order at their stream positions; the source sorts them by similarity and packs them. At
-  least one token is kept.
-- The source cuts the second and fourth frames by the similarities of the pair before (an index off by one); here by
-  their own.
+- It streams: a frame, here a step, is judged when it arrives. A step on another grid starts a new group.
+- Kept tokens, at least one, stay in raster order at their stream positions; the source sorts and packs them.
+- The source cuts the second and fourth frames by the similarities of the pair before (an index off by one).
+- Pruning while an answer is decoded is left out: it needs a full cache and bounds nothing.
 """
 
 from __future__ import annotations

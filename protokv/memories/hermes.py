@@ -6,13 +6,13 @@ by the attention of a fixed pseudo query, the layers between by both, with more 
 are spread to [0, 1] and smoothed with the scores of the next layer. All heads of a layer keep the same tokens. Deep
 layers replace the dropped tokens by one mean token, whose keys are first rotated to one position. What differs:
 
-- The release compresses after every chunk of 16 frames and holds more than its budget in between. Here a compression
-  happens when the next step would exceed the budget, and `kept_share` of the budget stays. The newest step stays whole.
+- The release compresses to the whole budget after every chunk of 16 frames and holds more in between. Here a
+  compression happens when the next step would exceed the budget, and `kept_share` of the budget stays, the newest step
+  whole.
 - The release computes the attention of a probe in every layer from the probe's word embeddings, without the layers
   before (an audit calls that a bug). Here the session forwards the probe like a question, and the memory scores by the
   queries of that forward (`compact`). The probe's own tokens take no part in the softmax.
-- A mean token stands at the position of the newest token that it replaces, not after all kept tokens: in all layers,
-  the next step takes that position.
+- A mean token stands at the position of the newest token that it replaces, not after all kept tokens.
 - There is no lazy re-indexing: `positions="compact"` serves every memory.
 
 Without probes, when no session serves the memory, all layers rank by recency.
@@ -36,7 +36,7 @@ from protokv.memories.compressed import CompressedConfig, CompressedMemory, mark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HermesConfig(CompressedConfig):
-    """HERMES. The released code compresses to the whole budget after chunks of 16 frames, and holds more in between.
+    """HERMES.
 
     Attributes:
         shallow_share: fraction of the layers, from the first on, that rank by recency alone.
@@ -79,20 +79,19 @@ class Hermes(CompressedMemory):
             # Prefix and kept tokens are neighbours in the slots.
             keys = held[layer, :, : P0 + n]
             seen.append(measure_attention(queries[band][layer].to(keys.device), keys, P0))
-        self._drop(rank(self._config, seen, n, kept.step.device), self._room_beside(tokens))
+        self._drop(seen, self._room_beside(tokens))
 
     def _compress(self, keep: int) -> None:
         """Drop the oldest tokens, without scores of the pseudo queries."""
-        none = [None] * self._shape.layers
-        self._drop(rank(self._config, none, len(self._kept), self._kept.step.device), keep)
+        self._drop([None] * self._shape.layers, keep)
 
-    def _drop(self, scores: Sequence[Tensor], keep: int) -> None:
-        """Keep the `keep` tokens of each layer with the highest scores, and the newest step whole if it fits."""
+    def _drop(self, attention: Sequence[Tensor | None], keep: int) -> None:
+        """Keep the `keep` tokens of each layer that `rank` scores highest, and the newest step whole if it fits."""
         kept, n = self._kept, len(self._kept)
         newest = kept.newest_within(keep)
         older, room = n - sum(newest), keep - sum(newest)
         newest_slots = torch.arange(older, n, device=kept.step.device)
-        for layer, score in enumerate(scores):
+        for layer, score in enumerate(rank(self._config, attention, n, kept.step.device)):
             band, _ = find_band(self._config, layer, self._shape.layers)
             summarised = band == DEEP and room > 0
             (chosen,) = mark_best(score[None, :older], room - summarised)
@@ -145,10 +144,7 @@ def find_band(config: HermesConfig, layer: int, layers: int) -> tuple[int, float
 def measure_attention(queries: Tensor, keys: Tensor, n_sink: int) -> Tensor:
     """Return the attention of probe tokens to held tokens, `[n]` float32: the mean over query heads and probe tokens.
 
-    Args:
-        queries: `[Hq, t, D]`, rotated.
-        keys: `[H, n_sink + n, D]`, rotated: the prompt prefix and the held tokens; they share the softmax.
-        n_sink: tokens of the prompt prefix.
+    `queries` are `[Hq, t, D]`; `keys` `[H, n_sink + n, D]` of the prompt prefix and of held tokens share the softmax.
     """
     H, D = keys.shape[0], keys.shape[2]
     folded = queries.float().reshape(H, -1, D)

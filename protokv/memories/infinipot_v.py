@@ -4,15 +4,14 @@ Source: InfiniPot-V (Kim et al., NeurIPS 2025), arXiv 2506.15745, and its releas
 the ProtoKV paper. The same: compression is continual, knows neither the question nor the length of the video, and
 chooses in each layer and KV head separately. The recent steps stay whole. Of the kept tokens, the share alpha (with the
 recent steps) is least similar to the recent tokens at the same place, by rotated keys (TaR); the rest has the largest
-value norms (VaN). Kept tokens stay in stream order at their positions. The pooling of value norms, which the released
-script turns off, is left out. What differs:
+value norms (VaN). Kept tokens stay in stream order at their positions. What differs:
 
-- The released code counts in frames of one size and compares token i of a frame with token i of the recent frames.
-  After its first compression it cuts the surviving tokens into runs of a frame's length, so places no longer match.
-  Here places are matched by their coordinates, also after tokens were dropped.
+- The released code compares token i of a frame with token i of the recent frames. After its first compression it cuts
+  the surviving tokens into runs of a frame's length, so places no longer match. Here coordinates match them.
 - It compresses a block once the block is full. Here a compression happens when the next step would exceed the budget,
   so a question finds the memory as full as possible. Steps may differ in length, and the budget may be any number.
 - Ties keep the newer token. A token without a recent counterpart has similarity 0.
+- The pooling of value norms, which the released script turns off, is left out.
 
 If a step does not fit after |C| tokens, the compression keeps fewer. Of a step larger than the budget, the last tokens
 stay and everything else is dropped.
@@ -97,20 +96,10 @@ class InfiniPotV(CompressedMemory):
 
 
 def measure_redundancy(keys: Tensor, coordinates: Tensor, recent: Tensor, recent_coordinates: Tensor) -> Tensor:
-    """Return the mean cosine similarity of each key to the recent keys at equal coordinates; 0 without any.
+    """Return the mean cosine similarity of keys to recent ones at equal coordinates, `[H, N]` in [-1, 1]; 0 without.
 
-    Steps of another grid have other coordinates, and missing tokens leave no gap. Text around a step stands at
-    (0.5, 0.5), as does the middle cell of a grid that has one. The mean of cosines equals the product with the mean
-    unit vector, so the cost does not grow with the number of recent steps.
-
-    Args:
-        keys: `[H, N, D]` float32.
-        coordinates: `[H, N, 2]` float32.
-        recent: `[H, R, D]` float32, keys of the recent tokens.
-        recent_coordinates: `[R, 2]` float32, the same for all heads.
-
-    Returns:
-        `[H, N]` float32 in [-1, 1].
+    Keys `[H, N, D]` stand at `[H, N, 2]`, recent ones `[H, R, D]` at `[R, 2]`, the same for all heads; all are float32.
+    The mean of cosines equals the product with the mean unit vector, so the cost does not grow with the recent steps.
     """
     H, N, D = keys.shape
     known, slot, counts = torch.unique(_codes(recent_coordinates), return_inverse=True, return_counts=True)

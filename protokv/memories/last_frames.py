@@ -2,16 +2,14 @@
 
 Source: SimpleStream (EvolvingLMMs-Lab, 2026), arXiv 2604.02317, which gives the last N frames (4 by default) and the
 question to the plain model. The same: an answer depends on the prompt prefix and the last N steps alone. What differs:
-the source encodes the N frames anew for each question, and a frame sees those before it in the window. A memory gets
-keys once, when a step arrives, before it is known which steps precede it in a question's window. So here a step is
-encoded after the prompt prefix alone (`context`), and steps meet when a question reads them (`recall`). With N = 1
-both are equal; with `recent_frames` of the same frames this is the source, because a question reads them anew.
-
-Encoding a step after the window is `SlidingWindow` with a budget of N steps: its keys carry older steps into the
-window. `samples/studies/delay/` measures how near both come to the source.
+the source encodes the N frames anew for each question, and a frame sees those before it. A memory gets keys once, when
+a step arrives; so here a step is encoded after the prompt prefix alone (`context`), and steps meet when a question
+reads them (`recall`). With N = 1 both are equal; with `recent_frames` of the same frames this is the source.
+`SlidingWindow` with a budget of N steps encodes a step after the window, so its keys carry older steps into it.
+`samples/studies/delay/` measures how near both come to the source.
 
 With `positions="compact"` a step is encoded and read directly after the prompt prefix, as in the source, except for
-the temporal positions that sampling leaves out between two steps. With "stream", steps keep their stream positions.
+the temporal positions that sampling leaves out between two steps.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ class LastFramesConfig(MemoryConfig):
     """The last steps and nothing else.
 
     Attributes:
-        last_steps: N, the steps that a question sees; fewer if N steps exceed the budget. A step is one sampled frame
-            or one temporal patch of two frames. SimpleStream's default is 4 frames.
+        last_steps: N, the steps that a question sees; fewer if N steps exceed the budget.
     """
 
     name: ClassVar[str] = "last-frames"

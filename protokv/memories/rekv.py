@@ -7,15 +7,12 @@ the plain dot product over all query heads; each layer retrieves the best blocks
 `positions="compact"`, shows them packed after the prefix in place of the recent tokens; the answer's tokens read what
 the question chose. What differs:
 
-- The budget sets the number of blocks: attention reads at most `budget` tokens of the stream, where the source takes 64
-  frames. The local window, 15,000 tokens in the source, is no larger than the budget. A step larger than the budget is
-  filed as several blocks.
-- The question is forwarded once, and each layer chooses when its query arrives. The source forwards it once to choose,
-  drops its keys and values, and forwards it again in the whole prompt. Here the mean is over all tokens after the
-  video, including the template's. A query arrives rotated; this memory sets the question's position
-  (`Retrieval.next_position`), so it can remove the rotation.
-- Steps are encoded one at a time. In the source the prefix stands at one fixed distance from all tokens; here it keeps
-  its positions.
+- Attention reads at most `budget` tokens of the stream, where the source takes 64 blocks, and the local window, 15,000
+  tokens in the source, is no larger. A step larger than the budget is filed as several blocks.
+- Each layer chooses when the query of the question arrives, a mean over all tokens after the video, the template's
+  included. The source forwards the question once to choose, and again in the whole prompt. A query arrives rotated;
+  this memory sets the question's position (`Retrieval.next_position`), so it can remove the rotation.
+- Steps are encoded one at a time, and the prefix keeps its positions; in the source it stands at one fixed distance.
 - With M-RoPE, which the source does not know, the moving components of a block are packed.
 
 Its bytes are NOT bounded: they grow with the stream.
@@ -25,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, ClassVar, Final
 
 import torch
@@ -45,11 +43,7 @@ LOCAL_TOKENS: Final = 15_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReKVConfig(MemoryConfig):
-    """ReKV: every token is kept outside the device, and each layer retrieves blocks for a question.
-
-    Attributes:
-        positions: as for every memory. "compact", as published, packs the retrieved tokens after the prompt prefix.
-    """
+    """ReKV: every token is kept outside the device, and each layer retrieves blocks for a question."""
 
     name: ClassVar[str] = "rekv"
 
@@ -119,8 +113,8 @@ class Block:
 class Archive(StatePart):
     """Every token of the stream, exact, outside the device, in blocks in stream order with one key each.
 
-    A block is one step, or a part of a step larger than the budget. Each is a separate allocation (pinned for CUDA), so
-    nothing moves when the archive grows, and what one layer reads of a block is contiguous.
+    Each block is a separate allocation (pinned for CUDA), so nothing moves when the archive grows, and what one layer
+    reads of a block is contiguous.
     """
 
     def __init__(self, shape: MemoryShape, rotary: Rotary, budget: int) -> None:
@@ -210,8 +204,8 @@ class Archive(StatePart):
 class Retrieval(Context):
     """The prompt prefix and, in each layer, the blocks with the highest scores for the question.
 
-    The first forward is the question. Its tokens stand at `next_position` and the following positions, the same in
-    every component, so its rotation can be removed. The answer's tokens read the blocks that the question chose.
+    The first forward is the question, whose tokens stand at `next_position` and the following positions, the same in
+    every component. The answer's tokens read the blocks that it chose.
     """
 
     archive: Archive  # the blocks; they must not change while this is in use
@@ -225,10 +219,7 @@ class Retrieval(Context):
     _shown: dict[int, Segment] = field(default_factory=dict, init=False)
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
-        """Return the prefix and the chosen blocks in stream order; the remaining slots are free.
-
-        Every layer has `N = P0 + min(budget, tokens of the archive)` slots.
-        """
+        """Return prefix and chosen blocks in stream order, in `P0 + min(budget, tokens of the archive)` slots."""
         if layer not in self._shown:
             self._chosen[layer] = [self.archive.blocks[index] for index in self._choose(layer, query)]
             self._shown[layer] = self._read(layer, self._chosen[layer])
@@ -255,9 +246,8 @@ class Retrieval(Context):
     def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> Retrieval:
         """Return the same context with chosen blocks packed: each takes only the positions that its tokens span.
 
-        Blocks keep their stream positions while all of them are shown. Layers choose different blocks, but text has one
-        position in all layers: so room is set aside for the longest choice, and each layer's blocks end where the room
-        ends. Blocks of one size fill the room.
+        Blocks keep their stream positions while all of them are shown. Text has one position in all layers: so room is
+        set aside for the longest choice, and each layer's blocks end where the room ends.
         """
         if self.archive.tokens <= self.archive.budget:
             return self
@@ -314,17 +304,12 @@ class Retrieval(Context):
         return Segment(keys, values, bias)
 
     def _most_positions(self, components: Sequence[int]) -> int:
-        """Return an upper bound of the positions that the chosen blocks take; exact if all blocks have one size.
-
-        The number of blocks is bounded by the shortest blocks that fit, the positions per token by the widest block.
-        """
+        """Return an upper bound of the positions that the chosen blocks take; exact if all blocks have one size."""
         lengths = [len(block) for block in self.archive.blocks]
         ends = [block.span(components) for block in self.archive.blocks]
         spans = [high + 1 - low for low, high in ends]
-        fitting, room = 0, self.archive.budget
-        for length in sorted(lengths):
-            room -= length
-            fitting += room >= 0
+        # No more blocks than the shortest that fit, and no more positions a token than in the widest block.
+        fitting = sum(total <= self.archive.budget for total in accumulate(sorted(lengths)))
         most = (self.archive.budget * span // length for span, length in zip(spans, lengths, strict=True))
         return min(sum(sorted(spans, reverse=True)[:fitting]), max(most, default=0))
 

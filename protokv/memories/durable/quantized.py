@@ -4,10 +4,9 @@
 Formats 1.0, 2023), which needs no fitted codebook.
 
 A centre that has moved is rounded again. A heavy one moves by less than half a unit at a time, so rounding to nearest
-would stop it. From mass 2 on the rounding is therefore stochastic in effect: a number is rounded up as often as its
-fraction says, by a sequence over mass and feature that fills the unit interval evenly (R2: Roberts, 2018). The unit is
-a power of two because any other would change with the centre, and all of its numbers would be rounded again.
-`samples/studies/harder/` measures what that keeps. Everything is a function of the centre and its mass.
+would stop it. From mass 2 on a number is therefore rounded up as often as its fraction says, by a sequence over mass
+and feature that fills the unit interval evenly (R2: Roberts, 2018). Any other unit than a power of two would change
+with the centre, and all of its numbers would be rounded again. `samples/studies/harder/` measures what that keeps.
 """
 
 from __future__ import annotations

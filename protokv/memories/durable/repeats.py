@@ -3,11 +3,8 @@
 A token repeats the one that the step before had in the same place, if their values in the first layer are equal. These
 come from the embedding alone; deep in a model a second sight is another token, as the model has read the first. A mean
 of both is neither, so repeats stay in the near window and never enter the bank. Their first sight enters with mass
-`SEEN_AGAIN`. More would do harm to the model, whose later sights get less attention than the first.
-`samples/studies/language/` measures what that brings.
-
-In a shallow model a second sight is the same token in every layer: merged with the first it costs nothing, and its mass
-says how long it was there. So the rule acts from `DEEP` layers on.
+`SEEN_AGAIN`; more would do harm. `samples/studies/language/` measures what that brings. In a shallow model a second
+sight merged with the first costs nothing, and its mass says how long it was there: the rule acts from `DEEP` layers on.
 
 The weights of the tokens in the near window wait here, in the order of the stream, until the tokens leave it.
 """
