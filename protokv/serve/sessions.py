@@ -109,19 +109,16 @@ class FedSession:
 
     def push(self, image: Any, time_s: float | None) -> dict[str, Any]:
         """Watch a frame at a stream time, by default that of the clock; return the reply. ConfigError, StateError."""
-        began_s, clock = time.monotonic(), self.session.clock
-        begun = bool(self.frames or clock.steps)
+        began_s, now_s, clock = time.monotonic(), time.time(), self.session.clock
         if time_s is None:
-            time_s = max(self._log.stream_time(time.time()), self._time_s) if begun else 0.0
+            time_s = max(self._log.stream_time(now_s), self._time_s)
         if time_s > self._time_s + _LONGEST_SILENCE_S:
             raise ConfigError("time_s counts seconds from the beginning of the session")
         watched = self.session.push(image, time_s)
         if time_s - self._time_s > GAP_S:
             self._log.begin_gap(self._time_s, "no frames came")
         self._log.end_gap(time_s)
-        if not self.frames:
-            self._log.anchors = self._log.anchors if begun else []
-            self._log.add_anchor(time_s, time.time())
+        self._log.add_anchor(time_s, now_s)
         if watched and self._pictures is not None:
             self._pictures.add(clock.steps, self.session.clock.stream_time_s - clock.step_seconds, shrink(image))
         self._time_s, self.frames, self._fed_s = time_s, self.frames + 1, time.monotonic()
@@ -140,8 +137,7 @@ class FedSession:
 
     def commit(self, *, complete: bool = False) -> None:
         """Write the state. StateError."""
-        self._log.committed_at = now_s = time.time()
-        self._log.add_anchor(self._time_s, now_s)
+        self._log.committed_at = time.time()
         info = SourceInfo(self.path.stem, _KIND, "pil", "", "", "", 0, 0, 0, None, seekable=False)
         source = {**asdict(info), "fingerprint": self._log.stream, "live": asdict(self._log)}
         self._store.commit(to_state(self.session, source=source, complete=complete))
@@ -192,7 +188,8 @@ class Sessions:
     def _start(self, asked: SessionRequest) -> tuple[Session, WallClockLog]:
         backbone, system = self._states.backbone, asked.system_prompt or self._options.system
         backbone = backbone if system is None else backbone.with_system(system)
-        return Session.start(backbone, self._options.config, fps=asked.fps or self._options.fps), WallClockLog()
+        session = Session.start(backbone, self._options.config, fps=asked.fps or self._options.fps)
+        return session, WallClockLog(anchors=[(0.0, time.time())])
 
     def _resume(self, path: Path) -> tuple[Session, WallClockLog]:
         reader = Reader.open(path)
