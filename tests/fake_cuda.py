@@ -44,13 +44,9 @@ class FakeCuda(Tensor):
     @staticmethod
     def __new__(cls, data: Tensor) -> FakeCuda:
         made: FakeCuda = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls,
-            data.size(),
-            strides=data.stride(),
-            storage_offset=data.storage_offset(),
-            dtype=data.dtype,
+            cls, data.size(), strides=data.stride(), storage_offset=data.storage_offset(), dtype=data.dtype,
             device=torch.device("meta"),
-        )
+        )  # fmt: skip
         made.data_on_cpu = data
         return made
 
@@ -220,23 +216,12 @@ def _whole(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 _FUNCTIONS = {name: _whole(getattr(functional, name)) for name in ("scaled_dot_product_attention", "linear")}
 
 
-class _Generator:
-    """Makes generators of the CPU whatever the device."""
-
-    def __new__(cls, device: Any = None, made: Any = torch.Generator) -> Any:
-        return made()
-
-
 _PROPERTIES = SimpleNamespace(total_memory=80 << 30, name="fake", major=9, minor=0, multi_processor_count=132)
 _PATCHES: dict[str, Any] = {
-    "_lazy_init": lambda: None,
-    "is_available": lambda: True,
-    "device_count": lambda: 1,
-    "current_device": lambda: 0,
-    "mem_get_info": lambda *_: (64 << 30, 80 << 30),
-    "get_device_properties": lambda *_: _PROPERTIES,
+    "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
+    "mem_get_info": lambda *_: (64 << 30, 80 << 30), "get_device_properties": lambda *_: _PROPERTIES,
     "synchronize": lambda *_: None,
-}
+}  # fmt: skip
 
 
 def _pin(data: Tensor) -> Tensor:
@@ -262,7 +247,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
     _pinned.clear()
     # Views of a wrapper cannot be made in inference mode; it is `no_grad` with less bookkeeping.
     without_gradients = patch.object(torch._C, "_InferenceMode", lambda _: torch.no_grad())
-    generators = patch.object(torch, "Generator", _Generator)
+    generators = patch.object(torch, "Generator", lambda device=None, made=torch.Generator: made())
     whole = patch.multiple(functional, **_FUNCTIONS)
     # Threads pin memory, too, and no mode of torch reaches these.
     pinning = patch.object(Tensor, "pin_memory", _pin)

@@ -14,9 +14,10 @@ from protokv.core.context import EMPTY, Segment
 from protokv.core.decoding import Decoding, read_token
 from protokv.core.near import Slots
 from protokv.core.session import Session
+from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-from tests.conftest import random_frames
+from tests.conftest import watched
 from tests.oracles import attention as plain
 from tests.stub_backbone import StubBackbone
 
@@ -46,39 +47,36 @@ NEAR = {
 
 @pytest.mark.parametrize(("config", "near"), NEAR.values(), ids=NEAR)
 def test_a_bounded_stream_runs_and_is_repeatable_on_cuda(cuda: Backbone, config: MemoryConfig, near: float) -> None:
-    def logits() -> torch.Tensor:
-        session = Session.start(cuda, config)
-        for step in range(30):
-            session.watch(random_frames(step))
-        return session.prefill(QUESTION)
-
-    first = logits()
+    first, second = (watched(cuda, config, range(30)).prefill(QUESTION) for _ in range(2))
     assert first.isfinite().all()
-    torch.testing.assert_close(logits(), first, rtol=near, atol=near)
+    torch.testing.assert_close(second, first, rtol=near, atol=near)
 
 
 def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone) -> None:
     config = DurableConfig(budget=48)
-    there = Session.start(cuda, config)
-    for step in range(20):
-        there.watch(random_frames(step))
+    there = watched(cuda, config, range(20))
     tensors = {name: tensor.cpu() for name, tensor in there.tensors().items()}
     here = Session.resume(tiny, config, there.clock, tensors)
     torch.testing.assert_close(here.prefill(QUESTION), there.prefill(QUESTION).cpu(), rtol=1e-3, atol=1e-3)
 
 
+def steady(kind: str) -> tuple[Session, StepTokens]:
+    """Return a session whose memory is full, and one more step."""
+    session = Session.start(StubBackbone(device="cuda"), MemoryConfig.of(kind, budget=6000))
+    step = session.backbone.embed_step(None)
+    for index in range(40):
+        session.take([step], [float(index)])
+    return session, step
+
+
 # A capture fails at the first wait for the device.
 @pytest.mark.parametrize("kind", ["sliding-window", "durable"])
 def test_a_steady_step_and_a_decoding_step_are_captured_as_cuda_graphs(kind: str) -> None:
-    backbone = StubBackbone(device="cuda")
-    session = Session.start(backbone, MemoryConfig.of(kind, budget=6000))
-    step = backbone.embed_step(None)
-    for index in range(40):
-        session.take([step], [float(index)])
-    watched = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(watched):
+    session, step = steady(kind)
+    backbone, watching = session.backbone, torch.cuda.CUDAGraph()
+    with torch.cuda.graph(watching):
         session.take([step], [40.0])
-    watched.replay()
+    watching.replay()
     with torch.inference_mode():
         cache = session.read_question("what?").cache
         token, where = torch.zeros((), dtype=torch.int64, device="cuda"), backbone.text_positions(9000, 1)
@@ -94,10 +92,7 @@ def test_a_steady_step_and_a_decoding_step_are_captured_as_cuda_graphs(kind: str
 
 @pytest.mark.parametrize("kind", ["sliding-window", "durable", "paper"])
 def test_a_decoded_token_waits_for_itself_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session.start(StubBackbone(device="cuda"), MemoryConfig.of(kind, budget=6000))
-    step = session.backbone.embed_step(None)
-    for index in range(40):
-        session.take([step], [float(index)])
+    session, _ = steady(kind)
 
     def reading(token: torch.Tensor) -> int:
         torch.cuda.set_sync_debug_mode("default")

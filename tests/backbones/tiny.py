@@ -157,19 +157,17 @@ def qwen_tokens(vocabulary: dict[str, int]) -> dict[str, Any]:
 
 
 def write_qwen2_vl(folder: Path) -> Path:
-    """Write a random Qwen2-VL of a few thousand parameters."""
     return write_qwen(folder, "Qwen2VL", {"embed_dim": 16, "hidden_size": 4 * HEAD_SIZE, "mlp_ratio": 2})
 
 
 def write_qwen2_5_vl(folder: Path, heads: int = 4, kv_heads: int = 2) -> Path:
-    """Write a random Qwen2.5-VL of a few thousand parameters."""
     tower: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": heads * HEAD_SIZE}
     tower |= {"tokens_per_second": 2, "window_size": 56, "fullatt_block_indexes": [1]}
     return write_qwen(folder, "Qwen2_5_VL", tower, heads, kv_heads)
 
 
 def write_qwen(folder: Path, name: str, tower: dict[str, Any], heads: int = 4, kv_heads: int = 2) -> Path:
-    """Write a Qwen-VL with frames of 4 to 9 tokens."""
+    """Write a random Qwen-VL of a few thousand parameters, with frames of 4 to 9 tokens."""
     vocabulary = write_tokenizer(folder, QWEN_SPECIAL, QWEN_TEMPLATE)
     limits = {"min_pixels": 3136, "max_pixels": 7056, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
     write_json(folder, "preprocessor_config", limits)

@@ -90,7 +90,6 @@ class Upstream:
         return text.replace(token, video)
 
     def encode(self, text: str) -> Tensor:
-        """Return token ids `[1, n]`."""
         return torch.tensor([self.tokenizer.encode(text, add_special_tokens=False)])
 
     def inputs(self, video: Video, question: str, step_seconds: float, words: Sequence[str] = ()) -> dict[str, Tensor]:
@@ -106,7 +105,6 @@ class Upstream:
 
     @torch.no_grad()
     def logits(self, inputs: dict[str, Tensor], n_last: int) -> Tensor:
-        """Return logits of the last tokens."""
         return self.model(**inputs).logits[0, -n_last:]
 
     def generate(self, inputs: dict[str, Tensor], n_tokens: int, **penalties: float) -> tuple[list[int], float]:

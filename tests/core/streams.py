@@ -129,5 +129,4 @@ def copy_of(memory: Memory | Session) -> dict[str, Tensor]:
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Whether two states have the same names and the same bytes."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -268,8 +268,6 @@ def test_cell_centres_do_not_depend_on_resolution() -> None:
 
 
 class Stuck(MockBackbone):
-    """It says one thing for ever."""
-
     said = 3.0
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -138,15 +138,10 @@ def test_pictures_in_another_order_than_they_are_shown_are_no_damage():
 @pytest.mark.parametrize(
     ("time_s", "stated_s", "end_s", "stays"),
     [
-        (95.0, 5.0, 100.0, True),
-        (99.9, HOLE_S, 100.0, True),
-        (99.9, HOLE_S, None, True),
-        (99.0, 1e9, 100.0, False),
-        (99.0, 5.0, 100.0, False),
-        (99.0, 5.0, None, False),
-        (9.0, 0.0, 100.0, False),
+        (95.0, 5.0, 100.0, True), (99.9, HOLE_S, 100.0, True), (99.9, HOLE_S, None, True),
+        (99.0, 1e9, 100.0, False), (99.0, 5.0, 100.0, False), (99.0, 5.0, None, False), (9.0, 0.0, 100.0, False),
     ],
-)
+)  # fmt: skip
 def test_a_frame_stays_as_long_as_it_says_within_the_declared_end(time_s, stated_s, end_s, stays):
     timing = Timing(Fraction(1, 1000), 0, declared_s=end_s)
     frame = SimpleNamespace(duration=round(stated_s * 1000))

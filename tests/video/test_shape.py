@@ -90,6 +90,7 @@ def two_tracks(path: Path, *tracks: dict[str, Any]) -> Path:
     return path
 
 
+DEFAULT = {"disposition": 1}
 SMALL, LARGE = {"size": (64, 48)}, {"size": (128, 96)}
 COVER = {"size": (256, 192), "frames": 1, "codec": "mjpeg"}
 
@@ -98,16 +99,11 @@ COVER = {"size": (256, 192), "frames": 1, "codec": "mjpeg"}
 @pytest.mark.parametrize(
     ("tracks", "taken"),
     [
-        ((SMALL, LARGE | {"disposition": 1}), 1),
-        ((SMALL | {"disposition": 1}, LARGE), 0),
-        ((SMALL | {"disposition": 1}, LARGE | {"disposition": 1}), 1),
-        ((LARGE, SMALL), 0),
-        ((COVER, SMALL), 1),
-        ((COVER, SMALL | {"disposition": 1}), 1),
-        ((COVER | {"disposition": 1}, SMALL), 1),
+        ((SMALL, LARGE | DEFAULT), 1), ((SMALL | DEFAULT, LARGE), 0), ((SMALL | DEFAULT, LARGE | DEFAULT), 1),
+        ((LARGE, SMALL), 0), ((COVER, SMALL), 1), ((COVER, SMALL | DEFAULT), 1), ((COVER | DEFAULT, SMALL), 1),
         ((SMALL, COVER), 0),
     ],
-)
+)  # fmt: skip
 def test_the_default_track_is_watched_else_the_largest_and_a_cover_last(suffix, tracks, taken, tmp_path):
     path = two_tracks(tmp_path / f"x.{suffix}", *tracks)
     with open_source(path) as source:

@@ -68,17 +68,9 @@ def test_an_mp4_with_its_index_at_the_end_is_refused_with_advice(tmp_path):
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:/dev/null\n#EXT-X-ENDLIST\n"
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (b"", "nothing came"),
-        (b"no video at all " * 500, "not a video"),
-        (b"\x00" * 4096, "not a video"),
-        (PLAYLIST, "not a video"),
-    ],
-)
-def test_a_pipe_without_a_video_is_refused(data, why):
-    with piped(data) as address, pytest.raises(SourceUnreadable, match=why):
+@pytest.mark.parametrize("data", [b"", b"no video at all " * 500, b"\x00" * 4096, PLAYLIST])
+def test_a_pipe_without_a_video_is_refused(data):
+    with piped(data) as address, pytest.raises(SourceUnreadable, match="not a video" if data else "nothing came"):
         open_source(address)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import protokv
 from protokv.core.backbone import Backbone
@@ -14,6 +13,7 @@ from protokv.ingestion import Event, Started, Summary, WordsLost, ingest_events
 from protokv.state.reader import Reader, load_state
 from protokv.video import open_source
 from protokv.words.find import find_subtitles
+from tests.core.streams import same
 from tests.mock_backbone import MockBackbone
 from tests.state.test_checkpoint import CONFIGS
 from tests.video.test_stream import piped
@@ -68,17 +68,12 @@ def test_a_file_beside_the_video_comes_before_a_track_and_the_plain_name_and_eng
 @pytest.mark.parametrize(
     ("names", "meant"),
     [
-        (("en.forced", "en"), "en"),
-        (("en.sdh", "de", "en.default"), "en.default"),
-        (("forced", "fr"), "fr"),
-        (("pt_BR", "es-419"), "es-419"),
-        (("eng.cc", "bak", "orig", "part2"), "eng.cc"),
-        (("default", "en"), "default"),
+        (("en.forced", "en"), "en"), (("en.sdh", "de", "en.default"), "en.default"), (("forced", "fr"), "fr"),
+        (("pt_BR", "es-419"), "es-419"), (("eng.cc", "bak", "orig", "part2"), "eng.cc"), (("default", "en"), "default"),
         # The track in the container has all that is said.
-        (("bak", "new", "mkv"), "a track"),
-        (("en.forced",), "a track"),
+        (("bak", "new", "mkv"), "a track"), (("en.forced",), "a track"),
     ],
-)
+)  # fmt: skip
 def test_full_subtitles_come_first_and_a_backup_is_no_language(names: tuple[str, ...], meant: str, video: Path) -> None:
     for name in names:
         video.with_suffix(f".{name}.srt").write_text(SRT.format(name))
@@ -132,11 +127,7 @@ def test_bad_subtitles_are_news_and_the_video_is_watched_all_the_same(content: b
     bad = load_state(state)
     watch(video, "off", overwrite=True)
     assert bad.memory == load_state(state).memory
-    assert same_tensors(bad.tensors, load_state(state).tensors)
-
-
-def same_tensors(ours: Any, theirs: Any) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert same(bad.tensors, load_state(state).tensors)
 
 
 def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny: Backbone, tmp_path: Path) -> None:
@@ -156,7 +147,7 @@ def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny
     states = [session.tensors() for session in sessions]
     assert int((states[0]["words.near.step"] >= 0).sum()) == sessions[0].memory.report()["words_tokens_in_use"] > 0
     names = [f"words.{name}" for name in ("near.step", "near.positions", "seen")]
-    assert same_tensors(*({name: state[name] for name in names} for state in states))
+    assert same(*({name: state[name] for name in names} for state in states))
 
 
 def test_a_state_without_words_takes_none_later_and_says_so(video: Path, tiny: Backbone, tmp_path: Path) -> None:

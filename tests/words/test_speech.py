@@ -50,14 +50,8 @@ def write_sounding(path: Path, bursts: Sequence[tuple[float, float]], seconds: i
 
 def write_whisper(folder: Path) -> Path:
     """Write a Whisper whose words are letters."""
+    import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import (
-        GenerationConfig,
-        WhisperConfig,
-        WhisperFeatureExtractor,
-        WhisperForConditionalGeneration,
-        WhisperTokenizerFast,
-    )
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
@@ -67,13 +61,13 @@ def write_whisper(folder: Path) -> Path:
     end, first, times = ids[SPECIAL[0]], ids[SPECIAL[1]], ids[SPECIAL[-1]]
     sizes = {"layers": 2, "attention_heads": 2, "ffn_dim": 32}
     shape = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
-    config = WhisperConfig(
+    config = transformers.WhisperConfig(
         **shape, d_model=32, num_mel_bins=8, vocab_size=times + 1502, pad_token_id=end, bos_token_id=first,
         eos_token_id=end, decoder_start_token_id=first,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = WhisperForConditionalGeneration(config)
-    model.generation_config = GenerationConfig(
+    model = transformers.WhisperForConditionalGeneration(config)
+    model.generation_config = transformers.GenerationConfig(
         no_timestamps_token_id=times, is_multilingual=False,
         prev_sot_token_id=ids[SPECIAL[2]], max_initial_timestamp_index=50, bos_token_id=first, eos_token_id=end,
         pad_token_id=end, decoder_start_token_id=first, max_length=448, return_timestamps=False,
@@ -81,9 +75,9 @@ def write_whisper(folder: Path) -> Path:
         suppress_tokens=[n for n, letter in enumerate(letters) if letter not in "abcdefgh.\u0120"],
     )  # fmt: skip
     save_random(model, folder)
-    WhisperFeatureExtractor(feature_size=8).save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=8).save_pretrained(folder)
     names = dict.fromkeys(("unk_token", "bos_token", "eos_token", "pad_token"), SPECIAL[0])
-    WhisperTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    transformers.WhisperTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     return folder
 
 

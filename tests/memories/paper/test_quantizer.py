@@ -1,7 +1,5 @@
 """The product quantizer against plain loops."""
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given
@@ -39,16 +37,6 @@ def test_well_separated_clusters_are_found() -> None:
     samples = centers[which] + 0.01 * torch.randn(len(which), 8)
     codebook = quantizer.fit_codebook(samples, 1, 7)[0]
     assert torch.cdist(centers, codebook).min(1).values.max() < 0.05
-
-
-@pytest.mark.parametrize(("heads", "tokens", "parts", "codes", "size"), [(1, 1, 1, 2, 3), (3, 7, 4, 5, 12)])
-def test_a_code_names_the_nearest_codeword(heads: int, tokens: int, parts: int, codes: int, size: int) -> None:
-    torch.manual_seed(0)
-    codebook, vectors = torch.randn(heads, parts, codes, size // parts), torch.randn(heads, tokens, size)
-    found = quantizer.encode_residuals(codebook, vectors)
-    for b, t, g in itertools.product(range(heads), range(tokens), range(parts)):
-        part = vectors[b, t, g * (size // parts) : (g + 1) * (size // parts)]
-        assert int(found[b, t, g]) == int((codebook[b, g] - part).square().sum(1).argmin())
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5), st.integers(2, 17), st.integers(1, 40), st.sampled_from((2, 9, 2**28)))
