@@ -3,8 +3,8 @@
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from tests.serve.conftest import server
 
 CONFIG = DurableConfig(budget=40)
 FRAMES = random_frames(0, 80, 10, 15)
-Call = Callable[..., tuple[int, Any]]
 
 
 def encode(frame: Any, form: str = "WEBP", **how: Any) -> bytes:
@@ -40,7 +39,7 @@ def encode(frame: Any, form: str = "WEBP", **how: Any) -> bytes:
 FILES = [encode(frame, lossless=True) for frame in FRAMES]
 
 
-def calls(address: str, **headers: str) -> Call:
+def calls(address: str, **headers: str) -> Any:
     def call(path: str = "", body: Any = b"", method: str = "POST") -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body)
         with closing(HTTPConnection(address, timeout=30)) as connection:
@@ -61,7 +60,7 @@ def test_sessions_answer_between_frames_and_go_on_after_a_restart_as_if_there_wa
     feed = (IngestOptions(config=CONFIG, every=Every(seconds=5.0), keep=3), None)
     expected = {name: Session.start(MockBackbone(), CONFIG) for name in ("porch", "yard")}
 
-    def feed_and_ask(call: Call, address: str, first: int) -> None:
+    def feed_and_ask(call: Any, address: str, first: int) -> None:
         for i in range(first, first + 40):
             for name, session in expected.items() if i % 3 == 0 else [("porch", expected["porch"])]:
                 status, reply = call(f"/{name}/frame?time_s={i / 2}", FILES[i])
@@ -117,14 +116,10 @@ def test_there_are_so_many_sessions_and_each_takes_one_frame_at_a_time_and_so_ma
         sessions.open(parse(b""))
     with one.admit(9), pytest.raises(HTTPException, match="409"), one.admit(9):
         pass
-
-    def admit(times: int) -> None:
-        for _ in range(times):
-            with one.admit(2):
-                pass
-
-    with pytest.raises(HTTPException, match="429"):
-        admit(9)
+    with pytest.raises(HTTPException, match="429"), ExitStack() as admitted:  # noqa: PT012
+        for _ in range(9):
+            admitted.enter_context(one.admit(2))
+            admitted.close()
 
 
 @pytest.fixture(scope="module")
