@@ -19,8 +19,7 @@ MOST_WAITING = 64
 class Hook(AbstractContextManager["Hook"]):
     """Runs a command for one answer after the other, which is a JSON line on its stdin; a context manager.
 
-    It is no shell's, what it writes goes to stderr, and it is killed after its limit. At the end it is waited for, at
-    most twice as long.
+    It has no shell, writes to stderr, and is killed after its limit. At the end it is waited for, twice that at most.
     """
 
     def __init__(self, command: str, say: Callable[[str], None], limit_s: float = 30.0) -> None:
@@ -37,12 +36,11 @@ class Hook(AbstractContextManager["Hook"]):
     def __call__(self, row: Row) -> None:
         """Take an answer, and return at once."""
         self._work = [one for one in self._work if not one.done()]
-        if len(self._work) > MOST_WAITING and self._work[1].cancel():
+        if len(self._work) > MOST_WAITING and self._work.pop(1).cancel():
             self._say(f"Warning: --exec: {self._command[0]} is too slow; answers are left out")
         self._work.append(self._pool.submit(self._run, format_json(row) + "\n"))
 
     def __exit__(self, *_: object) -> None:
-        self._work = [one for one in self._work if not one.cancelled()]
         if left := wait(self._work, 2 * self._limit_s).not_done:
             self._say(f"Warning: --exec: {self._command[0]} is too slow; {len(left)} answers are left out at the end")
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -80,9 +80,7 @@ class LiveFlags(Flags, panel="Live sources"):
     """What is asked meanwhile, and what to do about a source that waits, is lost or has no end."""
 
     questions: list[str] | None = option("--ask QUESTION", "Ask this again and again; repeatable.", _ASKED)
-    every_s: str = option(
-        "--ask-every TIME", "At multiples of this stream time.", _ASKED, default="10s", parse=parse_duration
-    )
+    every_s: str = option("--ask-every TIME", "How often (stream time).", _ASKED, default="10s", parse=parse_duration)
     on_change: bool = option("--on-change", "Only answers that differ from the last one.", _ASKED)
     choices: str | None = option("--choices A,B", "Answer with the likeliest of these.", _ASKED, parse=parse_list)
     evidence: bool = option("--evidence", "Say the times that each answer stood on.", _ASKED)

@@ -44,8 +44,7 @@ MEASURED = 100
 class IngestReport(Bar):
     """Shows the events of a run in the chosen format, and its progress."""
 
-    # Gets the answers to standing questions.
-    hook: Hook | None = None
+    hook: Hook | None = None  # gets the answers to standing questions
 
     def __init__(self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None) -> None:
         """Show nothing yet. `source` is its name without secrets; the last event is shown with `timings`."""

@@ -343,8 +343,7 @@ class Session:
     def choose(self, question: str, choices: Sequence[str], **how: Any) -> Answer:
         """Answer with one of some texts: the one whose first token is likeliest. One forward; nothing is generated.
 
-        `Answer.probabilities` compares the choices; `Answer.mean_logprob` is that of the chosen one among all that the
-        model could say. `how` and errors are those of `stream`, with those of `Backbone.choice_ids`.
+        `Answer.mean_logprob` is that of the chosen one among all that the model could say. `how` and errors: `stream`.
         """
         return self.ask(question, Decoding(choices=tuple(choices)), **how)
 
