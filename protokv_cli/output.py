@@ -59,14 +59,7 @@ class Format(StrEnum):
 
 
 class Output:
-    """The streams of one command.
-
-    Attributes:
-        format: of stdout; never `auto`.
-        quiet: write no notes.
-        debug: show tracebacks.
-        hide: takes a bar off the terminal, so that a line can be written in its place.
-    """
+    """The streams of one command. Its `format` is never `auto`."""
 
     def __init__(
         self, fmt: Format = Format.AUTO, *, quiet: bool = False, debug: bool = False, outlives_stdout: bool = False
@@ -76,6 +69,7 @@ class Output:
         self.format, self.quiet, self.debug = chosen if fmt is Format.AUTO else fmt, quiet, debug
         # Why nothing more is written to stdout.
         self._lost: Exception | None = None
+        # Takes a bar off the terminal, so that a line can be written in its place.
         self.hide: Callable[[], None] = lambda: None
         self._outlives_stdout, self._told = outlives_stdout, set[str]()
 

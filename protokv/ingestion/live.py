@@ -226,12 +226,7 @@ class LiveSource(Source):
 
 
 class Feed:
-    """The steps and news of a live source, from its own thread. A step that is cut short gets its last frame again.
-
-    Attributes:
-        lines: of its text tracks that came, each with the number of its track, in stream time.
-        frames_damaged: number of frames that could not be decoded, or are damaged.
-    """
+    """The steps and news of a live source, from its own thread. A step that is cut short gets its last frame again."""
 
     def __init__(
         self, source: LiveSource, fps: float, frames_per_step: int, from_s: float, elapsed_s: float | None
@@ -242,6 +237,7 @@ class Feed:
         """
         kind, options = source_kind(source.address), source.options
         self.mailbox = Mailbox(ROOM, wait=options.waits(kind))
+        # Lines of text that came, each with the number of its track, in stream time.
         self.lines: deque[tuple[int, Line]] = deque(maxlen=ROOM_OF_LINES)
         self._source, self._clock, self._fps, self._n = source, source.clock, fps, frames_per_step
         # The step that has begun, how many were made, and the first slot that none of them reaches; a slot is 1 / fps.
@@ -253,7 +249,7 @@ class Feed:
         # Connecting waits for a publisher, so there is no pause before the next attempt.
         self._listens = waits_for_publisher(source.address, options.input)
         self._began_s = None if elapsed_s is None else self._clock() - elapsed_s
-        self.frames_damaged = 0
+        self.frames_damaged = 0  # or could not be decoded
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="protokv-feed", daemon=True)
         self._thread.start()
@@ -368,16 +364,13 @@ class Mailbox:
 
     While it holds `room` steps, it makes the reader `wait` or drops the oldest one, so a camera is never blocked and
     the session watches the newest steps. News are never dropped.
-
-    Attributes:
-        dropped: number of frames dropped so far.
     """
 
     def __init__(self, room: int, *, wait: bool) -> None:
         self._room, self._wait, self._closed = room, wait, False
         self._items: deque[FeedItem] = deque()
         self._changed = threading.Condition()
-        self.dropped = 0
+        self.dropped = 0  # frames so far
 
     def put(self, item: FeedItem) -> None:
         """Add a step or news; a closed mailbox takes no step."""

@@ -65,13 +65,10 @@ class KeyFrames(Stream):
 def open_dataset(
     benchmark: Benchmark, root: Path, *, most_videos: int | None = None, subtitles: str = OFF
 ) -> OpenedStreams:
-    """Open the videos of a data set.
+    """Open the videos of a data set, or the first `most_videos` of its annotations.
 
-    Args:
-        benchmark: the data set.
-        root: its folder, or one with a folder of its name.
-        most_videos: take only the first ones of the annotations.
-        subtitles: which enter the stream; `auto` also takes `subtitle/NAME.srt` below the folder.
+    `root` is its folder, or one with a folder of its name. `subtitles` says which enter the stream; `auto` also takes
+    `subtitle/NAME.srt` below the folder.
 
     SourceNotFound: there are no annotations, or no video can be read. ConfigError: the annotations are not as
     published.

@@ -91,10 +91,6 @@ class Clock:
     Stamps that leap and come back are damaged: their packets follow the one before, and no others are moved. Stamps
     that stay behind are a join, where an encoder restarted or recordings were put together. Stamps that stay ahead are
     a pause, if it is credible.
-
-    Attributes:
-        shift: ticks that the joins so far added.
-        excused: stamps of packets that are marked as corrupt only because a join follows.
     """
 
     def __init__(
@@ -109,8 +105,8 @@ class Clock:
         self._timing, self._on_join, self._on_damage = timing, on_join, on_damage
         self._last = timing.origin if from_origin else None
         self._longest = 0  # pause so far that was believed
-        self.shift = self._moved = 0  # added to stamps that are not damaged, and to stamps now
-        self.excused: set[int] = set()
+        self.shift = self._moved = 0  # ticks that the joins so far added, and that are added to stamps now
+        self.excused: set[int] = set()  # stamps of packets that are marked as corrupt only because a join follows
         end_s, ticks = timing.declared_s, timing.length
         self._limit = math.inf if end_s is None else timing.ticks(farthest_end(end_s))
         self._confirmed = timing.ticks(timing.confirmed_s + HOLE_S)

@@ -84,14 +84,10 @@ def open_container(
     timeout_s: float = TIMEOUT_S,
     should_stop: ShouldStop = never,
 ) -> Any:
-    """Open a source, and return PyAV's container, which is a context manager.
+    """Open a path or an address (`protokv.video.address`), and return PyAV's container, which is a context manager.
 
-    Args:
-        source: a path, or an address (`protokv.video.address`).
-        max_pixels: the most that a frame may have.
-        extra: a user's own options for FFmpeg.
-        timeout_s: how long to wait for an address, and for every packet of it.
-        should_stop: a pipe ends once it returns True.
+    A frame may have `max_pixels`, and `extra` are a user's own options for FFmpeg. An address, and every packet of it,
+    is waited for up to `timeout_s` seconds. A pipe ends once `should_stop` returns True.
 
     SourceNotFound: there is no such device or file. SourceDenied: the user or the password is wrong. SourceUnreadable:
     it cannot be opened, or is no video. ConfigError: this build of FFmpeg cannot read such an address.

@@ -35,15 +35,12 @@ class Losses:
 
     Decoders give frames in order of presentation. A frame that is older than one that came back will never come, so
     only awaited frames are kept and memory does not grow with the video.
-
-    Attributes:
-        start_s: where the reading begins.
-        met: a decoder met damage, counted or not. Frames missing at the end of a file do not count here.
-        matching: packets and frames are one to one. If not, a failure counts, and else the missing frame.
     """
 
     def __init__(self) -> None:
-        self.start_s, self.met, self.matching = 0.0, False, True
+        self.start_s = 0.0  # where the reading begins
+        self.met = False  # a decoder met damage, counted or not; frames missing at the end of a file are none
+        self.matching = True  # packets and frames are one to one; if not, a failure counts, and else the missing frame
         self._last_s, self._awaited = -math.inf, set[float]()
         self._lost = self._damaged = 0
         self._from_s, self._why = math.inf, ""

@@ -97,15 +97,10 @@ def read_steps(
 ) -> Iterator[Step]:
     """Read the steps of a source from `first_index` on: by seeking, but equal to those of a reading from the start.
 
-    Args:
-        source: the source to read.
-        fps: samples a second.
-        frames_per_step: samples that make a step.
-        first_index: index of the first step to give.
-        from_beginning: as for `Source.frames`. A damaged file needs it to give the same steps again.
-        mark: `Step.mark` of the step before, if it is known: a seek that does not lead to that picture is replaced by a
-            reading from the beginning.
-        should_stop: asked between frames and while waiting for one; a step that has begun is then dropped.
+    `fps` samples are taken a second, and `frames_per_step` of them make a step. `from_beginning` is as for
+    `Source.frames`: a damaged file needs it to give the same steps again. `mark` is that of the step before, if it is
+    known: a seek that does not lead to its picture is replaced by a reading from the beginning. `should_stop` is asked
+    between frames and while waiting for one; a step that has begun is then dropped. ConfigError as `check_fps`.
     """
     check_fps(fps)
     start_s = first_index * frames_per_step / fps

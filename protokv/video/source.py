@@ -148,17 +148,11 @@ class FrameRequest(NamedTuple):
 
 
 class Source(ABC):
-    """A readable video, and a context manager. A kind of source defines `_read` and `damage`.
+    """A readable video, and a context manager. A kind of source defines `_read` and `damage`."""
 
-    Attributes:
-        info: facts that opening found out; the same for every reading.
-        texts: the text tracks of its container.
-        streams_text: their lines come with the frames, by `new_lines`; else `lines` reads them at once.
-    """
-
-    info: SourceInfo
-    texts: tuple[TextTrack, ...] = ()
-    streams_text = False
+    info: SourceInfo  # facts that opening found out; the same for every reading
+    texts: tuple[TextTrack, ...] = ()  # the text tracks of its container
+    streams_text = False  # their lines come with the frames, by `new_lines`; else `lines` reads them at once
     _notes: tuple[str, ...] = ()
     _closed = False
 
@@ -190,15 +184,11 @@ class Source(ABC):
     def frames(
         self, start_s: float = 0.0, *, from_beginning: bool = False, should_stop: ShouldStop = never
     ) -> Iterator[Frame]:
-        """Give frames in strictly increasing time, beginning with the one shown at `start_s`.
+        """Give frames in strictly increasing time, beginning with the one shown at stream time `start_s`.
 
-        Args:
-            start_s: stream time to begin at. A source that is not seekable goes on where it stands.
-            from_beginning: do not seek, but decode everything before `start_s` and count its damage. So a damaged file
-                gives the frames of an uninterrupted reading.
-            should_stop: asked between frames and, at least every second, while waiting for one. The frames end once it
-                returns True.
-
+        A source that is not seekable goes on where it stands. With `from_beginning` everything before `start_s` is
+        decoded, and its damage counts: so a damaged file gives the frames of an uninterrupted reading. The frames end
+        once `should_stop` returns True, which is asked between them and, at least every second, while waiting for one.
         SourceUnreadable: the source is closed, or gone.
         """
         if self._closed:

@@ -57,11 +57,8 @@ class _SubtitleFile(NamedTuple):
 def find_subtitles(source: Source, video: object, choice: str, start_s: float = 0.0) -> Subtitles:
     """Return the subtitles of a video; with an empty record if it has none, or none are wanted.
 
-    Args:
-        source: the open video, or the part of it that is watched.
-        video: its path or address; anything else: it has none.
-        choice: `auto`, `off`, a file of subtitles, or a language.
-        start_s: where in the video the part begins.
+    `source` is the open video, or the part of it that begins at `start_s`; `video` is its path or address, and anything
+    else if it has none. `choice` is `auto`, `off`, a file of subtitles, or a language.
 
     SourceNotFound: the named file is not there, or nothing is in that language.
     """

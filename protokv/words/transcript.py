@@ -39,14 +39,10 @@ class TranscriptLine(NamedTuple):
 
 
 class Transcript(SpokenWords):
-    """The lines of a stream; at first none.
-
-    Attributes:
-        lines: in the order of the stream. The last one of the stream is always there.
-    """
+    """The lines of a stream; at first none."""
 
     def __init__(self) -> None:
-        self.lines: list[TranscriptLine] = []
+        self.lines: list[TranscriptLine] = []  # in the order of the stream; its last one is always there
         self._bytes = 0
 
     @staticmethod
