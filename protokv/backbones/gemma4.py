@@ -1,13 +1,12 @@
 """Gemma 4 as a backbone: one frame a step, after its time as text, and a language model of sliding and full layers.
 
 A step has the form of transformers' processor for one frame of a video: `00:07 <boi>...<eoi>`, the stream time in
-minutes and seconds, with a space before it unless the stream time is 0. This text belongs to the step, as in Qwen3-VL.
-A frame keeps its shape and has at most 70 tokens; transformers' PIL image processor prepares it by the settings for
-video.
+minutes and seconds, with a space before it unless it is 0. This text belongs to the step, as in Qwen3-VL. A frame keeps
+its shape and has at most 70 tokens; transformers' PIL image processor prepares it by the settings for video.
 
-Five of six layers attend within a window. Full layers have heads of their own size and rotate a part of each key; a
-memory sees these alone. The last layers of small models share the keys and values of earlier ones. In large models the
-visual tokens of a frame see each other both ways within the window: exact, because a step is forwarded whole.
+Five of six layers attend within a window. A memory sees the full layers alone, which have heads of their own size and
+rotate a part of each key. The last layers of small models share the keys and values of earlier ones. In large models
+the visual tokens of a frame see each other both ways within the window: exact, because a step is forwarded whole.
 
 Some models add an embedding of every token to every layer. So an embedding here has three more numbers: the token's id
 and one, to the base of 256, which any dtype holds. Visual tokens have 0 there; the model takes them for padding.

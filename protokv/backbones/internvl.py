@@ -2,11 +2,8 @@
 
 A step has the form of transformers' processor for one frame of a video: a line `Frame8: <img>...</img>`. This text
 belongs to the step, as in Qwen3-VL. Frames are squares of one size (448 pixels and 256 visual tokens in the published
-models), without the tiles that still images are cut into.
-
-The processor counts the frames of a video. Here the number is the stream time in frames of the default rate, from 1:
-the processor's number at that rate, which is ours, as the processor has none; at another rate, or after a gap, it still
-tells the time.
+models), without the tiles that still images are cut into. The processor counts the frames of a video. Here the number
+is the stream time in frames of the default rate, from 1; at another rate, or after a gap, it still tells the time.
 """
 
 from __future__ import annotations

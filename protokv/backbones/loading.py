@@ -105,10 +105,7 @@ class Packaged(ABC):
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether this processor multiplies matrices of bfloat16: without, it takes several times the time.
-
-    The instructions decide, not a measurement, so that a machine always chooses alike.
-    """
+    """Return whether this processor has instructions for products of bfloat16; else they take several times as long."""
     if machine() in ("arm64", "aarch64"):
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -130,10 +127,8 @@ def _find_device(name: str) -> torch.device:
 def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[str, str] | str = ATTENTION) -> Any:
     """Load a model of transformers class `kind` for inference; `attention` is by part, or of all.
 
-    Raises:
-        ModelError: some of the model's tensors are in no file.
-        MemoryError: this machine holds less.
-        OSError, SafetensorError, ImportError: a file is missing or damaged, or a package that the placement needs.
+    ModelError: some of the model's tensors are in no file. MemoryError: this machine holds less. OSError,
+    SafetensorError, ImportError: a file is missing or damaged, or a package that the placement needs.
     """
     config = kind.config_class.from_pretrained(path, trust_remote_code=False)
     _check_memory(path, config.dtype or torch.float32, placement)
@@ -190,10 +185,10 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def list_unquantized(model: Any) -> list[str]:
-    """Return the names of the linear layers that quantisation leaves alone.
+    """Return the names of the linear layers that quantisation leaves alone, on any machine: a state may move.
 
     They are all those outside of the language model, such as the vision tower and the head, and those in it whose sizes
-    bitsandbytes cannot pack on a processor with AVX512-BF16. They are the same everywhere, so that a state may move.
+    bitsandbytes cannot pack on a processor with AVX512-BF16.
     """
     text = set(model.get_decoder().modules())
     return [
@@ -247,10 +242,9 @@ def load_tokenizer(path: str) -> tuple[Any, str]:
 
 
 def read_decoding(config: Any) -> Decoding:
-    """Return how a model was published to answer, by transformers' `GenerationConfig`.
+    """Return how a model was published to answer, by transformers' `GenerationConfig`. ModelError: it makes no sense.
 
-    What it does not say is not done: `generate` itself would draw from 50 tokens where no `top_k` is given. A draw from
-    the likeliest token alone is greedy. ModelError: a value is out of its range.
+    What it does not say is not done: `generate` itself would draw from 50 tokens where no `top_k` is given.
     """
     draws = config.do_sample and config.top_k != 1
     names = ("max_new_tokens", "repetition_penalty", *(("top_k", "top_p") if draws else ()))

@@ -1,17 +1,14 @@
 """Frames for vision towers: patches for those of Qwen with their positions, and frames of one size for the others.
 
-Resizing, normalising and the order of patches do the arithmetic of transformers' PIL image processor (the tests compare
-with it); its video processors need torchvision.
+Resizing, normalising and the order of patches do the arithmetic of transformers' PIL image processors (the tests
+compare with them); its video processors need torchvision. torch's bicubic kernel does not round to bytes between its
+two passes as PIL does: it differs by a level or two.
 
 A frame of a video has 128 to 768 tokens: the limits of the families' own utilities (`VIDEO_MIN_TOKEN_NUM` and
 `VIDEO_MAX_TOKEN_NUM` in https://github.com/QwenLM/Qwen3-VL, qwen-vl-utils/src/qwen_vl_utils/vision_process.py) and of
 transformers' video processors. The files of Qwen2-VL and Qwen2.5-VL have the limits of still images instead, 4 to
 16,384 tokens, those of Qwen3-VL and Qwen3.5 limits of all frames together, 4 to 24,576. A stream has no length, so the
 limits of a frame stand alone: they are what a short video gets.
-
-Frames of one size go through an image processor of transformers that does the same to a frame with PIL: one size
-without regard to the aspect ratio, rescaled and normalised. torch's bicubic kernel does not round to bytes between its
-two passes as PIL does: it differs by a level or two.
 """
 
 from __future__ import annotations
@@ -55,15 +52,13 @@ class PixelConfig:
         """Read the dictionary of a preprocessor file, with the older or newer names of the pixel limits."""
         size = raw.get("size") or {}
         default = cls()
+        same = ("patch_size", "merge_size", "temporal_patch_size", "resample")
         return cls(
-            patch_size=raw.get("patch_size", default.patch_size),
-            merge_size=raw.get("merge_size", default.merge_size),
-            temporal_patch_size=raw.get("temporal_patch_size", default.temporal_patch_size),
+            **{name: raw[name] for name in same if name in raw},
             min_pixels=raw.get("min_pixels") or size.get("shortest_edge") or default.min_pixels,
             max_pixels=raw.get("max_pixels") or size.get("longest_edge") or default.max_pixels,
             mean=tuple(raw.get("image_mean", default.mean)),
             std=tuple(raw.get("image_std", default.std)),
-            resample=raw.get("resample", default.resample),
         )
 
     @property
@@ -162,13 +157,10 @@ def check_images(images: np.ndarray[Any, Any], frames: int) -> None:
 
 
 class TimedGrid(Backbone):
-    """A backbone whose step is one temporal patch on a grid, at positions (t, h, w) that begin at one origin.
-
-    A subclass sets `_pixels` and `_tokens_per_second`: positions per second; None: one position per step.
-    """
+    """A backbone whose step is one temporal patch on a grid, at positions (t, h, w) that begin at one origin."""
 
     _pixels: PixelConfig
-    _tokens_per_second: float | None
+    _tokens_per_second: float | None  # positions per second; None: one position per step
 
     def limit_frames(self, tokens: int) -> None:
         """Resize frames to at most so many tokens. A step of two frames has the tokens of one."""
@@ -206,10 +198,7 @@ class TimedGrid(Backbone):
         return StepPositions(torch.cat((seen, after)), (last, last, last))
 
     def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
-        """Return times from the first component, which is time.
-
-        Times were rounded down to positions, so a step began between the time of its position and that of the next one.
-        """
+        """Return times from the first component, which is time, rounded down."""
         if self._tokens_per_second is None:
             return (passed + 0.5) * clock.step_seconds
         # A step may have begun anywhere between its position and the next one; this time lies within it in both cases.
@@ -224,8 +213,6 @@ def cells(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:
     return torch.stack([torch.full_like(cell, t), cell // columns, cell % columns], dim=-1)
 
 
-# Frames of one size
-
 # Settings of the preparation of frames; the defaults are those of transformers' video processors.
 _SETTINGS: Final[dict[str, Any]] = {
     "size": {"height": 384, "width": 384},
@@ -239,10 +226,7 @@ _STEPS: Final = {"do_resize": True, "do_rescale": True, "do_normalize": True, "d
 
 
 def make_processor(raw: dict[str, Any]) -> Any:
-    """Return the processor of frames of one size, rescaled and normalised, that a preprocessor file asks for.
-
-    ModelError: it asks for anything else.
-    """
+    """Return the processor of frames of one size that a preprocessor file asks for. ModelError: it asks for more."""
     # This processor does what the video processor does to a frame, without torchvision.
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 

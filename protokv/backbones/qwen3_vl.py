@@ -1,20 +1,18 @@
 """Qwen3-VL and Qwen3.5 as backbones: a step begins with its time as text, and may feed the first layers.
 
-A step has the form of transformers' processor for one temporal patch: `<0.2 seconds><|vision_start|>...<|vision_end|>`.
-The time is the mean over the patch's frames. This text belongs to the step: a memory holds it like the rest, and the
-length of a step varies with the digits of its time. Positions are those of `get_rope_index`: text advances all
-components, visual tokens stand at the next position plus their row and column, and later tokens stand after the
-highest of these. The vision tower's intermediate features (DeepStack) are added to the visual tokens after each of the
-first layers while their own step is forwarded, and to no other token, so a stream equals the whole video. The chat
-template puts a pair of vision tokens around the video: it ends the prefix and begins the suffix.
+A step has the form of transformers' processor for one temporal patch: `<0.2 seconds><|vision_start|>...<|vision_end|>`,
+with the mean time of its frames. This text belongs to the step: a memory holds it like the rest. Positions are those of
+`get_rope_index`: text advances all components, visual tokens stand at the next position plus their row and column, and
+later tokens after the highest of these. DeepStack's features are added to the visual tokens after each of the first
+layers while their own step is forwarded, and to no other token, so a stream equals the whole video. The chat template
+puts a pair of vision tokens around the video: it ends the prefix and begins the suffix.
 
 The processor bounds the pixels of all frames of a video together, which a stream cannot (`pixels` says which limits it
 has instead): with the published files, a video has smaller frames in transformers from the 33rd full frame on.
 
-Qwen3.5 has no DeepStack, and three of four layers are gated delta nets, linear attention with a recurrent state of
-constant size and a short convolution; they run by transformers' own code on the states of `core.layers`. The others
-have full attention with gated outputs, rotate a part of each key by interleaved M-RoPE, and serve a memory. A linear
-layer reads all tokens in order and cannot read some of them again, so `recent_frames` is refused.
+In Qwen3.5, without DeepStack, three of four layers are gated delta nets, linear attention with a recurrent state and a
+short convolution; transformers' own code runs them on the states of `core.layers`. The others have full attention with
+gated outputs, rotate a part of each key by interleaved M-RoPE, and serve a memory.
 """
 
 from __future__ import annotations

@@ -94,10 +94,7 @@ def identify_backbone(
 
 
 def require_model(name: str, revision: str | None = None) -> None:
-    """Refuse a model whose files are nowhere, before anything heavy is imported; nothing is downloaded.
-
-    Raises as `load_backbone` does.
-    """
+    """Refuse a model whose files are nowhere, as `load_backbone` does, before anything heavy is imported."""
     if on_hub(name, revision):
         with translate_errors(name):
             require(name, revision)

@@ -2,15 +2,12 @@
 
 A step has the form of transformers' processor for one frame of a video: a line `Frame from 00:07:`, then the visual
 tokens between the marks of an unsplit image. This text belongs to the step, as in Qwen3-VL. The chat template is the
-one that the processor uses for videos, whatever a folder has: the published ones know images only.
-
-In front of the frames the processor writes `You are provided the following series of eight frames from a 0:00:08
-[H:MM:SS] video.` A stream has no length, so the sentence stands without both numbers (`INTRO`); the frames carry their
-times. All other tokens are the processor's.
+one that the processor uses for videos; those of the folders know images only. In front of the frames the processor
+writes `You are provided the following series of eight frames from a 0:00:08 [H:MM:SS] video.` A stream has no length,
+so the sentence stands without both numbers (`INTRO`). All other tokens are the processor's.
 
 Frames are shrunk or grown to the longest edge of `video_sampling`, then to the square of the vision tower, both by PIL
-with the filter of the file. transformers takes `size`, that of still images, for the first of these where a file has
-both.
+with the filter of the file. transformers takes `size`, that of still images, for the first where a file has both.
 """
 
 from __future__ import annotations

@@ -80,10 +80,8 @@ class Residuals(StatePart):
     def record_(self, keys: Tensor, values: Tensor, prototype: Tensor) -> Tensor:
         """Take the residuals of one step; return the heads `[n]`, flat over `L * H`, that were fitted by it.
 
-        Args:
-            keys: `[B, T, D]` float32, residuals against the centre after the update.
-            values: theirs.
-            prototype: `[B, T]` int64, which absorbed the token; -1 where the token is a prototype by itself.
+        Keys and values `[B, T, D]` float32 are against the centre after the update; `prototype` `[B, T]` int64 absorbed
+        the token, -1 where the token is a prototype by itself.
         """
         K = self._size[2]
         valid = prototype >= 0
@@ -162,8 +160,7 @@ class Residuals(StatePart):
     def modes(self, rows: Tensor, modes: int) -> tuple[Tensor, Tensor]:
         """Decode the S likeliest residuals of prototypes `rows` `[n]`: of keys and of values, `[n, S, D]` float32 each.
 
-        Keys and values are decoded apart and paired by rank. Zeros where a prototype has no residual updates, or its
-        head no codebooks yet.
+        They are paired by rank; zeros where a prototype has no residuals, or its head no codebooks yet.
         """
         K = self._size[2]
         heads = rows // K
@@ -205,25 +202,18 @@ class Residuals(StatePart):
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the statistics of a state; a reservoir that no head waits for is left out."""
-        self._check_warmup(tensors)
         fitted, device = bool(tensors["codebook.fitted"].all()), self.updates.device
+        missing = [name for name in _WARMUP if name not in tensors]
+        if missing and not (fitted and len(missing) == len(_WARMUP)):
+            raise StateCorrupt(f"state: tensor {missing[0]} is missing while heads wait for their codebooks")
+        if not missing:
+            R, K, owner, count = self._config.warmup_residuals, self._size[2], *(tensors[name] for name in _WARMUP[2:])
+            if ((owner < -1) | (owner >= K)).any() or ((count < 0) | (count > R)).any():
+                raise StateCorrupt(f"state: warmup.owner and warmup.count lead beyond {K} prototypes or {R} places")
         self._warmup = {} if fitted else {name: tensors[name].to(device, copy=True) for name in _WARMUP}
         for name, tensor in self.live_tensors().items():
             if name not in _WARMUP:
                 tensor.copy_(tensors[name])
-
-    def _check_warmup(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse a reservoir that is missing in part, or that leads beyond its places or the prototypes."""
-        found = [tensors[name] for name in _WARMUP if name in tensors]
-        if not found and tensors["codebook.fitted"].all():
-            return
-        if len(found) < len(_WARMUP):
-            missing = next(name for name in _WARMUP if name not in tensors)
-            raise StateCorrupt(f"state: tensor {missing} is missing while heads wait for their codebooks")
-        R, K = self._config.warmup_residuals, self._size[2]
-        *_, owner, count = found
-        if ((owner < -1) | (owner >= K)).any() or ((count < 0) | (count > R)).any():
-            raise StateCorrupt(f"state: tensors warmup.owner and warmup.count lead beyond {K} prototypes or {R} places")
 
 
 def _entropy(used: Tensor) -> float:
@@ -258,16 +248,14 @@ def fit_codebook(samples: Tensor, subquantizers: int, codewords: int) -> Tensor:
 
 
 def _spread_out(parts: Tensor, codewords: int) -> Tensor:
-    """Choose first codewords `[G, C, d]` among samples `[G, n, d]`: k-means++ (Arthur and Vassilvitskii, 2007).
-
-    Multiples of the golden ratio stand in for random numbers.
-    """
+    """Choose first codewords `[G, C, d]` among samples `[G, n, d]`: k-means++ (Arthur and Vassilvitskii, 2007)."""
     n = parts.shape[1]
     chosen = [parts[:, 0]]
     distance = torch.full(parts.shape[:2], torch.inf, device=parts.device)
     for c in range(1, codewords):
         distance = torch.minimum(distance, (parts - chosen[-1][:, None]).square().sum(2))
         below = distance.double().cumsum(1)
+        # Multiples of the golden ratio stand in for random numbers.
         pick = (below <= below[:, -1:] * (c * _GOLDEN % 1.0)).sum(1).clamp(max=n - 1)
         chosen.append(parts.gather(1, pick[:, None, None].expand(-1, 1, parts.shape[2])).squeeze(1))
     return torch.stack(chosen, 1)

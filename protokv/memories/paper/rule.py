@@ -7,15 +7,11 @@ prototype took which token, what died and what was merged.
 
 The paper merges "each pair" of close prototypes and leaves the order open. Settled: a step makes `PASSES` passes over
 the prototypes that have a close one, in the order of `merge_order`. In a pass, a prototype without a close one before
-it stays, and the others go into the first one that stays and is close to them. Of a long chain of close ones a rest
-waits for the next step.
+it stays, and the others go into the first one that stays and is close to them.
 
-A setting is what the paper's tables vary: the ablation (residuals, mass bias, continuity, idle decay), the budget's
-allocation (S and the split), the coefficients, and the anchors. Not here are dynamic allocation and joint histograms.
-
-When the idle rule acts is our reading: the text speaks of T_idle = 120 "steps", and Algorithm 2 runs "after every
-absorption". Here a step is a frame or a temporal patch, and an idle prototype decays in each (`decay="floor"`), or once
-each T_idle (`decay="interval"`). `samples/studies/delay/` has both, and T_idle in the paper's seconds.
+A setting is what the paper's tables vary; dynamic allocation and joint histograms are not here. When the idle rule acts
+is our reading: the text speaks of T_idle = 120 "steps", and Algorithm 2 runs "after every absorption". Here a step is a
+frame or a temporal patch. `samples/studies/delay/` has both readings (`decay`), and T_idle in the paper's seconds.
 """
 
 from __future__ import annotations
@@ -183,8 +179,7 @@ class PaperRule(Rule):
 def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> list[Tensor]:
     """Put each token into the prototype of least cost (equation 1), in order; free slots come before all others.
 
-    Returns:
-        The rows of the bank `[T * B]` that changed, and what `Residuals.record_` takes.
+    Returned are the rows of the bank `[T * B]` that changed, and what `Residuals.record_` takes.
     """
     L, H, K = bank.mass.shape
     B, T, D = tokens.keys.shape
@@ -369,9 +364,7 @@ def _find_close(bank: PrototypeBank, head: int, moved: Tensor, config: PaperConf
 def _plan_merges(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tuple[Tensor, Tensor]:
     """Plan all passes over prototypes `rows` `[v]` of one head, in merge order. In float64: large groups stay exact.
 
-    Returns:
-        For each the index in `rows` of the prototype that it is part of in the end, and whether it had a close one when
-        the step began; `[v]` each.
+    Returned are of each the index in `rows` of what it is part of in the end, and whether it had a close one at first.
     """
     keys, values = bank.centers(rows)
     D = keys.shape[1]
@@ -475,10 +468,8 @@ def recycle_(bank: PrototypeBank, newest: Callable[[], FarTokens], seed: int, st
 
 
 def draw(seed: int, step: int, shape: MemoryShape, tokens: int) -> Tensor:
-    """Draw numbers in [0, 1) for each head and token, `[L * H, T]` float32 on the CPU, by the seed and the step alone.
-
-    Some layers of a model draw what the whole model draws for them.
-    """
+    """Draw numbers in [0, 1) for each head and token, `[L * H, T]` float32 on the CPU, by seed and step alone."""
+    # Some layers of a model draw what the whole model draws for them.
     generator = torch.Generator().manual_seed(step_seed(seed, step))
     return torch.rand(shape.model_layers, shape.kv_heads, tokens, generator=generator)[shape.own_layers].flatten(0, 1)
 
