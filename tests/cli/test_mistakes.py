@@ -45,7 +45,7 @@ MISTAKES = [
     ("ingest a.mp4 --workers 2 --ray auto", Exit.USAGE, "--workers and --ray: for several videos only"),
     ("ingest a.mp4 b.mp4 --ray auto --devices 0", Exit.USAGE, "--devices are those of one machine"),
     ("ingest --from gone.txt", Exit.NOT_FOUND, "cannot read gone.txt"),
-    ("ingest *.avi", Exit.NOT_FOUND, "there is no video in *.avi"),
+    ("ingest *.avi", Exit.NOT_FOUND, "no video at *.avi"),
     ("query absent.safetensors 'what ?'", Exit.NOT_FOUND, "absent.safetensors"),
     ("query torn.safetensors 'what ?'", Exit.CORRUPT, "torn.safetensors"),
     ("query s.safetensors -", Exit.USAGE, "no question"),
