@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
-from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as upstream_resize
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from protokv.backbones import load_backbone
 from protokv.backbones.chat import ChatPrompt
-from protokv.backbones.pixels import PixelConfig, smart_resize
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.backbones.smolvlm import SmolVLM
 from protokv.core.backbone import Backbone
@@ -149,22 +145,6 @@ def test_a_position_of_qwen3_vl_tells_the_step_that_stands_there(tmp_path: Path)
     clock = StreamClock(4, 8.0, start, 0, 1.0, 2)
     for index, where in enumerate(places):
         assert ((backbone.stream_times(where, clock) / 2).floor() == index).all()
-
-
-@given(
-    height=st.integers(32, 2400),
-    width=st.integers(32, 4000),
-    shortest=st.sampled_from([2048, 4096, 200_000]),
-    longest=st.sampled_from([60_000, 400_000, 25_165_824]),
-)
-def test_frames_of_qwen3_vl_have_the_size_of_a_video_of_one_step(
-    height: int, width: int, shortest: int, longest: int
-) -> None:
-    # As in `Qwen3VLVideoProcessor.resize` with `cap_pixels_per_frame`, for two frames.
-    cap = max(min(768 * 32 * 32, longest // 2), int(shortest * 1.05))
-    expected = upstream_resize(2, height, width, 2, 32, shortest, 2 * cap)
-    ours = PixelConfig(patch_size=16, min_pixels=shortest // 2, max_pixels=cap)
-    assert smart_resize(height, width, ours) == expected
 
 
 def grid_of(rows: int, columns: int) -> StepTokens:

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core import rotary
-from protokv.core.build import build_memory
 from protokv.core.context import Anchoring, CompactContext, Context, SlotContext
 from protokv.core.rotary import PreciseRotary, direction, rerotate, rotate, rotate_by_moves_
-from protokv.memories import DurableConfig, MemoryConfig
-from tests.core.streams import PlainRotary, World, anchored, feed, shape_of, small_config
+from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
 from tests.tolerance import near, tolerance
 
@@ -197,37 +195,3 @@ def test_turning_keys_from_far_positions_loses_nothing(here: int, there: int) ->
     turned = rerotate(rotate(bare, *PRECISE[1](one)), one, other, PRECISE[1])
     expected = rotate(bare, *PRECISE[1](other))
     torch.testing.assert_close(turned, expected, **near(expected, 2 * TURNED, math.sqrt(2) * float(bare.abs().max())))
-
-
-@pytest.mark.parametrize("components", [1, 3])
-@pytest.mark.parametrize(
-    "config",
-    [
-        small_config(29),
-        small_config(29, anchor="average", residual=False),
-        small_config(29, split=(0, 1)),
-        DurableConfig(budget=29),
-        MemoryConfig.of("sliding-window", budget=29),
-    ],
-    ids=["paper", "average", "far-only", "durable", "sliding-window"],
-)
-def test_a_stream_of_any_length_is_shown_within_the_budget_in_order(config: MemoryConfig, components: int) -> None:
-    shape = shape_of(heads=2, components=components)
-    world = World(shape, 1)
-    memory = build_memory(config, shape, world.rotary)
-    feed(memory, world, [3, 5, 1, 7, 2, 6] * 4)
-    context = memory.context()
-    assert isinstance(context, SlotContext)
-    assert context.positions is not None
-    shown = context.compact(anchored(world, ORIGIN))
-    live = context.bias > -torch.inf
-    before, after = context.positions()[..., 0], shown_positions(shown)[..., 0]
-    assert int(after[live].max()) < config.budget + ORIGIN
-    assert int(after[live].min()) == 0
-    for old, new in zip(
-        (b[a] for b, a in zip(before.flatten(0, 1), live.flatten(0, 1), strict=True)),
-        (b[a] for b, a in zip(after.flatten(0, 1), live.flatten(0, 1), strict=True)),
-        strict=True,
-    ):
-        # Strictly increasing in each other: no two times fall together and none change places.
-        assert ((old[:, None] < old) == (new[:, None] < new)).all()
