@@ -210,14 +210,17 @@ def test_asking_changes_nothing_and_a_fork_ends_with_the_next_commit(qwen: Any) 
         qwen(input_ids=ids, **{ARGUMENT: fork})
 
 
-def test_a_deep_copy_has_a_memory_of_its_own_and_the_same_model(qwen: Any) -> None:
+def test_a_deep_copy_has_a_memory_of_its_own_and_a_reset_begins_anew(qwen: Any) -> None:
     cache = protokv.Cache(qwen, 24)
-    watch(qwen, cache, texts(8))
+    first = watch(qwen, cache, texts(8))
     other = copy.deepcopy(cache)
     assert other.decoder.model is qwen
-    first = watch(qwen, other, texts(8, seed=4))
+    later = watch(qwen, other, texts(8, seed=4))
     assert (cache.seen, other.seen) == (80, 160)
-    assert torch.equal(watch(qwen, cache, texts(8, seed=4)), first)
+    assert torch.equal(watch(qwen, cache, texts(8, seed=4)), later)
+    cache.reset()
+    assert (cache.seen, cache.nbytes, cache.get_seq_length()) == (0, 0, 0)
+    assert torch.equal(watch(qwen, cache, texts(8)), first)
 
 
 def test_what_a_step_and_a_question_forwarded_is_gone_with_them(qwen: Any, tiny: Backbone) -> None:
@@ -294,14 +297,6 @@ def test_the_mode_of_a_forward_may_change(qwen: Any, mode: Any) -> None:
         cache.commit()
     watch(qwen, cache, texts(8))
     assert not any(tensor.requires_grad for tensor in cache.memory.tensors().values())  # type: ignore[union-attr]
-
-
-def test_a_reset_begins_anew(qwen: Any) -> None:
-    cache = protokv.Cache(qwen, 24)
-    first = watch(qwen, cache, texts(8))
-    cache.reset()
-    assert (cache.seen, cache.nbytes, cache.get_seq_length()) == (0, 0, 0)
-    assert torch.equal(watch(qwen, cache, texts(8)), first)
 
 
 def test_what_no_memory_serves_is_refused(qwen: Any, tmp_path: Path) -> None:

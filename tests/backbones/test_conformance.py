@@ -151,9 +151,7 @@ def test_the_highest_positions_of_a_step_are_known_without_looking(backbone: Bac
     assert (stands.positions[-step.words :].diff(dim=0) == 1).all()
 
 
-def test_a_greedy_answer_is_transformers_own(
-    backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_greedy_answer_is_theirs(backbone: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     session = watched(backbone, EVERYTHING, range(3))
     inputs = upstream.inputs(video(backbone, 3), QUESTION, session.clock.step_seconds)
     expected, lead = upstream.generate(inputs, 8)

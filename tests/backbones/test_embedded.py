@@ -75,9 +75,7 @@ def test_a_step_of_any_size_is_seen_alike(ours: Backbone, theirs: Backbone, heig
 
 @given(n=st.integers(1, 40), seed=st.integers(0, 99), time_s=st.floats(0, 30000))
 @torch.inference_mode()
-def test_the_language_model_is_bitwise_equal(
-    ours: Backbone, theirs: Backbone, n: int, seed: int, time_s: float
-) -> None:
+def test_the_language_models_are_equal(ours: Backbone, theirs: Backbone, n: int, seed: int, time_s: float) -> None:
     tokens = theirs.embed_step(random_frames(seed))
     stands = [
         backbone.step_positions(tokens, origin=3, start=3, index=seed, time_s=time_s) for backbone in (ours, theirs)

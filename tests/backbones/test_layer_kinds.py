@@ -66,9 +66,7 @@ def windowed(backbone: Backbone, n_steps: int, **settings: object) -> Session:
 
 
 @pytest.mark.parametrize("pieces", [(1, 1, 3), (5,)], ids=str)
-def test_a_stream_in_pieces_gives_the_whole_models_logits(
-    model: tuple[Backbone, Upstream], pieces: tuple[int, ...]
-) -> None:
+def test_a_stream_in_pieces_gives_the_whole_logits(model: tuple[Backbone, Upstream], pieces: tuple[int, ...]) -> None:
     backbone, upstream = model
     steps, session = video(backbone, 5), Session.start(backbone, MemoryConfig.of("full", budget=64))
     for count in pieces:

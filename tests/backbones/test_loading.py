@@ -229,9 +229,7 @@ def test_quantisation_and_device_map_reach_transformers(folder: Path, asked: dic
 
 
 @pytest.mark.parametrize("quantization", ["4bit", "8bit"])
-def test_quantisation_leaves_tower_head_and_odd_sizes_alone(
-    folder: Path, asked: dict[str, Any], quantization: str
-) -> None:
+def test_quantisation_leaves_tower_head_and_odd_sizes(folder: Path, asked: dict[str, Any], quantization: str) -> None:
     model = load_backbone(str(folder), device="cpu", quantization=quantization)._text  # type: ignore[attr-defined]
     skipped = set(asked["quantization_config"].llm_int8_skip_modules)
     text = {name.removeprefix("model.language_model.") for name in skipped if "language_model" in name}

@@ -8,8 +8,6 @@ The first ones check what is right and run beside each other, the others measure
 shape of Qwen2.5-VL-7B, weights drawn at random on the device, and a tokenizer of a few words.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What a process holds and has taken, and tables of results."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

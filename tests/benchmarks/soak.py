@@ -7,8 +7,6 @@ The video is the sample of a minute at two small frames a second, again and agai
 step a second. Writes `results/soak-cpu.*`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

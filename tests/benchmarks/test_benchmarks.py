@@ -1,7 +1,5 @@
 """The benchmarks at tiny sizes: they run, and what has to stay the same stays the same."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -44,9 +44,7 @@ def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> 
 
 @pytest.mark.parametrize("kind", EXACT_AT_FIRST)
 @pytest.mark.parametrize("n_steps", [1, 11])
-def test_before_evictions_logits_are_the_plain_ones(
-    tiny: Backbone, upstream: Upstream, kind: str, n_steps: int
-) -> None:
+def test_before_evictions_logits_are_plain(tiny: Backbone, upstream: Upstream, kind: str, n_steps: int) -> None:
     session = watched(tiny, MemoryConfig.of(kind, budget=400), range(n_steps))
     expected = plain_logits(upstream, n_steps)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
@@ -78,9 +76,7 @@ def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
     assert same(before, session.tensors())
 
 
-def test_published_penalties_answer_as_transformers(
-    tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_penalties_are_theirs(tiny: Backbone, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     session = watched(tiny, PaperConfig(budget=400), range(3))
     monkeypatch.setattr(tiny, "stop_ids", frozenset())
     penalties = {"repetition_penalty": 1.3}
@@ -227,9 +223,7 @@ def test_compact_answers_do_not_depend_on_how_long_the_stream_has_been(tiny: Bac
     assert (stream.prefill(QUESTION) - expected).abs().max() > 0.1
 
 
-def test_leaving_the_trained_positions_is_told_once_with_both_numbers(
-    tiny: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leaving_the_trained_positions_is_told_once_in_numbers(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "max_position", 50)
     with pytest.warns(PositionWarning, match=r"position 5\d, and the model was trained on 50.*compact") as told:
         watched(tiny, DurableConfig(budget=48), range(40))

@@ -73,9 +73,7 @@ def test_a_system_prompt_stays_and_another_is_refused(run: Run, tiny: Backbone, 
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_appending_gives_the_state_of_one_session_that_watched_all(
-    name: str, run: Run, tiny: Backbone, path: Path
-) -> None:
+def test_appending_gives_the_state_of_a_session_of_all(name: str, run: Run, tiny: Backbone, path: Path) -> None:
     config = CONFIGS[name]
     how = []
     for source in (A, B, C):

@@ -48,9 +48,7 @@ def merged_at_once(features: Tensor, share: float) -> list[list[int]]:
 @given(
     st.integers(0, 99), st.integers(1, 4), st.integers(1, 30), st.sampled_from([0.0, 0.5, 0.7, 1.0]), st.integers(0, 9)
 )
-def test_merging_frame_by_frame_is_merging_the_whole_video(
-    seed: int, groups: int, tokens: int, share: float, cut: int
-) -> None:
+def test_merging_by_frames_is_merging_the_video(seed: int, groups: int, tokens: int, share: float, cut: int) -> None:
     features, streamed = video(seed, 4 * groups, tokens), []
     memory, world = built(DyCokeConfig(merge_share=share), shape_of())
     memory.start(*world.sink())

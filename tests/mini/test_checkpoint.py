@@ -1,7 +1,5 @@
 """The shipped checkpoint is a real Qwen2.5-VL folder, and it answers held-out questions about all that was seen."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -6,8 +6,6 @@ where a whole model is too large for a test. A tied head is in no file. Vocabula
 Qwen 3.5, whose control tokens are put at their own places in Qwen 3's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Builds whole published models with random weights (`build`), fills the memory wi
 values, and watches a few steps more on one thread. Writes `tests/benchmarks/results/realsize-cpu.*`.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import shutil

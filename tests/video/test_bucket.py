@@ -44,9 +44,7 @@ def test_subtitles_beside_an_object_are_found(store: S3Server, films: Path, monk
         assert find_subtitles(source, video, "auto").record == {}
 
 
-def test_an_object_is_read_like_its_file(
-    store: S3Server, films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_read_like_files(store: S3Server, films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with open_source("s3://bucket/videos/a.mp4") as there, open_source(films / "a.mp4") as here:
         assert list(tmp_path.iterdir())

@@ -123,9 +123,7 @@ def test_sound_is_cut_where_it_is_quiet_and_stands_at_the_time_of_its_pictures(t
     assert next(sound_pieces(late, RATE, 3.0))[0] == pytest.approx(2.0, abs=0.1)
 
 
-def test_no_speech_is_no_file_and_streams_are_refused(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silence_is_no_file_and_a_stream_refused(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_subtitles(write_subtitled(tmp_path / "mute.mkv", {}, seconds=2), "auto", model, "cpu")
     write_subtitles(write_sounding(tmp_path / "still.mkv", [], 2), "auto", model, "cpu")
     said = write_sounding(tmp_path / "said.mkv", [(0.5, 1.5)], 2)
