@@ -59,10 +59,8 @@ class Adapter(Backbone):
             frames = cls.make_frames(*read_video_processor(path))
             return cls(model, tokenizer, prompt, identify(path, name, config, placement), frames)
         except (AttributeError, ImportError) as error:
-            raise ModelError(
-                f"this version of transformers has moved an internal of {type(model).__name__}: {error}",
-                hint="install the range of transformers that protokv asks for",
-            ) from error
+            why = f"this version of transformers has moved an internal of {type(model).__name__}: {error}"
+            raise ModelError(why, hint="install the range of transformers that protokv asks for") from error
 
     @classmethod
     def make_template(cls, template: str) -> str:

@@ -52,14 +52,11 @@ class ChatPrompt:
             check_text(admit_question(system, "the system prompt"), self._control, "the system prompt")
         before, video, after = self._render(_QUESTION, ())
         if not video or _QUESTION not in after:
-            raise ModelError(
-                f"the chat template shows no {video_token} followed by the question",
-                hint="use the instruction-tuned variant of the model",
-            )
+            why = f"the chat template shows no {video_token} followed by the question"
+            raise ModelError(why, hint="use the instruction-tuned variant of the model")
         if system is not None and system.strip() not in before:
-            raise ModelError(
-                "its chat template has no place for a system prompt", hint="put it before the questions: query --system"
-            )
+            why = "its chat template has no place for a system prompt"
+            raise ModelError(why, hint="put it before the questions: query --system")
         self.prefix_ids: list[int] = tokenizer.encode(before, add_special_tokens=False)
 
     def with_system(self, text: str | None) -> ChatPrompt:

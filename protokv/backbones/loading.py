@@ -150,10 +150,9 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
         **settings,
     )
     if missing := sorted(info["missing_keys"]):
-        raise ModelError(
-            f"the weights of {path} lack {len(missing)} of the model's tensors, first of all {missing[0]}",
-            hint="download the model again; a checkpoint of another architecture needs its own config.json",
-        )
+        why = f"the weights of {path} lack {len(missing)} of the model's tensors, first of all {missing[0]}"
+        hint = "download the model again; a checkpoint of another architecture needs its own config.json"
+        raise ModelError(why, hint=hint)
     # A checkpoint may be quantised already; transformers has placed such a model.
     if not settings and getattr(model, "hf_quantizer", None) is None:
         _move(model, placement.device)
@@ -234,10 +233,9 @@ def load_tokenizer(path: str) -> tuple[Any, str]:
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     template = read_template(path) or tokenizer.chat_template
     if not template:
-        raise ModelError(
-            f"there is no chat template in {path}, so no question can be put to the model",
-            hint="use the instruction-tuned variant of the model, or copy its chat_template.jinja there",
-        )
+        why = f"there is no chat template in {path}, so no question can be put to the model"
+        hint = "use the instruction-tuned variant of the model, or copy its chat_template.jinja there"
+        raise ModelError(why, hint=hint)
     return tokenizer, template
 
 

@@ -94,10 +94,8 @@ def smart_resize(height: int, width: int, config: PixelConfig) -> tuple[int, int
     """
     factor = config.token_side
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        raise SourceUnreadable(
-            f"frames of {width} x {height} pixels are too narrow: a side may be {MAX_ASPECT_RATIO} times the other",
-            hint="crop or rescale the video first",
-        )
+        why = f"frames of {width} x {height} pixels are too narrow: a side may be {MAX_ASPECT_RATIO} times the other"
+        raise SourceUnreadable(why, hint="crop or rescale the video first")
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if rows * columns > config.max_pixels:
         scale = math.sqrt(height * width / config.max_pixels)

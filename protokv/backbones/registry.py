@@ -143,9 +143,8 @@ def on_hub(name: str, revision: str | None) -> bool:
             raise ConfigError(f"{what} has no revisions", hint="leave out --revision, or name a model of the hub")
         return False
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ModelNotFound(
-            f"there is no model folder at {name}", hint="name a folder with a config.json, or a hub name"
-        )
+        why = f"there is no model folder at {name}"
+        raise ModelNotFound(why, hint="name a folder with a config.json, or a hub name")
     return True
 
 

@@ -54,10 +54,8 @@ class Untested(Adapter):
         """Wrap a loaded model, and look at a black frame to learn what a step costs. ModelError."""
         super().__init__(model, *parts)
         if self._decoder.components > 1:
-            raise ModelError(
-                f"{type(model).__name__} is not tested, and its tokens have {self._decoder.components} positions each",
-                hint=_BY_CLASS,
-            )
+            why = f"{type(model).__name__} is not tested, and its tokens have {self._decoder.components} positions each"
+            raise ModelError(why, hint=_BY_CLASS)
         self.notice = f"not tested with {model.config.model_type}"
         with torch.inference_mode():
             step = self.prepare(np.zeros((1, 336, 336, 3), dtype=np.uint8))

@@ -320,7 +320,5 @@ def check_cost(name: str, possible: Sequence[int], tokens: int) -> None:
     if tokens in possible:
         return
     most = "at most " if len(possible) > 1 else ""
-    raise ConfigError(
-        f"a frame for {name} has {most}{', '.join(map(str, possible)) or 'no'} visual tokens, and no other number",
-        hint="give --frame-tokens one of these numbers, or leave it out",
-    )
+    why = f"a frame for {name} has {most}{', '.join(map(str, possible)) or 'no'} visual tokens, and no other number"
+    raise ConfigError(why, hint="give --frame-tokens one of these numbers, or leave it out")

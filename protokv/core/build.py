@@ -31,15 +31,11 @@ def make_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
     """
     others = set(backbone.layer_kinds) - {LayerKind.FULL}
     if others and config.recent_frames:
-        raise ConfigError(
-            "recent_frames: this model has layers that read every token once, in order, so no step is read again",
-            hint="leave recent_frames out, or use a model of which all layers have full attention",
-        )
+        why = "recent_frames: this model has layers that read every token once, in order, so no step is read again"
+        raise ConfigError(why, hint="leave recent_frames out, or use a model of which all layers have full attention")
     if LayerKind.SLIDING in others and config.positions == "compact":
-        raise ConfigError(
-            "positions: this model has sliding layers, whose windows do not move with a memory",
-            hint="leave positions=compact out",
-        )
+        why = "positions: this model has sliding layers, whose windows do not move with a memory"
+        raise ConfigError(why, hint="leave positions=compact out")
     return MemoryShape(
         layers=backbone.layers,
         kv_heads=backbone.kv_heads,

@@ -233,9 +233,8 @@ class MemoryCache(StreamCache):
             found.append(Segment(self.decoder.from_halves(keys), values, segment.bias[:, some]))
         shares = "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ())
         if shares and any(bool(one.bias.any()) for one in found):
-            raise ConfigError(
-                "this model has layers that share keys, and stock attention hands them no bias", hint=USE_OURS
-            )
+            why = "this model has layers that share keys, and stock attention hands them no bias"
+            raise ConfigError(why, hint=USE_OURS)
         return found
 
     def to_halves(self, x: Tensor) -> Tensor:
@@ -271,9 +270,8 @@ class MemoryCache(StreamCache):
 
     def _check_current(self) -> None:
         if self._commits != self._shared.commits:
-            raise ConfigError(
-                "the cache that this one was forked from has taken a step since", hint="ask with a new fork"
-            )
+            why = "the cache that this one was forked from has taken a step since"
+            raise ConfigError(why, hint="ask with a new fork")
 
     def _check_attention(self) -> None:
         """Refuse attention that cannot read the memory. ConfigError."""
@@ -286,9 +284,8 @@ class MemoryCache(StreamCache):
             # Since 5.24 models hand the arguments of their attention function to the cache.
             raise ConfigError(f"the attention {name} takes a bias from transformers 5.24 on", hint=USE_OURS)
         if not self.config.memory.hides_recent:
-            raise ConfigError(
-                f"{self.config.name} chooses by the query, which the attention {name} does not show", hint=USE_OURS
-            )
+            why = f"{self.config.name} chooses by the query, which the attention {name} does not show"
+            raise ConfigError(why, hint=USE_OURS)
 
 
 def refuse_memory(config: MemoryConfig) -> None:

@@ -27,10 +27,8 @@ class RecentSteps:
     def __init__(self, config: MemoryConfig, shape: MemoryShape) -> None:
         """Keep the steps of the last `recent_frames` of a config. ConfigError: its memory does not go with that."""
         if config.recent_frames and not config.memory.hides_recent:
-            raise ConfigError(
-                f"recent_frames: {config.name} chooses by the first forward, which must be that of the question",
-                hint="use another memory, or leave recent_frames out",
-            )
+            why = f"recent_frames: {config.name} chooses by the first forward, which must be that of the question"
+            raise ConfigError(why, hint="use another memory, or leave recent_frames out")
         self._shape = shape
         self.steps: deque[tuple[StepTokens, Tensor]] = deque(maxlen=-(-config.recent_frames // shape.frames_per_step))
 

@@ -165,9 +165,8 @@ class Configs(Mapping[str, type[MemoryConfig]]):
             hint = "name it MODULE:CLASS, with a module that is installed or in this folder"
             raise ConfigError(f"memory {where}: {error}", hint=hint) from error
         if not (isinstance(cls, type) and issubclass(cls, MemoryConfig) and hasattr(cls, "memory")):
-            raise ConfigError(
-                f"memory {where}: it is no MemoryConfig with a memory", hint="see docs/guides/memories.md"
-            )
+            why = f"memory {where}: it is no MemoryConfig with a memory"
+            raise ConfigError(why, hint="see docs/guides/memories.md")
         self.add(cls.name, where)
         return cls.name
 

@@ -47,10 +47,8 @@ class LayerShards(Memory):
         ConfigError: the config does not fit the model, or this kind needs all layers on one device.
         """
         if cls.undivided:
-            raise ConfigError(
-                f"the memory {config.name} cannot be spread over devices: {cls.undivided}",
-                hint="load the model on one device, or use another memory",
-            )
+            why = f"the memory {config.name} cannot be spread over devices: {cls.undivided}"
+            raise ConfigError(why, hint="load the model on one device, or use another memory")
         self.bounded, self.joins_steps = cls.bounded, cls.joins_steps
         self._specs = cls.declare(config, shape)
         self._runs = split_shape(shape)

@@ -63,15 +63,11 @@ class MemoryLayer(LayerTokens, CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take dtype and device of the first tokens. ConfigError: no memory serves such keys and values."""
         if key_states.shape[0] != 1:
-            raise ConfigError(
-                f"the cache holds one stream, and the model was given a batch of {key_states.shape[0]}",
-                hint="forward one stream at a time, without beams",
-            )
+            why = f"the cache holds one stream, and the model was given a batch of {key_states.shape[0]}"
+            raise ConfigError(why, hint="forward one stream at a time, without beams")
         if key_states.shape[3] != value_states.shape[3]:
-            raise ConfigError(
-                "keys and values of this model differ in size (latent attention), which no memory serves",
-                hint="use a model with keys and values of one size",
-            )
+            why = "keys and values of this model differ in size (latent attention), which no memory serves"
+            raise ConfigError(why, hint="use a model with keys and values of one size")
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
@@ -114,10 +110,8 @@ class MemoryLayer(LayerTokens, CacheLayerMixin):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many keys a mask has, and the place of the first in the stream."""
         if not query_length and self.owner.seen:
-            raise ConfigError(
-                "transformers took new tokens for a conversation that the cache has seen; use cache.question(inputs)",
-                hint="an attention_mask of the whole length tells it that they are new",
-            )
+            why = "transformers took new tokens for a conversation that the cache has seen; use cache.question(inputs)"
+            raise ConfigError(why, hint="an attention_mask of the whole length tells it that they are new")
         slots = self.owner.slots(self.number)
         held = 0 if slots is None else slots.keys.shape[1]
         return held + self.length + query_length, self.owner.seen - held
@@ -165,17 +159,13 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         for layer in DynamicCache(config=config).layers:
             own = type(layer) is DynamicLayer
             if not own and isinstance(layer, DynamicLayer) and not layer.is_sliding:
-                raise ConfigError(
-                    f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can hold",
-                    hint="use a model of which each layer has full, sliding or linear attention",
-                )
+                why = f"it has layers of the kind {type(layer).__name__}, whose tokens no memory can hold"
+                raise ConfigError(why, hint="use a model of which each layer has full, sliding or linear attention")
             layers.append(MemoryLayer(self, sum(isinstance(one, MemoryLayer) for one in layers)) if own else layer)
         TransformersCache.__init__(self, layers=layers)
         if not self.memory_layers:
-            raise ConfigError(
-                "none of its layers has full attention, so a memory has nothing to serve",
-                hint="use a checkpoint with layers of full attention",
-            )
+            why = "none of its layers has full attention, so a memory has nothing to serve"
+            raise ConfigError(why, hint="use a checkpoint with layers of full attention")
         named = getattr(config, "layer_types", None) or [""] * len(layers)
         # Of each layer, and whether it shares the tokens of an earlier one.
         self.kinds = [_find_kind(layer, name) for layer, name in zip(layers, named, strict=True)]

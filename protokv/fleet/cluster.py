@@ -51,10 +51,9 @@ class RayPool:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (OSError, RuntimeError, ValueError, OverflowError) as error:
             first = str(error).strip().partition("\n")[0]
-            raise ConfigError(
-                f"there is no Ray cluster at {address or 'this machine'}: {first}",
-                hint="start one with `ray start --head`, or name another: --ray HOST:PORT",
-            ) from error
+            why = f"there is no Ray cluster at {address or 'this machine'}: {first}"
+            hint = "start one with `ray start --head`, or name another: --ray HOST:PORT"
+            raise ConfigError(why, hint=hint) from error
         resources = ray.cluster_resources()
         unit = "GPU" if resources.get("GPU", 0) >= 1 else "CPU"
         self.size = n or max(1, int(resources.get(unit, 1)))

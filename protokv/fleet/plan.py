@@ -39,16 +39,13 @@ def plan(sources: Iterable[str]) -> list[Job]:
     jobs: dict[str, Job] = {}
     for job in (job for source in sources for job in _expand(source)):
         if source_kind(job.source) in LIVE:
-            raise ConfigError(
-                f"{public_name(job.source)} is live, and workers are for videos that end",
-                hint=f"give it a run of its own: protokv ingest SOURCE -o {job.key}.safetensors",
-            )
+            why = f"{public_name(job.source)} is live, and workers are for videos that end"
+            raise ConfigError(why, hint=f"give it a run of its own: protokv ingest SOURCE -o {job.key}.safetensors")
         other = jobs.setdefault(job.key, job)
         if other.source != job.source:
-            raise ConfigError(
-                f"{local_name(other.source)} and {local_name(job.source)} would both have the state {job.key}",
-                hint="name a folder that holds both, whose states have their paths, or ingest them into two folders",
-            )
+            why = f"{local_name(other.source)} and {local_name(job.source)} would both have the state {job.key}"
+            hint = "name a folder that holds both, whose states have their paths, or ingest them into two folders"
+            raise ConfigError(why, hint=hint)
     return list(jobs.values())
 
 

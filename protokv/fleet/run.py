@@ -178,10 +178,9 @@ def _ingest(pool: Pool, index: int, job: Job, place: str, over: threading.Event)
             if over.is_set():
                 return replace(lost, attempts=attempt)
             if verb == "load":
-                raise ModelError(
-                    f"a worker died while it loaded the model: {death}",
-                    hint="use fewer --workers, or a smaller model; on one device of its own each: --devices 0,1",
-                ) from death
+                why = f"a worker died while it loaded the model: {death}"
+                hint = "use fewer --workers, or a smaller model; on one device of its own each: --devices 0,1"
+                raise ModelError(why, hint=hint) from death
             message = f"{death}, {attempt} times"
     hint = "try it alone, with --debug; if memory ran out, use fewer --workers"
     return replace(lost, status="failed", attempts=ATTEMPTS, failure=Failure("WorkerDied", message, hint))

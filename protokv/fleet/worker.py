@@ -225,10 +225,9 @@ def _is_changed(source: str, target: str, ours: str | None, header: Header, opti
         # A video that changed under its name is watched anew; one of another name needs --force.
         theirs, name = (header.source or {}).get("name"), PurePosixPath(source.replace(os.sep, "/")).name
         if theirs != name and not options.overwrite:
-            raise StateMismatch(
-                f"the state {target} is of {theirs}, not of {name}",
-                hint="ingest into another folder, give the video a key of its own, or start it over with --force",
-            )
+            why = f"the state {target} is of {theirs}, not of {name}"
+            hint = "ingest into another folder, give the video a key of its own, or start it over with --force"
+            raise StateMismatch(why, hint=hint)
         return True
     # A text track changes with its container.
     before, choice = words.recorded_subtitles(header.source), options.subtitles

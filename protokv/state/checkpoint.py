@@ -57,9 +57,8 @@ def from_state(state: State, backbone: Backbone) -> Session:
         StateCorrupt: its memory, clock or system prompt makes no sense.
     """
     if state.settings.get("kind") == CACHE:
-        raise StateMismatch(
-            "it is the state of a protokv.Cache", hint="protokv.Cache.load(path, model) goes on with it"
-        )
+        why = "it is the state of a protokv.Cache"
+        raise StateMismatch(why, hint="protokv.Cache.load(path, model) goes on with it")
     check_fits(state, backbone.identity)
     system = state.settings.get("system")
     if system != backbone.settings.get("system"):
@@ -84,10 +83,8 @@ def read_config(header: Header) -> MemoryConfig:
     except ConfigError as error:
         kind = header.memory.get("kind")
         if isinstance(kind, str) and kind not in CONFIGS:
-            raise StateMismatch(
-                f"the state is of the memory {shown(kind)}, which is not known here",
-                hint=f"if it is yours, export {OWN_MEMORY}=MODULE:CLASS",
-            ) from error
+            why = f"the state is of the memory {shown(kind)}, which is not known here"
+            raise StateMismatch(why, hint=f"if it is yours, export {OWN_MEMORY}=MODULE:CLASS") from error
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
 
@@ -96,10 +93,9 @@ def check_fits(header: Header, identity: BackboneIdentity) -> None:
     for name in ("family", "config_hash", "dtype", "weights_digest"):
         saved, ours = getattr(header.backbone, name), getattr(identity, name)
         if saved != ours:
-            raise StateMismatch(
-                f"the state does not fit: its backbone.{name} is {saved!r}, here it is {ours!r}",
-                hint=f"the state was made with the model {header.backbone.name}; load that one, or make a new state",
-            )
+            why = f"the state does not fit: its backbone.{name} is {saved!r}, here it is {ours!r}"
+            hint = f"the state was made with the model {header.backbone.name}; load that one, or make a new state"
+            raise StateMismatch(why, hint=hint)
 
 
 def load_recorded_backbone(

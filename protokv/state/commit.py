@@ -145,10 +145,9 @@ def lock(path: str | os.PathLike[str]) -> Iterator[bool]:
         try:
             found.acquire()
         except Timeout:
-            raise StateLocked(
-                f"the state {os.fspath(path)} is being written by another writer",
-                hint="wait for it or write elsewhere; query and inspect read its last commit meanwhile",
-            ) from None
+            why = f"the state {os.fspath(path)} is being written by another writer"
+            hint = "wait for it or write elsewhere; query and inspect read its last commit meanwhile"
+            raise StateLocked(why, hint=hint) from None
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise

@@ -80,10 +80,8 @@ class Header:
         """
         version = data.get("format_version") if isinstance(data, dict) else None
         if type(version) is int and version > FORMAT_VERSION:
-            raise StateMismatch(
-                f"format_version: this version reads {FORMAT_VERSION}, the state has {shown(version)}",
-                hint="upgrade protokv",
-            )
+            why = f"format_version: this version reads {FORMAT_VERSION}, the state has {shown(version)}"
+            raise StateMismatch(why, hint="upgrade protokv")
         try:
             return msgspec.convert(data, Header)
         except msgspec.ValidationError as error:

@@ -136,10 +136,8 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     fit = [at for time_s, at in commits if time_s <= latest]
     if not fit:
         listed = ", ".join(f"{time_s:g} s" for time_s, _ in commits)
-        raise StateNotFound(
-            f"{path} has no commit at or before {at_s:g} s; it has those at {listed}",
-            hint="`protokv ingest --every 30s --keep 20` keeps earlier commits",
-        )
+        why = f"{path} has no commit at or before {at_s:g} s; it has those at {listed}"
+        raise StateNotFound(why, hint="`protokv ingest --every 30s --keep 20` keeps earlier commits")
     state = store.look(read, fit[-1])
     if state.clock.stream_time_s > latest:
         raise StateError(f"{path} was replaced meanwhile", hint="try again")

@@ -233,10 +233,9 @@ class BucketStore(Store):
                 try:
                     put = self._bucket.put(self._key, path, mode=self._mode, use_multipart=False)
                 except (AlreadyExistsError, PreconditionError) as error:
-                    raise StateLocked(
-                        f"the state {self._address} was committed to by another writer meanwhile",
-                        hint="it is not overwritten; continue from the state that is there now, or write elsewhere",
-                    ) from error
+                    why = f"the state {self._address} was committed to by another writer meanwhile"
+                    hint = "it is not overwritten; continue from the state that is there now, or write elsewhere"
+                    raise StateLocked(why, hint=hint) from error
             self._mode = _condition(put)
 
     def look(self, read: Callable[[Stored], T], at: str | None = None) -> T:
@@ -329,10 +328,8 @@ def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = Non
         suffix = DEFAULT_SUFFIX
     known = {name: one for name, one in FORMS.items() if not (outside and one.is_folder)}
     if suffix not in known:
-        raise UnknownForm(
-            f"expected a path that ends in one of {', '.join(sorted(known))}, got {path}",
-            hint=did_you_mean(PurePath(path).suffix, known) or "choose another name",
-        )
+        why = f"expected a path that ends in one of {', '.join(sorted(known))}, got {path}"
+        raise UnknownForm(why, hint=did_you_mean(PurePath(path).suffix, known) or "choose another name")
     try:
         return BucketStore(str(path), known[suffix], keep) if outside else Store(path, known[suffix], keep)
     except SourceError as error:

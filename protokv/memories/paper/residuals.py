@@ -38,10 +38,8 @@ class Residuals(StatePart):
     def __init__(self, config: Any, shape: MemoryShape, prototypes: int) -> None:
         G, D = config.subquantizers, shape.head_size
         if D % G:
-            raise ConfigError(
-                f"subquantizers: {G} parts do not divide the head size {D} of this model",
-                hint="choose a divisor of the head size, or turn residual off",
-            )
+            why = f"subquantizers: {G} parts do not divide the head size {D} of this model"
+            raise ConfigError(why, hint="choose a divisor of the head size, or turn residual off")
         self._config = config
         self._size = (shape.layers, shape.kv_heads, prototypes, D)
         state = {spec.name: spec.allocate(shape.device) for spec in self.declare(config, shape, prototypes)}
