@@ -226,7 +226,7 @@ class _ReplayBar(Bar):
     """Takes each event of a replay and shows its progress; unreadable videos are told and added to `unread`."""
 
     def __init__(self, out: Output, plan: Plan, done: Collection[str], unread: MutableMapping[str, str]) -> None:
-        left = {stream.name: [one.ask.at_s for one in asked if one.key not in done] for stream, asked in plan.asked}
+        left = {stream.name: [one.ask.at_s for one in asked if one.key not in done] for stream, asked in plan.answers}
         self._answers, self._given, self._unread = sum(map(len, left.values())), 0, unread
         # Time goes by with the steps that are watched, up to the last question of each video.
         self._until_s = {name: max(times, default=0.0) for name, times in left.items()}

@@ -32,9 +32,10 @@ def split_shape(shape: MemoryShape) -> list[MemoryShape]:
     runs: list[MemoryShape] = []
     first = 0
     for device, layers in groupby(shape.layer_devices or [shape.device] * shape.layers):
-        own = {"layers": len(list(layers)), "device": device, "layer_devices": None}
-        runs.append(replace(shape, **own, part_of=shape.layers, first_layer=first))
-        first += runs[-1].layers
+        n = len(list(layers))
+        own = replace(shape, layers=n, device=device, layer_devices=None, part_of=shape.layers, first_layer=first)
+        runs.append(own)
+        first += n
     return runs
 
 

@@ -81,11 +81,8 @@ FeedItem = Step | Connection | Silence | ConnectionEnd
 class LiveSource(Source):
     """A source that goes on whether it is read or not: its `steps` are read, not its frames. See `Source`.
 
-    Attributes:
-        address: with its secrets.
-        clock, now: seconds that only go forward, and seconds since 1970.
-        info, texts: complete after the first connection; until then, its name and kind.
-        log: its running times, gaps and losses.
+    `info` and `texts` are complete after the first connection, and `log` has its running times, gaps and losses.
+    `clock` gives seconds that only go forward, and `now` those since 1970.
     """
 
     streams_text = True

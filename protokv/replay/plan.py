@@ -31,14 +31,14 @@ class Plan:
         return sum((asked.dropped for _, asked in self.streams), Counter())
 
     @cached_property
-    def asked(self) -> list[tuple[Stream, list[PlannedAnswer]]]:
+    def answers(self) -> list[tuple[Stream, list[PlannedAnswer]]]:
         """Every stream with every question at every delay under every memory."""
-        return [(stream, self.setup.asked(stream, asked, self.variants)) for stream, asked in self.streams]
+        return [(stream, self.setup.plan_answers(stream, asked, self.variants)) for stream, asked in self.streams]
 
     @property
     def trials(self) -> dict[str, Trial]:
         """Key -> trial, of everything that is asked."""
-        return {one.key: one.trial for _, asked in self.asked for one in asked}
+        return {one.key: one.trial for _, planned in self.answers for one in planned}
 
     def cost(self, done: Collection[str] = ()) -> dict[str, Any]:
         """Return the size of a run: `hours` of video up to the last questions, and `answers` that are not done."""
@@ -49,7 +49,7 @@ class Plan:
             "questions": sum(asked.questions for _, asked in self.streams),
             "dropped": dict(self.dropped),
             "hours": round(seconds / 3600, 2),
-            "answers": sum(one.key not in done for _, asked in self.asked for one in asked),
+            "answers": sum(one.key not in done for _, planned in self.answers for one in planned),
         }
 
 
@@ -102,8 +102,8 @@ def run_plan(
     file holds results of another study.
     """
     results.check(plan.trials.values())
-    for stream, asked in plan.asked:
-        left = [one for one in asked if one.key not in results.rows]
+    for stream, planned in plan.answers:
+        left = [one for one in planned if one.key not in results.rows]
         try:
             for event in replay_stream(backbone, stream, left, plan.setup, should_stop=should_stop):
                 if isinstance(event, AnswerRow):

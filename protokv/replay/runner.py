@@ -55,7 +55,7 @@ class Setup:
         model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}
         return cls(model, float(rate), backbone.frames_per_step, decoding, dict(backbone.settings))
 
-    def asked(self, stream: Stream, plan: QuestionSchedule, variants: Sequence[Variant]) -> list[PlannedAnswer]:
+    def plan_answers(self, stream: Stream, plan: QuestionSchedule, variants: Sequence[Variant]) -> list[PlannedAnswer]:
         """Return everything that is asked about a stream, memory by memory."""
         asked = [(variant, ask, self._trial(stream, ask, variant)) for variant in variants for ask in plan.asks]
         return [PlannedAnswer(variant, ask, trial, trial.key) for variant, ask, trial in asked]

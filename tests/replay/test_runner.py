@@ -35,7 +35,7 @@ def stream() -> WorldStream:
 
 def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: Backbone, stream: WorldStream) -> None:
     setup, plan = replace(Setup.of(tiny), decoding=SHORT), schedule(stream.questions, DELAYS, stream.length_s)
-    events = replay_stream(tiny, stream, setup.asked(stream, plan, VARIANTS), setup)
+    events = replay_stream(tiny, stream, setup.plan_answers(stream, plan, VARIANTS), setup)
     rows = [event for event in events if isinstance(event, AnswerRow)]
     assert len(rows) == len(plan.asks) * len(VARIANTS)
     for variant in VARIANTS:
