@@ -31,7 +31,7 @@ class ChatPrompt:
         """Render the template and cut it.
 
         Args:
-            tokenizer: a transformers tokenizer.
+            tokenizer: of transformers.
             video_token: the template's placeholder for the video.
             template: the template's text; None: the tokenizer carries it.
             medium: what `video_token` stands for in the template; "text": it knows neither, so the placeholder is put

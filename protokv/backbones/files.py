@@ -1,8 +1,7 @@
 """The files of a model: those of a package, a folder, the local cache of the hub, or the hub. Needs no torch.
 
 The digest of the weights covers each file's header, its size and evenly spaced samples, because reading all weights of
-a large model takes longer than loading a state. A hub that does not answer soon counts as out of reach, and the cache
-serves. The small files come first, so that an unsupported model is refused before gigabytes are downloaded.
+a large model takes longer than loading a state. A hub that does not answer soon counts as out of reach.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from protokv.machine import is_out_of_memory
 ENTRY_POINTS: Final = "protokv.backbones"
 """The group by which an installed package registers `NAME = "MODULE:CLASS"`.
 
-A name with a slash is a model that the package brings (`loading.Packaged`). Any other is a family, that is
+A name with a slash is a model that the package brings (`loading.PackagedModel`). Any other is a family, that is
 the `model_type` of a config, and a `Backbone`.
 """
 
@@ -53,8 +52,7 @@ def read_model_file(path: str, filename: str) -> dict[str, Any]:
 def read_video_processor(path: str) -> tuple[dict[str, Any], bool]:
     """Read the settings of the video processor of a folder, by the file names of transformers in its order.
 
-    Returns those that are not null, and whether they were written for video: an older folder may have settings for
-    still images only, which stand in for them.
+    Returned are those that are not null, and whether they are for video; those for still images stand in for them.
     """
     nested = read_model_file(path, "processor_config.json").get("video_processor") or {}
     of_video = nested or read_model_file(path, "video_preprocessor_config.json")
@@ -63,10 +61,9 @@ def read_video_processor(path: str) -> tuple[dict[str, Any], bool]:
 
 
 def read_template(path: str) -> str | None:
-    """Return the chat template of the older file `chat_template.json`; None if the tokenizer carries the right one.
+    """Return the chat template of the older file `chat_template.json`, which a tokenizer does not read by itself.
 
-    A tokenizer reads `chat_template.jinja` by itself, but not the older file, and then may carry the template of the
-    text-only model that it was made from.
+    None if the tokenizer carries the right one; without that file it may carry the template of a text-only model.
     """
     if (Path(path) / "chat_template.jinja").is_file():
         return None
@@ -155,10 +152,7 @@ def download(name: str, check: Callable[[Path], None], revision: str | None = No
 
 
 def require(name: str, revision: str | None = None) -> None:
-    """Refuse a model that is neither in the cache nor on a reachable hub; nothing is downloaded. Raises as `download`.
-
-    It imports little: a misspelt name is refused without waiting for torch.
-    """
+    """Refuse a model that is neither in the cache nor on a reachable hub, without torch. Raises as `download`."""
     from huggingface_hub import errors
 
     if find_cached(name, revision) is None and not _is_reachable(name, revision):

@@ -90,7 +90,7 @@ class PlacementRequest:
         return Placement(dtype, self.device, self.device_map, self.quantization)
 
 
-class Packaged(ABC):
+class PackagedModel(ABC):
     """What a backbone adds whose files lie in an installed package; `files.ENTRY_POINTS` says how it is registered."""
 
     @classmethod

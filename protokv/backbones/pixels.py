@@ -77,7 +77,7 @@ class PixelConfig:
         least = max(self.min_pixels, FEWEST_TOKENS * token)
         return replace(self, min_pixels=least if least < most else self.min_pixels, max_pixels=most)
 
-    def limited(self, max_pixels: int) -> PixelConfig:
+    def with_maximum(self, max_pixels: int) -> PixelConfig:
         """Return the same with another maximum, that of a user, which no frame exceeds."""
         return replace(self, min_pixels=min(self.min_pixels, max_pixels), max_pixels=max_pixels, strict=True)
 
@@ -168,7 +168,7 @@ class TimedGrid(Backbone):
         elif tokens < 1:
             raise ConfigError(f"a frame of {tokens} tokens shows nothing", hint="use a number above 0")
         else:
-            self._pixels = self._pixels.limited(tokens * side**2)
+            self._pixels = self._pixels.with_maximum(tokens * side**2)
             self.settings = self._pixels.settings(self.default_fps) | {"frame_tokens": tokens}
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:

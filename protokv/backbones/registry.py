@@ -56,7 +56,7 @@ def load_backbone(
     folder: Path | None = None,
     frame_tokens: int | None = None,
 ) -> Backbone:
-    """Load a model. A packaged one may set torch to one thread for this process (`Packaged.adjust`).
+    """Load a model. A packaged one may set torch to one thread for this process (`PackagedModel.adjust`).
 
     Args:
         name: of a packaged model such as `protokv/mini`, a local folder, or a hub name such as

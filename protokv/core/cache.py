@@ -51,15 +51,9 @@ class MemoryCache(StreamCache):
     steps: int  # that the memory has taken
 
     def __init__(self, model_or_config: Any, config: MemoryConfig, sink: int) -> None:
-        """Make it empty; the memory is made at the first commit.
+        """Make it empty; the memory is made at the first commit. `sink` is as in `protokv.Cache`.
 
-        Args:
-            model_or_config: a model of transformers, or its config.
-            config: which memory, and its budget.
-            sink: how many of the first tokens are kept for ever, unless the first commit is a prefix as a whole.
-
-        Raises:
-            ConfigError: the model has layers or attention that no memory serves, or the memory needs a session.
+        ConfigError: the model has layers or attention that no memory serves, or the memory needs a session.
         """
         self.decoder = Decoder(model_or_config)
         refuse_memory(config)

@@ -1,8 +1,4 @@
-"""Choose the next token, and turn tokens into text as they come.
-
-Owns penalties, greedy choice and draws, and holds back characters that are not complete. Knows logits and ids, not
-models. What a model was published with is `Backbone.decoding`.
-"""
+"""Choose the next token, by penalties, greedily or by draw, and turn tokens into text as they come. Knows no models."""
 
 from __future__ import annotations
 
@@ -33,6 +29,8 @@ class TokenChance(NamedTuple):
 class Decoding:
     """How an answer is generated; by default greedily. The words are those of transformers' `GenerationConfig`.
 
+    ConfigError: a value is out of its range.
+
     Attributes:
         max_new_tokens: the most tokens of an answer.
         temperature: 0 takes the likeliest token; above 0 the logits are divided by it and a token is drawn.
@@ -46,9 +44,6 @@ class Decoding:
         stop: the answer ends before the first of these texts.
         top_logprobs: the answer says the chances of its tokens and of so many likeliest ones; None: it does not.
         choices: the answer is the likeliest of these texts (`Session.choose`), and nothing is drawn; empty: any text.
-
-    Raises:
-        ConfigError: a value is out of its range.
     """
 
     max_new_tokens: int = 64
@@ -171,10 +166,7 @@ def read_token(token: Tensor) -> int:
 
 
 class TextStream:
-    """Turns a growing list of ids into pieces of text; an incomplete character waits for its rest.
-
-    `stopped` is True once one of the stops has come; it and what is behind it is never shown.
-    """
+    """Turns a growing list of ids into pieces of text, until one of the stops has come (`stopped`)."""
 
     def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()) -> None:
         """Start with no ids; `decode` is the backbone's, and the text ends before the first text of `stop`."""
@@ -186,9 +178,10 @@ class TextStream:
         """Return the text that this token completes; it may be empty."""
         self._ids.append(token)
         text = self._decode(self._ids)
+        # An incomplete character waits for its rest.
         if text.endswith("�"):
             return ""
-        # The beginning of a stop waits for its rest.
+        # So does the beginning of a stop.
         begun = [n for one in self._stop for n in range(1, len(one)) if text.endswith(one[:n])]
         return self._advance(text, max(begun, default=0))
 

@@ -34,9 +34,8 @@ class Memory(ABC):
     def select(self, features: Tensor, grid: tuple[int, int]) -> Tensor | None:
         """Choose the visual tokens of the next step that are forwarded at all; by default all of them.
 
-        Called once a step and in order, before the model reads it. Features that a memory keeps are part of its state.
-        Features are `[V, E]` model dtype in raster order, of a grid of rows and columns. Returned are indices `[n]`
-        int64 into them, increasing, at least one; None: all.
+        Called once a step and in order, before the model reads it. Features are `[V, E]` model dtype in raster order,
+        of a grid of rows and columns. Returned are indices `[n]` int64 into them, increasing, at least one; None: all.
         """
         return None
 

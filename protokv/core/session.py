@@ -117,14 +117,9 @@ class Session:
     ) -> Session:
         """Start an empty stream: the prompt prefix is forwarded and becomes the sink of the memory.
 
-        Args:
-            backbone: the model.
-            config: which memory, and its budget.
-            fps: sampled frames per second; None: the rate that the backbone was trained at.
-            attachments: what its state has besides; a stream with words needs a `protokv.words.transcript.Transcript`.
-
-        Raises:
-            ConfigError: fps is not a positive number up to 240, or the memory does not fit the model.
+        `fps` are sampled frames a second, above 0 and at most 240; None: the rate that the model was trained at. A
+        stream with words needs a `protokv.words.transcript.Transcript` among its attachments. ConfigError: the rate is
+        out of range, or the memory does not fit the model.
         """
         rate = backbone.default_fps if fps is None else fps
         check_fps(rate)
@@ -173,12 +168,9 @@ class Session:
 
     @torch.inference_mode()
     def watch(self, images: Images, time_s: float | None = None, words: Sequence[str] = ()) -> None:
-        """Take one step of the stream into the memory.
+        """Take one step of the stream, `[frames_per_step, height, width, 3]` uint8 RGB, and the texts said meanwhile.
 
-        Args:
-            images: `[frames_per_step, height, width, 3]` uint8 RGB.
-            time_s: stream time of the first frame; None: the step follows the last one without a gap.
-            words: texts of what was said meanwhile.
+        `time_s` is the stream time of the first frame; None: the step follows the last one without a gap.
         """
         if not isinstance(images, np.ndarray):
             what = f"one step is an array [{self.clock.frames_per_step}, height, width, 3], not a"

@@ -1,9 +1,8 @@
 """`CompressedMemory`: exact tokens that are compressed when the next step would exceed the budget.
 
-It owns when room is made and for how many tokens, and how kept tokens are shown and counted. Subclasses (`InfiniPotV`,
-`Hermes`) decide which tokens a compression keeps. `KeptTokens` holds the slots of the budget, `[far | near | free]`:
-far tokens were chosen by each layer or head for itself, near tokens are whole steps, the same in all heads. Both are in
-stream order. The border between them moves; the shape does not.
+Subclasses (`InfiniPotV`, `Hermes`) decide which tokens a compression keeps. `KeptTokens` holds the slots of the budget,
+`[far | near | free]`: far tokens were chosen by each layer or head for itself, near tokens are whole steps, the same in
+all heads. Both are in stream order. The border between them moves; the shape does not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`FullCache`: every token, the upper bound that bounded memories are compared with.
-
-Its bytes, the shape of its context and the cost of attention grow with the stream.
-"""
+"""`FullCache`: every token, the upper bound that bounded memories are compared with; it grows with the stream."""
 
 from __future__ import annotations
 

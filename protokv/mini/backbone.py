@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protokv.backbones.chat import check_text
 from protokv.backbones.files import digest_weights, read_model_file
-from protokv.backbones.loading import Packaged, Placement, PlacementRequest
+from protokv.backbones.loading import PackagedModel, Placement, PlacementRequest
 from protokv.backbones.pixels import PixelConfig, TimedGrid
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import MOST_WORDS, BackboneIdentity, PreparedStep, Turn
@@ -31,7 +31,7 @@ FOLDERS: Final = {f"protokv/mini{name}": f"weights{name}" for name in ("", "-ord
 """`-order` has four more layers and also reads order and counts appearances; `-words` two more, and reads words too."""
 
 
-class Embedded(TimedGrid, Packaged):
+class Embedded(TimedGrid, PackagedModel):
     """`protokv/mini`, `protokv/mini-order` and `protokv/mini-words`."""
 
     position_components = 3

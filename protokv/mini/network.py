@@ -2,7 +2,6 @@
 
 transformers runs the same weights, and the tests compare with it; but importing it takes longer than an answer of this
 model, and its wrappers take longer than the arithmetic of a step. Knows no memories and no files.
-
 Source: Qwen2.5-VL Technical Report, https://arxiv.org/abs/2502.13923, as transformers implements it.
 """
 
@@ -40,10 +39,7 @@ class VisionTower:
         self._merger = select_prefix(weights, "merger.")
 
     def __call__(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Return visual tokens `[B, rows * columns, E]` of patches `[B, rows * columns * merge**2, pixels]`.
-
-        Patches are in the order of the tokens and in the dtype of the weights.
-        """
+        """Return visual tokens `[B, n, E]` of patches `[B, n * merge**2, pixels]` in their order, of one dtype."""
         steps, n = patches.shape[:2]
         x = functional.linear(patches, self._projection)
         size = x.shape[-1] // self._heads

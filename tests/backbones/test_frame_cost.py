@@ -80,7 +80,7 @@ def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:
 )
 def test_no_frame_costs_more_than_its_limit_and_a_cheaper_one_keeps_its_size(size: tuple[int, int], limit: int) -> None:
     usual = replace(PixelConfig(), max_pixels=max(limit, 768 * 28 * 28))
-    rows, columns = smart_resize(*size, PixelConfig().limited(limit))
+    rows, columns = smart_resize(*size, PixelConfig().with_maximum(limit))
     assert min(rows, columns) >= 28
     assert rows * columns <= limit
     before = smart_resize(*size, usual)
