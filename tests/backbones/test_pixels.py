@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -27,10 +28,11 @@ def test_patches_equal_those_of_transformers(height: int, width: int, low: int, 
     image = picture(height, width)
     patches, (rows, columns) = patchify(np.stack([image, image]), PixelConfig(min_pixels=low, max_pixels=high))
     processor = Qwen2VLImageProcessorPil(size={"shortest_edge": low, "longest_edge": high})
-    expected = processor(images=[image], input_data_format="channels_last", return_tensors="pt")
-    assert expected["image_grid_thw"].tolist() == [[1, rows * 2, columns * 2]]
+    found = processor(images=[image], input_data_format="channels_last", return_tensors="pt")
+    expected: Tensor = found["pixel_values"]
+    assert found["image_grid_thw"].tolist() == [[1, rows * 2, columns * 2]]
     # A pixel is scaled, a mean taken off and divided by a deviation.
-    torch.testing.assert_close(patches, expected["pixel_values"], **near(expected["pixel_values"], 3))
+    torch.testing.assert_close(patches, expected, **near(expected, 3))
 
 
 def test_frames_that_are_too_narrow_are_refused() -> None:

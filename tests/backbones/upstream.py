@@ -77,7 +77,7 @@ class Upstream:
         """Return token ids before and after the placeholder of the video; see `messages`."""
         if self.family in TEXTS:
             before, after = TEXTS[self.family](self, Prompt((), question), said).split(CUT)
-            return tuple(self.tokenizer.encode(text, add_special_tokens=False) for text in (before, after))  # type: ignore[return-value]
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False) for text in (before, after))
         ids = self.tokenizer.apply_chat_template(messages(question, *said), add_generation_prompt=True)
         at = ids["input_ids"].index(self.model.config.video_token_id)
         return ids["input_ids"][:at], ids["input_ids"][at + 1 :]

@@ -1,7 +1,6 @@
 """Re-anchoring: what is in memory, shown at consecutive positions, and the attention that this gives."""
 
 import math
-from functools import cache
 
 import pytest
 import torch
@@ -156,15 +155,10 @@ def oracle(precise: PreciseRotary, positions: torch.Tensor) -> tuple[torch.Tenso
     return angle.cos(), angle.sin()
 
 
-@cache
-def precise_of(size: int, components: int) -> PreciseRotary:
-    return PreciseRotary(PlainRotary(size), components)
-
-
 @pytest.mark.parametrize("size", [2, 8, 34, 128])
 @given(st.integers(0, 2**33 - 1), st.integers(1, 3))
 def test_precise_angles_are_right_at_any_position(size: int, position: int, components: int) -> None:
-    precise = precise_of(size, components)
+    precise = PreciseRotary(PlainRotary(size), components)
     places = torch.tensor([[position // (1 + component) for component in range(components)]])
     for mine, expected in zip(precise.of_pairs(places), oracle(precise, places), strict=True):
         # The part of a turn is rounded, and is pi at the most, and so is its cosine.
@@ -175,7 +169,7 @@ def test_precise_angles_are_right_at_any_position(size: int, position: int, comp
 @given(st.integers(0, 2**15), st.integers(1, 3))
 def test_precise_angles_are_the_model_s_at_small_positions(size: int, position: int, components: int) -> None:
     places = torch.tensor([[position // (1 + component) for component in range(components)]])
-    mine, theirs = precise_of(size, components)(places), PlainRotary(size)(places)
+    mine, theirs = PreciseRotary(PlainRotary(size), components)(places), PlainRotary(size)(places)
     # The model rounds its rate and its angle to float32; no pair turns by more than one a position.
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other, **near(other, 2, position + math.pi))

@@ -89,13 +89,9 @@ def visible(memory: Memory) -> list[Tensor]:
     return list((recalled(memory).bias > -torch.inf).flatten(0, 1))
 
 
-def bounded(config: MemoryConfig) -> bool:
-    return CONFIGS[config.name].memory.bounded
-
-
 def reads_within_budget(config: MemoryConfig) -> bool:
     """A memory that retrieves keeps everything and reads within its budget."""
-    return bounded(config) or config.name == "rekv"
+    return CONFIGS[config.name].memory.bounded or config.name == "rekv"
 
 
 def test_the_budget_holds_the_prefix_is_shown_and_the_footprint_stays(config: MemoryConfig, shape: MemoryShape) -> None:
@@ -116,7 +112,7 @@ def test_the_budget_holds_the_prefix_is_shown_and_the_footprint_stays(config: Me
             check_bank(memory.tensors())
         for seen in visible(memory):
             assert not reads_within_budget(config) or int(seen.sum()) <= BUDGET + 5
-        if not bounded(config):
+        if not memory.bounded:
             continue
         assert context.keys.shape == context.values.shape == slots
         now = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.tensors().items()}

@@ -7,7 +7,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from protokv.core.context import SlotContext
-from protokv.core.step import StepKV, cell_centres
+from protokv.core.step import cell_centres
 from protokv.core.tensors import MemoryShape
 from protokv.memories import InfiniPotVConfig
 from protokv.memories.infinipot_v import InfiniPotV
@@ -17,13 +17,6 @@ from tests.tolerance import tolerance
 
 # A score is a norm of up to 16 numbers, or a mean of their cosines over up to 36 recent steps.
 TIE = tolerance(torch.float32, 16 + 36)
-
-
-def step_on(world: World, index: int, rows: int, columns: int, text: int = 0) -> StepKV:
-    """Return a step of the world on a grid, with text tokens before it."""
-    # Text stands in the middle of the frame.
-    places = torch.cat((torch.full((text, 2), 0.5), cell_centres((rows, columns))))
-    return replace(world.step(index, text + rows * columns), coordinates=places)
 
 
 GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(0, 2))
@@ -51,8 +44,10 @@ def test_it_equals_its_oracle_token_for_token(
     fast = InfiniPotV(config, shape, world.rotary)
     fast.start(*world.sink())
     naive = [NaiveInfiniPotV(config, shape, layer, head) for layer in range(2) for head in range(shape.kv_heads)]
-    for index, grid in enumerate(grid for grid, times in runs for _ in range(times)):
-        step = step_on(world, index, *grid)
+    for index, (rows, columns, text) in enumerate(grid for grid, times in runs for _ in range(times)):
+        # Text stands in the middle of the frame.
+        places = torch.cat((torch.full((text, 2), 0.5), cell_centres((rows, columns))))
+        step = replace(world.step(index, text + rows * columns), coordinates=places)
         fast.append(step)
         for oracle in naive:
             oracle.append(step)

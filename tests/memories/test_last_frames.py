@@ -17,11 +17,6 @@ from tests.tolerance import near_logits
 QUESTION = "what is the first star ?"
 
 
-def plain(context: object) -> SlotContext:
-    assert isinstance(context, SlotContext)
-    return context
-
-
 @given(st.integers(1, 30), st.integers(1, 6), st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 99))
 def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
     budget: int, last_steps: int, lengths: list[int], seed: int
@@ -38,7 +33,8 @@ def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
         held = [*held, step.positions[:, 0].tolist()[-budget:]][-last_steps:]
         while sum(map(len, held)) > budget:
             held.pop(0)
-        read = plain(memory.recall())
+        read = memory.recall()
+        assert isinstance(read, SlotContext)
         assert read.positions is not None
         live = read.bias[0, 0] > -torch.inf
         times = read.positions()[0, 0, live, 0].tolist()
