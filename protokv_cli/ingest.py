@@ -30,7 +30,7 @@ from protokv_cli.options import (
     refuse,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_pair
+from protokv_cli.parsing import parse_chunk, parse_duration, parse_every, parse_list, parse_pair
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
@@ -70,7 +70,12 @@ class SourceFlags(Flags, panel="What to watch"):
     system: str | None = option("--system TEXT", "A system prompt, which the model reads before the video.")
     max_frame_pixels: int | None = option("--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1)
     decoder: str = option("--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto")
-    chunk: int = option("--chunk COUNT", "Steps that go through the model at once.", default=1, min=1)
+    chunk: str = option(
+        "--chunk COUNT|auto",
+        "Steps that go through the model at once; auto: 4 of a file.",
+        default="1",
+        parse=parse_chunk,
+    )
 
 
 _ASKED, _HOW = "Questions while it watches", ("every_s", "choices", "on_change", "evidence")

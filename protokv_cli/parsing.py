@@ -84,6 +84,16 @@ def parse_every(text: str) -> Every:
         raise ConfigError(why, hint="use for example 30s or 2m of stream time, 500steps, or never") from None
 
 
+def parse_chunk(text: str) -> int | None:
+    """Return a number of steps; None for `auto`."""
+    given = text.strip().lower()
+    if given == "auto":
+        return None
+    if not re.fullmatch(r"\d{1,9}", given, re.ASCII):
+        raise ConfigError(f"expected a number of steps, got {text!r}", hint="for example 4, or auto")
+    return int(given)
+
+
 def parse_list(text: str) -> list[str]:
     """Return the parts of `a,b,c`, without empty ones."""
     return [part.strip() for part in text.split(",") if part.strip()]

@@ -80,7 +80,8 @@ def check_options(path: StatePath, state: Header, options: IngestOptions) -> Non
     for field in theirs:
         check_equal(path, f"memory.{field}", theirs[field], ours.get(field))
     # Each step attended to the others of its chunk, and has read the system prompt; without one, it is the state's.
-    check_equal(path, "chunk", (state.source or {}).get("chunk", 1), options.chunk)
+    if options.chunk is not None:
+        check_equal(path, "chunk", (state.source or {}).get("chunk", 1), options.chunk)
     if options.system is not None:
         check_equal(path, "system prompt", state.settings.get("system"), options.system)
 

@@ -19,7 +19,7 @@ from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion import continuation
 from protokv.ingestion.events import Event, Summary
 from protokv.ingestion.live import LiveSource, open_stream
-from protokv.ingestion.options import LIVE, MINUTELY, IngestOptions
+from protokv.ingestion.options import FILE_CHUNK, LIVE, MINUTELY, IngestOptions
 from protokv.ingestion.prefetch import StopRequest
 from protokv.ingestion.watching import Run, RunStart
 from protokv.memories import MemoryConfig
@@ -130,7 +130,7 @@ def _open_source(source: AnySource, options: IngestOptions, opened: ExitStack) -
         video = opened.enter_context(found or open_source(video, options.decoder, max_pixels=pixels))
     if not isinstance(video, LiveSource):
         return options.cut_part(video)
-    if options.start_s or options.duration_s is not None or options.chunk > 1:
+    if options.start_s or options.duration_s is not None or (options.chunk or 1) > 1:
         raise ConfigError(f"{video.info.name} is live; parts and chunks are of files", hint="use --for")
     return video
 
@@ -148,7 +148,8 @@ def _start(
         with stage(timings, "state"):
             config = options.config_for(subtitles)
             session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
-            return RunStart(session, SourcePart(), {}, subtitles)
+            chunk = options.chunk or (1 if isinstance(video, LiveSource) else FILE_CHUNK)
+            return RunStart(session, SourcePart(), {}, subtitles, chunk)
     segment, record = continuation.find_segment(path, state, video, append=options.append)
     continuation.check_subtitles(path, record, subtitles)
     continuation.check_options(path, state, options)
@@ -159,7 +160,8 @@ def _start(
         session = from_state(state, model)
     if isinstance(video, LiveSource):
         video.continue_from(record, state.clock.stream_time_s)
-    return RunStart(session, segment, record, subtitles, read_answers(state))
+    chunk = options.chunk or (state.source or {}).get("chunk", 1)
+    return RunStart(session, segment, record, subtitles, chunk, read_answers(state))
 
 
 def limit_thumbnails(session: Session, most: int) -> Thumbnails | None:

@@ -42,6 +42,7 @@ class RunStart:
     segment: SourcePart  # the part of the stream that its source fills
     record: Mapping[str, Any]  # of the source, in the state
     subtitles: Subtitles  # of the source, in its own time
+    chunk: int  # steps that go through the model together
     answers: Sequence[KeptAnswer] = ()  # that the state keeps
 
 
@@ -58,7 +59,7 @@ class Run:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._store, self._segment = session, source, store, segment
         self._live = source if isinstance(source, LiveSource) else None
-        self._chunk, self._timings, session.timings = options.chunk, timings, timings
+        self._chunk, self._timings, session.timings = start.chunk, timings, timings
         self._asker = Asker(session, options.ask, start.answers, self._live)
         self._thumbnails = next((one for one in session.attachments if isinstance(one, Thumbnails)), None)
         self._subtitles, self._loss_reported = start.subtitles, False
