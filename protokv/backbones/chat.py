@@ -28,15 +28,10 @@ class ChatPrompt:
         medium: Literal["video", "image", "text"] = "video",
         system: str | None = None,
     ) -> None:
-        """Render the template and cut it.
+        """Render the template, None: that of the tokenizer, and cut it at its placeholder for the video.
 
-        Args:
-            tokenizer: of transformers.
-            video_token: the template's placeholder for the video.
-            template: the template's text; None: the tokenizer carries it.
-            medium: what `video_token` stands for in the template; "text": it knows neither, so the placeholder is put
-                in front of the question.
-            system: the system prompt; None: what the template puts there by itself.
+        `medium` is what `video_token` stands for in the template; "text": it knows neither, so the placeholder is put
+        in front of the question. Without `system` the template puts there what it has.
 
         Raises:
             ModelError: the template does not show a video and then a question, or no system prompt.

@@ -38,10 +38,7 @@ class QwenVL(TimedGrid, Adapter):
 
     @staticmethod
     def make_frames(raw: dict[str, Any], of_video: bool) -> PixelConfig:
-        """Read how a folder prepares video frames.
-
-        A file for video that transformers has saved repeats the limits of still images, so it is treated alike.
-        """
+        """Read how a folder prepares video frames; files for video repeat the limits of still images."""
         return PixelConfig.from_files(raw).for_video()
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:

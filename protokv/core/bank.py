@@ -163,8 +163,7 @@ class PrototypeBank(StatePart):
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a checked state."""
-        for name in self._names:
-            getattr(self, name).copy_(tensors[f"bank.{name}"])
+        super().take(tensors)
         self._touched = None
 
 

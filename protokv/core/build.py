@@ -25,10 +25,7 @@ from protokv.machine import memory_bytes
 
 
 def make_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
-    """Return what a memory must know of a backbone.
-
-    ConfigError: the model has layers that cannot do what a setting says.
-    """
+    """Return what a memory must know of a backbone. ConfigError: it has layers that cannot do what a setting says."""
     others = set(backbone.layer_kinds) - {LayerKind.FULL}
     if others and config.recent_frames:
         why = "recent_frames: this model has layers that read every token once, in order, so no step is read again"

@@ -68,7 +68,7 @@ class PreciseRotary:
     """
 
     def __init__(self, rotary: Rotary, components: int) -> None:
-        """Read the rates off a model's angles: a pair turns with one of P components, by less than 1/2 a position."""
+        """Read the rates off a model's angles: a pair turns with one of P components, less than half a turn a step."""
         positions = 2 ** torch.arange(_DOUBLINGS + 1)[:, None, None] * torch.eye(components, dtype=torch.int64)
         cos, sin = rotary(positions)
         half = cos.shape[-1] // 2

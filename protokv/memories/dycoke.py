@@ -69,10 +69,7 @@ class DyCoke(SlidingWindow):
 
 
 class FrameGroup(StatePart):
-    """The features `[V, E]` that the next step is compared with, and the index of the next step in its group.
-
-    The features are empty until the first step.
-    """
+    """The features `[V, E]` that the next step is compared with, none at first, and its index in its group."""
 
     def __init__(self, shape: MemoryShape) -> None:
         self._device = shape.device

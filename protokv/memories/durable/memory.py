@@ -1,8 +1,4 @@
-"""`Durable`: the default memory. A near window, and a bank under a merging rule (`durable.rule`).
-
-A bank of 8-bit centres is decoded where it is read. In a stream with words these have a window and a bank of their own
-(`durable.words`).
-"""
+"""`Durable`: the default memory. A near window, and a bank under a merging rule (`durable.rule`)."""
 
 from __future__ import annotations
 
