@@ -53,14 +53,6 @@ def test_time_stamps_that_jump_are_damage_and_make_no_hours_of_repeated_frames(m
         assert list(read_steps(source, 2.0, 2))[-1].time_s <= length_s + 1
 
 
-def test_frames_above_the_limit_are_refused_with_a_hint_how_to_raise_it(make_clip):
-    with pytest.raises(SourceUnreadable, match="128 x 96") as caught:
-        open_source(make_clip("constant rate"), max_pixels=128 * 96 - 1)
-    assert "--max-frame-pixels 12288" in caught.value.hint
-    with open_source(make_clip("constant rate"), max_pixels=128 * 96) as source:
-        assert sum(1 for _ in source.frames()) == 61
-
-
 def test_a_stream_that_claims_huge_frames_inside_takes_no_memory(tmp_path):
     pytest.importorskip("resource")
     path = write(Clip([0, 40, 80], suffix="mkv", codec="libvpx", options={"deadline": "realtime"}), tmp_path / "x.mkv")

@@ -86,19 +86,6 @@ def test_a_stream_that_changes_its_size_keeps_that_of_its_first_frame(tmp_path):
     assert all(b.time_s > a.time_s for a, b in itertools.pairwise(frames))
 
 
-def test_damaged_packets_are_counted_and_the_rest_is_given(make_clip):
-    data = bytearray(make_clip("transport stream").read_bytes())
-    for at in range(len(data) // 3, len(data) // 3 + 4000, 7):
-        data[at] ^= 0xFF if at % 188 > 20 else 0
-    with piped(bytes(data)) as address, AVSource(address) as source:
-        numbers = [number_in(frame.image) for frame in source.frames()]
-        damage = source.damage
-    assert numbers[0] == 0
-    assert 60 in numbers
-    assert not damage.ok
-    assert damage.message
-
-
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
