@@ -32,13 +32,9 @@ def option(
 ) -> Any:
     """Return a field of a dataclass that is an option.
 
-    Args:
-        declared: its names and what stands for its value, as the help shows them: `--output -o STATE`.
-        text: the help on it.
-        panel: the section of the help; None: that of its dataclass.
-        default: its value if it is not given, False for a flag; the help shows numbers and texts.
-        parse: reads the text of the command line (`parse_flags`).
-        more: arguments of `typer.Option`.
+    `declared` has its names and what stands for its value, as the help shows them: `--output -o STATE`. `panel` is the
+    section of the help; None: that of its dataclass. `default` is False for a flag; the help shows numbers and texts.
+    `parse` reads the text of the command line (`parse_flags`), and `more` are arguments of `typer.Option`.
     """
     words = declared.split()
     if default is None and words[-1].startswith("-") and "/" not in declared:
