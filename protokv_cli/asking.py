@@ -236,7 +236,7 @@ class Answers:
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows:
-                self.out.text(describe_evidence(answer.evidence))
+                self.out.text(format_evidence(answer.evidence))
         if expected is not None:
             from protokv.replay.questions import is_expected
 
@@ -275,7 +275,7 @@ class Answers:
         return answer
 
 
-def describe_evidence(evidence: Evidence) -> str:
+def format_evidence(evidence: Evidence) -> str:
     """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said then, in lines."""
     spans = ", ".join(
         f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence.spans

@@ -19,7 +19,7 @@ from protokv.ingestion import Event, IngestOptions, events
 from protokv.ingestion.estimate import Estimate
 from protokv.texts import count_text
 from protokv.timings import Timings
-from protokv_cli.asking import describe_evidence
+from protokv_cli.asking import format_evidence
 from protokv_cli.exits import Exit
 from protokv_cli.hooks import Hook
 from protokv_cli.options import note_embedded
@@ -180,7 +180,7 @@ def describe_answer(event: events.Answered) -> str:
     line = f"{format_time(event.stream_time_s)} {event.question} {event.answer} ({sure:.2f})"
     if event.frames_dropped:
         line += f", {event.late_s:.0f} s late, {count_text(event.frames_dropped, 'frame')} dropped"
-    stood = event.evidence and describe_evidence(Evidence(tuple(event.evidence), measured=False))
+    stood = event.evidence and format_evidence(Evidence(tuple(event.evidence), measured=False))
     return f"{line}\n{stood}" if stood else line
 
 

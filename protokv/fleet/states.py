@@ -9,7 +9,7 @@ from protokv.core.backbone import Backbone
 from protokv.errors import StateError
 from protokv.fleet.plan import find_states
 from protokv.fleet.worker import Failure, read_damage
-from protokv.state.checkpoint import load_recorded_backbone, read_config
+from protokv.state.checkpoint import load_recorded_backbone, read_memory_config
 from protokv.state.reader import Reader
 
 # The failures of a run, a JSON object a line, in the folder of the states.
@@ -27,7 +27,7 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"state": state, "source": None, "complete": False, **dict.fromkeys(_COLUMNS)}
         try:
             reader = Reader.open(state)
-            header, clock, config = reader.header, reader.header.clock, read_config(reader.header)
+            header, clock, config = reader.header, reader.header.clock, read_memory_config(reader.header)
             row |= {
                 "source": (header.source or {}).get("name"),
                 "complete": header.complete,

@@ -16,7 +16,7 @@ from protokv.core.backbone import Backbone
 from protokv.errors import StateMismatch
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import IngestOptions
-from protokv.state.checkpoint import read_config
+from protokv.state.checkpoint import read_memory_config
 from protokv.state.header import Header, State
 from protokv.state.sources import SourcePart, next_source_part, read_source_part, source_records
 from protokv.state.store import StatePath
@@ -73,7 +73,7 @@ def _another_source(path: StatePath, state: State, source: Source) -> StateMisma
 def check_options(path: StatePath, state: Header, options: IngestOptions) -> None:
     """Refuse another memory, system prompt or chunk than the state's. StateMismatch, naming the setting."""
     # Read the state's memory as a config, so that settings newer than the state have their defaults.
-    found = read_config(state)
+    found = read_memory_config(state)
     # Whether there are words is settled where the stream begins.
     config = options.config.with_words(bool(getattr(found, "words", False)))
     theirs, ours = found.to_dict(), config.to_dict()

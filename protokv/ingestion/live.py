@@ -27,7 +27,7 @@ from protokv.state.sources import SourcePart, WallClockLog
 from protokv.video import Damage, Source, SourceInfo
 from protokv.video.address import PIPE, STREAMED, public_name, source_kind, waits_for_publisher
 from protokv.video.sampling import Sample, Step, make_step
-from protokv.video.source import Frame, FrameRequest, Line, TextTrack, never
+from protokv.video.source import Frame, FrameRequest, SubtitleLine, TextTrack, never
 
 # Dropped frames before the two rates are reported: fewer may be a hiccup.
 MANY = 8
@@ -117,7 +117,7 @@ class LiveSource(Source):
         """Sampled frames that this run has dropped by now."""
         return self._feed.mailbox.dropped if self._feed else 0
 
-    def new_lines(self) -> Sequence[tuple[int, Line]]:
+    def new_lines(self) -> Sequence[tuple[int, SubtitleLine]]:
         """Return what came since the last call, as a `Source`, in time counted from the start of the segment."""
         lines = self._feed.lines if self._feed is not None else deque()
         return [lines.popleft() for _ in range(len(lines))]
@@ -235,7 +235,7 @@ class Feed:
         kind, options = source_kind(source.address), source.options
         self.mailbox = Mailbox(ROOM, wait=options.waits(kind))
         # Lines of text that came, each with the number of its track, in stream time.
-        self.lines: deque[tuple[int, Line]] = deque(maxlen=ROOM_OF_LINES)
+        self.lines: deque[tuple[int, SubtitleLine]] = deque(maxlen=ROOM_OF_LINES)
         self._source, self._clock, self._fps, self._n = source, source.clock, fps, frames_per_step
         # The step that has begun, how many were made, and the first slot that none of them reaches; a slot is 1 / fps.
         self._group: list[Sample] = []

@@ -122,7 +122,7 @@ class _Server:
         """Return the routes by which sessions are fed."""
 
         async def begin(request: Request) -> Response:
-            asked = sessions.parse(await self._body(request, self._limits.body_bytes))
+            asked = sessions.parse_opening(await self._body(request, self._limits.body_bytes))
             return JSONResponse(await self._work(fed.open, asked), 201)
 
         async def push(request: Request) -> Response:
@@ -161,7 +161,7 @@ class _Server:
 
     async def answer(self, request: Request) -> Response:
         """Answer a question, whole or in pieces."""
-        asked = chat.parse(await self._body(request, self._limits.body_bytes), self._states.decoding)
+        asked = chat.parse_chat(await self._body(request, self._limits.body_bytes), self._states.decoding)
         path = self._states.find(asked.model)
         if self._waiting >= self._limits.waiting:
             raise TooMuch("too many questions at once; ask again later")

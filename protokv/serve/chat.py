@@ -47,7 +47,7 @@ class ChatRequest:
     evidence: bool = False  # say on which spans of the stream the answer stands; not in OpenAI's interface
 
 
-def parse(body: bytes, published: Decoding) -> ChatRequest:
+def parse_chat(body: bytes, published: Decoding) -> ChatRequest:
     """Return the request in a body; `published` is how the model chooses tokens where the request does not say.
 
     ConfigError: a state cannot answer it; the field is named.

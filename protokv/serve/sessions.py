@@ -60,7 +60,7 @@ class SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     system_prompt: str | None = None
 
 
-def parse(body: bytes) -> SessionRequest:
+def parse_opening(body: bytes) -> SessionRequest:
     """Return the request in a body. ConfigError."""
     try:
         return msgspec.json.decode(body or b"{}", type=SessionRequest)

@@ -18,7 +18,7 @@ from protokv.core.step import StreamClock
 from protokv.core.stream_cache import MemoryLayer
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
-from protokv.state.checkpoint import CACHE, check_fits, read_config
+from protokv.state.checkpoint import CACHE, check_fits, read_memory_config
 from protokv.state.header import State
 from protokv.state.reader import load_state
 from protokv.state.store import StatePath
@@ -113,7 +113,7 @@ class Cache(MemoryCache):
         state = load_state(path)
         if state.settings.get("kind") != CACHE:
             raise StateMismatch(f"{path} is the state of a session", hint="open it with protokv.load")
-        cache = cls(model, memory=read_config(state))
+        cache = cls(model, memory=read_memory_config(state))
         if "sink.keys" not in state.tensors or state.tensors["sink.keys"].ndim != 4:
             raise StateCorrupt(f"{path}: tensor sink.keys is missing")
         check_fits(state, cache._identify(state.tensors["sink.keys"].dtype))

@@ -68,10 +68,10 @@ def from_state(state: State, backbone: Backbone) -> Session:
             raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
     thumbnails = Thumbnails.read(state.tensors)
     attachments = [Transcript.of(state.tensors), *([thumbnails] if thumbnails else [])]
-    return Session.resume(backbone, read_config(state), state.clock, state.tensors, attachments)
+    return Session.resume(backbone, read_memory_config(state), state.clock, state.tensors, attachments)
 
 
-def read_config(header: Header) -> MemoryConfig:
+def read_memory_config(header: Header) -> MemoryConfig:
     """Return the memory settings of a state.
 
     Raises:

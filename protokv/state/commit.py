@@ -86,7 +86,7 @@ def retire(path: Path, kept: Path) -> None:
     _remove(kept.replace(made))
 
 
-def write_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+def write_state_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """Create a file, let `fill` write it, and sync it. Its mode is 0666 less the umask."""
     with path.open("xb") as file:
         fill(file)

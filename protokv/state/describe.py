@@ -25,7 +25,7 @@ from protokv.core.recent import RecentSteps
 from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import ATTACHED, read_config
+from protokv.state.checkpoint import ATTACHED, read_memory_config
 from protokv.state.header import Header, State
 from protokv.state.reader import Reader
 from protokv.state.sources import WallClockLog, describe_sources, read_answers
@@ -135,7 +135,7 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
     """Return the memory of a state, without a model. StateCorrupt, naming it, if a tensor or field makes no sense."""
     state.clock.check()
     Transcript.of(state.tensors)
-    config, shape = read_config(state), _read_shape(state)
+    config, shape = read_memory_config(state), _read_shape(state)
 
     def no_rotation(positions: Tensor) -> tuple[Tensor, Tensor]:
         # The report does not depend on the rotation of keys, and the model's is not at hand.

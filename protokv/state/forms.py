@@ -24,7 +24,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from protokv.errors import StateCorrupt
-from protokv.state.commit import write_file
+from protokv.state.commit import write_state_file
 from protokv.state.header import KEY, NAMES, State, digest_tensors, tensor_bytes, unseal
 
 
@@ -94,7 +94,7 @@ class SafetensorsForm(Form):
             for _, tensor in order:
                 file.write(tensor_bytes(tensor).data)
 
-        write_file(path, fill)
+        write_state_file(path, fill)
 
     def map(self, path: Path) -> Stored:
         """Map the file. The library checks the head, offsets and shapes against its size."""
@@ -112,7 +112,7 @@ class PtForm(Form):
         """Write the file with torch.save, which writes whole storages: each tensor gets its own."""
         content = {KEY: document, "tensors": {name: one.clone() for name, one in sorted(state.tensors.items())}}
         try:
-            write_file(path, lambda file: torch.save(content, file))
+            write_state_file(path, lambda file: torch.save(content, file))
         except RuntimeError as error:
             # torch hides the error of the file in its own.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None

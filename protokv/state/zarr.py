@@ -25,7 +25,7 @@ from torch import Tensor
 
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt, shown, system_error
-from protokv.state.commit import not_found, sync_folder, write_file
+from protokv.state.commit import not_found, sync_folder, write_state_file
 from protokv.state.forms import Form, Stored
 from protokv.state.header import KEY, NAMES, State, canonical_json
 
@@ -66,7 +66,11 @@ class ZarrForm(Form):
         for one in folders:
             one.mkdir()
         with ThreadPoolExecutor(4) as pool:  # disks sync several files at once
-            list(pool.map(lambda one: write_file(path / one, lambda to: to.write(files[one].as_buffer_like())), files))
+            list(
+                pool.map(
+                    lambda one: write_state_file(path / one, lambda to: to.write(files[one].as_buffer_like())), files
+                )
+            )
         for one in reversed(folders):
             sync_folder(one)
 

@@ -24,7 +24,18 @@ from protokv.video.clock import ArrivalClock
 from protokv.video.container import MAX_PIXELS, TIMEOUT_S, explain_error, open_container
 from protokv.video.decoding import FrameDecoding, Losses, skip_to_key
 from protokv.video.probe import Beginning, choose_stream, convert_to_rgb, look_into
-from protokv.video.source import Damage, Frame, FrameRequest, Image, Line, Lines, ShouldStop, Source, drop_before, never
+from protokv.video.source import (
+    Damage,
+    Frame,
+    FrameRequest,
+    Image,
+    ShouldStop,
+    Source,
+    SubtitleLine,
+    SubtitleLines,
+    drop_before,
+    never,
+)
 from protokv.video.text_tracks import find_text_tracks, read_packet, read_text_track
 
 # These containers have an index, and one clock from beginning to end. A seek aims this much earlier: FFmpeg goes by
@@ -73,7 +84,7 @@ class AVSource(Source):
         self.copy: TemporaryDirectory[str] | None = None  # holds the file, and goes with this source
         self._losses, self._why, self._from_s = Losses(), "", 0.0
         self._decoding: FrameDecoding | None = None
-        self._waiting: list[tuple[int, Line]] = []  # lines with their track, in the time of the container
+        self._waiting: list[tuple[int, SubtitleLine]] = []  # lines with their track, in the time of the container
         self._found: Beginning | None = None
         self._opened: _Opened | None = self._open(should_stop)
         self._found = self._opened.found
@@ -88,11 +99,11 @@ class AVSource(Source):
         """See `Source`."""
         return self._losses.damage
 
-    def lines(self, number: int) -> Lines:
+    def lines(self, number: int) -> SubtitleLines:
         """See `Source`."""
         return read_text_track(Path(self.source), number, -self.timing.time_s(0))
 
-    def new_lines(self) -> Sequence[tuple[int, Line]]:
+    def new_lines(self) -> Sequence[tuple[int, SubtitleLine]]:
         """See `Source`."""
         later_s = self._decoding.later_s if self._decoding is not None else 0.0
         new = [(number, line.shift(later_s)) for number, line in self._waiting]

@@ -85,7 +85,7 @@ def _list(address: str, folder: str, offset: str | None = None) -> Iterator[tupl
             yield from ((one["path"], address[: len(address) - len(rest)] + one["path"]) for one in batch)
 
 
-def fingerprint_object(address: str) -> str:
+def fingerprint_bucket_video(address: str) -> str:
     """Return what identifies the content of an object: the sha256 of its size and its tag. SourceError as `fetch`."""
     store, key = open_store(address)
     with explain_errors(address):
@@ -93,7 +93,7 @@ def fingerprint_object(address: str) -> str:
 
 
 def fetch(address: str, path: Path) -> str:
-    """Copy an object into a file and return its `fingerprint_object`.
+    """Copy an object into a file and return its `fingerprint_bucket_video`.
 
     SourceError: the object is missing, or the store does not answer.
     """

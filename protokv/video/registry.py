@@ -106,7 +106,7 @@ def fingerprint_source(source: str) -> str | None:
     SourceError: it is not there, or cannot be read.
     """
     if bucket.is_object(source):
-        return bucket.fingerprint_object(source)
+        return bucket.fingerprint_bucket_video(source)
     if source_kind(source) != "file":
         return None
     check_is_file(Path(source))

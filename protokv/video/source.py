@@ -115,26 +115,26 @@ class TextTrack(NamedTuple):
     forced: bool = False  # only what needs a translation
 
 
-class Line(NamedTuple):
+class SubtitleLine(NamedTuple):
     """What is shown from `start_s` to `end_s` of the source, in one or more rows, with the markup of HTML or WebVTT."""
 
     start_s: float
     end_s: float
     text: str
 
-    def shift(self, by_s: float) -> Line:
+    def shift(self, by_s: float) -> SubtitleLine:
         """Return the line that much later."""
-        return Line(self.start_s + by_s, self.end_s + by_s, self.text)
+        return SubtitleLine(self.start_s + by_s, self.end_s + by_s, self.text)
 
 
-class Lines(NamedTuple):
+class SubtitleLines(NamedTuple):
     """The lines of a track or a file, in its order."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[SubtitleLine, ...]
     lost: str = ""  # what is missing
     note: str = ""  # what is doubtful about the text
 
-    def since(self, start_s: float) -> Lines:
+    def since(self, start_s: float) -> SubtitleLines:
         """Return those of the part of the source that begins at `start_s`, in its own time."""
         return self._replace(lines=tuple(line.shift(-start_s) for line in self.lines if line.end_s > start_s))
 
@@ -196,11 +196,11 @@ class Source(ABC):
         start_s = max(0.0, float(start_s))
         return self._read(FrameRequest(start_s, from_beginning, lambda: self._closed or should_stop()))
 
-    def lines(self, number: int) -> Lines:
+    def lines(self, number: int) -> SubtitleLines:
         """Read the text track with this number, one of `texts`, before any frames; SourceUnreadable if it cannot be."""
         raise SourceUnreadable(f"{self.info.name} has no text track {number}")
 
-    def new_lines(self) -> Sequence[tuple[int, Line]]:
+    def new_lines(self) -> Sequence[tuple[int, SubtitleLine]]:
         """Return the lines that came with the frames since the last call, each with the number of its track."""
         return ()
 
@@ -258,11 +258,11 @@ class Part(Source):
         from_s = found.lost_from_s
         return found if from_s is None else replace(found, lost_from_s=max(0.0, from_s - self._start_s))
 
-    def lines(self, number: int) -> Lines:
+    def lines(self, number: int) -> SubtitleLines:
         """See `Source`; in the part's own time."""
         return self._source.lines(number).since(self._start_s)
 
-    def new_lines(self) -> Sequence[tuple[int, Line]]:
+    def new_lines(self) -> Sequence[tuple[int, SubtitleLine]]:
         """See `Source`; in the part's own time."""
         start_s, found = self._start_s, self._source.new_lines()
         return [(number, one.shift(-start_s)) for number, one in found if one.end_s > start_s]

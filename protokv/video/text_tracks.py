@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from protokv.video.source import Line, Lines, TextTrack
+from protokv.video.source import SubtitleLine, SubtitleLines, TextTrack
 
 # The codecs of text in packets.
 CODECS = {"srt", "subrip", "ass", "ssa", "webvtt", "mov_text", "text"}
@@ -47,14 +47,14 @@ def _name_codec(stream: Any) -> str:
     return "webvtt" if "matroska" in stream.container.format.name else ""
 
 
-def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
+def read_text_track(path: Path, number: int, origin_s: float) -> SubtitleLines:
     """Read the text track with this number from a video file, whose pictures FFmpeg skips where it can.
 
     `origin_s` is the time stamp at which the video begins.
     """
     from protokv.video.container import discard_others, explain_error, open_container
 
-    found: list[Line] = []
+    found: list[SubtitleLine] = []
     size = packets = 0
     with open_container(path) as container:
         stream = container.streams[number]
@@ -66,14 +66,16 @@ def read_text_track(path: Path, number: int, origin_s: float) -> Lines:
                     continue
                 size += len(line.text)
                 if len(found) == MOST_LINES or size > MOST_CHARACTERS:
-                    return Lines(tuple(found), f"only the first {len(found):,} lines are read; the rest is left out")
+                    return SubtitleLines(
+                        tuple(found), f"only the first {len(found):,} lines are read; the rest is left out"
+                    )
                 found.append(line)
         except Exception as error:  # PyAV raises more than its own errors on a damaged file
-            return Lines(tuple(found), f"it breaks off: {explain_error(error)}")
-    return Lines(tuple(found), f"none of its {packets:,} packets holds text" if packets and not found else "")
+            return SubtitleLines(tuple(found), f"it breaks off: {explain_error(error)}")
+    return SubtitleLines(tuple(found), f"none of its {packets:,} packets holds text" if packets and not found else "")
 
 
-def read_packet(packet: Any, stream: Any, origin_s: float = 0.0) -> Line | None:
+def read_packet(packet: Any, stream: Any, origin_s: float = 0.0) -> SubtitleLine | None:
     """Return the line in a packet, at its time minus `origin_s`; None if there is none in it."""
     if packet.pts is None or not packet.size:
         return None
@@ -93,10 +95,10 @@ def read_packet(packet: Any, stream: Any, origin_s: float = 0.0) -> Line | None:
     return make_line(start_s, long_s, text)
 
 
-def make_line(start_s: float, long_s: float, text: str) -> Line | None:
+def make_line(start_s: float, long_s: float, text: str) -> SubtitleLine | None:
     """Return a line of at most `MOST_OF_LINE` characters; None without text."""
     text = text.strip()[:MOST_OF_LINE]
-    return Line(start_s, start_s + (long_s if long_s > 0 else STAYS_S), text) if text else None
+    return SubtitleLine(start_s, start_s + (long_s if long_s > 0 else STAYS_S), text) if text else None
 
 
 def remove_overrides(text: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from protokv.video.source import Line
+from protokv.video.source import SubtitleLine
 
 # Characters; a minute of speech has about 1,000.
 MOST_OF_STEP = 2000
@@ -64,7 +64,7 @@ class CueMaker:
         self._last: list[str] = []
         self._until_s = -1.0
 
-    def __call__(self, line: Line) -> Cue | None:
+    def __call__(self, line: SubtitleLine) -> Cue | None:
         """Return what a line says that the line before it did not; None if that is nothing."""
         rows = map(_split_row, _NOTE_ON_ROWS.sub("", line.text.replace("\r", "")).split("\n"))
         new = [row for row in rows if row]
@@ -80,7 +80,7 @@ class CueMaker:
         return Cue(line.start_s, line.end_s, " ".join(texts[repeated:]), times)
 
 
-def make_cues(lines: Iterable[Line]) -> Iterator[Cue]:
+def make_cues(lines: Iterable[SubtitleLine]) -> Iterator[Cue]:
     """Give the cues of all lines of a track, in the order of time."""
     return filter(None, map(CueMaker(), sorted(lines)))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from protokv.errors import SourceUnreadable
 from protokv.texts import count_text
-from protokv.video.source import Line, Lines
+from protokv.video.source import SubtitleLine, SubtitleLines
 from protokv.video.text_tracks import MOST_CHARACTERS, MOST_LINES, make_line, remove_ass_markup, remove_overrides
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3})\d*)?"
@@ -32,7 +32,7 @@ _WESTERN += _WESTERN.upper() + "ß¿¡«»\u2018\u2019\u201c\u201d\u2013\u2014�
 _HUNGARIAN = set("áéíóöõúüûÁÉÍÓÖÕÚÜÛ")
 
 
-def read_subtitles(path: Path) -> Lines:
+def read_subtitles(path: Path) -> SubtitleLines:
     """Read a file of subtitles. SourceUnreadable: it cannot be read, or holds no line of a kind that is known."""
     try:
         with path.open("rb") as file:
@@ -43,20 +43,22 @@ def read_subtitles(path: Path) -> Lines:
     # Bytes of 0 pad some files. A return before "\r\n" comes from a text that was converted twice.
     rows = re.split(r"\r{0,2}\n|\r", text.replace("\0", " "))
     events = [n for n, row in enumerate(rows) if row.strip().lower() == "[events]"]
-    found: list[Line] = []
+    found: list[SubtitleLine] = []
     unread, lost = 0, "" if len(data) <= MOST_CHARACTERS else "only its first 16 MiB are read"
     for line in _read_ass(rows[events[0] :]) if events else _read_rows(rows):
         if line is None:
             unread += 1
         elif len(found) == MOST_LINES:
-            return Lines(tuple(found), f"only the first {MOST_LINES:,} lines are read; the rest is left out", note)
+            return SubtitleLines(
+                tuple(found), f"only the first {MOST_LINES:,} lines are read; the rest is left out", note
+            )
         else:
             found.append(line)
     if not found and (unread or not (events or _is_webvtt(rows))):
         raise SourceUnreadable(f"{path.name} holds no subtitles", hint="SubRip, WebVTT and ASS are read")
     if unread:
         lost = lost or f"the times of {count_text(unread, 'line')} cannot be read"
-    return Lines(tuple(found), lost, note)
+    return SubtitleLines(tuple(found), lost, note)
 
 
 def decode_text(data: bytes) -> tuple[str, str]:
@@ -92,7 +94,7 @@ def _is_webvtt(rows: Sequence[str]) -> bool:
     return next((row.strip() for row in rows if row.strip()), "").startswith("WEBVTT")
 
 
-def _read_rows(rows: Sequence[str]) -> Iterator[Line | None]:
+def _read_rows(rows: Sequence[str]) -> Iterator[SubtitleLine | None]:
     """Give the lines of SubRip and WebVTT: a row with times, then text up to the next one, in WebVTT to a blank row.
 
     None stands for a line whose times cannot be read.
@@ -112,7 +114,7 @@ def _read_rows(rows: Sequence[str]) -> Iterator[Line | None]:
             yield line
 
 
-def _read_ass(rows: Sequence[str]) -> Iterator[Line | None]:
+def _read_ass(rows: Sequence[str]) -> Iterator[SubtitleLine | None]:
     """Give the lines of ASS and SSA, in the order of fields that the file states; None as `_read_rows`."""
     names = _ASS_FIELDS.split(",")
     for row in rows:

@@ -17,7 +17,7 @@ from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video.address import source_kind
 from protokv.video.bucket import fetch, is_object, list_beginning
 from protokv.video.registry import fingerprint, fingerprint_source
-from protokv.video.source import Lines, Source, TextTrack
+from protokv.video.source import Source, SubtitleLines, TextTrack
 from protokv.words.cues import Cue, CueMaker, Subtitles, make_cues
 from protokv.words.files import read_subtitles
 
@@ -160,7 +160,7 @@ def _read_live(source: Source, choice: str) -> Subtitles:
     return found
 
 
-def _read(record: dict[str, Any], read: Callable[[], Lines]) -> Subtitles:
+def _read(record: dict[str, Any], read: Callable[[], SubtitleLines]) -> Subtitles:
     try:
         lines, lost, note = read()
     except SourceError as error:
@@ -194,7 +194,7 @@ def _list_files(video: object) -> Iterator[_SubtitleFile]:
                 yield _SubtitleFile(not marks.isdisjoint(_FORCED), order, file, language)
 
 
-def _read_file(file: str) -> Lines:
+def _read_file(file: str) -> SubtitleLines:
     if not is_object(file):
         return read_subtitles(Path(file))
     with tempfile.TemporaryDirectory(prefix="protokv-") as folder:

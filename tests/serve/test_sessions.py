@@ -20,7 +20,7 @@ from protokv.core.session import Session
 from protokv.ingestion import Every, IngestOptions
 from protokv.memories import DurableConfig
 from protokv.serve import SessionLimits, Sessions, States
-from protokv.serve.sessions import parse
+from protokv.serve.sessions import parse_opening
 from protokv.state.reader import Reader
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
@@ -111,9 +111,9 @@ def test_a_session_that_nobody_feeds_is_put_away_and_can_be_opened_again(tmp_pat
 
 def test_there_are_so_many_sessions_and_each_takes_one_frame_at_a_time_and_so_many_a_second(tmp_path: Path) -> None:
     sessions = Sessions(States(tmp_path, MockBackbone()), IngestOptions(config=CONFIG), SessionLimits(most=1))
-    one = sessions.find(sessions.open(parse(b""))["session_id"])
+    one = sessions.find(sessions.open(parse_opening(b""))["session_id"])
     with pytest.raises(HTTPException, match="503"):
-        sessions.open(parse(b""))
+        sessions.open(parse_opening(b""))
     with one.admit(9), pytest.raises(HTTPException, match="409"), one.admit(9):
         pass
     with pytest.raises(HTTPException, match="429"), ExitStack() as admitted:  # noqa: PT012

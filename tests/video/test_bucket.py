@@ -7,7 +7,7 @@ import pytest
 
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video import open_source
-from protokv.video.bucket import fingerprint_object, list_objects
+from protokv.video.bucket import fingerprint_bucket_video, list_objects
 from protokv.video.registry import fingerprint_source
 from protokv.words.find import find_subtitles
 from tests.fleet.conftest import films, server, store
@@ -56,9 +56,9 @@ def test_objects_read_like_files(store: S3Server, films: Path, tmp_path: Path, m
         assert there.damage.ok
     assert not list(tmp_path.iterdir())
     store.put("other/a.mp4", (films / "a.mp4").read_bytes())
-    before = fingerprint_object("s3://bucket/other/a.mp4")
+    before = fingerprint_bucket_video("s3://bucket/other/a.mp4")
     store.put("other/a.mp4", (films / "b.mkv").read_bytes())
-    assert fingerprint_object("s3://bucket/other/a.mp4") != before
+    assert fingerprint_bucket_video("s3://bucket/other/a.mp4") != before
 
 
 @pytest.mark.usefixtures("store")
@@ -72,7 +72,7 @@ def test_an_unreadable_object_is_one_error_with_its_address(tmp_path: Path, monk
         open_source("s3://")
     for verb in ("head", "list"):
         monkeypatch.setattr(f"obstore.store.S3Store.{verb}", refused)
-    for ask in (lambda: fingerprint_object("s3://bucket/videos/a.mp4"), lambda: list(list_objects(VIDEOS))):
+    for ask in (lambda: fingerprint_bucket_video("s3://bucket/videos/a.mp4"), lambda: list(list_objects(VIDEOS))):
         with pytest.raises(SourceError, match="cannot read s3://bucket/videos/"):
             ask()
     assert not list(tmp_path.iterdir())

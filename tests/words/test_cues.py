@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.source import Line
+from protokv.video.source import SubtitleLine
 from protokv.words import Cue, Subtitles
 from protokv.words.cues import MOST_OF_STEP, make_cues
 
@@ -68,7 +68,7 @@ def test_a_bound_cuts_a_step_and_says_what_is_left_out() -> None:
 
 
 def said(text: str) -> str:
-    return " / ".join(cue.text for cue in make_cues([Line(0, 1, text)]))
+    return " / ".join(cue.text for cue in make_cues([SubtitleLine(0, 1, text)]))
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_text_is_plain(text: str, wanted: str) -> None:
 
 def test_captions_that_roll_up_are_said_once_with_the_times_of_their_words() -> None:
     rolling = [
-        Line(0.1, 2.5, " \nso<00:00:00.300><c> today</c><00:00:00.560><c> we</c>"),
-        Line(2.5, 2.51, "so today we\n "),
-        Line(2.51, 5.0, "so today we\ntalk<00:00:02.600><c> of</c><00:01:03.000><c> sta</c><00:01:04.000>rs"),
-        Line(5.0, 5.01, "talk of stars\n "),
-        Line(5.01, 7.0, "talk of stars\n[Music]"),
-        Line(7.5, 8.0, "talk of stars"),
+        SubtitleLine(0.1, 2.5, " \nso<00:00:00.300><c> today</c><00:00:00.560><c> we</c>"),
+        SubtitleLine(2.5, 2.51, "so today we\n "),
+        SubtitleLine(2.51, 5.0, "so today we\ntalk<00:00:02.600><c> of</c><00:01:03.000><c> sta</c><00:01:04.000>rs"),
+        SubtitleLine(5.0, 5.01, "talk of stars\n "),
+        SubtitleLine(5.01, 7.0, "talk of stars\n[Music]"),
+        SubtitleLine(7.5, 8.0, "talk of stars"),
     ]
     assert list(make_cues(rolling)) == [
         Cue(0.1, 2.5, "so today we", ((0.1, "so"), (0.3, "today"), (0.56, "we"))),
@@ -112,7 +112,13 @@ def test_captions_that_roll_up_are_said_once_with_the_times_of_their_words() -> 
 
 
 def test_layers_and_rows_that_grow_are_said_once_in_any_order() -> None:
-    lines = [Line(3, 4, "b\nc"), Line(0, 1, "a"), Line(0, 1, "a"), Line(1, 2, "a\nb"), Line(2, 3, "b")]
+    lines = [
+        SubtitleLine(3, 4, "b\nc"),
+        SubtitleLine(0, 1, "a"),
+        SubtitleLine(0, 1, "a"),
+        SubtitleLine(1, 2, "a\nb"),
+        SubtitleLine(2, 3, "b"),
+    ]
     assert [cue.text for cue in make_cues(lines)] == ["a", "b", "c"]
 
 

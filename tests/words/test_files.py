@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import SourceUnreadable
-from protokv.video.source import Line
+from protokv.video.source import SubtitleLine
 from protokv.words import files
 from protokv.words.files import read_subtitles
 
 SPOKEN = "Schöne Grüße für die Gäste, ließ sie später hören."
 SRT = f"1\n00:00:01,000 --> 00:00:02,500\n{SPOKEN}\n\n2\n00:00:03,000 --> 00:00:04,000\nThe answer\n42\n"
-ONE, TWO = Line(1.0, 2.0, "one"), Line(3.0, 4.0, "two")
+ONE, TWO = SubtitleLine(1.0, 2.0, "one"), SubtitleLine(3.0, 4.0, "two")
 DIALOGUE = "[Events]\nFormat: {}\nDialogue: {}\nDialogue: {}\nComment: {}\n"
 
 
-def read(tmp_path: Path, text: str, suffix: str = "srt") -> list[Line]:
+def read(tmp_path: Path, text: str, suffix: str = "srt") -> list[SubtitleLine]:
     path = tmp_path / f"x.{suffix}"
     path.write_text(text, newline="")
     found = read_subtitles(path)
@@ -38,13 +38,17 @@ def test_a_file_is_read_in_its_encoding_and_a_guess_is_said(encoding: str, spoke
     path = tmp_path / "x.srt"
     path.write_bytes(SRT.replace(SPOKEN, spoken).encode(encoding))
     guess = "" if encoding in ("utf-8", "utf-8-sig", "utf-16") else f"read as {encoding}, which is a guess"
-    assert read_subtitles(path) == ((Line(1.0, 2.5, spoken), Line(3.0, 4.0, "The answer\n42")), "", guess)
+    assert read_subtitles(path) == (
+        (SubtitleLine(1.0, 2.5, spoken), SubtitleLine(3.0, 4.0, "The answer\n42")),
+        "",
+        guess,
+    )
 
 
 def test_a_byte_that_is_no_utf_8_costs_its_character_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.srt"
     path.write_bytes(SRT.replace("answer", "caf\udce9").encode(errors="surrogateescape"))
-    lines = Line(1.0, 2.5, SPOKEN), Line(3.0, 4.0, "The caf\ufffd\n42")
+    lines = SubtitleLine(1.0, 2.5, SPOKEN), SubtitleLine(3.0, 4.0, "The caf\ufffd\n42")
     assert read_subtitles(path) == (lines, "", "UTF-8 but for 1 character")
 
 
@@ -72,11 +76,11 @@ def test_every_line_is_read_however_it_is_written(text: str, tmp_path: Path) -> 
 def test_words_keep_their_times_and_a_line_without_an_end_stays_a_while(tmp_path: Path) -> None:
     spoken = "so<00:00:00.300><c> today</c><00:00:00.560><c> we</c>"
     text = f"WEBVTT\n\n00:00.100 --> 00:02.500\n \n{spoken}\n\n00:03.000 --> 00:03.000\n<v Mara>x, y\n"
-    assert read(tmp_path, text, "vtt") == [Line(0.1, 2.5, spoken), Line(3.0, 6.0, "<v Mara>x, y")]
+    assert read(tmp_path, text, "vtt") == [SubtitleLine(0.1, 2.5, spoken), SubtitleLine(3.0, 6.0, "<v Mara>x, y")]
     drawn = "0,0:00:01.00,0:00:02.00,,,0,0,0,,two\\Nrows{\\p1}m 0 0 l 1 1{\\p0}, here"
     assert read(tmp_path, DIALOGUE.format(files._ASS_FIELDS, drawn, drawn.replace("two", "{\\p1}"), drawn), "ass") == [
-        Line(1.0, 2.0, "two\nrows, here"),
-        Line(1.0, 2.0, ", here"),
+        SubtitleLine(1.0, 2.0, "two\nrows, here"),
+        SubtitleLine(1.0, 2.0, ", here"),
     ]
 
 

@@ -13,7 +13,7 @@ import torch
 
 from protokv.errors import ConfigError, ModelError
 from protokv.ingestion import Started, ingest_events
-from protokv.video.source import Line
+from protokv.video.source import SubtitleLine
 from protokv.words.files import read_subtitles
 from protokv.words.speech import load_recogniser, recognise, sound_pieces, write_subtitles
 from tests.backbones.tiny import save_random
@@ -102,7 +102,7 @@ def test_what_is_said_is_written_beside_the_video_once_and_read_like_any_subtitl
     assert all(0 <= line.start_s <= 5 for line in lines)
     (tmp_path / "talk.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nmine\n")
     assert watch() == "talk.srt"
-    assert read_subtitles(tmp_path / "talk.srt").lines == (Line(1.0, 2.0, "mine"),)
+    assert read_subtitles(tmp_path / "talk.srt").lines == (SubtitleLine(1.0, 2.0, "mine"),)
     assert watch(subtitles="de") == "talk.de.srt"
 
 

@@ -78,6 +78,6 @@ class Benchmark(ABC):
         return {}
 
 
-def average_types(shares: Mapping[str, float], types: Sequence[str]) -> float | None:
+def average_question_types(shares: Mapping[str, float], types: Sequence[str]) -> float | None:
     """Return the mean over types, each counted once; None unless all were asked."""
     return sum(shares[name] for name in types) / len(types) if types and all(t in shares for t in types) else None

@@ -16,7 +16,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Final
 
-from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_types
+from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_question_types
 from protokv.replay.benchmarks.files import find_annotations, find_file, list_options, read_records
 from protokv.replay.questions import Question
 
@@ -76,5 +76,5 @@ class Mlvu(Benchmark):
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return M-Avg."""
-        average = average_types(shares, [kind for kind, _ in TASKS.values()])
+        average = average_question_types(shares, [kind for kind, _ in TASKS.values()])
         return {} if average is None else {"M-Avg (official)": average}

@@ -20,7 +20,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Final
 
-from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_types
+from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_question_types
 from protokv.replay.benchmarks.files import Record, find_annotations, list_options, read_records
 from protokv.replay.questions import Question
 
@@ -90,10 +90,12 @@ class OvoBench(Benchmark):
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the three categories, backward without HLD, and the two totals in use."""
-        backward, real_time, forward = (average_types(shares, tasks) for tasks in (BACKWARD, REAL_TIME, FORWARD))
+        backward, real_time, forward = (
+            average_question_types(shares, tasks) for tasks in (BACKWARD, REAL_TIME, FORWARD)
+        )
         found = {
             "backward": backward,
-            "backward without HLD": average_types(shares, BACKWARD[:2]),
+            "backward without HLD": average_question_types(shares, BACKWARD[:2]),
             "real-time": real_time,
             "forward": forward,
         }

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_types
+from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_question_types
 from protokv.replay.benchmarks.files import find_annotations, list_options, read_records
 from protokv.replay.questions import Question
 
@@ -62,5 +62,5 @@ class VideoMme(Benchmark):
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the overall accuracy; the lengths have equally many questions."""
-        overall = average_types(shares, DURATIONS)
+        overall = average_question_types(shares, DURATIONS)
         return {} if overall is None else {"overall (mean of lengths)": overall}
