@@ -65,13 +65,10 @@ def prefetch(
 ) -> Generator[ReadyStep, None, None]:
     """Give the steps of a source in order, until it ends or soon after the caller wants to stop.
 
-    Args:
-        open_steps: begins reading, given a function that tells whether to stop; iterated in the thread.
-        backbone: prepares frames, in a thread.
-        stop: asked while waiting; waiting steps are dropped then.
-        depth: the most steps that wait to be taken.
-        shrink: makes the small picture of a step from its first one, in a thread; None: no small pictures.
-        timings: adds up "decode" and "preprocess" of the threads, and "wait for frames" of the caller.
+    `open_steps` begins reading, given a function that tells whether to stop; one thread iterates it, and in another one
+    `backbone` prepares frames, so that up to `depth` steps wait. `stop` is asked meanwhile; waiting steps are dropped
+    then. `shrink` makes the small picture of a step from its first one; None: no small pictures. `timings` adds up
+    "decode" and "preprocess" of the threads, and "wait for frames" of the caller.
     """
     left = threading.Event()
 
