@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from protokv.backbones import loading
 from tests.counting import INDEXING, WAITS, by_mask
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -251,8 +250,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
     whole = patch.multiple(functional, **_FUNCTIONS)
     # Threads pin memory, too, and no mode of torch reaches these.
     pinning = patch.object(Tensor, "pin_memory", _pin)
-    in_turn = patch.object(loading, "ThreadPoolExecutor", lambda _: nullcontext(SimpleNamespace(map=map)))
-    with patch.multiple(torch.cuda, **_PATCHES), generators, without_gradients, whole, pinning, in_turn, _Placing():
+    with patch.multiple(torch.cuda, **_PATCHES), generators, without_gradients, whole, pinning, _Placing():
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
         try:

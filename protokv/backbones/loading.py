@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import ERROR, getLogger
@@ -29,8 +28,6 @@ WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICE_MAPS: Final = ("auto", "balanced")
 ATTENTION: Final = {"text_config": NAME, "vision_config": "sdpa"}
 QUANTIZATIONS: Final = ("4bit", "8bit")
-# Threads that copy weights to a device.
-_READERS: Final = 4
 # What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
 _ROWS, _BLOCK = 32, 64
 
@@ -155,16 +152,8 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
         raise ModelError(why, hint=hint)
     # A checkpoint may be quantised already; transformers has placed such a model.
     if not settings and getattr(model, "hf_quantizer", None) is None:
-        _move(model, placement.device)
+        model.to(placement.device)
     return model.eval().requires_grad_(False)
-
-
-def _move(model: torch.nn.Module, device: torch.device) -> None:
-    """Move a model to a device. Its weights are mapped files, of which one thread reads a part of what a disk gives."""
-    if device.type != "cpu":
-        with ThreadPoolExecutor(_READERS) as pool:
-            list(pool.map(lambda layer: layer.to(device), (one for one in model.modules() if not list(one.children()))))
-    model.to(device)
 
 
 @contextmanager
