@@ -12,7 +12,7 @@ import typer
 from protokv.errors import ConfigError, StateNotFound
 from protokv.texts import cut
 from protokv_cli.exits import Exit
-from protokv_cli.options import DebugFlags, Flags, MemoryFlags, ModelFlags, option
+from protokv_cli.options import MOST_USED, DebugFlags, Flags, MemoryFlags, ModelFlags, option
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every
 
@@ -20,8 +20,12 @@ from protokv_cli.parsing import parse_duration, parse_every
 class ServerFlags(DebugFlags, panel="Server"):
     """Where the server listens, and what it allows."""
 
-    host: str = option("--host ADDRESS", "One that other machines can reach needs a token.", default="127.0.0.1")
-    port: int = option("--port NUMBER", "Port to listen on; 0: any free port.", default=8000, min=0, max=65535)
+    host: str = option(
+        "--host ADDRESS", "One that other machines can reach needs a token.", MOST_USED, default="127.0.0.1"
+    )
+    port: int = option(
+        "--port NUMBER", "Port to listen on; 0: any free port.", MOST_USED, default=8000, min=0, max=65535
+    )
     token: str | None = option("--token TOKEN", "Clients must send it; PROTOKV_TOKEN hides it from other users.")
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
     answer_time: str = option("--answer-time TIME", "The longest time for an answer, waiting included.", default="2m")
@@ -30,7 +34,7 @@ class ServerFlags(DebugFlags, panel="Server"):
 class SessionFlags(Flags, panel="Sessions that clients feed with frames"):
     """How many there may be, and when they are committed."""
 
-    most: int = option("--sessions COUNT", "The most at once; 0: none.", default=0, min=0)
+    most: int = option("--sessions COUNT", "The most at once; 0: none.", MOST_USED, default=0, min=0)
     every: str | None = option("--every TIME", "As for ingest. Default: each minute.")
     keep: int | None = option("--keep COUNT", "Keep the last COUNT commits of each, for query --at.")
     idle: str = option("--idle TIME", "Put away what nobody feeds so long.", default="5m")

@@ -36,7 +36,7 @@ def test_help_fits_80_columns_and_has_a_short_form(protokv: Program, command: st
     assert page == same
     assert max(map(len, page.splitlines())) <= 80
     assert f"protokv {command}".strip() in page
-    if command in ("ingest", "query", "replay"):
+    if command in ("ingest", "query", "replay", "serve"):
         assert "--help shows all options" in short
         assert "Most used" in short
         assert len(short.splitlines()) < 50
