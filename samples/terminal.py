@@ -26,6 +26,7 @@ COMMANDS = (
     ("inspect", "video.safetensors"),
 )
 WIDTH = 80
+ON_DISK = re.compile(r"^( file bytes| size) +([\d.]+) KiB")
 
 
 def run(command: Sequence[str], folder: Path) -> list[str]:
@@ -82,13 +83,13 @@ def read_lines(svg: str) -> list[str]:
 
 def drop_varying(lines: Iterable[str]) -> list[str]:
     """Remove the date, the seconds taken, and the size on disk, which the header changes by a few bytes."""
-    timeless = (re.sub(r"^( written|took| took) .*", r"\1", line) for line in lines)
-    return [re.sub(r"[\d.]+ KiB on disk", "KiB on disk", line).rstrip() for line in timeless]
+    timeless = (re.sub(r"^( written| elapsed) .*", r"\1", line) for line in lines)
+    return [ON_DISK.sub(r"\1", line).rstrip() for line in timeless]
 
 
 def find_sizes(lines: Iterable[str]) -> list[float]:
     """Return every size on disk, in KiB."""
-    return [float(size) for line in lines for size in re.findall(r"([\d.]+) KiB on disk", line)]
+    return [float(size) for line in lines for _, size in ON_DISK.findall(line)]
 
 
 if __name__ == "__main__":
