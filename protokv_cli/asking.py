@@ -5,11 +5,12 @@ A question that cannot be asked is told with its place, and the others are answe
 
 from __future__ import annotations
 
-import codecs
 import sys
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -72,37 +73,37 @@ def read_questions(arguments: Sequence[str], file: Path | None, refusals: Refusa
     """Yield the questions of a file, then the arguments; `-` stands for the lines of stdin. ConfigError: no file."""
     if file is not None:
         try:
-            with open_lines(file) as lines:
+            with open_lines(str(file)) as lines:
                 yield from _parse_lines(lines, str(file), refusals)
         except OSError as error:
             reason = error.strerror or error
             raise ConfigError(f"questions: {file} cannot be read: {reason}", hint="name a file of lines") from error
     for number, argument in enumerate(arguments, start=1):
         if argument == "-":
-            with suppress(AttributeError):  # no file
-                # Bytes that are no UTF-8 are told with their line.
-                sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-            yield from _parse_lines(sys.stdin, "stdin", refusals)
+            with open_lines("-") as lines:
+                yield from _parse_lines(lines, "stdin", refusals)
         else:
             where = f"question {number}" if len(arguments) > 1 else ""
             with refusals.at(where):
                 yield AskedQuestion(argument, where=where)
 
 
-def open_lines(file: Path) -> IO[str]:
-    """Open a text file in UTF-8 or, if it begins with the mark of UTF-16, in that, as Windows writes both."""
-    with file.open("rb") as beginning:
-        marked = beginning.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    encoding, errors = ("utf-16", "replace") if marked else ("utf-8-sig", "surrogateescape")
-    return file.open(encoding=encoding, errors=errors)
+def open_lines(place: str) -> AbstractContextManager[IO[str]]:
+    """Open a text file, or stdin for `-`: UTF-8 or, if it begins with the mark, UTF-16, as Windows writes both."""
+    lines: Any = sys.stdin if place == "-" else Path(place).open()  # noqa: SIM115
+    if buffer := getattr(lines, "buffer", None):
+        # A pipe can be read only once, so the mark stays in the buffer.
+        marked = isinstance(buffer, BufferedReader) and buffer.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE)
+        encoding, errors = ("utf-16", "replace") if marked else ("utf-8-sig", "surrogateescape")
+        lines.reconfigure(encoding=encoding, errors=errors)
+    return nullcontext(lines) if place == "-" else lines
 
 
 def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[AskedQuestion]:
     for number, line in enumerate(lines, start=1):
         where = f"line {number} of {place}"
         with refusals.at(where):
-            # A pipe from a file of Windows, which marks UTF-8 so.
-            if text := line.removeprefix("\ufeff").strip():
+            if text := line.strip():
                 yield _parse(text, where)
 
 

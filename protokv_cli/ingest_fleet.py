@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import nullcontext
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,8 +79,8 @@ def _read_list(listing: str | None) -> list[str]:
     if listing is None:
         return []
     try:
-        with nullcontext(sys.stdin) if listing == "-" else open_lines(Path(listing)) as lines:
-            return [text for line in lines if (text := line.removeprefix("\ufeff").strip())]
+        with open_lines(listing) as lines:
+            return [text for line in lines if (text := line.strip())]
     except OSError as error:
         why = f"cannot read {listing}: {error.strerror}"
         raise SourceNotFound(why, hint="name a file with a video a line") from error

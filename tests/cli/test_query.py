@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from protokv_cli.asking import open_lines
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 from tests.cli.terminal import run_on_terminal
@@ -155,9 +157,20 @@ def test_lines_and_json_lines_of_stdin_or_of_a_file_are_asked_before_those_of_th
     assert [row["question"] for row in piped] == [QUESTION, "who ?"]
     rows = protokv("query", clip, "--questions", file, "where ?").rows()
     assert [row["question"] for row in rows] == [QUESTION, "who ?", "where ?"]
-    file.write_text(f"{QUESTION}\r\n", encoding="utf-16")
-    (row,) = protokv("query", clip, "--questions", file).rows()
-    assert row["question"] == QUESTION
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("place", ["-", "/dev/fd", "file"])
+def test_lines_are_read_whole_as_windows_and_others_write_them_from_a_file_and_from_a_pipe(
+    place: str, encoding: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written = tmp_path / "lines"
+    written.write_text("zw\u00f6lf ?\r\nwho ?\r\n", encoding=encoding)
+    with subprocess.Popen(["cat", written], stdout=subprocess.PIPE, text=True) as pipe:
+        monkeypatch.setattr("sys.stdin", pipe.stdout)
+        places = {"-": "-", "/dev/fd": f"/dev/fd/{pipe.stdout.fileno()}", "file": str(written)}
+        with open_lines(places[place]) as lines:
+            assert [line.strip() for line in lines] == ["zw\u00f6lf ?", "who ?"]
 
 
 def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(protokv: Program, clip: str) -> None:
