@@ -25,7 +25,7 @@ _NO_ROOM = re.compile(
 )
 
 
-def memory_bytes() -> int | None:
+def machine_memory_bytes() -> int | None:
     """Return the bytes of main memory that this process may have, used or free; None if the system does not tell."""
     try:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -14,7 +14,7 @@ from typing import Any, Final
 import typer
 
 from protokv import __version__
-from protokv.machine import free_memory_bytes, memory_bytes
+from protokv.machine import free_memory_bytes, machine_memory_bytes
 from protokv_cli.exits import Exit
 from protokv_cli.options import OutputFlags
 from protokv_cli.output import pairs
@@ -57,12 +57,12 @@ def doctor(*, output: OutputFlags) -> None:
 
 def list_devices(problems: list[str]) -> list[dict[str, Any]]:
     """Return a row per device: its name, its memory and what is free of it; tell of problems."""
-    found = [{"name": "cpu", "memory_bytes": memory_bytes(), "free_bytes": free_memory_bytes()}]
+    found = [{"name": "cpu", "machine_memory_bytes": machine_memory_bytes(), "free_bytes": free_memory_bytes()}]
     torch = _import(problems, "torch")
     for number in range(torch.cuda.device_count() if torch is not None else 0):
         try:
             free, size = torch.cuda.mem_get_info(number)
-            found.append({"name": f"cuda:{number}", "memory_bytes": size, "free_bytes": free})
+            found.append({"name": f"cuda:{number}", "machine_memory_bytes": size, "free_bytes": free})
         except RuntimeError as error:
             problems.append(f"cuda:{number} cannot be used: {str(error).splitlines()[0]}")
     return found

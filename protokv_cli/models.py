@@ -55,7 +55,12 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[
         needed = {dtype: model.needed_bytes(dtype) for dtype in DTYPES_OF_WEIGHTS}
         fits = {dtype: [one for one, free in room.items() if size <= free] for dtype, size in needed.items()}
         row = {"name": model.name, "parameters": model.millions * 1_000_000, "visual_tokens": model.tokens}
-        row |= {"cached_bytes": cached.get(model.name, 0), "memory_bytes": needed, "fits": fits, "recommended": False}
+        row |= {
+            "cached_bytes": cached.get(model.name, 0),
+            "machine_memory_bytes": needed,
+            "fits": fits,
+            "recommended": False,
+        }
         rows.append(row)
     on_gpu = [row for row in rows if {*row["fits"]["bfloat16"]} - {"cpu"}]
     on_cpu = [row for row in rows if row["fits"]["bfloat16"] and row["parameters"] <= MOST_ON_CPU * 1_000_000]
@@ -66,7 +71,7 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[
 
 def _tables(rows: Iterable[Row]) -> Iterator[RenderableType]:
     def size(row: Row, dtype: str) -> str:
-        return f"{row['memory_bytes'][dtype] / 2**30:.0f}{'*' * bool(row['fits'][dtype]):1}"
+        return f"{row['machine_memory_bytes'][dtype] / 2**30:.0f}{'*' * bool(row['fits'][dtype]):1}"
 
     rows = list(rows)
     cells = [

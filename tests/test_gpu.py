@@ -11,7 +11,7 @@ from protokv.core import session as session_module
 from protokv.core.attention import attend
 from protokv.core.backbone import Backbone
 from protokv.core.context import EMPTY, Segment
-from protokv.core.decoding import Decoding, read_token
+from protokv.core.decoding import Decoding, wait_for_token
 from protokv.core.near import Slots
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
@@ -96,12 +96,12 @@ def test_a_decoded_token_waits_for_itself_alone(kind: str, monkeypatch: pytest.M
 
     def reading(token: torch.Tensor) -> int:
         torch.cuda.set_sync_debug_mode("default")
-        read = read_token(token)
+        read = wait_for_token(token)
         torch.cuda.set_sync_debug_mode("error")
         return read
 
     session.ask("what?", Decoding(3))
-    monkeypatch.setattr(session_module, "read_token", reading)
+    monkeypatch.setattr(session_module, "wait_for_token", reading)
     try:
         # Stop before the end, where the number of visible tokens is read once an answer.
         pieces = session.stream("what?", Decoding(6))

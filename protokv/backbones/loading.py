@@ -22,7 +22,7 @@ from protokv.core.attention import NAME
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
 from protokv.errors import ConfigError, ModelError, suggest_name
-from protokv.machine import memory_bytes
+from protokv.machine import machine_memory_bytes
 
 WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 DEVICE_MAPS: Final = ("auto", "balanced")
@@ -189,7 +189,7 @@ def list_unquantized(model: Any) -> list[str]:
 
 def _check_memory(path: str, saved: torch.dtype, placement: Placement) -> None:
     """Refuse more weights than the main memory holds; the system would end the process. MemoryError."""
-    available = memory_bytes()
+    available = machine_memory_bytes()
     if placement != Placement(placement.dtype, torch.device("cpu")) or available is None:
         return
     size = sum(file.stat().st_size for file in list_weight_files(path))

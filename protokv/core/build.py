@@ -21,7 +21,7 @@ from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
-from protokv.machine import memory_bytes
+from protokv.machine import machine_memory_bytes
 
 
 def make_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
@@ -88,4 +88,4 @@ def device_bytes(device: torch.device) -> float:
     """Return the memory of a device, used and free; infinite if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return memory_bytes() or math.inf
+    return machine_memory_bytes() or math.inf

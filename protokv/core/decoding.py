@@ -160,7 +160,7 @@ def penalise(logits: Tensor, ids: Tensor, penalty: float) -> Tensor:
     return torch.where(marks[:-1], torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def read_token(token: Tensor) -> int:
+def wait_for_token(token: Tensor) -> int:
     """Return the id of a chosen token `[1]`. This is the only wait for the device per generated token."""
     return int(token)
 

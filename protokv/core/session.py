@@ -18,7 +18,7 @@ from torch import Tensor
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone, PreparedStep, Turn
 from protokv.core.build import build_memory, choose_rotary, make_shape, restore_memory
-from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, TokenChance, is_repeating, read_token
+from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, TokenChance, is_repeating, wait_for_token
 from protokv.core.evidence import find_evidence
 from protokv.core.layers import declare_layers
 from protokv.core.memory import Memory
@@ -378,7 +378,7 @@ class Session:
         choose = Chooser(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
         text = TextStream(self.backbone.decode, decoding.stop)
         chosen = choose(reading.logits[-1])
-        token = read_token(chosen)
+        token = wait_for_token(chosen)
         first = time.perf_counter()
         pieces, ids, position = [], list[int](), reading.next_position
         finish_reason: FinishReason = "stop"
@@ -402,7 +402,7 @@ class Session:
                 hidden = self.backbone.forward(embedded, where, reading.cache)
                 logits = self.backbone.logits(hidden[-1])
                 chosen = choose(logits)
-            token = read_token(chosen)
+            token = wait_for_token(chosen)
             position += 1
         if piece := text.finish():
             pieces.append(piece)

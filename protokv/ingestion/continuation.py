@@ -25,7 +25,7 @@ from protokv.words import Subtitles
 from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles
 
 
-def find_segment(
+def find_continued_segment(
     path: StatePath, state: State, source: Source, *, append: bool
 ) -> tuple[SourcePart, Mapping[str, Any]]:
     """Find where the source begins in the stream of a state, or stands in it already; and the state's record of it.

@@ -150,7 +150,7 @@ def _start(
             session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
             chunk = options.chunk or (1 if isinstance(video, LiveSource) else FILE_CHUNK)
             return RunStart(session, SourcePart(), {}, subtitles, chunk)
-    segment, record = continuation.find_segment(path, state, video, append=options.append)
+    segment, record = continuation.find_continued_segment(path, state, video, append=options.append)
     continuation.check_subtitles(path, record, subtitles)
     continuation.check_options(path, state, options)
     with stage(timings, "model"):

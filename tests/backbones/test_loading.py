@@ -177,7 +177,7 @@ def test_pickles_are_never_opened(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_too_little_memory_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "memory_bytes", lambda: 1000)
+    monkeypatch.setattr(loading, "machine_memory_bytes", lambda: 1000)
     error = refused(folder)
     assert "does not fit into memory" in error.message
     assert "--quantization 4bit" in error.hint

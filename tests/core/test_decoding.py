@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
-from protokv.core.decoding import Chooser, Decoding, TextStream, is_repeating, penalise, read_token
+from protokv.core.decoding import Chooser, Decoding, TextStream, is_repeating, penalise, wait_for_token
 from protokv.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def test_a_draw_is_among_the_tokens_that_transformers_leaves(seed: int, size: in
     logits = torch.randn(size, generator=torch.Generator().manual_seed(seed))
     left = TopPLogitsWarper(top_p)(None, TopKLogitsWarper(top_k)(None, logits[None]))[0].isfinite()
     choose = Chooser(Decoding(temperature=1.0, top_k=top_k, top_p=top_p, seed=seed), CPU)
-    assert {read_token(choose(logits)) for _ in range(20)} <= set(left.nonzero().flatten().tolist())
+    assert {wait_for_token(choose(logits)) for _ in range(20)} <= set(left.nonzero().flatten().tolist())
 
 
 def test_drawing_leaves_the_global_generator_alone() -> None:
@@ -98,7 +98,7 @@ def test_tokens_of_the_answer_are_penalised_as_in_openais_interface(presence: fl
     choose = Chooser(Decoding(presence_penalty=presence, frequency_penalty=frequency), CPU, prompt=range(9))
     for _ in range(12):
         expected = int((logits - presence * (counts > 0) - frequency * counts).argmax())
-        assert read_token(choose(logits)) == expected
+        assert wait_for_token(choose(logits)) == expected
         counts[expected] += 1
     chances = [chance for (chance,) in choose.read_chances()]
     assert choose.mean_logprob() == pytest.approx(sum(one.log_probability for one in chances) / 12)

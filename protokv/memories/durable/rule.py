@@ -248,7 +248,7 @@ class DurableRule(Rule):
         costs.masked_fill_(rank[:, None] >= rank[:, :, None], _NEVER)
         gone = torch.zeros_like(costs[:, 0])
         least, goal = least_from(costs)
-        for due in list_rounds(T):
+        for due in list_merging_rounds(T):
             cheaper = least.gather(1, goal).scatter_reduce_(1, goal, least, "amin")
             order = torch.add(least, least > cheaper, alpha=_WAITS).argsort(dim=1, stable=True)
             gone.scatter_(1, order[:, :due], torch.inf)
@@ -285,7 +285,7 @@ class DurableRule(Rule):
             self._sketches.copy_(sketches.view_as(self._sketches))
 
 
-def list_rounds(tokens: int) -> list[int]:
+def list_merging_rounds(tokens: int) -> list[int]:
     """Return how many of the T points go in each round: half of those that are left, and the rest in the last."""
     found = []
     for number in range(ROUNDS):
