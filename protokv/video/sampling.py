@@ -57,9 +57,9 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0) -> Iterato
     current: Frame | None = None
     gap_s = 1.0 / fps
     for frame in frames:
-        before = current or frame
         while k / fps + SLACK_S < frame.time_s:
-            yield Sample(k / fps, before.image, before.decoder)
+            # Hold no older frame: damaged pictures show what was in the memory that a decoder reuses.
+            yield Sample(k / fps, (current or frame).image, (current or frame).decoder)
             k += 1
         if current is not None:
             gap_s = min(frame.time_s - current.time_s, 1.0 / fps)

@@ -96,7 +96,8 @@ def folder(tmp_path_factory) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 40), pytest.param(1000, 3000, marks=pytest.mark.slow)])
+# Case 2895 shows old memory of the decoder, which depends on the frames that a reading holds.
+@pytest.mark.parametrize(("first", "last"), [(2870, 2910), pytest.param(1000, 3000, marks=pytest.mark.slow)])
 @pytest.mark.timeout(3600)
 def test_damaged_videos_give_clean_reports_or_source_errors_and_can_be_resumed(first, last, folder):
     assert {name: outcome(folder / f"whole.{name}") for name in CLIPS} == dict.fromkeys(CLIPS, "read")
