@@ -12,6 +12,7 @@ the same questions.
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
     file = Path(path)
     if not file.is_file():
         raise SourceNotFound(f"there is no file of questions at {path}", hint="name a JSONL file with --questions")
-    lines = enumerate(file.read_bytes().splitlines(), start=1)
+    # Windows may mark UTF-8 at its beginning.
+    lines = enumerate(file.read_bytes().removeprefix(BOM_UTF8).splitlines(), start=1)
     return [_parse(line, f"{file.name} line {number}", number) for number, line in lines if line.strip()]
 
 

@@ -23,7 +23,7 @@ def write(path: Path, *rows: object) -> Path:
 def test_evidence_comes_before_the_query_time_as_reference(tmp_path: Path) -> None:
     seen = {"question": "Who?", "answer": "Ann", "type": "EPM", "evidence_s": 4, "ask_s": 60, "video": "a.mp4"}
     asked = {"question": "What?", "answer": "tea", "type": "ASI", "ask_s": 33.5, "id": 7, "lasts": False}
-    (video, first), (none, second) = load_questions(write(tmp_path / "q.jsonl", seen, "", asked))
+    (video, first), (none, second) = load_questions(write(tmp_path / "q.jsonl", f"\ufeff{json.dumps(seen)}", "", asked))
     assert (video, first.reference, first.reference_s, first.retrospective) == ("a.mp4", "evidence", 4.0, True)
     assert (none, second.reference, second.reference_s, second.retrospective) == (None, "query", 33.5, False)
     assert (first.type, second.id) == ("EPM", "7")
