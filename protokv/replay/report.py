@@ -160,13 +160,14 @@ def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:
     videos, with_words = (
         {row.video for row in found} for found in (rows, [r for r in rows if "subtitles" in r.stream])
     )
+    settings = "".join(f", {name} {value}" for name, value in first.frames.items() if name != "fps")
     facts = {
         "asked": f"{count_text(len(questions), 'question')} about {count_text(len(videos), 'video')}",
         "delay counts from": ", ".join(f"{_STARTS[name]} ({n})" for name, n in sorted(starts.items())),
         "without watching": f"{measure_floor(rows):.0%} right, by always the most frequent answer of a type",
         "model": f"{first.model['name']}, {first.model['dtype']}, weights {first.model['weights_digest'][:12] or '-'}",
         "ran on": ", ".join(sorted({row.device for row in rows})),
-        "frames": f"{first.stream['fps']:g} a second, {per_step:.1f} tokens a step, {first.frames}",
+        "frames": f"{first.stream['fps']:g} a second, {per_step:.1f} tokens a step{settings}",
     }
     if with_words:
         facts["subtitles"] = f"of {count_text(len(with_words), 'video')}, in the stream and within the budget"
