@@ -41,7 +41,7 @@ PAGES = {
 
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
-TABLE = re.compile(r"^.*<!-- from the code: (\w+) -->$", re.MULTILINE)
+TABLE = re.compile(r"<!-- from the code: (\w+) -->\n.*?<!-- to here -->", re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

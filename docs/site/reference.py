@@ -1,4 +1,8 @@
-"""The tables of the reference, made from the code when the site is built: `TABLES` has them by name."""
+"""The tables of the reference, made from the code: `TABLES` has them by name.
+
+The site makes them when it is built. `python docs/site/reference.py --write` writes them into the pages of
+`docs/reference`, for who reads these on a code host; a test holds the two together.
+"""
 
 from __future__ import annotations
 
@@ -306,6 +310,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "runs": show_runs,
 }
 
+PART = re.compile(r"(<!-- from the code: (\w+) -->\n)(.*?)(\n<!-- to here -->)", re.DOTALL)
+"""What stands in a page: what comes before, the name of the table, the table, and what ends it."""
+
+
+def write() -> None:
+    """Write the tables into the pages."""
+    for page in (Path(__file__).parents[1] / "reference").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(PART.sub(lambda found: found[1] + TABLES[found[2]]() + found[4], text), encoding="utf-8")
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    print("\n\n".join(TABLES[name]() for name in sys.argv[1:] or TABLES))  # noqa: T201
+    write() if sys.argv[1:] == ["--write"] else print("\n\n".join(TABLES[name]() for name in sys.argv[1:] or TABLES))  # noqa: T201

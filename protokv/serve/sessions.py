@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
 from protokv.core.pushed import GAP_S, as_rgb
@@ -77,7 +77,9 @@ def read_frame(file: bytes, most_pixels: int) -> Any:
                 raise HTTPException(413, f"a frame has at most {most_pixels:,} pixels")
             return as_rgb(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ConfigError(f"the frame is no whole JPEG, WebP or PNG: {shown(error)}") from None
+        # Pillow names an object in memory where it knows no format.
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {shown(error)}"
+        raise ConfigError(f"the frame is no whole JPEG, WebP or PNG{why}") from None
 
 
 class FedSession:

@@ -40,7 +40,8 @@ def commands_in(text: str) -> Iterator[str]:
 def in_document(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     blocks = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)
-    code = [block for language, block in blocks if language in ("", "sh", "text")]
+    # A usage, as the reference has it, is no command.
+    code = [block for language, block in blocks if language in ("", "sh", "text") and "[OPTIONS]" not in block]
     inline = re.findall(r"`(protokv [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\n", " "))
     return [command for part in (*code, *inline) for command in commands_in(part)]
 
@@ -93,6 +94,7 @@ TEXTS = [path for path in DOCUMENTS if path.name != "CONTRIBUTING.md" and not {"
 def test_options_in_a_text_exist(path: Path) -> None:
     parameters = [parameter for command in SUBCOMMANDS.values() for parameter in command.params]
     known = {option for one in parameters for option in (*one.opts, *one.secondary_opts)} | {"--help", "--version"}
+    known |= {option for one in GROUP.params for option in one.opts}
     text = path.read_text(encoding="utf-8")
     text = re.sub(
         r"`(?:pip|python3?|ruff|pytest|ffmpeg|git|hf)[^`]*`", "", re.sub(r"```.*?```", "", text, flags=re.DOTALL)

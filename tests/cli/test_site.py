@@ -66,3 +66,18 @@ def test_no_name_of_the_reference_lacks_its_text_and_no_page_asks_another_machin
         assert not [address for address in loaded if "://" in address or address.startswith("//")], page
     for file in (*site.rglob("*.css"), *site.rglob("*.svg")):
         assert not re.search(r"(?:url\(|@import )[\"']?https?:", file.read_text("utf-8")), file
+
+
+def test_the_pages_of_the_reference_say_what_the_code_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "site")
+    import reference
+
+    found = [
+        part
+        for page in (ROOT / "docs" / "reference").glob("*.md")
+        for part in reference.PART.finditer(page.read_text())
+    ]
+    assert {name for _, name, *_ in (part.groups() for part in found)} == reference.TABLES.keys()
+    # The numbers of a run differ from run to run.
+    stale = [part[2] for part in found if part[2] != "runs" and part[3] != reference.TABLES[part[2]]()]
+    assert not stale, "write them again: python docs/site/reference.py --write"
