@@ -1,7 +1,9 @@
 """Which pictures of a file are watched, and their shape: as players show them."""
 
+import base64
 import math
 import os
+import zlib
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,22 @@ def test_a_picture_above_8k_is_too_large_and_not_damaged(suffix, tmp_path):
     assert "--max-frame-pixels 43315200" in caught.value.hint
     with open_source(tmp_path / f"x.{suffix}", max_pixels=43_315_200) as source:
         assert source.info.width == 9000
+
+
+# An AVIF picture of 128 x 64 in two tiles.
+GRID = (
+    b"c-muNV30{GsVqn=%S>Yc0uY^>nP!-qnF!=FhUKP~Br-sNVn#|%5tPkPkeOV<fCl&qGD~v7EJh%9$jr%41~FV17?^<~j8Jh9;9y{asbj1"
+    b"H(keg|F#bFstqjDznVETDCxPWeft*w(sG9Vm%oGL`K_-yP4Gd8QnGu3AnMJ8-P|F2UGIP^`#xMaP$mpcZf}#Q-ZIfA$oDZZ$GK&jRp=u"
+    b"jI9zhdxfMTA+GDGJ^1|E=@TxLNoES!LzWdxee#MI2d3?hIwW~L;TfSuj|*6E)M<a2R>+`ayPZ@dAAk(dC(E+!5IM@CTCOud+WN@rX4wj"
+    b">7>HKHhL&Rwj1Jo6scX8<ArN9_"
+)
+
+
+def test_a_picture_in_tiles_is_refused_by_name(tmp_path):
+    path = tmp_path / "grid.avif"
+    path.write_bytes(zlib.decompress(base64.b85decode(GRID)))
+    with pytest.raises(SourceUnreadable, match="is a picture in tiles"):
+        open_source(path)
 
 
 def test_an_encrypted_mp4_is_called_encrypted(tmp_path):
