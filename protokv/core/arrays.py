@@ -58,6 +58,11 @@ def has_data_here(numbers: Tensor) -> bool:
 
 def chunks(rows: int, at_once: int, device: torch.device) -> Iterator[slice]:
     """Split work into cache-sized chunks on a CPU, one chunk elsewhere; results do not depend on the size."""
-    step = max(1, at_once if device.type == "cpu" else rows)
+    return split_rows(rows, at_once if device.type == "cpu" else rows)
+
+
+def split_rows(rows: int, at_once: int) -> Iterator[slice]:
+    """Yield parts of some rows, of at most `at_once` rows, and of one at least."""
+    step = max(1, at_once)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))

@@ -34,7 +34,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import gather_sums, least_from
+from protokv.core.arrays import gather_sums, least_from, split_rows
 from protokv.core.bank import FarTokens, PrototypeBank, Rule
 from protokv.core.near import Move, Tokens
 from protokv.core.step import StepKV
@@ -150,9 +150,7 @@ class DurableRule(Rule):
 
     def _parts(self, rows: int, costs: int) -> Iterator[slice]:
         """Yield parts of some rows, of `costs` costs each; results do not depend on the size."""
-        at_once = max(1, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
-        for start in range(0, rows, at_once):
-            yield slice(start, min(start + at_once, rows))
+        return split_rows(rows, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
 
     @staticmethod
     def _list_rows(tokens: FarTokens, usable: Tensor, step: Tensor) -> Tensor:
