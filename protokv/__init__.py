@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from protokv.ingestion import Every, ingest, ingest_events
     from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
     from protokv.state.cache import Cache
+    from protokv.state.held import watching
     from protokv.state.reader import load
     from protokv.state.writer import save
     from protokv.video import open_source, read_steps
@@ -40,6 +41,7 @@ __all__ = [
     "open_source",
     "read_steps",
     "save",
+    "watching",
 ]
 
 _HOMES = {
@@ -58,6 +60,7 @@ _HOMES = {
     "open_source": "protokv.video",
     "read_steps": "protokv.video",
     "save": "protokv.state.writer",
+    "watching": "protokv.state.held",
 }
 
 

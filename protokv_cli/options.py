@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, dataclass_transform, get_type_hints
 
 import typer
 
-from protokv.core.settings import check_fps, parse_budget
+from protokv.core.settings import check_fps
 from protokv.errors import ConfigError
 from protokv.memories import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 from protokv_cli.output import Format, Output
@@ -193,7 +193,7 @@ class MemoryFlags(Flags, panel="Memory"):
     def config(self) -> MemoryConfig:
         """Return the memory; `--set` wins over the others. ConfigError."""
         fixed = {"seed": self.seed} | ({} if self.positions is None else {"positions": self.positions})
-        base = MemoryConfig.of(self.memory, budget=parse_budget(self.budget))
+        base = MemoryConfig.of(self.memory, budget=self.budget)
         return base.with_fields({**fixed, **dict(map(parse_setting, self.settings or ()))})
 
 

@@ -45,27 +45,43 @@ class Adapter(Backbone):
     usual_fps: ClassVar[float] = 1.0
     # Words of a step: what closes the video before them, the text, what opens the next one. By default a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
+    # What to say, and to advise, of a model that lacks what is asked of it.
+    unlike: ClassVar[tuple[str, str]] = (
+        "this version of transformers has moved an internal of {}",
+        "install the range of transformers that protokv asks for",
+    )
     _grid: tuple[int, int]
 
     @classmethod
     def load(cls, path: str, name: str, config: Any, placement: Placement) -> Self:
-        """Load weights, tokenizer, chat template and preprocessing of a folder."""
+        """Load weights, tokenizer, chat template and preprocessing of a folder. Raises as `hold`."""
         from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
         model = load_model(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement)
-        tokenizer, template = load_tokenizer(path)
-        try:
-            prompt = ChatPrompt(tokenizer, cls.video_token, cls.make_template(template))
-            frames = cls.make_frames(*read_video_processor(path))
-            return cls(model, tokenizer, prompt, identify(path, name, config, placement), frames)
-        except (AttributeError, ImportError) as error:
-            why = f"this version of transformers has moved an internal of {type(model).__name__}: {error}"
-            raise ModelError(why, hint="install the range of transformers that protokv asks for") from error
+        return cls.hold(model, path, *load_tokenizer(path), identify(path, name, config, placement))
 
     @classmethod
-    def make_template(cls, template: str) -> str:
-        """Return the chat template to use; by default that of the folder."""
-        return template
+    def hold(cls, model: Any, processor: Any, tokenizer: Any, template: str | None, identity: BackboneIdentity) -> Self:
+        """Wrap a loaded model; `processor` is a processor of transformers, or the path of a folder.
+
+        ModelError: the model, its chat template or its preprocessing is none of the family.
+        """
+        try:
+            prompt = cls.make_prompt(model.config, tokenizer, template)
+            return cls(model, tokenizer, prompt, identity, cls.read_frames(processor))
+        except (AttributeError, ImportError, TypeError) as error:
+            why, hint = cls.unlike
+            raise ModelError(f"{why.format(type(model).__name__)}: {error}", hint=hint) from error
+
+    @classmethod
+    def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> ChatPrompt:
+        """Return the prompt of a model, by default with the chat template as it is."""
+        return ChatPrompt(tokenizer, cls.video_token, template)
+
+    @classmethod
+    def read_frames(cls, processor: Any) -> Any:
+        """Return what prepares frames, as a processor or the path of a folder says."""
+        return cls.make_frames(*read_video_processor(processor))
 
     @staticmethod
     def make_frames(raw: dict[str, Any], of_video: bool) -> Any:

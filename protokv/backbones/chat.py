@@ -39,6 +39,9 @@ class ChatPrompt:
         """
         self._tokenizer, self._video_token, self._template = tokenizer, video_token, template
         self._medium, self._system = medium, system
+        if not (template or tokenizer.chat_template):
+            hint = "use the instruction-tuned variant of the model, or copy its chat_template.jinja to its folder"
+            raise ModelError("there is no chat template, so no question can be put to the model", hint=hint)
         # Tokens with a role in the tokenizer, and tokens that were only added to it, such as image placeholders.
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._control = sorted({*tokenizer.all_special_tokens, *added})

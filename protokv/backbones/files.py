@@ -49,14 +49,18 @@ def read_model_file(path: str, filename: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def read_video_processor(path: str) -> tuple[dict[str, Any], bool]:
-    """Read the settings of the video processor of a folder, by the file names of transformers in its order.
+def read_video_processor(held: Any) -> tuple[dict[str, Any], bool]:
+    """Read the settings of the video processor of a processor, or of a folder, whose files are read as by transformers.
 
     Returned are those that are not null, and whether they are for video; those for still images stand in for them.
     """
-    nested = read_model_file(path, "processor_config.json").get("video_processor") or {}
-    of_video = nested or read_model_file(path, "video_preprocessor_config.json")
-    raw = of_video or read_model_file(path, "preprocessor_config.json")
+    if isinstance(held, str):
+        nested = read_model_file(held, "processor_config.json").get("video_processor") or {}
+        of_video = nested or read_model_file(held, "video_preprocessor_config.json")
+        raw = of_video or read_model_file(held, "preprocessor_config.json")
+    else:
+        of_video = getattr(held, "video_processor", None)
+        raw = (of_video or held.image_processor).to_dict()
     return {key: value for key, value in raw.items() if value is not None}, bool(of_video)
 
 

@@ -6,6 +6,7 @@ is refused: transformers would fill in random weights and warn.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ ATTENTION: Final = {"text_config": NAME, "vision_config": "sdpa"}
 QUANTIZATIONS: Final = ("4bit", "8bit")
 # What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
 _ROWS, _BLOCK = 32, 64
+# Numbers of each weight that tell one model from another.
+_SAMPLE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,20 +215,15 @@ def _quantization_config(placement: Placement, skipped: list[str]) -> Any:
     )
 
 
-def load_tokenizer(path: str) -> tuple[Any, str]:
-    """Load the tokenizer and the chat template of a model. ModelError: one of them is missing."""
+def load_tokenizer(path: str) -> tuple[Any, str | None]:
+    """Load the tokenizer and the chat template of a model, None: its tokenizer has it. ModelError: no tokenizer."""
     from transformers import AutoTokenizer
 
     # transformers makes an empty tokenizer of nothing.
     if not any((Path(path) / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         raise ModelError(f"there is no tokenizer in {path}", hint="copy the tokenizer files of the model there")
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    template = read_template(path) or tokenizer.chat_template
-    if not template:
-        why = f"there is no chat template in {path}, so no question can be put to the model"
-        hint = "use the instruction-tuned variant of the model, or copy its chat_template.jinja there"
-        raise ModelError(why, hint=hint)
-    return tokenizer, template
+    return tokenizer, read_template(path)
 
 
 def read_decoding(config: Any) -> Decoding:
@@ -245,13 +243,25 @@ def read_decoding(config: Any) -> Decoding:
         raise ModelError(f"its generation_config.json makes no sense: {error}", hint="correct or remove it") from error
 
 
-def identify(path: str, name: str, config: Any, placement: Placement) -> BackboneIdentity:
-    """Identify the model in the folder `path`, which the user calls `name`, in the dtype of the placement."""
+def digest_parameters(model: Any) -> str:
+    """Return sha256 over a sample of each weight of a model."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        sample = weight.detach().flatten()[:_SAMPLE].float().cpu()
+        digest.update(name.encode() + sample.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def identify(path: str, name: str, config: Any, placement: Placement, digest: str | None = None) -> BackboneIdentity:
+    """Identify the model in the folder `path`, which the user calls `name`, in the dtype of the placement.
+
+    `digest` is that of its weights; None: the files have them.
+    """
     return BackboneIdentity(
         name=name,
         family=config.model_type,
         config_hash=hash_config(config.to_dict()),
-        weights_digest=digest_weights(path),
+        weights_digest=digest_weights(path) if digest is None else digest,
         dtype=placement.dtype_name,
         # A folder that the user names has no revision, even if its name looks like a commit.
         revision=None if path == name else find_commit(path),

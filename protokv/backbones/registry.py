@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 from protokv.backbones.files import (
     ENTRY_POINTS,
     download,
+    find_cached,
     find_families,
     find_packaged_models,
+    list_weight_files,
     read_model_file,
     require,
     translate_errors,
@@ -91,6 +93,36 @@ def identify_backbone(
     """Return the identity of the model that `load_backbone` gives with these arguments; no weights are loaded."""
     with _resolved(name, options, revision, folder) as (family, path, config, placement):
         return family.identify(path, name, config, placement)
+
+
+def hold_model(model: Any, processor: Any) -> Backbone:
+    """Return the backbone of a model and a processor of transformers that the caller has loaded.
+
+    Its identity is that of the files which the model names, if they are here. Then its tokenizer may stand for its
+    processor: the files say how frames are prepared.
+
+    Raises:
+        ConfigError: the model is being trained, or this is no processor.
+        ModelError: the model or its processor lacks what its family needs, or no memory serves its layers.
+    """
+    from protokv.backbones.loading import Placement, digest_parameters, identify
+
+    if model.training:
+        raise ConfigError("the model is being trained, so its layers are not always the same", hint="call model.eval()")
+    config, name = model.config, model.name_or_path or model.config.model_type
+    folder = name if Path(name).is_dir() else str(find_cached(name) or name)
+    stored = all(file.is_file() for file in list_weight_files(folder))
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if not hasattr(tokenizer, "apply_chat_template") or (tokenizer is processor and not stored):
+        why = f"a {type(processor).__name__} does not prepare both text and frames"
+        raise ConfigError(why, hint="give what AutoProcessor.from_pretrained returns for this model")
+    with translate_errors(name):
+        weight, digest = model.get_input_embeddings().weight, None if stored else digest_parameters(model)
+        identity = identify(folder, name, config, Placement(weight.dtype, weight.device), digest)
+        family: Any = FAMILIES.get(config.model_type, _UNTESTED).load()
+        frames, template = folder if tokenizer is processor else processor, getattr(processor, "chat_template", None)
+        backbone: Backbone = family.hold(model, frames, tokenizer, template, identity)
+    return backbone
 
 
 def require_model(name: str, revision: str | None = None) -> None:

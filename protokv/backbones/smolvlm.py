@@ -19,6 +19,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from protokv.backbones.adapter import Adapter
+from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.pixels import check_steps
 from protokv.core.backbone import PreparedStep
 
@@ -43,11 +44,12 @@ class SmolVLM(Adapter):
         }  # fmt: skip
 
     @classmethod
-    def make_template(cls, template: str) -> str:
-        """Return the template that the processor uses for videos, whatever the folder has."""
+    def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> ChatPrompt:
+        """Return the prompt by the template that the processor uses for videos, whatever the folder has."""
         from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
-        return str(DEFAULT_CHAT_TEMPLATE).replace(cls.video_token, INTRO + cls.video_token + OUTRO)
+        own = str(DEFAULT_CHAT_TEMPLATE).replace(cls.video_token, INTRO + cls.video_token + OUTRO)
+        return super().make_prompt(config, tokenizer, own)
 
     @staticmethod
     def make_frames(raw: dict[str, Any], of_video: bool) -> Any:

@@ -8,7 +8,7 @@ holds it to transformers' own forward, so it says that it is not tested with the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from protokv.backbones.adapter import Adapter
 from protokv.backbones.chat import ChatPrompt
-from protokv.backbones.loading import Placement, identify, load_model, load_tokenizer
 from protokv.backbones.pixels import check_images
 from protokv.core.backbone import PreparedStep
 from protokv.errors import ModelError
@@ -31,24 +30,21 @@ class Untested(Adapter):
 
     _grid = (1, 1)
 
+    unlike = ("{} is not tested, and it does not look at pictures as others do", _BY_CLASS)
+
     @classmethod
-    def load(cls, path: str, name: str, config: Any, placement: Placement) -> Self:
-        """Load weights, tokenizer, chat template and image processor of a folder.
+    def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> ChatPrompt:
+        """Return the prompt of a model whose chat template shows a picture."""
+        return ChatPrompt(tokenizer, tokenizer.decode([config.image_token_id]), template, medium="image")
 
-        ModelError: it is no model of pictures and text, or one that needs a family of its own.
-        """
-        from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoImageProcessor
+    @classmethod
+    def read_frames(cls, processor: Any) -> Any:
+        """Return the image processor."""
+        from transformers import AutoImageProcessor
 
-        model = load_model(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement)
-        tokenizer, template = load_tokenizer(path)
-        try:
-            frames = AutoImageProcessor.from_pretrained(path, backend="pil")
-            picture = tokenizer.decode([config.image_token_id])
-            prompt = ChatPrompt(tokenizer, picture, template, medium="image")
-            return cls(model, tokenizer, prompt, identify(path, name, config, placement), frames)
-        except (AttributeError, ImportError, TypeError) as error:
-            why = f"{type(model).__name__} is not tested, and it does not look at pictures as others do: {error}"
-            raise ModelError(why, hint=_BY_CLASS) from error
+        if isinstance(processor, str):
+            return AutoImageProcessor.from_pretrained(processor, backend="pil")
+        return processor.image_processor
 
     def __init__(self, model: Any, *parts: Any) -> None:
         """Wrap a loaded model, and look at a black frame to learn what a step costs. ModelError."""

@@ -110,7 +110,9 @@ class MemoryConfig:
 
     @staticmethod
     def of(name: str, **settings: Any) -> MemoryConfig:
-        """Return the settings of a memory by its name; ConfigError as for `from_dict`."""
+        """Return the settings of a memory by its name; a budget may be written as "6k". ConfigError as `from_dict`."""
+        if isinstance(budget := settings.get("budget"), str):
+            settings["budget"] = parse_budget(budget)
         return MemoryConfig.from_dict({"kind": CONFIGS.load(name) if ":" in name else name} | settings)
 
     def with_fields(self, changes: Mapping[str, Any]) -> Self:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, Self
 
 import torch
 
 from protokv.backbones.files import hash_config
+from protokv.backbones.loading import digest_parameters
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.build import restore_memory
 from protokv.core.cache import MemoryCache
 from protokv.core.layers import declare_layers
 from protokv.core.packing import pack, split_tensors
-from protokv.core.settings import parse_budget
 from protokv.core.step import StreamClock
 from protokv.core.stream_cache import MemoryLayer
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
@@ -23,9 +22,6 @@ from protokv.state.header import State
 from protokv.state.reader import load_state
 from protokv.state.store import StatePath
 from protokv.state.writer import save_state
-
-# Numbers of each weight that tell one model from another.
-_SAMPLE = 16
 
 
 class Cache(MemoryCache):
@@ -79,8 +75,7 @@ class Cache(MemoryCache):
             ConfigError: a setting is wrong, or the model has layers or attention that no memory serves.
         """
         if not isinstance(memory, MemoryConfig):
-            tokens = parse_budget(budget) if isinstance(budget, str) else budget
-            memory = MemoryConfig.of(memory, budget=tokens, **settings)
+            memory = MemoryConfig.of(memory, budget=budget, **settings)
         super().__init__(model_or_config, memory, sink)
 
     def save(self, path: StatePath) -> None:
@@ -136,14 +131,10 @@ class Cache(MemoryCache):
     def _identify(self, dtype: torch.dtype) -> BackboneIdentity:
         """Return which model this is; its weights by a sample of each."""
         model, config = self.decoder.model, self.decoder.config
-        digest = hashlib.sha256()
-        for name, weight in () if model is None else model.named_parameters():
-            sample = weight.detach().flatten()[:_SAMPLE].float().cpu()
-            digest.update(name.encode() + sample.numpy().tobytes())
         return BackboneIdentity(
             name=str(getattr(config if model is None else model.config, "name_or_path", "") or config.model_type),
             family=config.model_type,
             config_hash=hash_config(config.to_dict()),
             dtype=str(dtype).removeprefix("torch."),
-            weights_digest="" if model is None else digest.hexdigest(),
+            weights_digest="" if model is None else digest_parameters(model),
         )

@@ -25,7 +25,10 @@ from tests.conftest import random_frames
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("llava")
+    return write_llava(tmp_path_factory.mktemp("llava"))
+
+
+def write_llava(made: Path) -> Path:
     known = write_tokenizer(made, LLAVA_SPECIAL, LLAVA_TEMPLATE.replace("video", "image"))
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     vision = CLIPVisionConfig(**sizes, image_size=56, patch_size=14, projection_dim=16)
