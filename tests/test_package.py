@@ -23,7 +23,7 @@ DOCUMENTS = sorted(
 def test_the_public_names_are_these() -> None:
     assert protokv.__all__ == [
         "Answer", "Cache", "Decoding", "DurableConfig", "Every", "MemoryConfig", "PaperConfig", "Session",
-        "__version__", "ingest", "ingest_events", "load", "load_backbone", "open_source", "read_steps", "save",
+        "__version__", "ingest", "ingest_events", "load", "load_backbone", "open_source", "read_steps", "save", "watching",
     ]  # fmt: skip
     assert all(getattr(protokv, name) is not None for name in protokv.__all__)
     with pytest.raises(AttributeError, match="forget_everything"):
