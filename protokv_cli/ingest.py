@@ -7,7 +7,6 @@ import shlex
 import sys
 from contextlib import closing, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +23,7 @@ from protokv_cli.options import (
     TimedOutputFlags,
     WatchFlags,
     list_given,
-    note_embedded,
+    note_model,
     option,
     parse_flags,
     refuse,
@@ -185,7 +184,7 @@ def ingest(
             from protokv_cli.ingest_report import show_estimate
 
             found = estimate(sources[0], chosen)
-            note_embedded(out, model.model)
+            note_model(out, model.model)
             show_estimate(out, found, chosen.config.budget)
         else:
             _ingest_one(out, sources[0], state.state, chosen, clock, live.command)
@@ -224,10 +223,5 @@ def _open_stdin(source: str) -> str:
 def _target_in_folder(source: str, state: str | None) -> str | None:
     """Return where the state goes: into the folder if `-o` names one; None: the name of the source decides."""
     from protokv.fleet.plan import is_place, locate_state, make_key
-    from protokv.state.store import is_url
 
-    if state is None or not is_place(state):
-        return state
-    if not is_url(state):
-        Path(state).mkdir(parents=True, exist_ok=True)
-    return locate_state(state, make_key(source))
+    return state if state is None or not is_place(state) else locate_state(state, make_key(source))

@@ -18,8 +18,8 @@ from protokv.errors import ConfigError, SourceNotFound
 from protokv.texts import count_text
 from protokv_cli.asking import open_lines
 from protokv_cli.exits import Exit, find_exit_code
-from protokv_cli.options import Flags, note_embedded, option
-from protokv_cli.output import LOG_EVERY_S, Bar, Format, Output, format_time
+from protokv_cli.options import Flags, note_model, option
+from protokv_cli.output import LOG_EVERY_S, Bar, Format, Output, format_bytes, format_time
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import Stop, handle_signals
 
@@ -44,13 +44,15 @@ def ingest_fleet(
     """Ingest every video that is not done yet into the folder `output`; end with exit code 3 if one of them failed."""
     from protokv.fleet import Recipe, plan, preview, run_fleet
     from protokv.ingestion.options import DEFAULT_MODEL
+    from protokv_cli.ingest_report import note_query
 
     require_model(str(chosen.backbone or DEFAULT_MODEL), chosen.revision)
     recipe = Recipe(place=_check_place(output or "."), options=chosen)
     jobs = plan([*sources, *_read_list(fleet.listing)])
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
-    note_embedded(out, str(chosen.backbone) if chosen.backbone else None)
+    model = str(chosen.backbone) if chosen.backbone else None
+    note_model(out, model)
     with handle_signals(out.note) as stop:
         if dry_run:
             _show_plan(out, takewhile(lambda _: not stop, preview(jobs, recipe)))
@@ -59,9 +61,11 @@ def ingest_fleet(
                 found = run_fleet(jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=report.draw)
                 for outcome in found:
                     report.add(outcome)
-            report.end(stop.exit)
+            report.end()
     if stop.exit is not None:
         raise typer.Exit(stop.exit)
+    if not dry_run:
+        note_query(out, ["--state", recipe.place], model, model)
 
 
 def _check_place(place: str) -> str:
@@ -135,12 +139,8 @@ class _Report(Bar):
             # What `ingest` of this video alone ends with.
             code = Exit.PARTIAL if failure.kind == "Damaged" else find_exit_code(kind(""))
             row: dict[str, Any] = {**outcome.job.to_dict(), "state": outcome.state, "error": failure.kind}
-            row |= {
-                "message": failure.message,
-                "hint": failure.hint,
-                "exit_code": int(code),
-                "attempts": outcome.attempts,
-            }
+            row |= {"message": failure.message, "hint": failure.hint}
+            row |= {"exit_code": int(code), "attempts": outcome.attempts}
             with self._file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
         if self._out.format is Format.JSON:
@@ -178,18 +178,23 @@ class _Report(Bar):
             "seconds_left": round(elapsed_s * (self._videos - ended) / ended, 2) if ended else None,
         }
 
-    def end(self, stopped: Exit | None) -> None:
-        """Show the totals, and end with the code of the signal, or with 3 if a video has no whole state."""
-        out, left = self._out, self._left
-        counts = {status: self._counts[status] for status in ("watched", "done", "stopped", "failed")}
-        sums = {"left": left, "failures": self._failures, "watched_s": self._watched_s, "file_bytes": self._file_bytes}
-        out.record({"type": "fleet", "videos": self._videos, **counts, **sums})
+    def end(self) -> None:
+        """Show the totals, and end with 3 if a video has no whole state and no signal is why."""
+        out, left, counts = self._out, self._left, self._counts
+        if out.format is Format.JSON:
+            row = {status: counts[status] for status in ("watched", "done", "stopped", "failed")} | {"left": left}
+            row |= {"failures": self._failures, "watched_s": self._watched_s, "file_bytes": self._file_bytes}
+            out.json({"type": "fleet", "videos": self._videos, **row})
+        else:
+            ends = counts | {"not begun": left - counts["stopped"]}
+            added = f"{format_time(round(self._watched_s))} watched, {format_bytes(self._file_bytes)} of states"
+            out.text(f"{_count_videos(self._videos, ends)}; {added}")
         if self._failures:
             out.error(f"{self._failures} of {self._videos} videos have no whole state; why is in {self._file}")
-        if stopped is not None:
+        if self._stop:
             out.note("stopped; what was watched is committed. Continue with the same command.")
-        if stopped is not None or self._failures or left:
-            raise typer.Exit(Exit.PARTIAL if stopped is None else stopped)
+        elif self._failures or left:
+            raise typer.Exit(Exit.PARTIAL)
 
 
 def _describe(outcome: Outcome) -> str:
@@ -215,5 +220,8 @@ def _show_plan(out: Output, found: Iterable[Outcome]) -> None:
         out.json({"type": "forecast", **total})
     unknown = f" and {count_text(unmeasured, 'video')} of unknown length" if unmeasured else ""
     left = f", {format_time(round(left_s))} to watch{unknown}" if videos else ""
-    statuses = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
-    out.note(f"{count_text(counts.total(), 'video')}: {statuses}{left}; nothing was written")
+    out.note(f"{_count_videos(counts.total(), counts)}{left}; nothing was written")
+
+
+def _count_videos(total: int, counts: Counter[str]) -> str:
+    return f"{count_text(total, 'video')}: {', '.join(f'{n} {status}' for status, n in sorted(counts.items()) if n)}"

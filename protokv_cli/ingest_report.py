@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from protokv.timings import Timings
 from protokv_cli.asking import format_evidence
 from protokv_cli.exits import Exit
 from protokv_cli.hooks import Hook
-from protokv_cli.options import note_embedded
+from protokv_cli.options import is_embedded, note_model
 from protokv_cli.output import (
     Bar,
     Format,
@@ -39,6 +40,9 @@ JSON_EVERY_S = 1.0
 
 # Beyond this part of the tokens nothing was measured.
 MEASURED = 100
+
+# Of the last event, what JSON alone says.
+_HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")
 
 
 class IngestReport(Bar):
@@ -59,10 +63,7 @@ class IngestReport(Bar):
         out, ends = self._out, isinstance(event, events.Summary)
         if isinstance(event, events.Started):
             self._begun = event
-            if event.notice and event.model.startswith("protokv/"):
-                note_embedded(out, event.model if self._chosen.backbone else None)
-            elif event.notice:
-                out.note(f"Note: {event.notice}")
+            note_model(out, event.model, event.notice)
             _note_start(out, event, self._source)
         _note_news(out, event)
         if isinstance(event, events.Progress) and not self._show_progress(event):
@@ -77,10 +78,8 @@ class IngestReport(Bar):
         elif isinstance(event, events.Answered):
             out.text(describe_answer(event))
         elif ends:
-            self.stop()
-            if timings := row.pop("timings", None):
-                show_timings(out, timings)
-            out.record(row)
+            show_timings(out, row.pop("timings", {}))
+            out.record({name: value for name, value in row.items() if value and name not in _HIDDEN})
 
     def _show_progress(self, event: events.Progress) -> bool:
         """Draw the bar; return True if a JSON line is due."""
@@ -109,10 +108,7 @@ class IngestReport(Bar):
             self._out.note(describe_share(tokens, self._chosen.config.budget))
 
     def end(self, summary: events.Summary, stopped: Exit | None) -> None:
-        """Say what to do next, and end with the exit code of a run that was stopped or is not whole.
-
-        `stopped` is the exit code of the signal that stopped the run.
-        """
+        """Say what to do next, and end with the exit code of the signal that `stopped` it, or of what is not whole."""
         out, state, source = self._out, summary.state, self._source
         if stopped is not None:
             at = format_time(summary.stream_time_s)
@@ -125,17 +121,18 @@ class IngestReport(Bar):
             out.error(f"Error: {source}: not all words are read: {summary.words_lost}")
             out.error("Hint: mend that, or choose other words with --subtitles (off: none), and use --force")
         else:
-            out.note(f"ask it: {self._next_command(state)}")
+            if self._begun and not self._chosen.ask:
+                note_query(out, [state], self._begun.model, self._chosen.backbone)
             return
         raise typer.Exit(Exit.PARTIAL)
 
-    def _next_command(self, state: str) -> str:
-        # A state names no folder of its model.
-        model = str(self._chosen.backbone or "")
-        named = ["--model", model] if model and Path(model).is_dir() else []
-        embedded = self._begun is not None and self._begun.model.startswith("protokv/")
-        question = "What shape appeared first?" if embedded else "What happens in this video?"
-        return f'{shlex.join(["protokv", "query", *named, state])} "{question}"'
+
+def note_query(out: Output, state: Sequence[str], model: str | None, named: object) -> None:
+    """Say how to ask a state, or the states of a folder; `named` is the model that the user named."""
+    # A state names no folder of its model.
+    folder = ["--model", str(named)] if named and Path(str(named)).is_dir() else []
+    question = "What shape appeared first?" if is_embedded(model) else "What happens in this video?"
+    out.note(f'ask it: {shlex.join(["protokv", "query", *folder, *state])} "{question}"')
 
 
 def _note_start(out: Output, started: events.Started, source: str) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from protokv.errors import ModelNotFound
 from protokv_cli.options import OutputFlags
 from protokv_cli.output import Row, grid
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Only those with this in their name, such as qwen3.")]
 # Millions of weights: a greater model takes more than about three hours for an hour of video on a CPU.
 MOST_ON_CPU = 900
 
@@ -23,15 +27,14 @@ Qwen3.6 and Qwen3.8 have the architecture of Qwen3.5: name them like those
 No network: hf download OWNER/NAME --local-dir DIR, copy it, --model DIR"""
 
 
-def models(*, output: OutputFlags) -> None:
+def models(name: Name = "", *, output: OutputFlags) -> None:
     """List models of the supported families, what each takes, which are here and fit, and one for this machine.
 
-    Any model of these families can be named, also one that is not listed. A machine without network takes a copy: run
-    hf download OWNER/NAME --local-dir FOLDER on another one, copy the folder, and name it: --model FOLDER.
+    Any model of these families can be named, also one that is not listed.
 
     ```sh
     protokv models
-    protokv models --format json
+    protokv models qwen3 --format json
     ```
     """
     out = output.open()
@@ -40,7 +43,13 @@ def models(*, output: OutputFlags) -> None:
         from protokv_cli.doctor import list_devices
 
         room = {one["name"]: one["free_bytes"] for one in list_devices([]) if one["free_bytes"] is not None}
-        out.show(describe_models(room, measure_cached()), _tables)
+        found = describe_models(room, measure_cached())
+        wanted = [row for row in found if name.lower() in row["name"].lower()]
+        if not wanted:
+            hint = "protokv models lists some; others of these families can be named, too: protokv ingest --model"
+            raise ModelNotFound(f"no model with {name} in its name is listed", hint=hint)
+        best = [f"For this machine: --model {row['name']}" for row in found if row["recommended"]]
+        out.show(wanted, lambda rows: [_table(rows), *best, *NOTES.splitlines()])
 
 
 def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -55,13 +64,8 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[
         needed = {dtype: model.needed_bytes(dtype) for dtype in DTYPES_OF_WEIGHTS}
         fits = {dtype: [one for one, free in room.items() if size <= free] for dtype, size in needed.items()}
         row = {"name": model.name, "parameters": model.millions * 1_000_000, "visual_tokens": model.tokens}
-        row |= {
-            "cached_bytes": cached.get(model.name, 0),
-            "machine_memory_bytes": needed,
-            "fits": fits,
-            "recommended": False,
-        }
-        rows.append(row)
+        row |= {"cached_bytes": cached.get(model.name, 0), "machine_memory_bytes": needed}
+        rows.append(row | {"fits": fits, "recommended": False})
     on_gpu = [row for row in rows if {*row["fits"]["bfloat16"]} - {"cpu"}]
     on_cpu = [row for row in rows if row["fits"]["bfloat16"] and row["parameters"] <= MOST_ON_CPU * 1_000_000]
     if found := on_gpu or on_cpu:
@@ -69,16 +73,13 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[
     return rows
 
 
-def _tables(rows: Iterable[Row]) -> Iterator[RenderableType]:
+def _table(rows: Iterable[Row]) -> RenderableType:
     def size(row: Row, dtype: str) -> str:
         return f"{row['machine_memory_bytes'][dtype] / 2**30:.0f}{'*' * bool(row['fits'][dtype]):1}"
 
-    rows = list(rows)
     cells = [
         {"name": row["name"], "GiB": size(row, "bfloat16"), "GiB in 4bit": size(row, "4bit")}
         | {"tokens": row["visual_tokens"], "here": "yes" if row["cached_bytes"] else ""}
         for row in rows
     ]
-    yield grid(("name", "GiB", "GiB in 4bit", "tokens", "here"), cells)
-    yield from (f"For this machine: --model {row['name']}" for row in rows if row["recommended"])
-    yield from NOTES.splitlines()
+    return grid(("name", "GiB", "GiB in 4bit", "tokens", "here"), cells)

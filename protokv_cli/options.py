@@ -125,11 +125,6 @@ class OutputFlags(DebugFlags):
     as_json: bool = option("--json", "The same as --format json.")
     quiet: bool = option("--quiet -q", "Nothing on stderr but errors.")
 
-    @property
-    def is_auto(self) -> bool:
-        """Whether the command chooses the format."""
-        return self.fmt is Format.AUTO and not self.as_json
-
     def open(self, *, outlives_stdout: bool = False) -> Output:
         """Return the streams of the command."""
         fmt = Format.JSON if self.as_json else self.fmt
@@ -204,11 +199,15 @@ def refuse(*rules: tuple[object, str, str]) -> None:
             raise ConfigError(why, hint=hint)
 
 
-def note_embedded(out: Output, name: str | None) -> None:
-    """Say in a line that the embedded model answers if it does, and how to name a real one; None: none is named."""
-    if name is None or name.startswith("protokv/"):
-        out.note(
-            f"Note: {'no --model is named, and ' if name is None else ''}the embedded model reads drawn shapes only. "
-            "For other videos: protokv ingest VIDEO --model llava-hf/llava-onevision-qwen2-0.5b-ov-hf "
-            "(protokv models lists more)"
-        )
+def is_embedded(name: str | None) -> bool:
+    """Return whether a model is an embedded one; None is the default, which is."""
+    return name is None or name.startswith("protokv/")
+
+
+def note_model(out: Output, name: str | None, notice: str = "") -> None:
+    """Say in a line what a model cannot read, and how to name another one in place of an embedded one."""
+    if is_embedded(name):
+        notice = "the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO --model "
+        notice += "llava-hf/llava-onevision-qwen2-0.5b-ov-hf (protokv models lists more)"
+    if notice:
+        out.note(f"Note: {notice}")

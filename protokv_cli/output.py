@@ -272,7 +272,9 @@ def grid(names: Sequence[str], rows: Iterable[Row], title: str = "") -> Renderab
     table = Table(box=None, header_style="cyan")
     for i, name in enumerate(names):
         is_text = i == 0 or any(isinstance(row[name], str) for row in rows)
-        table.add_column(_heading(name), overflow="fold", justify="left" if is_text else "right")
+        # Cells are folded where they must be, and words of a header never.
+        widest = max(map(len, _heading(name).split()))
+        table.add_column(_heading(name), overflow="fold", justify="left" if is_text else "right", min_width=widest)
     for row in rows:
         table.add_row(*(format_cell(name, row[name]) for name in names))
     return _titled(title, table)

@@ -17,7 +17,7 @@ from protokv.errors import ConfigError, StateError
 from protokv.timings import Timings
 from protokv_cli.asking import AnswerFlags, Answers, AskedQuestion, Refusals, read_questions, read_typed_questions
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, Flags, ModelFlags, TimedOutputFlags, note_embedded, option, refuse
+from protokv_cli.options import MOST_USED, Flags, ModelFlags, TimedOutputFlags, option, refuse
 from protokv_cli.output import Bar, Format, format_time, grid, round_timings, show_timings
 from protokv_cli.parsing import commit_age_s, note_commit, open_commit
 
@@ -80,7 +80,7 @@ def query(
             out.note(f"Hint: these are {len(texts)} questions; for one, use quotes: {shlex.quote(' '.join(texts))}")
         typed = not texts and ask.file is None and sys.stdin.isatty()
         one = len(texts) == 1 and texts != ["-"] and ask.file is None
-        if output.is_auto and one and not many:
+        if output.fmt is Format.AUTO and not output.as_json and one and not many:
             out.format = Format.TABLE
         answers = Answers(out, answer, Refusals(out), clock, timed=output.timings, at_prompt=typed and not many)
         questions = _read_questions(answers.refusals, texts, ask.file, typed)
@@ -121,7 +121,6 @@ def _ask_one(
         answers.how.decoding()
         if answers.how.frames is not None:
             videos += find_videos(reader, answers.how.video)
-        note_embedded(out, reader.header.backbone.name)
         session = reader.session(model.model, timings=clock, **model.placement)
     age_s = commit_age_s(reader)
     note_commit(out, session.clock.stream_time_s, reader.at_s, age_s)
@@ -149,7 +148,6 @@ def _ask_many(answers: Answers, place: str, questions: list[AskedQuestion], ask:
     out, states, failed = answers.out, find_states(place), list[str]()
     answers.how.decoding()
     backbone = load_backbone_for(states, model.model, **model.placement)
-    note_embedded(out, backbone.identity.name)
 
     def make_rows() -> Iterator[dict[str, Any]]:
         for state in states:

@@ -14,7 +14,7 @@ import typer
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, SUBTITLES, Flags, OutputFlags, WatchFlags, note_embedded, option, refuse
+from protokv_cli.options import MOST_USED, SUBTITLES, Flags, OutputFlags, WatchFlags, note_model, option, refuse
 from protokv_cli.output import Bar, Format, Output, format_time, format_time_left, grid, pairs
 from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from protokv_cli.process import handle_signals
@@ -179,7 +179,7 @@ def replay(
         loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
         backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
         plan = study.plan(backbone, known, opened.streams, model.fps)
-        note_embedded(out, model.model)
+        note_model(out, model.model, backbone.notice)
         if not results.dry_run:
             if _run(out, plan, backbone, opened, results, referee):
                 raise typer.Exit(Exit.PARTIAL)
@@ -264,18 +264,23 @@ def _show_report(
     from protokv.replay.report import summarise
     from protokv.replay.tables import NOTE, save_points, tabulate
 
+    reasons = "; ".join(f"{why.removeprefix('left out, ')}: {n}" for why, n in left_out.items())
     if not rows:
-        reasons = "; ".join(f"{why}: {n}" for why, n in left_out.items())
         why = f"there is nothing to show: no question could be asked ({reasons or 'none was there'})"
         raise ConfigError(why, hint="try shorter --delays, a longer stream, --no-intersection, or --types all")
     report = summarise(rows)
     report["missing"] = dict(missing)
-    report["facts"] |= {name: str(value) for name, value in left_out.items()}
     if out.format is Format.JSON:
+        report["facts"] |= {name: str(value) for name, value in left_out.items()}
         out.json(report)
     else:
+        # The costs stand below, so that the accuracies at a few delays fit 80 columns.
         cells = tabulate(report)
-        out.table(pairs(report["facts"]), "", grid(list(cells[0]), cells), NOTE)
+        names, costs, whole = list(cells[0])[:-3], list(cells[0])[-3:], cells[0]["questions"]
+        one_part = all(row["questions"] == whole for row in cells)
+        spent = grid(["memory", "budget", *costs], [row for row in cells if row["questions"] == whole])
+        facts = pairs(report["facts"] | {"left out": reasons})
+        out.table(facts, "", grid(names[one_part:], cells), NOTE, "", spent)
     if results.table:
         save_points(report, results.table)
         out.note(f"numbers: {results.table}")

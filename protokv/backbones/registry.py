@@ -176,7 +176,7 @@ def on_hub(name: str, revision: str | None) -> bool:
         return False
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         why = f"there is no model folder at {name}"
-        raise ModelNotFound(why, hint="name a folder with a config.json, or a hub name")
+        raise ModelNotFound(why, hint="name a folder with a config.json, or a hub name (protokv models lists some)")
     return True
 
 

@@ -176,7 +176,7 @@ class MemoryCache(StreamCache):
         `inputs` are of the new tokens alone, as a processor gives them: `input_ids` `[1, T]`, and pictures.
         """
         # Without a mask all tokens are seen; a mask of the new ones alone would hide those before.
-        kept = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        kept = {name: value for name, value in _admit(inputs).items() if name != "attention_mask"}
         return self._continue(kept | self.decoder.step_masks(inputs, self))
 
     def question(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class MemoryCache(StreamCache):
         transformers takes ids for new tokens if the mask is longer than they are, so it has the whole length. Where a
         model has positions of several components, they follow what was committed. `inputs` are as for `step`.
         """
-        ids: Tensor = inputs["input_ids"]
+        ids: Tensor = _admit(inputs)["input_ids"]
         mask = torch.ones(1, self.get_seq_length() + ids.shape[1], dtype=torch.int64, device=ids.device)
         return self.fork()._continue(dict(inputs) | {"attention_mask": mask})
 
@@ -280,6 +280,13 @@ class MemoryCache(StreamCache):
         if not self.config.memory.hides_recent:
             why = f"{self.config.name} chooses by the query, which the attention {name} does not show"
             raise ConfigError(why, hint=USE_OURS)
+
+
+def _admit(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(inputs, Mapping) or not {"input_ids", "inputs_embeds"} & set(inputs):
+        why = f"expected inputs of the model by name, with input_ids, got {type(inputs).__name__}"
+        raise ConfigError(why, hint="give what a processor returns: processor(text=..., return_tensors='pt')")
+    return inputs
 
 
 def refuse_memory(config: MemoryConfig) -> None:

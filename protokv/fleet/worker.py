@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from protokv.backbones import identify_backbone
@@ -23,11 +23,9 @@ from protokv.ingestion.events import SourceNoted, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest_events
 from protokv.state.checkpoint import check_fits
-from protokv.state.commit import explain_write_errors
 from protokv.state.header import Header
 from protokv.state.reader import Reader
 from protokv.state.sources import list_fingerprints
-from protokv.state.store import is_url
 from protokv.video import Damage
 from protokv.video.address import source_kind
 from protokv.video.bucket import is_object
@@ -146,9 +144,6 @@ class Worker:
         options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
         notes = list[str]()
         try:
-            if not is_url(target):
-                with explain_write_errors(target):
-                    Path(target).parent.mkdir(parents=True, exist_ok=True)
             with warnings.catch_warnings():
                 # The position warning would repeat for every video, and nobody reads stderr here.
                 warnings.simplefilter("ignore", PositionWarning)

@@ -29,6 +29,7 @@ from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch,
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or write elsewhere"),
     **dict.fromkeys((errno.EACCES, errno.EROFS), "choose a folder that you may write to"),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a part of its path is a file: choose another folder"),
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.ENOLCK}

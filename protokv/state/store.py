@@ -81,13 +81,12 @@ class Store:
         return Path(os.path.realpath(self.path))
 
     def check_target(self) -> None:
-        """Raise StateError if the folder is missing or not writable, or something other than a state is there."""
+        """Make the folder. StateError if it cannot be made or written to, or what is there is no state."""
         with explain_write_errors(self.path):
-            target, folder, why = self._target, Path(self.path).parent, ("", "")
-            if not target.parent.is_dir():
-                why = f"there is no folder {folder}", "create the folder first"
-            elif not os.access(target.parent, os.W_OK):
-                why = f"{folder} is read-only", "choose a folder that you may write to"
+            target, why = self._target, ("", "")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(target.parent, os.W_OK):
+                why = f"{Path(self.path).parent} is read-only", "choose a folder that you may write to"
             else:
                 recover(target)
                 if os.path.lexists(target) and self.form.is_foreign(target):

@@ -303,6 +303,9 @@ def test_what_no_memory_serves_is_refused(qwen: Any, tmp_path: Path) -> None:
     cache, (ids,) = protokv.Cache(qwen, 24), texts(1)
     with pytest.raises(ConfigError, match="batch of 2"):
         qwen(input_ids=ids.expand(2, -1), **{ARGUMENT: cache})
+    for call in (cache.step, cache.question):
+        with pytest.raises(ConfigError, match="with input_ids, got str"):
+            call("x")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="differ in size"):
         MemoryLayer(cache, 0).update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 8))
     with pytest.raises(ConfigError, match="positions"):

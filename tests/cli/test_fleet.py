@@ -81,7 +81,8 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     assert rest.items() >= {"done": 3, "failed": 1, "videos": 0, "left_s": 0.0}.items()
     again = protokv("ingest", folder / "one.mp4", folder / "two.mp4", "-o", "states", *SMALL, "--format", "table")
     assert again.code == 0
-    assert "videos 2 watched 0 done 2 stopped 0 failed 0 left 0" in " ".join(again.out.split())
+    assert again.out.splitlines()[-1].startswith("2 videos: 2 done; 0:00 watched, ")
+    assert again.err.splitlines()[-1].startswith("ask it: protokv query ")
     assert not Path("states/failures.jsonl").exists()
 
 

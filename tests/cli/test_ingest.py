@@ -37,7 +37,7 @@ def test_a_video_becomes_a_state_here_and_every_format_says_so(protokv: Program,
     before = state.read_bytes()
     # The same command again changes nothing.
     table = " ".join(protokv("ingest", video, *TABLE).out.split())
-    assert "state clip.safetensors steps 12 stream time 0:12" in table
+    assert "state clip.safetensors watched 0:12 tokens seen 72 file bytes" in table
     assert protokv("ingest", video, *SMALL, "--quiet", "--force").err == ""
     assert state.read_bytes() == before
 
@@ -161,12 +161,13 @@ def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_optio
     assert "timings" not in protokv("ingest", video, *SMALL, "--force").out + protokv(*question, "--json").out
 
 
-def test_who_names_no_model_is_told_in_the_first_line_how_to_name_one(embedded: Program, video: Path) -> None:
-    named = "the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO --model llava-hf/"
-    embedded.environment.pop("PROTOKV_MODEL")
-    assert embedded("ingest", video, *SMALL).err.startswith(f"Note: no --model is named, and {named}")
-    assert embedded("query", "clip.safetensors", "what ?").err.startswith(f"Note: {named}")
-    assert embedded("query", "clip.safetensors", "what ?", "--quiet").err == ""
+def test_who_watches_with_the_embedded_model_is_told_in_the_first_line_how_to_name_one(
+    embedded: Program, video: Path
+) -> None:
+    named = "Note: the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO --model llava-hf/"
+    assert embedded("ingest", video, *SMALL, "-o", "new/clip.safetensors").err.startswith(named)
+    # Not at each question again.
+    assert embedded("query", "new/clip.safetensors", "what shape ?").err == ""
     # The size that is told before is about that of the state after.
     _, progress, *_, summary = embedded("ingest", video, "--json", "--force").rows()
     assert 0.8 < progress["end_bytes"] / summary["file_bytes"] < 1.25

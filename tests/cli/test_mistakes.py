@@ -32,7 +32,7 @@ MISTAKES = [
     ("ingest absent.mp4 --fps 0 --model ./absent-model", Exit.USAGE, "fps is 0"),
     ("ingest VIDEO --device abacus", Exit.USAGE, "abacus"),
     ("ingest VIDEO -o x\udcff.safetensors", Exit.USAGE, "not UTF-8"),
-    ("ingest VIDEO -o absent/x.safetensors --budget 24", Exit.FAILURE, "absent"),
+    ("ingest VIDEO -o notes/x.safetensors --budget 24", Exit.FAILURE, "a part of its path is a file"),
     ("ingest rtsp:/camera/1", Exit.NOT_FOUND, "rtsp://camera/1"),
     ("ingest c:/absent.mp4", Exit.NOT_FOUND, "spelling"),
     ("ingest VIDEO --model protokv/mini --system brief", Exit.USAGE, "takes no system prompt"),

@@ -121,7 +121,7 @@ def test_a_table_names_everything_that_decides_its_numbers(
     assert (done.code, "left out: Ego4D/clips/clip22.mp4" in done.err) == (Exit.PARTIAL, True)
     said = " ".join(done.out.split())
     for text in (
-        "ovo-bench,", ", weights ", "2 a second", "tokens a step", "left out, video", "most frequent answer of a type",
+        "ovo-bench,", ", weights ", "2 a second", "tokens a step", "left out video", "most frequent answer of a type",
         "text only", "last 4 frames", "last 16 frames", "backward without HLD", "95% interval",
         "fewer than 100 questions or 5 videos",
     ):  # fmt: skip
