@@ -25,24 +25,9 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Answer",
-    "Cache",
-    "Decoding",
-    "DurableConfig",
-    "Every",
-    "MemoryConfig",
-    "PaperConfig",
-    "Session",
-    "__version__",
-    "ingest",
-    "ingest_events",
-    "load",
-    "load_backbone",
-    "open_source",
-    "read_steps",
-    "save",
-    "watching",
-]
+    "Answer", "Cache", "Decoding", "DurableConfig", "Every", "MemoryConfig", "PaperConfig", "Session", "__version__",
+    "ingest", "ingest_events", "load", "load_backbone", "open_source", "read_steps", "save", "watching",
+]  # fmt: skip
 
 _HOMES = {
     "Answer": "protokv.core.session",

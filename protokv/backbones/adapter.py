@@ -45,11 +45,7 @@ class Adapter(Backbone):
     usual_fps: ClassVar[float] = 1.0
     # Words of a step: what closes the video before them, the text, what opens the next one. By default a line of text.
     words_form: ClassVar[tuple[str, str, str]] = ("", "\n{}", "")
-    # What to say, and to advise, of a model that lacks what is asked of it.
-    unlike: ClassVar[tuple[str, str]] = (
-        "this version of transformers has moved an internal of {}",
-        "install the range of transformers that protokv asks for",
-    )
+    otherwise: ClassVar[str] = "install the range of transformers that protokv asks for"  # if it is not as expected
     _grid: tuple[int, int]
 
     @classmethod
@@ -70,8 +66,8 @@ class Adapter(Backbone):
             prompt = cls.make_prompt(model.config, tokenizer, template)
             return cls(model, tokenizer, prompt, identity, cls.read_frames(processor))
         except (AttributeError, ImportError, TypeError) as error:
-            why, hint = cls.unlike
-            raise ModelError(f"{why.format(type(model).__name__)}: {error}", hint=hint) from error
+            why = f"an internal of {type(model).__name__} is not where it is expected: {error}"
+            raise ModelError(why, hint=cls.otherwise) from error
 
     @classmethod
     def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> ChatPrompt:
@@ -79,9 +75,9 @@ class Adapter(Backbone):
         return ChatPrompt(tokenizer, cls.video_token, template)
 
     @classmethod
-    def read_frames(cls, processor: Any) -> Any:
+    def read_frames(cls, one: Any) -> Any:
         """Return what prepares frames, as a processor or the path of a folder says."""
-        return cls.make_frames(*read_video_processor(processor))
+        return cls.make_frames(*read_video_processor(one))
 
     @staticmethod
     def make_frames(raw: dict[str, Any], of_video: bool) -> Any:

@@ -22,15 +22,13 @@ from protokv.errors import ModelError
 
 # A still image may be cut into tiles; a frame of a video is one picture.
 _WHOLE = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_scan": False}
-_BY_CLASS = "protokv.Cache serves it in Python: docs/guides/with-your-model.md"
 
 
 class Untested(Adapter):
     """Any model of pictures and text."""
 
+    otherwise = "protokv.Cache serves it in Python: docs/guides/with-your-model.md"
     _grid = (1, 1)
-
-    unlike = ("{} is not tested, and it does not look at pictures as others do", _BY_CLASS)
 
     @classmethod
     def make_prompt(cls, config: Any, tokenizer: Any, template: str | None) -> ChatPrompt:
@@ -38,20 +36,18 @@ class Untested(Adapter):
         return ChatPrompt(tokenizer, tokenizer.decode([config.image_token_id]), template, medium="image")
 
     @classmethod
-    def read_frames(cls, processor: Any) -> Any:
+    def read_frames(cls, one: Any) -> Any:
         """Return the image processor."""
         from transformers import AutoImageProcessor
 
-        if isinstance(processor, str):
-            return AutoImageProcessor.from_pretrained(processor, backend="pil")
-        return processor.image_processor
+        return AutoImageProcessor.from_pretrained(one, backend="pil") if isinstance(one, str) else one.image_processor
 
     def __init__(self, model: Any, *parts: Any) -> None:
         """Wrap a loaded model, and look at a black frame to learn what a step costs. ModelError."""
         super().__init__(model, *parts)
         if self._decoder.components > 1:
             why = f"{type(model).__name__} is not tested, and its tokens have {self._decoder.components} positions each"
-            raise ModelError(why, hint=_BY_CLASS)
+            raise ModelError(why, hint=self.otherwise)
         self.notice = f"not tested with {model.config.model_type}"
         with torch.inference_mode():
             step = self.prepare(np.zeros((1, 336, 336, 3), dtype=np.uint8))

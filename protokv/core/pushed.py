@@ -35,10 +35,9 @@ class PushedFrames:
         self._last_s, self._start_s, self._next_slot = from_s, 0.0, 0
 
     def add(self, frame: Any, time_s: float, clock: StreamClock, *, bgr: bool = False) -> tuple[Image, float] | None:
-        """Take a frame; return the images `[n, h, w, 3]` and the start of a step if there is one now.
+        """Take a frame as `Session.push` does; return images `[n, h, w, 3]` and start of a step if there is one now.
 
-        The first frame in each interval of `1 / fps` is sampled. A step that a silence cuts short has its last frame
-        again. ConfigError: the frame is no picture or has another size, or its time lies before that of the last one.
+        A step that a silence cuts short has its last frame again.
         """
         if not self._last_s <= time_s < math.inf:
             raise ConfigError(f"a frame at {time_s:g} s comes after one at {self._last_s:g} s", hint="push in order")

@@ -11,14 +11,5 @@ from protokv.fleet.run import LocalPool, run_fleet
 from protokv.fleet.worker import Failure, Outcome, Recipe, preview
 
 __all__ = [
-    "Failure",
-    "Job",
-    "LocalPool",
-    "Outcome",
-    "Recipe",
-    "find_states",
-    "locate_state",
-    "plan",
-    "preview",
-    "run_fleet",
-]
+    "Failure", "Job", "LocalPool", "Outcome", "Recipe", "find_states", "locate_state", "plan", "preview", "run_fleet",
+]  # fmt: skip

@@ -22,22 +22,7 @@ from protokv.ingestion.options import NEVER, Every, IngestOptions, LiveOptions, 
 from protokv.ingestion.run import ingest, ingest_events
 
 __all__ = [
-    "NEVER",
-    "Answered",
-    "Commit",
-    "Event",
-    "Every",
-    "FramesDropped",
-    "IngestOptions",
-    "LiveOptions",
-    "Progress",
-    "SourceLost",
-    "SourceNoted",
-    "SourceRecovered",
-    "StandingQuestion",
-    "Started",
-    "Summary",
-    "WordsLost",
-    "ingest",
+    "NEVER", "Answered", "Commit", "Event", "Every", "FramesDropped", "IngestOptions", "LiveOptions", "Progress",
+    "SourceLost", "SourceNoted", "SourceRecovered", "StandingQuestion", "Started", "Summary", "WordsLost", "ingest",
     "ingest_events",
-]
+]  # fmt: skip

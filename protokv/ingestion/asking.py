@@ -56,12 +56,9 @@ class Asker:
             last = next((row.answer for row in reversed(self.kept) if row.question == news.question), None)
             if not one.on_change or last is None or last.casefold() != news.answer.casefold():
                 found.append(news)
-                self._keep(KeptAnswer(*(getattr(news, field) for field in KeptAnswer.__slots__)))
+                self.kept.append(KeptAnswer(*(getattr(news, field) for field in KeptAnswer.__slots__)))
+            if len(self.kept) > MOST_KEPT:
+                # The oldest whose question has a newer answer: `on_change` compares with the last.
+                newest = {row.question: row for row in self.kept}
+                self.kept.remove(next((row for row in self.kept if newest[row.question] is not row), self.kept[0]))
         return found
-
-    def _keep(self, row: KeptAnswer) -> None:
-        self.kept.append(row)
-        if len(self.kept) > MOST_KEPT:
-            # The oldest whose question has a newer answer: `on_change` compares with the last.
-            newest = {one.question: one for one in self.kept}
-            self.kept.remove(next((one for one in self.kept if newest[one.question] is not one), self.kept[0]))

@@ -11,14 +11,6 @@ from protokv.video.sampling import Step, group_steps, read_steps, sample
 from protokv.video.source import Damage, Frame, Source, SourceInfo
 
 __all__ = [
-    "Damage",
-    "Decoder",
-    "Frame",
-    "Source",
-    "SourceInfo",
-    "Step",
-    "group_steps",
-    "open_source",
-    "read_steps",
+    "Damage", "Decoder", "Frame", "Source", "SourceInfo", "Step", "group_steps", "open_source", "read_steps",
     "sample",
-]
+]  # fmt: skip
