@@ -177,7 +177,7 @@ class MemoryCache(StreamCache):
         """
         # Without a mask all tokens are seen; a mask of the new ones alone would hide those before.
         kept = {name: value for name, value in _admit(inputs).items() if name != "attention_mask"}
-        return self._continue(kept | self.decoder.step_masks(inputs, self))
+        return self._continue(kept | self.decoder.step_types(inputs, self))
 
     def question(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments for a question, with a fork: `model.generate(**cache.question(inputs))`.

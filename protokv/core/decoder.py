@@ -81,7 +81,7 @@ class Decoder:
         ids: Tensor = inputs["input_ids"]
         inner = getattr(self.model, "model", None)
         rule = getattr(self.model, "get_rope_index", None) or getattr(inner, "get_rope_index", None)
-        if rule is None or not any(name.endswith("grid_thw") for name in inputs):
+        if rule is None or not any(name.endswith(("grid_thw", "sizes", "sizes_videos")) for name in inputs):
             line = torch.arange(ids.shape[1], device=ids.device)
             return line.expand(self.components, 1, -1)
         known = {name: value for name, value in inputs.items() if name in signature(rule).parameters}
@@ -102,13 +102,12 @@ class Decoder:
         make = sys.modules[type(self.module).__module__].create_masks_for_vision_model
         return {"attention_mask": make(self.config, inputs, None, cache, None, whole)}
 
-    def step_masks(self, inputs: Mapping[str, Any], cache: Any) -> dict[str, Any]:
-        """Return what `inputs` of a step need of masks: those of pictures that see both ways, else nothing."""
+    def step_types(self, inputs: Mapping[str, Any], cache: Any) -> dict[str, Any]:
+        """Return which tokens are of pictures, of all since the first: a model whose pictures see both ways asks it."""
         types = inputs.get("mm_token_type_ids")
-        if getattr(self.config, "use_bidirectional_attention", None) != "vision" or types is None:
+        if types is None or getattr(self.config, "use_bidirectional_attention", None) != "vision":
             return {}
-        home = sys.modules[type(self.module).__module__]
-        return self.block_masks(home.get_block_sequence_ids_for_mask(types, device=types.device)[0], cache)
+        return {"mm_token_type_ids": torch.nn.functional.pad(types, (cache.get_seq_length(), 0))}
 
     def to_halves(self, x: Tensor) -> Tensor:
         """Return `[..., D]` with the features of each rotated pair half a key apart, as memories expect them."""

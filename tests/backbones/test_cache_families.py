@@ -1,17 +1,18 @@
-"""Families without a line of code of ours: equal logits before the first eviction, bounded bytes after, generation.
+"""Families without a line of code of ours: pictures in steps give the logits and answers of all in one call.
 
-Their configs are shrunk as they stand in transformers. A family that this version lacks is skipped.
+Then bytes are bounded. Configs are shrunk as they stand in transformers; a family that this version lacks is skipped.
 """
 
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, DynamicCache
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 import protokv
 from protokv.core.stream_cache import ARGUMENT
-from tests.backbones.test_cache import ANSWER, watch
+from tests.backbones.test_cache import ANSWER, answer
 
 TEXT: dict[str, Any] = {
     "vocab_size": 160, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2,
@@ -19,13 +20,15 @@ TEXT: dict[str, Any] = {
     "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32, "num_local_experts": 4, "n_shared_experts": 1,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0,
-    "sliding_window": 512, "global_head_dim": 64, "num_global_key_value_heads": 1, "conv_L_cache": 3,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "sliding_window": 40, "global_head_dim": 64, "num_global_key_value_heads": 1, "conv_L_cache": 3,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "insert_layer_id": 0, "vision_hidden_size": 32,
+    "projector_hidden_size": 32,
 }  # fmt: skip
 TOWER: dict[str, Any] = {
     "hidden_size": 32, "embed_dim": 32, "intermediate_size": 48, "num_hidden_layers": 2, "depth": 2, "num_heads": 2,
     "num_attention_heads": 2, "out_hidden_size": 128, "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
-    "head_dim": 16, "image_size": 56, "num_key_value_heads": 2, "fullatt_block_indexes": [1],
+    "head_dim": 16, "image_size": 56, "num_key_value_heads": 2, "fullatt_block_indexes": [1], "patch_size": 4,
+    "mm_embed_dim": 32, "mm_posemb_size": 64, "output_proj_dims": 32, "max_img_size": 64,
 }  # fmt: skip
 LISTS = ("layer_types", "mlp_layer_types", "indexer_types")
 FAMILIES = {
@@ -38,6 +41,9 @@ FAMILIES = {
     "exaone4_5": {},
     "nemotron_h_omni": {},
 }
+# Families whose processor tells which tokens are of a picture.
+TYPED = ("glm46v", "minicpmv4_7", "gemma4_unified", "cosmos3_omni")
+COUNT = 5
 
 
 def shrink(config: dict[str, Any], sizes: dict[str, Any]) -> None:
@@ -51,7 +57,7 @@ def shrink(config: dict[str, Any], sizes: dict[str, Any]) -> None:
 
 def tiny_model(family: str, way: str) -> Any:
     try:
-        made = AutoConfig.for_model(family)
+        made = AutoConfig.for_model(family, **({"vision_config": {}} if family == "gemma4_unified" else {}))
     except ValueError:
         pytest.skip("this version of transformers has no such family")
     config = made.to_dict()
@@ -65,7 +71,7 @@ def tiny_model(family: str, way: str) -> Any:
             shrink(part, TOWER)
     shrink(config, {name: size for name, size in TEXT.items() if name != "vocab_size"})
     for number, name in enumerate(sorted(config)):
-        if name.endswith(("_token_id", "_token_index")) and name not in TEXT:
+        if name.endswith(("_id", "_token_index")) and name not in TEXT:
             config[name] = 100 + number % 50
     for name in ("transformers_version", "model_type"):
         config.pop(name, None)
@@ -79,25 +85,46 @@ def tiny_model(family: str, way: str) -> Any:
     return model
 
 
+def make_steps(family: str, config: Any) -> list[dict[str, Tensor]]:
+    """Return steps of two words and a picture of 4 x 8 patches, as the processor of the family gives them."""
+    tower, n, grid = config.vision_config, 32, torch.tensor([[4, 8]])
+    tokens, shape, sizes = n // 4, (n, 3 * 4**2 * getattr(tower, "temporal_patch_size", 1)), {"image_grid_hw": grid}
+    if family.startswith("minicpm"):
+        tokens, shape, sizes = n // 16, (1, 3, 4, n * 4), {"target_sizes": grid}
+    elif family == "gemma4_unified":
+        places = torch.cartesian_prod(torch.arange(4), torch.arange(8))[None]
+        tokens, shape, sizes = n, (1, n, 3 * tower.model_patch_size**2), {"image_position_ids": places}
+    elif family != "nemotron_h_omni":
+        sizes = {"image_grid_thw": torch.tensor([[1, 4, 8]])}
+    marks = [getattr(config, name, 9) for name in ("image_start_id", "image_end_id")]
+    ids = torch.tensor([[10, 11, marks[0], *[config.image_token_id] * tokens, marks[1]]])
+    sizes |= {"mm_token_type_ids": (ids == config.image_token_id).int()} if family in TYPED else {}
+    return [{"input_ids": ids, "pixel_values": torch.rand(shape), **sizes} for _ in range(COUNT)]
+
+
 @pytest.mark.parametrize("way", ["protokv", *(["sdpa"] if ARGUMENT == "cache" else [])])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_a_family_without_code_of_ours_is_served(family: str, way: str) -> None:
     model = tiny_model(family, way)
-    g = torch.Generator().manual_seed(1)
-    stream, question = torch.randint(3, 90, (1, 400), generator=g), torch.randint(3, 90, (1, 7), generator=g)
-    cache, plain = protokv.Cache(model, 400), DynamicCache(config=model.config)
-    for ids in stream[:, :60].split(10, 1):
-        expected = model(input_ids=ids, **{ARGUMENT: plain}).logits
-        torch.testing.assert_close(watch(model, cache, [ids]), expected[0], atol=5e-4, rtol=5e-4)
-    whole = torch.cat((stream[:, :60], question), 1)
-    theirs = model.generate(input_ids=whole, **{ARGUMENT: plain}, **ANSWER)[0, -5:]
-    ours = model.generate(**cache.question({"input_ids": question}), **ANSWER)[0, -5:]
-    assert torch.equal(ours, theirs)
-    small, sizes = protokv.Cache(model, 24), []
-    for ids in stream.repeat(1, 2).split(20, 1):
-        watch(model, small, [ids])
+    steps, question = make_steps(family, model.config), torch.randint(3, 90, (1, 7))
+    along = {"input_ids": 1, "mm_token_type_ids": 1, "pixel_values": 3 if family.startswith("minicpm") else 0}
+    whole = {name: torch.cat([step[name] for step in steps], along.get(name, 0)) for name in steps[0]}
+    expected = model(**whole).logits[0]
+    whole["input_ids"] = torch.cat((whole["input_ids"], question), 1)
+    if family in TYPED:
+        whole["mm_token_type_ids"] = torch.nn.functional.pad(whole["mm_token_type_ids"], (0, 7))
+    theirs = answer(model, whole)
+    cache, small, found, sizes = protokv.Cache(model, memory="full"), protokv.Cache(model, 24), [], []
+    for step in steps:
+        found.append(model(**cache.step(step)).logits[0])
+        cache.commit()
+    torch.testing.assert_close(torch.cat(found), expected, atol=5e-4, rtol=5e-4)
+    assert answer(model, cache.question({"input_ids": question})) == theirs
+    for step in steps * 6:
+        model(**small.step(step))
+        small.commit()
         sizes.append(small.nbytes)
     # The window of sliding layers is full by then.
     assert sizes[-1] == sizes[-8]
-    assert len(model.generate(**small.question({"input_ids": question}), **ANSWER)[0]) == 12
+    assert len(answer(model, small.question({"input_ids": question}))) == ANSWER["max_new_tokens"]
