@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.files import read_video_processor
@@ -28,7 +29,7 @@ from protokv.core.parts import concatenate
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache
 from protokv.core.tensors import TensorSpec
-from protokv.errors import ConfigError, ModelError
+from protokv.errors import ConfigError, ModelError, SourceUnreadable
 
 
 class Adapter(Backbone):
@@ -105,6 +106,9 @@ class Adapter(Backbone):
         self.max_position = getattr(config, "max_position_embeddings", None)
         # Embeddings are not quantised in a quantised model.
         self.dtype = self._embedding.weight.dtype
+        # Where every layer has an embedding of every token too, that of the model ends with the bits of the token's id.
+        self._id_size = 4 // self.dtype.itemsize if getattr(config, "hidden_size_per_layer_input", None) else 0
+        self._padding_id = getattr(config, "pad_token_id", None) or 0
         text = next(name for name, module in model.named_modules() if module is self._text)
         layers = [f"{text}.layers.{i}" for i in range(config.num_hidden_layers)]
         spread = find_devices(model, [f"{text}.embed_tokens", *layers])
@@ -205,7 +209,9 @@ class Adapter(Backbone):
     def embed_token(self, token: Tensor) -> Tensor:
         """Return `[n, E]`."""
         embedding: Tensor = self._embedding(token)
-        return embedding
+        if not self._id_size:
+            return embedding
+        return torch.cat((embedding, (token - self._padding_id).int()[:, None].view(embedding.dtype)), 1)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the model's own angles, on the device of the positions.
@@ -233,23 +239,30 @@ class Adapter(Backbone):
         return StepPositions(self.text_positions(start, T), (start + T - 1,))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return `[..., vocabulary]` float32."""
+        """Return `[..., vocabulary]` float32, kept within a bound if the config has one."""
         scores: Tensor = self._head(hidden).float().to(self.device)
-        return scores
+        bound = getattr(self._text.config, "final_logit_softcapping", None)
+        return scores if bound is None else torch.tanh(scores / bound) * bound
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
         """Prepare one frame, `[1, 3, height, width]`."""
+        return PreparedStep(self._process(images)["pixel_values"].flatten(0, -4).float(), self._grid)
+
+    def _process(self, images: np.ndarray[Any, np.dtype[np.uint8]], **settings: Any) -> Any:
+        """Return what the image processor makes of the frames of a step. Raises as `prepare`."""
         check_images(images, self.frames_per_step)
-        found = self._frames(images=list(images), input_data_format="channels_last", return_tensors="pt")
-        return PreparedStep(found["pixel_values"].flatten(0, -4).float(), self._grid)
+        try:
+            return self._frames(images=list(images), input_data_format="channels_last", return_tensors="pt", **settings)
+        except ValueError as error:
+            raise SourceUnreadable(f"a frame of {images.shape[2]} x {images.shape[1]} pixels: {error}") from error
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         """Return each step's visual tokens between its texts; steps do not see each other in the vision tower."""
         return self._frame(self.look(steps), steps, times_s)
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
-        """Return what the vision tower makes of each step, `[V, E]` as the language model reads it."""
-        raise NotImplementedError
+        """Return what the vision tower makes of each step, `[V, E]`; by default of one picture each."""
+        return list(self._model.get_image_features(self._join_pixels(steps)).pooler_output)
 
     def frame_texts(self, time_s: float) -> tuple[str, str]:
         """Return the texts before and after the visual tokens of a step, which belong to it; by default none."""
@@ -262,6 +275,9 @@ class Adapter(Backbone):
         for own, step, time_s in zip(seen, steps, times_s, strict=True):
             texts = self.frame_texts(time_s)
             own = own.to(self.device)
+            if self._id_size:
+                # Layers take visual tokens for padding.
+                own = pad(own, (0, self._id_size))
             if texts == ("", ""):
                 found.append(StepTokens(own, step.grid))
                 continue
@@ -282,15 +298,24 @@ class Adapter(Backbone):
 
     def _inputs(self, embeddings: Tensor) -> dict[str, Tensor]:
         """Return embeddings `[T, E]` as arguments of the language model."""
-        return {"inputs_embeds": embeddings[None]}
+        if not self._id_size:
+            return {"inputs_embeds": embeddings[None]}
+        own, bits = embeddings.tensor_split((-self._id_size,), 1)
+        ids = bits.contiguous().view(torch.int32)[:, 0] + self._padding_id
+        # Bits of what is not finite must not be looked up.
+        ids = ids.clamp(0, self._decoder.config.vocab_size_per_layer_input - 1)
+        return {"inputs_embeds": own[None], "per_layer_inputs": self._text.get_per_layer_inputs(ids[None])}
 
     def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> dict[str, Any]:
-        """Return further arguments of a family's language model while steps are forwarded."""
-        return {}
-
-    def _number_steps(self, steps: Sequence[StepTokens]) -> Tensor:
-        """Return for each token of some steps which step it is visual in, -1 for text, `[T]` int64."""
+        """Return what a model takes of steps beside embeddings: masks of frames that see both ways, or DeepStack."""
+        fed = [step.deepstack for step in steps if step.deepstack is not None]
+        both_ways = getattr(self._decoder.config, "use_bidirectional_attention", None) == "vision"
+        if not steps or not (fed or both_ways):
+            return {}
+        # For each token which step it is visual in; -1 for text.
         numbers = torch.full((sum(map(len, steps)),), -1, device=self.device)
         for number, own in enumerate(torch.split(numbers, [len(step) for step in steps])):
             own[steps[number].visual or slice(None)] = number
-        return numbers
+        if both_ways:
+            return self._decoder.block_masks(numbers, cache)
+        return {"visual_pos_masks": numbers[None] >= 0, "deepstack_visual_embeds": list(torch.cat(fed, 1))}

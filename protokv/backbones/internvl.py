@@ -8,14 +8,10 @@ is the stream time in frames of the default rate, from 1; at another rate, or af
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import isqrt
 from typing import Any
 
-from torch import Tensor
-
 from protokv.backbones.adapter import Adapter
-from protokv.core.backbone import PreparedStep
 
 
 class InternVL(Adapter):
@@ -30,11 +26,6 @@ class InternVL(Adapter):
         self._closing = getattr(tokenizer, "end_image_token", "</img>")
         self._grid = (isqrt(tokens), isqrt(tokens))
         self.settings = {"frame_side": side, "frame_tokens": tokens}
-
-    def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
-        """Run frames through tower, pixel shuffle and projector; they do not see each other there."""
-        found: Tensor = self._model.get_image_features(pixel_values=self._join_pixels(steps)).pooler_output
-        return list(found)
 
     def frame_texts(self, time_s: float) -> tuple[str, str]:
         """Return the number of a frame, and the marks of an image."""

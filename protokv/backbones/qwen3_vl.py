@@ -28,7 +28,6 @@ from protokv.backbones.pixels import MOST_TOKENS, PixelConfig, cells
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone, PreparedStep
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.stream_cache import StreamCache
 
 # Defaults of the family's video processor.
 PIXELS = {"patch_size": 16, "image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
@@ -81,11 +80,3 @@ class Qwen3VL(QwenVL):
     def time_within(self, passed: Tensor, positions: Tensor, seconds: Tensor, clock: StreamClock) -> Tensor:
         """Return times in proportion: every token of a step advances all components."""
         return Backbone.time_within(self, passed, positions, seconds, clock)
-
-    def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> dict[str, Any]:
-        """Return the mask of visual tokens, and the features added to them after each of the first layers."""
-        deepstack = [step.deepstack for step in steps if step.deepstack is not None]
-        if not deepstack:
-            return {}
-        visual = self._number_steps(steps)[None] >= 0
-        return {"visual_pos_masks": visual, "deepstack_visual_embeds": list(torch.cat(deepstack, 1))}

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from protokv.backbones.adapter import Adapter
 from protokv.backbones.chat import ChatPrompt
-from protokv.backbones.pixels import check_images
 from protokv.core.backbone import PreparedStep
 from protokv.errors import ModelError
 
@@ -56,10 +55,8 @@ class Untested(Adapter):
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
         """Prepare one frame, as the image processor has it."""
-        check_images(images, 1)
         whole = {name: value for name, value in _WHOLE.items() if hasattr(self._frames, name)}
-        found = self._frames(images=list(images), input_data_format="channels_last", return_tensors="pt", **whole)
-        return PreparedStep(found["pixel_values"].float(), self._grid)
+        return PreparedStep(self._process(images, **whole)["pixel_values"].float(), self._grid)
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Return what `get_image_features` makes of each frame, by itself."""
