@@ -22,7 +22,7 @@ from protokv.core.context import EMPTY, Context, EmptyContext, Segment
 from protokv.core.decoder import Decoder
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.settings import MemoryConfig
-from protokv.core.step import StepKV
+from protokv.core.step import split_steps
 from protokv.core.stream_cache import ARGUMENT, USE_OURS, StreamCache, layer_tensors
 from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import ConfigError
@@ -135,9 +135,8 @@ class MemoryCache(StreamCache):
             memory = build_memory(self.config, shape, self.decoder.angles)
             memory.start(keys[:, :, :first], values[:, :, :first])
         if first < T:
-            some = slice(first, None)
-            kv = keys[:, :, some], values[:, :, some]
-            memory.append(StepKV(*kv, positions[some], coordinates[some], self.steps))
+            places = [(positions[first:], coordinates[first:], 0)]
+            memory.append(*split_steps(keys[:, :, first:], values[:, :, first:], places, self.steps))
             self.steps += 1
         self._next_position = torch.maximum(self._next_position.to(positions.device), positions.max() + 1)
         self._positions = []

@@ -38,7 +38,7 @@ from protokv.core.parts import (
 from protokv.core.pushed import PushedFrames
 from protokv.core.recent import RecentSteps
 from protokv.core.settings import MemoryConfig, check_fps
-from protokv.core.step import StepKV, StepTokens, StreamClock
+from protokv.core.step import StepTokens, StreamClock, split_steps
 from protokv.core.tensors import TensorSpec, count_bytes
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.timings import Timings, stage
@@ -252,16 +252,14 @@ class Session:
         """Put forwarded steps into the memory: the part of `take` after the forward."""
         keys, values = batch.cache.read_all()
         keys = self.placement.stream_keys(keys, batch.cache.context)
-        counts = [len(step.positions) for step in batch.steps]
-        split = (torch.split(keys, counts, 2), torch.split(values, counts, 2))
-        if self.transcript is None and any(step.tokens.words for step in batch.steps):
+        places = [(step.positions, step.coordinates, step.tokens.words) for step in batch.steps]
+        if self.transcript is None and any(words for *_, words in places):
             raise ConfigError("words: this session has no transcript", hint="start it with attachments=[Transcript()]")
         self.intact = False
-        for step, own_keys, own_values in zip(batch.steps, *split, strict=True):
+        for step, kv in zip(batch.steps, split_steps(keys, values, places, self.clock.steps), strict=True):
             for listener in self.listeners:
                 listener.before_append(self, step)
-            index, words = self.clock.steps, step.tokens.words
-            self.memory.append(StepKV(own_keys, own_values, step.positions, step.coordinates, index, None, words))
+            self.memory.append(kv)
             self.recent.steps.append((step.tokens, step.positions))
             for listener in self.listeners:
                 listener.after_append(self, step, batch.cache.context)

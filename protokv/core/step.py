@@ -6,6 +6,7 @@ where the stream stands. All are plain records: they know no model and no memory
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
@@ -93,6 +94,18 @@ class StepKV:
         kv, places = (self.keys[:, :, some], self.values[:, :, some]), (self.positions[some], self.coordinates[some])
         usable, repeats = (None if held is None else held[some] for held in (self.usable, self.repeats))
         return StepKV(*kv, *places, self.step, usable, repeats=repeats)
+
+
+def split_steps(
+    keys: Tensor, values: Tensor, places: Sequence[tuple[Tensor, Tensor, int]], first: int
+) -> Iterator[StepKV]:
+    """Yield consecutive steps, numbered from `first`, of the keys and values `[L, H, T, D]` of all their tokens.
+
+    `places` are positions `[T, P]` and coordinates `[T, 2]` of each step, and how many of its last tokens are words.
+    """
+    kv = (torch.split(part, [len(positions) for positions, *_ in places], 2) for part in (keys, values))
+    for index, (own_keys, own_values, (positions, coordinates, words)) in enumerate(zip(*kv, places, strict=True)):
+        yield StepKV(own_keys, own_values, positions, coordinates, first + index, words=words)
 
 
 @dataclass(frozen=True, slots=True)
