@@ -59,8 +59,10 @@ def read_video_processor(held: Any) -> tuple[dict[str, Any], bool]:
         of_video = nested or read_model_file(held, "video_preprocessor_config.json")
         raw = of_video or read_model_file(held, "preprocessor_config.json")
     else:
+        image: Any = getattr(held, "image_processor", None)
         of_video = getattr(held, "video_processor", None)
-        raw = (of_video or held.image_processor).to_dict()
+        # In a video processor, transformers overwrites the size of frames that SmolVLM's files have in this field.
+        raw = (of_video or image).to_dict() | {"video_sampling": getattr(image, "video_sampling", None)}
     return {key: value for key, value in raw.items() if value is not None}, bool(of_video)
 
 

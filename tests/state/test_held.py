@@ -19,7 +19,7 @@ FRAMES = random_frames(0, 12, 40, 60)
 QUESTION = "what is the star ?"
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "llava"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "smolvlm", "llava"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp(request.param)
     return (BUILDERS | {"llava": write_llava})[request.param](made)
