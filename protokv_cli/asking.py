@@ -6,11 +6,10 @@ A question that cannot be asked is told with its place, and the others are answe
 from __future__ import annotations
 
 import sys
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
-from io import BufferedReader
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -73,15 +72,13 @@ def read_questions(arguments: Sequence[str], file: Path | None, refusals: Refusa
     """Yield the questions of a file, then the arguments; `-` stands for the lines of stdin. ConfigError: no file."""
     if file is not None:
         try:
-            with open_lines(str(file)) as lines:
-                yield from _parse_lines(lines, str(file), refusals)
+            yield from _parse_lines(str(file), str(file), refusals)
         except OSError as error:
-            reason = error.strerror or error
-            raise ConfigError(f"questions: {file} cannot be read: {reason}", hint="name a file of lines") from error
+            why = f"questions: {file} cannot be read: {error.strerror}"
+            raise ConfigError(why, hint="name a file of lines") from error
     for number, argument in enumerate(arguments, start=1):
         if argument == "-":
-            with open_lines("-") as lines:
-                yield from _parse_lines(lines, "stdin", refusals)
+            yield from _parse_lines("-", "stdin", refusals)
         else:
             where = f"question {number}" if len(arguments) > 1 else ""
             with refusals.at(where):
@@ -89,22 +86,21 @@ def read_questions(arguments: Sequence[str], file: Path | None, refusals: Refusa
 
 
 def open_lines(place: str) -> AbstractContextManager[IO[str]]:
-    """Open a text file, or stdin for `-`: UTF-8 or, if it begins with the mark, UTF-16, as Windows writes both."""
-    lines: Any = sys.stdin if place == "-" else Path(place).open()  # noqa: SIM115
-    if buffer := getattr(lines, "buffer", None):
-        # A pipe can be read only once, so the mark stays in the buffer.
-        marked = isinstance(buffer, BufferedReader) and buffer.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE)
-        encoding, errors = ("utf-16", "replace") if marked else ("utf-8-sig", "surrogateescape")
-        lines.reconfigure(encoding=encoding, errors=errors)
-    return nullcontext(lines) if place == "-" else lines
+    """Open a text file, or stdin for `-`, as UTF-8 with or without its mark; what is none is refused line by line."""
+    if place != "-":
+        return Path(place).open(encoding="utf-8-sig", errors="surrogateescape")
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
+    return nullcontext(sys.stdin)
 
 
-def _parse_lines(lines: IO[str], place: str, refusals: Refusals) -> Iterator[AskedQuestion]:
-    for number, line in enumerate(lines, start=1):
-        where = f"line {number} of {place}"
-        with refusals.at(where):
-            if text := line.strip():
-                yield _parse(text, where)
+def _parse_lines(place: str, name: str, refusals: Refusals) -> Iterator[AskedQuestion]:
+    with open_lines(place) as lines:
+        for number, line in enumerate(lines, start=1):
+            where = f"line {number} of {name}"
+            with refusals.at(where):
+                if text := line.strip():
+                    yield _parse(text, where)
 
 
 def _parse(line: str, where: str) -> AskedQuestion:
@@ -154,23 +150,17 @@ class AnswerFlags(Flags, panel="Answers"):
     top_p: float | None = option("--top-p SHARE", "Draw from this share of the probability. Default: as published.")
     seed: int = option("--seed NUMBER", "Seed of the draws.", default=0)
 
-    @property
-    def with_evidence(self) -> bool:
-        """Whether evidence is wanted."""
-        return self.evidence or self.frames is not None
-
     def decoding(self, backbone: Backbone | None = None) -> Decoding:
         """Return how a model draws; without one, only refuse numbers that cannot be. ConfigError."""
         from protokv.core.decoding import Decoding
 
         if backbone and self.system is not None and not backbone.converses:
             raise ConfigError(f"{backbone.identity.name} takes no system prompt", hint="leave out --system")
-        names = ("max_new_tokens", "temperature", "top_p", "seed")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        drawn = given.keys() & {"max_new_tokens", "temperature", "top_p"}
+        drawn = {name: getattr(self, name) for name in ("max_new_tokens", "temperature", "top_p")}
+        drawn = {name: value for name, value in drawn.items() if value is not None}
         refuse((self.choices and drawn, "--choices generates and draws nothing", "leave the other options out"))
-        choices = tuple(parse_list(self.choices or ""))
-        return replace(backbone.decoding if backbone else Decoding(), choices=choices, **given)
+        drawn |= {"choices": parse_list(self.choices or ""), "seed": self.seed}
+        return replace(backbone.decoding if backbone else Decoding(), **drawn)
 
 
 @dataclass
@@ -253,9 +243,8 @@ class Answers:
             self.out.note(f"Note: {name} does not know {cut(', '.join(words), 200)}", once=True)
         if self.shows and not self.alone:
             self.out.table(cut(question), style="cyan", end=" ")
-        pieces = session.stream(
-            question, decoding, evidence=self.how.with_evidence, turns=self._turns, system=self.how.system
-        )
+        evidence = self.how.evidence or self.how.frames is not None
+        pieces = session.stream(question, decoding, evidence=evidence, turns=self._turns, system=self.how.system)
         try:
             while True:
                 piece = next(pieces)
@@ -278,12 +267,9 @@ class Answers:
 
 def format_evidence(evidence: Evidence) -> str:
     """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said then, in lines."""
-    spans = ", ".join(
-        f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence.spans
-    )
-    stood = f"stood on {spans}"
-    if evidence.faint or not spans:
-        stood = "no span stands out" + (f"; most {spans}: this may no longer be in memory" if spans else "")
+    at = [f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence.spans]
+    stood = f"stood on {', '.join(at)}"
+    if evidence.faint or not at:
+        stood = "no span stands out" + (f"; most {', '.join(at)}: this may no longer be in memory" if at else "")
     said = sorted({one.start_s: one for span in evidence.spans for one in span.words}.items())
-    lines = [stood, *(f"  {format_time(start_s)} {cut(one.text)}" for start_s, one in said)]
-    return "\n".join(f"  {line}" for line in lines)
+    return "\n    ".join([f"  {stood}", *(f"{format_time(start_s)} {cut(one.text)}" for start_s, one in said)])

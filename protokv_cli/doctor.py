@@ -9,7 +9,7 @@ import shutil
 import sys
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import typer
 
@@ -19,16 +19,15 @@ from protokv_cli.exits import Exit
 from protokv_cli.options import OutputFlags
 from protokv_cli.output import pairs
 
-_PACKAGES: Final = ["torch", "transformers", "tokenizers", "safetensors", "av", "decord", "numpy", "typer", "rich"]
-_CODECS: Final = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
-_VARIABLES: Final = re.compile(r"PROTOKV_|HF_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|.*_PROXY$", re.IGNORECASE)
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "av", "decord", "numpy", "typer", "rich")
+_CODECS = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
+_VARIABLES = re.compile(r"PROTOKV_|HF_|CUDA_VISIBLE_DEVICES$|OMP_NUM_THREADS$|.*_PROXY$", re.IGNORECASE)
 
 
 def doctor(*, output: OutputFlags) -> None:
     """Show what this machine has and what is installed; `protokv models` shows which models fit.
 
-    For a bug report: it holds no values of variables, no names of your models, and the home folder as ~. The exit code
-    is 1 if something is broken.
+    For a bug report: no values of variables, no names of your models, the home folder as ~. Exit code 1: it is broken.
 
     ```sh
     protokv doctor --format json
@@ -50,7 +49,7 @@ def doctor(*, output: OutputFlags) -> None:
             "problems": problems,
         }
         devices = {one["name"]: {**one, "name": ""} for one in found["devices"]}
-        out.show([found], lambda _: [pairs({**found, "devices": devices})])
+        out.show([found], lambda _: [pairs(found | {"devices": devices})])
         if problems:
             raise typer.Exit(Exit.FAILURE)
 

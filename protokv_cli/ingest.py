@@ -41,18 +41,15 @@ _PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twit
 # Other users of the machine can read a command line.
 _TEXT = """Video file, address of a stream, /dev/video0, or - for a pipe. Several, or a folder: a state each.
 Put an address with a password into PROTOKV_SOURCE."""
-Sources = Annotated[
-    list[str] | None, typer.Argument(metavar="SOURCE", envvar="PROTOKV_SOURCE", show_envvar=False, help=_TEXT)
-]
+_SOURCE = typer.Argument(metavar="SOURCE", envvar="PROTOKV_SOURCE", show_envvar=False, help=_TEXT)
+Sources = Annotated[list[str] | None, _SOURCE]
 
 
 class StateFlags(Flags, panel="State"):
     """Which state is written, when and how."""
 
     state: str | None = option("--output -o STATE", "State or folder to write. Default: here, by SOURCE.", MOST_USED)
-    every: str | None = option(
-        "--every TIME", "Commit each 30s or 2m of stream, 500steps, or never.", MOST_USED, parse=parse_every
-    )
+    every: str | None = option("--every TIME", "Commit at 30s, 2m, 500steps or never.", MOST_USED, parse=parse_every)
     keep: int | None = option("--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", MOST_USED)
     overwrite: bool = option("--force", "Start over and replace STATE.", MOST_USED)
     dry_run: bool = option("--dry-run", "Estimate what it would take, and write nothing.", MOST_USED)
@@ -69,12 +66,7 @@ class SourceFlags(Flags, panel="What to watch"):
     system: str | None = option("--system TEXT", "A system prompt, which the model reads before the video.")
     max_frame_pixels: int | None = option("--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1)
     decoder: str = option("--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto")
-    chunk: str = option(
-        "--chunk COUNT|auto",
-        "Steps that go through the model at once; auto: 4 of a file.",
-        default="1",
-        parse=parse_chunk,
-    )
+    chunk: str = option("--chunk COUNT|auto", "Steps at once; auto: 4 of a file.", default="1", parse=parse_chunk)
 
 
 _ASKED, _HOW = "Questions while it watches", ("every_s", "choices", "on_change", "evidence")
@@ -149,17 +141,16 @@ def ingest(
         sources = sources or []
         many = fleet.listing is not None or len(sources) != 1 or is_several(sources[0])
         waiting = parse_flags(live, "questions", "command")
-        every_s, choices, on_change, evidence = (waiting.pop(name) for name in _HOW)
+        how = {name: waiting.pop(name) for name in _HOW if name in waiting}
         more = list_given(live, *_HOW, "command")
         refuse((more and not live.questions, f"{' and '.join(more)}: nothing is asked", "add --ask QUESTION"))
-        how = (every_s, tuple(choices or ()), on_change, evidence)
         chosen = IngestOptions(
             config=memory.config(),
             backbone=model.model,
             fps=model.fps,
             thumbnails=memory.thumbnails,
-            ask=tuple(StandingQuestion(text, *how) for text in live.questions or ()),
-            live=LiveOptions(**{name: value for name, value in waiting.items() if value is not None}),
+            ask=tuple(StandingQuestion(text, **how) for text in live.questions or ()),
+            live=LiveOptions(**waiting),
             **parse_flags(state, "state", "dry_run"),
             **parse_flags(watch),
             **model.loading,

@@ -48,7 +48,7 @@ def ingest_fleet(
 
     require_model(str(chosen.backbone or DEFAULT_MODEL), chosen.revision)
     recipe = Recipe(place=_check_place(output or "."), options=chosen)
-    jobs = plan([*sources, *_read_list(fleet.listing)])
+    jobs = plan([*sources, *(_read_list(fleet.listing) if fleet.listing else [])])
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
     model = str(chosen.backbone) if chosen.backbone else None
@@ -78,10 +78,8 @@ def _check_place(place: str) -> str:
     return place
 
 
-def _read_list(listing: str | None) -> list[str]:
+def _read_list(listing: str) -> list[str]:
     """Return the lines of a list of videos; `-` is stdin."""
-    if listing is None:
-        return []
     try:
         with open_lines(listing) as lines:
             return [text for line in lines if (text := line.strip())]
@@ -153,14 +151,11 @@ class _Report(Bar):
         found = self._progress()
         if self.due():
             left_s, speed = found["seconds_left"], found["times_real_time"]
-            parts = [
-                f"{found['ended']} of {self._videos} videos",
-                "" if left_s is None else f"about {format_time(round(left_s))} left",
-                f"{self._failures} failed" * bool(self._failures),
-                "" if speed is None else f"{speed:.1f}x real time",
-                f"{format_time(int(found['watched_s']))} watched",
-            ]
-            self.show([part for part in parts if part], found["ended"], self._videos)
+            parts = [f"{found['ended']} of {self._videos} videos"]
+            parts += [] if left_s is None else [f"about {format_time(round(left_s))} left"]
+            parts += [f"{self._failures} failed"] if self._failures else []
+            parts += [] if speed is None else [f"{speed:.1f}x real time"]
+            self.show([*parts, f"{format_time(int(found['watched_s']))} watched"], found["ended"], self._videos)
         if self._out.format is Format.JSON and found["watched_s"] and time.monotonic() - self._row_s > LOG_EVERY_S:
             self._row_s = time.monotonic()
             self._out.json({"type": "progress", **found})
@@ -182,13 +177,13 @@ class _Report(Bar):
         """Show the totals, and end with 3 if a video has no whole state and no signal is why."""
         out, left, counts = self._out, self._left, self._counts
         if out.format is Format.JSON:
-            row = {status: counts[status] for status in ("watched", "done", "stopped", "failed")} | {"left": left}
-            row |= {"failures": self._failures, "watched_s": self._watched_s, "file_bytes": self._file_bytes}
-            out.json({"type": "fleet", "videos": self._videos, **row})
+            ends = {status: counts[status] for status in ("watched", "done", "stopped", "failed")}
+            sums = {"failures": self._failures, "watched_s": self._watched_s, "file_bytes": self._file_bytes}
+            out.json({"type": "fleet", "videos": self._videos, **ends, "left": left, **sums})
         else:
-            ends = counts | {"not begun": left - counts["stopped"]}
+            counts["not begun"] = left - counts["stopped"]
             added = f"{format_time(round(self._watched_s))} watched, {format_bytes(self._file_bytes)} of states"
-            out.text(f"{_count_videos(self._videos, ends)}; {added}")
+            out.text(f"{_count_videos(counts)}; {added}")
         if self._failures:
             out.error(f"{self._failures} of {self._videos} videos have no whole state; why is in {self._file}")
         if self._stop:
@@ -199,8 +194,8 @@ class _Report(Bar):
 
 def _describe(outcome: Outcome) -> str:
     """Return a line: status, video, state, what is wrong, and what a user should know."""
-    cells = [outcome.status, outcome.job.to_dict()["source"], outcome.state]
-    return "\t".join([*cells, *([outcome.failure.message] if outcome.failure else []), *outcome.notes])
+    wrong = [outcome.failure.message] if outcome.failure else []
+    return "\t".join([outcome.status, outcome.job.to_dict()["source"], outcome.state, *wrong, *outcome.notes])
 
 
 def _show_plan(out: Output, found: Iterable[Outcome]) -> None:
@@ -220,8 +215,9 @@ def _show_plan(out: Output, found: Iterable[Outcome]) -> None:
         out.json({"type": "forecast", **total})
     unknown = f" and {count_text(unmeasured, 'video')} of unknown length" if unmeasured else ""
     left = f", {format_time(round(left_s))} to watch{unknown}" if videos else ""
-    out.note(f"{_count_videos(counts.total(), counts)}{left}; nothing was written")
+    out.note(f"{_count_videos(counts)}{left}; nothing was written")
 
 
-def _count_videos(total: int, counts: Counter[str]) -> str:
-    return f"{count_text(total, 'video')}: {', '.join(f'{n} {status}' for status, n in sorted(counts.items()) if n)}"
+def _count_videos(counts: Counter[str]) -> str:
+    statuses = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()) if n)
+    return f"{count_text(counts.total(), 'video')}: {statuses}"

@@ -53,8 +53,7 @@ class IngestReport(Bar):
     def __init__(self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None) -> None:
         """Show nothing yet. `source` is its name without secrets; the last event is shown with `timings`."""
         super().__init__(out, "loading model", source, logs=out.format is not Format.JSON)
-        self._source, self._chosen, self._timings = source, chosen, timings
-        self._row_s = -JSON_EVERY_S
+        self._source, self._chosen, self._timings, self._row_s = source, chosen, timings, -JSON_EVERY_S
         self._first: tuple[float, float] | None = None
         self._begun: events.Started | None = None
 
@@ -149,10 +148,7 @@ def _note_start(out: Output, started: events.Started, source: str) -> None:
     if started.words:
         out.note(f"words from {started.words}; --subtitles off leaves them out")
     if started.source_fps and started.fps > 1.01 * started.source_fps:
-        out.note(
-            f"Warning: {source} has {started.source_fps:g} frames a second, and --fps {started.fps:g} "
-            "shows the model some of them more than once"
-        )
+        out.note(f"Warning: --fps {started.fps:g} shows some of the {started.source_fps:g} frames a second again")
 
 
 def _note_news(out: Output, event: Event) -> None:
@@ -188,11 +184,9 @@ def name_event(event: Event) -> str:
 
 def describe_share(tokens: float, budget: int) -> str:
     """Return which part of the tokens of a whole video a budget keeps, and whether that was measured."""
-    part = round(tokens / budget)
-    if part <= 1:
-        return "the budget keeps all of the video"
+    part = max(1, round(tokens / budget))
     beyond = f", beyond what was measured (1/{MEASURED}): a greater --budget keeps more" * (part > MEASURED)
-    return f"the budget keeps 1/{part} of the video{beyond}"
+    return f"the budget keeps {'all' if part == 1 else f'1/{part}'} of the video{beyond}"
 
 
 def show_estimate(out: Output, found: Estimate, budget: int) -> None:

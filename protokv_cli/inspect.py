@@ -17,11 +17,9 @@ from protokv_cli.parsing import note_commit, open_commit
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_SECOND = "A second state: show how they differ. Exit 0 if equal, 1 if not."
 State = Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote; or a folder of them.")]
-Other = Annotated[
-    str | None,
-    typer.Argument(metavar="STATE2", help="A second state: show how they differ. Exit 0 if equal, 1 if not."),
-]
+Other = Annotated[str | None, typer.Argument(metavar="STATE2", help=_SECOND)]
 
 # Of the gaps of a live stream, and of the answers to standing questions.
 ROWS_SHOWN = 8
@@ -141,8 +139,8 @@ def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
     yield grid([*names, "wrong"] if any(one["wrong"] for one in cells) else names, cells)
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
-    total = f"{len(rows)}: {whole} whole, {len(rows) - whole} not"
-    yield pairs({"videos": total, "watched_s": seconds, "states_bytes": size})
+    total = f"{count_text(len(rows), 'state')}: {whole} whole, {len(rows) - whole} not"
+    yield f"{total}; {format_time(seconds)} watched, {format_bytes(size)}"
 
 
 def _summary_tables(d: Row) -> Iterator[RenderableType]:

@@ -6,25 +6,21 @@ Settings come from flags, then PROTOKV_* variables, then the defaults.
 from __future__ import annotations
 
 import os
-from copy import copy
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from protokv import __version__
 from protokv_cli.doctor import doctor
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.models import models
-from protokv_cli.options import MOST_USED, command
+from protokv_cli.options import command
 from protokv_cli.process import run_and_leave
 from protokv_cli.query import query
 from protokv_cli.replay import replay
 from protokv_cli.serve import serve
-
-# Options of a command that has a short help beside the long one.
-MANY = 12
 
 
 class HelpfulGroup(TyperGroup):
@@ -48,20 +44,6 @@ class HelpfulGroup(TyperGroup):
         return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
 
-class HelpfulCommand(TyperCommand):
-    """A command: `-h` shows its purpose and the options that are most used, `--help` all."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read `-h`."""
-        if "-h" in args and len(self.params) > MANY:
-            short = copy(self)
-            short.params = [one for one in self.params if getattr(one, "rich_help_panel", None) in (None, MOST_USED)]
-            short.help = (self.help or "").partition("\n\n")[0] + "\n\n`--help` shows all options, and examples."
-            short.format_help(ctx, ctx.make_formatter())
-            ctx.exit()
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
     name="protokv",
     cls=HelpfulGroup,
@@ -72,7 +54,7 @@ app = typer.Typer(
 )
 COMMANDS = {one.__name__: command(one) for one in (ingest, query, inspect, replay, serve, models, doctor)}
 for name, one in COMMANDS.items():
-    app.command(name, cls=HelpfulCommand)(one)
+    app.command(name)(one)
 
 
 def _show_version(wanted: bool) -> None:

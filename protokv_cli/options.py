@@ -28,7 +28,7 @@ SUBTITLES = "Words to read: FILE, a language such as en, off, or auto: a file be
 
 
 def option(
-    declared: str, text: str, panel: str | None = None, *, default: Any = None, parse: Any = None, **more: Any
+    declared: str, text: str, panel: str | None = None, *, default: Any = None, parse: Any = lambda it: it, **more: Any
 ) -> Any:
     """Return a field of a dataclass that is an option.
 
@@ -98,12 +98,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def parse_flags(flags: Any, *without: str) -> dict[str, Any]:
-    """Return the fields of a dataclass of options as keywords of the library, read from their texts. ConfigError."""
-    kept = [(one, getattr(flags, one.name)) for one in fields(flags) if one.name not in without]
-    return {
-        one.name: one.metadata["parse"](value) if value is not None and one.metadata["parse"] else value
-        for one, value in kept
-    }
+    """Return the options that have a value as keywords of the library, read from their texts. ConfigError."""
+    kept = [one for one in fields(flags) if one.name not in without and getattr(flags, one.name) is not None]
+    return {one.name: one.metadata["parse"](getattr(flags, one.name)) for one in kept}
 
 
 def list_given(flags: Any, *names: str) -> list[str]:

@@ -16,7 +16,6 @@ import math
 import os
 import shutil
 import sys
-import textwrap
 import time
 import traceback
 import unicodedata
@@ -42,8 +41,6 @@ MOST_CHARACTERS = 2000
 # Drawing at every step of a small model would take as long as the model.
 BAR_EVERY_S = 0.25
 LOG_EVERY_S = 10.0
-# Stages of the thread that reads ahead.
-_PARALLEL_STAGES = ("decode", "preprocess")
 # Of the first word of a message on a terminal.
 _COLOURS = {"Error:": "1;31", "Hint:": "36", "Warning:": "33", "Note:": "33"}
 # Formats that join letters in Persian, Indic scripts and emoji, and direct nothing.
@@ -114,7 +111,7 @@ class Output:
             self.error(text, once=once)
 
     def error(self, text: str, *, once: bool = False) -> None:
-        """Write a line to stderr, or `once`; a terminal gets it in colour, wrapped at words unless one is too long."""
+        """Write a line to stderr, or `once`; a terminal gets its first word in colour, and can copy it whole."""
         if once and text in self._told:
             return
         self._told.add(text)
@@ -122,12 +119,10 @@ class Output:
         with suppress(OSError, ValueError):
             self.hide()
             line = cut(make_printable(text), MOST_CHARACTERS)
-            if sys.stderr.isatty():
-                width = shutil.get_terminal_size().columns - 1
-                line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-                first, _, rest = line.partition(" ")
-                if first in _COLOURS and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
-                    line = f"\x1b[{_COLOURS[first]}m{first}\x1b[0m {rest}"
+            first, _, rest = line.partition(" ")
+            coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+            if coloured and first in _COLOURS:
+                line = f"\x1b[{_COLOURS[first]}m{first}\x1b[0m {rest}"
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
 
@@ -358,4 +353,4 @@ def round_timings(seconds: Mapping[str, float]) -> dict[str, float]:
 def show_timings(out: Output, timings: Mapping[str, float]) -> None:
     """Write a line to stderr for each stage that `round_timings` gives."""
     for name, value in timings.items():
-        out.error(f"{name:<16}  {value:9.3f} s{' (beside the others)' if name in _PARALLEL_STAGES else ''}")
+        out.error(f"{name:<16}  {value:9.3f} s")

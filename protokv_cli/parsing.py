@@ -74,9 +74,9 @@ def parse_every(text: str) -> Every:
     """Return how often to commit: `30s`, `2m`, `1h` of stream time, `500steps`, or `never`."""
     from protokv.ingestion import NEVER, Every
 
-    if text.strip().lower() == "never":
+    if text == "never":
         return NEVER
-    steps = re.fullmatch(r"(\d{1,12}) ?steps?", text.strip().lower(), re.ASCII)
+    steps = re.fullmatch(r"(\d{1,12}) ?steps?", text, re.ASCII)
     try:
         return Every(n_steps=int(steps[1])) if steps else Every(seconds=parse_duration(text))
     except ConfigError:
@@ -86,17 +86,14 @@ def parse_every(text: str) -> Every:
 
 def parse_chunk(text: str) -> int | None:
     """Return a number of steps; None for `auto`."""
-    given = text.strip().lower()
-    if given == "auto":
-        return None
-    if not re.fullmatch(r"\d{1,9}", given, re.ASCII):
+    if not re.fullmatch(r"\d{1,9}|auto", text, re.ASCII):
         raise ConfigError(f"expected a number of steps, got {text!r}", hint="for example 4, or auto")
-    return int(given)
+    return None if text == "auto" else int(text)
 
 
-def parse_list(text: str) -> list[str]:
+def parse_list(text: str) -> tuple[str, ...]:
     """Return the parts of `a,b,c`, without empty ones."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def parse_variation(text: str) -> Variation:
@@ -122,29 +119,25 @@ def find_stream_time(text: str, reader: Reader, now: float) -> float:
     """Return the stream time that `--at` names; `reader` is at the last commit, `now` in seconds since 1970.
 
     `12m` is stream time, `-10m` counts back from the last commit. For a live stream `14:05` is the time of day and a
-    date is a date; for a file, which has neither, `14:05` is fourteen minutes and five seconds.
-
-    ConfigError: the text is no time, or it is a date and the state is of a file. StateNotFound: the stream had not
-    begun by then.
+    date is a date; for a file, which has neither, `14:05` is fourteen minutes and five seconds. StateNotFound: the
+    stream had not begun by then.
     """
     given = text.strip()
     if given.startswith("-"):
         return max(0.0, reader.header.clock.stream_time_s - parse_duration(given[1:]))
     is_date = bool(_DATE.fullmatch(given))
     clocks = reader.wall_clocks if is_date or _TIME_OF_DAY.fullmatch(given) else []
+    if is_date and not clocks:
+        why = f"{reader.path} is of a video, which has no date"
+        raise ConfigError(why, hint="use a time of the video, such as 12m")
     if not clocks:
-        if is_date:
-            why = f"{reader.path} is of a video, which has no date"
-            raise ConfigError(why, hint="use a time of the video, such as 12m")
         return parse_duration(given)
     wanted = parse_instant(given, now)
-    found = next((at for one in reversed(clocks) if (at := one.stream_time(wanted)) > float("-inf")), None)
-    if found is None:
-        moment, began = (
-            f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}" for one in (wanted, clocks[0].anchors[0][1])
-        )
-        raise StateNotFound(f"{reader.path} knows nothing of {moment}: its stream began at {began}")
-    return float(found)
+    found = [at for one in clocks if (at := one.stream_time(wanted)) > float("-inf")]
+    if not found:
+        times = (f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}" for one in (wanted, clocks[0].anchors[0][1]))
+        raise StateNotFound("{} knows nothing of {}: its stream began at {}".format(reader.path, *times))
+    return float(found[-1])
 
 
 def commit_age_s(reader: Reader) -> float | None:

@@ -6,7 +6,6 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -136,8 +135,6 @@ def _ask_one(
         out.note(f"{sum(right)} of {len(right)} answers as expected ({sum(right) / len(right):.1%})")
     if answers.timed and answers.shows:
         show_timings(out, round_timings(clock.seconds))
-        decoding = asdict(answers.how.decoding(session.backbone))
-        out.error("decoding: " + ", ".join(f"{name} {value}" for name, value in decoding.items()))
 
 
 def _ask_many(answers: Answers, place: str, questions: list[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:

@@ -15,7 +15,7 @@ from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli.exits import Exit
 from protokv_cli.options import MOST_USED, SUBTITLES, Flags, OutputFlags, WatchFlags, note_model, option, refuse
-from protokv_cli.output import Bar, Format, Output, format_time, format_time_left, grid, pairs
+from protokv_cli.output import Bar, Format, Output, Row, format_time, format_time_left, grid, pairs
 from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from protokv.replay.runner import StreamProgress
     from protokv.replay.streams import Stream
 
-Sources = Annotated[
-    list[str] | None, typer.Argument(metavar="SOURCE", help="Video files; with --report, files of results.")
-]
+_TEXT = "Video files; with --report, files of results."
+Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE", help=_TEXT)]
 
 
 class StudyFlags(Flags, panel="What to ask"):
@@ -147,12 +146,10 @@ def replay(
     {"question": "Who came in?", "answer": "the postman", "ask_s": 95}
     ```
 
-    - `ask_s`: when it can be asked, in seconds; `evidence_s`, if known: when its answer was last visible
-    - `type`, `id`: optional, the type and the name of the question
+    - `ask_s`: when it can be asked, in seconds; `evidence_s`, if known: when its answer was last visible, from which
+      delays count then
+    - `type`, `id`, `video`: optional, its type, its name, and the name of its file if there are several sources
     - `lasts`: false if the answer may change while the stream goes on
-    - `video`: the file's name, if there are several sources
-
-    Delays count from evidence_s, or else from ask_s.
 
     ```sh
     protokv replay video.mp4 --questions questions.jsonl --delays 0,1m,5m --memory durable,sliding-window --budget 512
@@ -180,17 +177,16 @@ def replay(
         backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
         plan = study.plan(backbone, known, opened.streams, model.fps)
         note_model(out, model.model, backbone.notice)
-        if not results.dry_run:
-            if _run(out, plan, backbone, opened, results, referee):
-                raise typer.Exit(Exit.PARTIAL)
-            return
-        cost = plan.cost()
-        if results.results.exists() and not results.force:
-            rows = RowFile(results.results)
-            rows.check(plan.trials.values())
-            cost = plan.cost(rows.rows.keys())
-        row = {"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)}
-        out.record(row, "hours of video, and answers over all memories")
+        if results.dry_run:
+            cost = plan.cost()
+            if results.results.exists() and not results.force:
+                rows = RowFile(results.results)
+                rows.check(plan.trials.values())
+                cost = plan.cost(rows.rows)
+            row = {"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)}
+            out.record(row, "hours of video, and answers over all memories")
+        elif _run(out, plan, backbone, opened, results, referee):
+            raise typer.Exit(Exit.PARTIAL)
 
 
 def _run(
@@ -202,7 +198,7 @@ def _run(
     from protokv.replay.rows import RowFile
 
     rows, unread = RowFile(results.results, start_over=results.force), dict(opened.missing)
-    with handle_signals(out.note) as stop, _ReplayBar(out, plan, rows.rows.keys(), unread) as bar:
+    with handle_signals(out.note) as stop, _ReplayBar(out, plan, rows.rows, unread) as bar:
         for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
             if isinstance(event, UnreadableVideo) and len(plan.streams) == 1:
                 raise event.error
@@ -254,11 +250,7 @@ class _ReplayBar(Bar):
 
 
 def _show_report(
-    out: Output,
-    rows: Sequence[AnswerRow],
-    results: ResultFlags,
-    left_out: Mapping[str, Any],
-    missing: Mapping[str, str],
+    out: Output, rows: Sequence[AnswerRow], results: ResultFlags, left_out: Row, missing: Mapping[str, str]
 ) -> None:
     """Show a table on a terminal, one JSON document in a pipe, and write the files that were asked for."""
     from protokv.replay.report import summarise

@@ -12,20 +12,18 @@ import typer
 from protokv.errors import ConfigError, StateNotFound
 from protokv.texts import cut
 from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, DebugFlags, Flags, MemoryFlags, ModelFlags, option
+from protokv_cli.options import MOST_USED, DebugFlags, Flags, MemoryFlags, ModelFlags, option, parse_flags
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")]
 
 
 class ServerFlags(DebugFlags, panel="Server"):
     """Where the server listens, and what it allows."""
 
-    host: str = option(
-        "--host ADDRESS", "One that other machines can reach needs a token.", MOST_USED, default="127.0.0.1"
-    )
-    port: int = option(
-        "--port NUMBER", "Port to listen on; 0: any free port.", MOST_USED, default=8000, min=0, max=65535
-    )
+    host: str = option("--host ADDRESS", "Others than this machine need a token.", MOST_USED, default="127.0.0.1")
+    port: int = option("--port NUMBER", "0: any that is free.", MOST_USED, default=8000, min=0, max=65535)
     token: str | None = option("--token TOKEN", "Clients must send it; PROTOKV_TOKEN hides it from other users.")
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
     answer_time: str = option("--answer-time TIME", "The longest time for an answer, waiting included.", default="2m")
@@ -35,15 +33,13 @@ class SessionFlags(Flags, panel="Sessions that clients feed with frames"):
     """How many there may be, and when they are committed."""
 
     most: int = option("--sessions COUNT", "The most at once; 0: none.", MOST_USED, default=0, min=0)
-    every: str | None = option("--every TIME", "As for ingest. Default: each minute.")
+    every: str | None = option("--every TIME", "As for ingest. Default: each minute.", parse=parse_every)
     keep: int | None = option("--keep COUNT", "Keep the last COUNT commits of each, for query --at.")
-    idle: str = option("--idle TIME", "Put away what nobody feeds so long.", default="5m")
+    idle_s: str = option("--idle TIME", "Put away what nobody feeds so long.", default="5m")
 
 
 def serve(
-    states: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of states; those that are added later count too.")
-    ],
+    states: Folder,
     *,
     flags: ServerFlags,
     model: ModelFlags,
@@ -81,19 +77,15 @@ def serve(
         from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
 
         try:
-            found = find_states(str(states))
+            backbone = load_backbone_for(find_states(str(states)), model.model, **model.placement)
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
-        else:
-            backbone = load_backbone_for(found, model.model, **model.placement)
         limits = server.ServerLimits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
         known, fed = server.States(states, backbone), None
         if sessions.most:
-            every = None if sessions.every is None else parse_every(sessions.every)
-            options = IngestOptions(
-                config=memory.config(), every=every, keep=sessions.keep, thumbnails=memory.thumbnails
-            )
-            bounds = server.SessionLimits(sessions.most, idle_s=parse_duration(sessions.idle))
+            kept = parse_flags(sessions, "most", "idle_s")
+            options = IngestOptions(config=memory.config(), thumbnails=memory.thumbnails, **kept)
+            bounds = server.SessionLimits(sessions.most, idle_s=parse_duration(sessions.idle_s))
             fed = server.Sessions(known, options, bounds)
         app = server.build_app(known, token=flags.token, limits=limits, fed=fed)
         address = f"http://{flags.host}:{flags.port}/"
@@ -120,8 +112,7 @@ class _Log(logging.Handler):
         """Write the first line of a record, and its exception."""
         error = record.exc_info[1] if record.exc_info else None
         cause = "" if error is None else f": {type(error).__name__}: {' '.join(str(error).split())}"
-        self._out.note(
-            cut(f"{record.levelname.capitalize()}: {record.getMessage().strip().splitlines()[0]}{cause}", 300)
-        )
+        text = f"{record.levelname.capitalize()}: {record.getMessage().strip().splitlines()[0]}{cause}"
+        self._out.note(cut(text, 300))
         if error is not None and self._out.debug:
             self._out.note("".join(traceback.format_exception(error)))

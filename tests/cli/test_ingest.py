@@ -47,7 +47,7 @@ def test_a_video_becomes_a_state_here_and_every_format_says_so(protokv: Program,
     ("surprising", "said", "plain"),
     [
         (("--keep", "3"), "Try --every 30s", ("--keep", "3", "--every", "5s")),
-        (("--fps", "16"), "has 8 frames a second, and --fps 16 shows the model some", ("--fps", "8")),
+        (("--fps", "16"), "--fps 16 shows some of the 8 frames a second again", ("--fps", "8")),
     ],
 )
 def test_a_surprising_option_is_warned_of(

@@ -28,20 +28,14 @@ HEAVY = {"transformers", "huggingface_hub", "zarr", "jinja2", "sympy", "matplotl
 
 
 @pytest.mark.parametrize("command", ["", *main.COMMANDS])
-def test_help_fits_80_columns_and_has_a_short_form(protokv: Program, command: str) -> None:
+def test_help_fits_80_columns_and_is_spelled_in_three_ways(protokv: Program, command: str) -> None:
     assert protokv("--version").out == f"protokv {__version__}\n"
     protokv.environment["COLUMNS"] = "80"
     words = command.split()
     page, same, short = (protokv(*spelled).out for spelled in ([*words, "--help"], ["help", *words], [*words, "-h"]))
-    assert page == same
+    assert page == same == short
     assert max(map(len, page.splitlines())) <= 80
     assert f"protokv {command}".strip() in page
-    if command in ("ingest", "query", "replay", "serve"):
-        assert "--help shows all options" in short
-        assert "Most used" in short
-        assert len(short.splitlines()) < 50
-    else:
-        assert short == page
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
@@ -117,7 +111,7 @@ SECONDS = {
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [
-        (parse_list, " a,, b ,", ["a", "b"]),
+        (parse_list, " a,, b ,", ("a", "b")),
         (parse_every, "never", NEVER),
         (parse_every, "2m", Every(seconds=120)),
         (parse_every, "1 step", Every(n_steps=1)),

@@ -145,7 +145,6 @@ def test_a_published_generation_is_the_default_of_query_and_options_win(
     assert row["answer"] == again["answer"]
     (row,) = protokv(*asked, "--temperature", "0", "--max-new-tokens", "3").rows()
     assert (row["decoding"]["temperature"], row["decoding"]["max_new_tokens"]) == (0, 3)
-    assert "temperature 2.0, " in protokv(*asked[:-1]).err
 
 
 def test_lines_and_json_lines_of_stdin_or_of_a_file_are_asked_before_those_of_the_command(
@@ -159,9 +158,9 @@ def test_lines_and_json_lines_of_stdin_or_of_a_file_are_asked_before_those_of_th
     assert [row["question"] for row in rows] == [QUESTION, "who ?", "where ?"]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 @pytest.mark.parametrize("place", ["-", "/dev/fd", "file"])
-def test_lines_are_read_whole_as_windows_and_others_write_them_from_a_file_and_from_a_pipe(
+def test_lines_are_read_whole_with_and_without_a_mark_from_a_file_and_from_a_pipe(
     place: str, encoding: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     written = tmp_path / "lines"
