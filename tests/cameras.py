@@ -56,7 +56,7 @@ class World:
 
         def stop() -> bool:
             nonlocal quiet
-            waits = source._feed is not None and len(source._feed.mailbox) > 0
+            waits = source._feed is not None and len(source._feed.mailbox._items) > 0
             quiet = quiet + 1 if self.idle.is_set() and not waits else 0
             return quiet > 5
 

@@ -35,9 +35,6 @@ MANY = 8
 # A thread that has to end is waited for this long: FFmpeg may wait for the network longer, and ends by itself.
 LEAVE_S = 2.0
 
-# After a connection that held this long, the next pause is a short one again.
-GOOD_S = 10.0
-
 # Steps that wait for the model; lines of text, of which the oldest go.
 ROOM, ROOM_OF_LINES = 8, 100
 
@@ -271,7 +268,7 @@ class Feed:
             self._ever = self._ever or frames > 0
             lost_s = now_s if frames or lost_s is None else lost_s
             waited = self._listens and (frames > 0 or now_s - since_s >= LISTENED_S)
-            if waited or (frames and now_s - since_s >= GOOD_S):
+            if waited or frames:
                 pauses = backoff(*retry_s)
             pause_s = 0.0 if waited else next(pauses)
             # Do not retry a wrong address, unless the user said for how long. Cameras lock out a client that tries a
@@ -390,10 +387,6 @@ class Mailbox:
             item = self._items.popleft() if self._items else None
             self._changed.notify_all()
             return item
-
-    def __len__(self) -> int:
-        """Return the number of waiting items."""
-        return len(self._items)
 
     def close(self) -> None:
         """Take no more steps; a waiting `put` returns."""

@@ -27,7 +27,6 @@ from protokv.state.checkpoint import from_state
 from protokv.state.reader import load_state
 from protokv.state.sources import SourcePart, read_answers
 from protokv.state.store import StatePath, find_store, name_state
-from protokv.state.thumbnails import Thumbnails
 from protokv.state.writer import check_not_read
 from protokv.timings import Timings, stage
 from protokv.video import Source, address, open_source
@@ -106,7 +105,6 @@ def ingest_events(
         store = opened.enter_context(find_store(path, keep=options.keep))
         subtitles = find_subtitles(video, source, options.subtitles, options.start_s)
         start = _start(path, video, subtitles, options, timings)
-        limit_thumbnails(start.session, options.thumbnails)
         live, session, began_s = isinstance(video, LiveSource), start.session, time.monotonic()
         for_s = (video.options if isinstance(video, LiveSource) else options.live).for_s
         from_s = session.clock.stream_time_s
@@ -162,12 +160,3 @@ def _start(
         video.continue_from(record, state.clock.stream_time_s)
     chunk = options.chunk or (state.source or {}).get("chunk", 1)
     return RunStart(session, segment, record, subtitles, chunk, read_answers(state))
-
-
-def limit_thumbnails(session: Session, most: int) -> Thumbnails | None:
-    """Let a session keep so many thumbnails, with those that it has, and return them; 0: none."""
-    pictures = next((one for one in session.attachments if isinstance(one, Thumbnails)), Thumbnails())
-    pictures.most = most
-    others = [one for one in session.attachments if not isinstance(one, Thumbnails)]
-    session.attachments = [*others, *([pictures] if most else [])]
-    return pictures if most else None

@@ -61,7 +61,7 @@ class Run:
         self._live = source if isinstance(source, LiveSource) else None
         self._chunk, self._timings, session.timings = start.chunk, timings, timings
         self._asker = Asker(session, options.ask, start.answers, self._live)
-        self._thumbnails = next((one for one in session.attachments if isinstance(one, Thumbnails)), None)
+        self._thumbnails = limit_thumbnails(session, options.thumbnails)
         self._subtitles, self._loss_reported = start.subtitles, False
         self._noted: set[str] = set()
         if self._subtitles.may_come:
@@ -311,3 +311,12 @@ def _take_steps(
     except SourceError as error:
         return steps, [], error
     return steps, [], None
+
+
+def limit_thumbnails(session: Session, most: int) -> Thumbnails | None:
+    """Let a session keep so many thumbnails, with those that it has, and return them; 0: none."""
+    pictures = next((one for one in session.attachments if isinstance(one, Thumbnails)), Thumbnails())
+    pictures.most = most
+    others = [one for one in session.attachments if not isinstance(one, Thumbnails)]
+    session.attachments = [*others, *([pictures] if most else [])]
+    return pictures if most else None

@@ -169,7 +169,7 @@ class _Server:
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:
-            return StreamingResponse(_events(reply, item, pieces), media_type="text/event-stream")
+            return StreamingResponse(reply.stream(item, pieces, _describe), media_type="text/event-stream")
         while not isinstance(item, Answer):
             item = await anext(pieces)
         return JSONResponse(reply.whole(item))
@@ -245,37 +245,24 @@ class _Server:
         return body
 
 
-async def _events(
-    reply: chat.Completion, first: str | Answer, pieces: AsyncIterator[str | Answer]
-) -> AsyncIterator[str]:
-    """Yield the answer as server-sent events."""
-    yield reply.begin()
-    try:
-        item = first
-        while not isinstance(item, Answer):
-            yield reply.piece(item)
-            item = await anext(pieces)
-        yield reply.end(item)
-    except ProtoKVError as error:
-        yield reply.fail(_error(error.message, _status(error)))
-
-
-def _status(error: ProtoKVError) -> int:
+def _explain(error: Exception) -> tuple[str, int]:
+    """Return what to say of an error, and its status; what a fault of the server was is in its log alone."""
+    if isinstance(error, HTTPException):
+        return error.detail, error.status_code
+    if not isinstance(error, ProtoKVError):
+        return "the server made a mistake; its log says which", 500
     known = ((StateNotFound, 404), (ConfigError, 400), (TooMuch, 503))
     # Otherwise the state is damaged, or another model made it.
-    return next((status for kind, status in known if isinstance(error, kind)), 409)
+    return error.message, next((status for kind, status in known if isinstance(error, kind)), 409)
 
 
-def _error(message: str, status: int) -> dict[str, Any]:
+def _describe(error: Exception) -> dict[str, Any]:
+    message, status = _explain(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"message": cut(" ".join(message.split())), "type": kind, "param": None, "code": None}
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    """Answer for an error in the form of OpenAI; what a fault of the server was is in its log alone."""
-    message, status, headers = "the server made a mistake; its log says which", 500, None
-    if isinstance(error, HTTPException):
-        message, status, headers = error.detail, error.status_code, error.headers
-    elif isinstance(error, ProtoKVError):
-        message, status = error.message, _status(error)
-    return JSONResponse({"error": _error(message, status)}, status, headers)
+    """Answer for an error in the form of OpenAI."""
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return JSONResponse({"error": _describe(error)}, _explain(error)[1], headers)

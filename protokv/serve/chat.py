@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from protokv.core.backbone import Turn
 from protokv.core.decoding import Decoding, TokenChance
 from protokv.core.session import Answer
-from protokv.errors import ConfigError
+from protokv.errors import ConfigError, ProtoKVError
 from protokv.texts import admit_question, find_broken, read_json
 
 MOST_ANSWER_TOKENS = 1024
@@ -161,7 +161,7 @@ _UNENDED = {"logprobs": None, "finish_reason": None}
 
 
 class Completion:
-    """An answer as OpenAI's chat completions have it: whole, or the events of a stream."""
+    """An answer as OpenAI's chat completions have it: whole, or a stream of events."""
 
     def __init__(self, request: ChatRequest, decode: Callable[[list[int]], str]) -> None:
         """Begin; `decode` is the backbone's."""
@@ -175,24 +175,22 @@ class Completion:
         head = {**self._head, "object": "chat.completion"}
         return {**head, "choices": [choice], "usage": _usage(answer), **_extras(answer)}
 
-    def begin(self) -> str:
-        """Return the events before the first piece."""
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def piece(self, text: str) -> str:
-        """Return the event of a piece."""
-        return self._chunk({"content": text})
-
-    def end(self, answer: Answer) -> str:
-        """Return the events after the last piece."""
-        last = self._chunk({}, self._ending(answer), **_extras(answer))
+    async def stream(
+        self, item: str | Answer, pieces: AsyncIterator[str | Answer], describe: Callable[[ProtoKVError], Any]
+    ) -> AsyncIterator[str]:
+        """Yield the answer as server-sent events, piece by piece from `item` on; `describe` an error in the middle."""
+        yield self._chunk({"role": "assistant", "content": ""})
+        try:
+            while not isinstance(item, Answer):
+                yield self._chunk({"content": item})
+                item = await anext(pieces)
+        except ProtoKVError as error:
+            yield _event({"error": describe(error)})
+            return
+        yield self._chunk({}, self._ending(item), **_extras(item))
         if self._request.usage:
-            last += _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(answer)})
-        return last + "data: [DONE]\n\n"
-
-    def fail(self, error: Mapping[str, Any]) -> str:
-        """Return the event of an error in the middle of an answer."""
-        return _event({"error": error})
+            yield _event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(item)})
+        yield "data: [DONE]\n\n"
 
     def _chunk(self, delta: Mapping[str, Any], ending: Mapping[str, Any] = _UNENDED, **more: Any) -> str:
         choice = {"index": 0, "delta": delta, **ending}

@@ -11,14 +11,12 @@ import hashlib
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from protokv.serve.states import States
-from protokv.state.header import Header
 from protokv.state.reader import read_thumbnails
 from protokv.state.sources import WallClockLog, describe_sources, read_answers
 
@@ -40,12 +38,24 @@ class Page:
         name = request.query_params.get("name", "")
         path = self._states.find(name)
         header, pictures = await anyio.to_thread.run_sync(read_thumbnails, path)
-        thumbnails = [
-            {"time_s": one.time_s, "src": f"data:image/jpeg;base64,{base64.b64encode(one.jpeg).decode()}"}
-            for one in pictures
-        ]
-        facts = {"name": name, "committed": self._states.read_commit_time(path), **_facts(header)}
-        return JSONResponse({**facts, "thumbnails": thumbnails})
+        log = WallClockLog.read(header.source)
+        facts = {
+            "name": name,
+            "committed": self._states.read_commit_time(path),
+            "sources": describe_sources(header),
+            "duration_s": header.clock.stream_time_s,
+            "step_s": header.clock.step_seconds,
+            "complete": header.complete,
+            "model": header.backbone.name,
+            "memory": header.memory.get("kind"),
+            "answers": [asdict(one) for one in read_answers(header)],
+            "live": log and {"lost": log.lost, "committed": log.committed_at, "anchors": log.anchors},
+            "thumbnails": [
+                {"time_s": one.time_s, "src": f"data:image/jpeg;base64,{base64.b64encode(one.jpeg).decode()}"}
+                for one in pictures
+            ],
+        }
+        return JSONResponse(facts)
 
 
 _PRIVATE = {
@@ -65,18 +75,3 @@ def _policy(html: str) -> str:
         f"default-src 'none'; script-src {digest('script')}; style-src {digest('style')}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-
-def _facts(header: Header) -> dict[str, Any]:
-    clock, log = header.clock, WallClockLog.read(header.source)
-    return {
-        "sources": describe_sources(header),
-        "duration_s": clock.stream_time_s,
-        "step_s": clock.step_seconds,
-        "complete": header.complete,
-        "model": header.backbone.name,
-        "memory": header.memory.get("kind"),
-        "answers": [asdict(one) for one in read_answers(header)],
-        "live": log
-        and {"lost": log.lost, "committed": log.committed_at, "anchors": log.anchors, "gaps": log.gaps_in_all},
-    }

@@ -26,14 +26,13 @@ from protokv.core.pushed import GAP_S, as_rgb
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch, shown
 from protokv.ingestion.options import MINUTELY, IngestOptions
-from protokv.ingestion.run import limit_thumbnails
+from protokv.ingestion.watching import limit_thumbnails
 from protokv.serve.states import States
 from protokv.state.checkpoint import to_state
 from protokv.state.reader import Reader
 from protokv.state.sources import WallClockLog
 from protokv.state.store import Store, find_store
 from protokv.state.thumbnails import shrink
-from protokv.video import SourceInfo
 
 _KIND = "pushed"
 # Times count from the beginning of a stream. Seconds since 1970 would be a silence of decades.
@@ -140,8 +139,8 @@ class FedSession:
     def commit(self, *, complete: bool = False) -> None:
         """Write the state. StateError."""
         self._log.committed_at = time.time()
-        info = SourceInfo(self.path.stem, _KIND, "pil", "", "", "", 0, 0, 0, None, seekable=False)
-        source = {**asdict(info), "fingerprint": self._log.stream, "live": asdict(self._log)}
+        log = {"fingerprint": self._log.stream, "live": asdict(self._log)}
+        source = {"name": self.path.stem, "kind": _KIND, "decoder": "pil", **log}
         self._store.commit(to_state(self.session, source=source, complete=complete))
         self._saved, self._saved_s = self.session.clock, time.monotonic()
 
