@@ -141,7 +141,7 @@ def test_watched_steps_are_saved_whatever_ends_the_run(error: BaseException | No
 @pytest.mark.parametrize(
     ("broken", "error"),
     [
-        ("protokv.core.session.StepKV", RuntimeError("half a step")),
+        ("protokv.core.step.StepKV", RuntimeError("half a step")),
         ("protokv.ingestion.watching.to_state", StateCorrupt("a number is not finite")),
     ],
     ids=["an error within a step", "a state that cannot be loaded"],
