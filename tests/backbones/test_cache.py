@@ -16,14 +16,13 @@ from transformers import AutoModelForImageTextToText, DynamicCache
 import protokv
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.rotary import rotate
 from protokv.core.session import Session
 from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache
 from protokv.errors import ConfigError, StateMismatch
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from protokv.state import cache as home
 from protokv.state.describe import describe
-from tests.backbones.tiny import BUILDERS, save_random, write_gemma4
+from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
 from tests.core.streams import copy_of, same
@@ -343,27 +342,3 @@ def test_settings_are_those_of_a_memory(qwen: Any) -> None:
     assert protokv.Cache(qwen, "1.5k").config == MemoryConfig.of("durable", budget=1500)
     assert protokv.Cache(qwen, memory=MemoryConfig.of("full")).config.name == "full"
     assert np.isclose(protokv.Cache(qwen, 24).nbytes, 0)
-
-
-@torch.no_grad()
-def test_a_model_that_pairs_neighbours_is_read_in_the_order_of_halves(tmp_path: Path) -> None:
-    from transformers import Glm4vConfig, Glm4vForConditionalGeneration
-    from transformers.models.glm4v.modeling_glm4v import apply_rotary_pos_emb
-
-    text = {"vocab_size": 48, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
-    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "head_dim": 16}
-    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
-    tower = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 64}
-    save_random(Glm4vForConditionalGeneration(Glm4vConfig(text_config=text, vision_config=tower)), tmp_path)
-    found = []
-    for way in WAYS[:2]:
-        model = open_model(tmp_path, way)
-        cache = protokv.Cache(model, 24)
-        found.append(watch(model, cache, texts(12)))
-    # Past the first eviction both ways read the same slots.
-    torch.testing.assert_close(found[0], found[-1], **NEAR)
-    decoder, keys = cache.decoder, torch.randn(1, 1, 5, 16)
-    positions = torch.arange(5)[:, None].expand(-1, 3) + 100
-    theirs = apply_rotary_pos_emb(keys, keys, *model.model.language_model.rotary_emb(keys, positions.T[:, None]))[1]
-    torch.testing.assert_close(decoder.to_halves(theirs), rotate(decoder.to_halves(keys), *decoder.angles(positions)))
-    assert torch.equal(decoder.from_halves(decoder.to_halves(keys)), keys)

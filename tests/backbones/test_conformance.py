@@ -27,8 +27,8 @@ from tests.tolerance import forward_terms, near, near_logits
 
 QUESTION = "what is the first star ?"
 SIZES = {"landscape": (60, 90), "portrait": (97, 41), "below one patch": (9, 5), "one row": (1, 150)}
-# One family of each kind of position; the others share its code.
-HALF = ("qwen2_5_vl", "qwen3_vl", "llava_onevision")
+# One family of each kind of position or embedding; the others share its code.
+HALF = ("qwen2_5_vl", "qwen3_vl", "llava_onevision", "gemma4")
 EVERYTHING = MemoryConfig.of("full", budget=64)
 # Small enough that a dozen steps of any family overflow it, large enough for a bank.
 SMALL = DurableConfig(budget=30)

@@ -23,12 +23,10 @@ from protokv.core.step import StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError
 from protokv.memories import MemoryConfig
 from protokv.words.transcript import Transcript
+from tests.backbones.test_conformance import QUESTION, assert_logits, video
 from tests.backbones.tiny import BUILDERS, LLAVA_SPECIAL, QWEN_TEMPLATE, write_tokenizer
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
-from tests.tolerance import near_logits
-
-QUESTION = "where is the ring ?"
 
 
 def load(folder: Path) -> Backbone:
@@ -38,19 +36,11 @@ def load(folder: Path) -> Backbone:
 def assert_equals_the_whole_model(
     family: str, folder: Path, count: int, fps: float | None = None, size: tuple[int, int] = (60, 90)
 ) -> None:
-    backbone, upstream = load(folder), Upstream(family, folder)
-    steps = [random_frames(seed, backbone.frames_per_step, *size) for seed in range(count)]
-    session = Session.start(backbone, MemoryConfig.of("full", budget=64), fps=fps)
+    session = Session.start(load(folder), MemoryConfig.of("full", budget=64), fps=fps)
+    steps = video(session.backbone, count, size)
     for images in steps:
         session.watch(images)
-    inputs, n_suffix = upstream.inputs(steps, QUESTION, session.clock.step_seconds), len(backbone.suffix_ids(QUESTION))
-    expected = upstream.logits(inputs, n_suffix)
-    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
-    end = inputs["input_ids"].shape[1]
-    if family == "qwen3_vl":
-        named = (inputs["input_ids"], inputs["mm_token_type_ids"], None, inputs["video_grid_thw"])
-        end = int(upstream.model.model.get_rope_index(*named)[0].max()) + 1
-    assert session.clock.next_position + n_suffix == end
+    assert_logits(session, Upstream(family, folder), steps)
 
 
 @pytest.mark.parametrize(

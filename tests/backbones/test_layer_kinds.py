@@ -6,7 +6,6 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -22,13 +21,11 @@ from protokv.memories import MemoryConfig
 from protokv.state import checkpoint
 from protokv.state.describe import describe
 from protokv_cli.inspect import document_tables
+from tests.backbones.test_conformance import QUESTION, assert_logits, video
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames, watched
 from tests.core.streams import copy_of, same
-from tests.tolerance import near_logits
-
-QUESTION = "what is the first star ?"
 
 
 def write_sliding(folder: Path) -> Path:
@@ -57,10 +54,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return load_backbone(str(folder), device="cpu", dtype="float32"), Upstream(family, folder)
 
 
-def video(backbone: Backbone, n_steps: int) -> list[np.ndarray]:
-    return [random_frames(seed, backbone.frames_per_step) for seed in range(n_steps)]
-
-
 def windowed(backbone: Backbone, n_steps: int, **settings: object) -> Session:
     return watched(backbone, MemoryConfig.of("sliding-window", budget=400, **settings), range(n_steps))
 
@@ -73,9 +66,7 @@ def test_a_stream_in_pieces_gives_the_whole_logits(model: tuple[Backbone, Upstre
         first = session.clock.steps
         prepared = [backbone.prepare(images) for images in steps[first : first + count]]
         session.watch_prepared(prepared, [(first + i) * session.clock.step_seconds for i in range(count)])
-    inputs = upstream.inputs(steps, QUESTION, session.clock.step_seconds)
-    expected = upstream.logits(inputs, len(backbone.suffix_ids(QUESTION)))
-    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
+    assert_logits(session, upstream, steps)
 
 
 def test_what_is_carried_has_one_size_and_goes_on_to_the_bit(model: tuple[Backbone, Upstream], tmp_path: Path) -> None:
