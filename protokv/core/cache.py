@@ -176,7 +176,7 @@ class MemoryCache(StreamCache):
         """
         # Without a mask all tokens are seen; a mask of the new ones alone would hide those before.
         kept = {name: value for name, value in _admit(inputs).items() if name != "attention_mask"}
-        return self._continue(kept | self.decoder.step_types(inputs, self))
+        return self._continue(kept)
 
     def question(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments for a question, with a fork: `model.generate(**cache.question(inputs))`.
@@ -189,7 +189,7 @@ class MemoryCache(StreamCache):
         return self.fork()._continue(dict(inputs) | {"attention_mask": mask})
 
     def _continue(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(inputs) | {ARGUMENT: self}
+        found = dict(inputs) | self.decoder.step_types(inputs, self) | {ARGUMENT: self}
         if self.decoder.components > 1 and found.get("position_ids") is None:
             start = max(self.next_position, 0, *(int(one.max()) + 1 for one in self._positions if len(one)))
             found["position_ids"] = self.decoder.position_ids(inputs) + start

@@ -108,11 +108,13 @@ def test_a_family_without_code_of_ours_is_served(family: str, way: str) -> None:
     if family in TYPED:
         whole["mm_token_type_ids"] = torch.nn.functional.pad(whole["mm_token_type_ids"], (0, 7))
     theirs = answer(model, whole)
-    cache, small, found, sizes = protokv.Cache(model, memory="full"), protokv.Cache(model, 24), [], []
+    cache, small, sizes, found, asked = protokv.Cache(model, memory="full"), protokv.Cache(model, 24), [], [], []
     for step in steps:
+        asked.append(model(**cache.question(step)).logits[0])
         found.append(model(**cache.step(step)).logits[0])
         cache.commit()
-    torch.testing.assert_close(torch.cat(found), expected, atol=5e-4, rtol=5e-4)
+    for logits in (asked, found):
+        torch.testing.assert_close(torch.cat(logits), expected, atol=5e-4, rtol=5e-4)
     assert answer(model, cache.question({"input_ids": question})) == theirs
     for step in steps * 6:
         model(**small.step(step))
