@@ -32,10 +32,10 @@ TOWER: dict[str, Any] = {
 }  # fmt: skip
 LISTS = ("layer_types", "mlp_layer_types", "indexer_types")
 FAMILIES = ("glm46v", "minicpmv4_6", "minicpmv4_7", "lfm3_vl", "gemma4_unified", "cosmos3_omni", "exaone4_5")
-FAMILIES += ("nemotron_h_omni",)
-SECTIONS = {"glm46v": [4, 6, 6], "cosmos3_omni": [12, 10, 10]}
+FAMILIES += ("nemotron_h_omni", "glm4v")
+SECTIONS = {"glm4v": [4, 6, 6], "glm46v": [4, 6, 6], "cosmos3_omni": [12, 10, 10]}
 # Families whose processor tells which tokens are of a picture.
-TYPED = ("glm46v", "minicpmv4_7", "gemma4_unified", "cosmos3_omni")
+TYPED = ("glm4v", "glm46v", "minicpmv4_7", "gemma4_unified", "cosmos3_omni")
 COUNT = 5
 
 
@@ -59,7 +59,7 @@ def tiny_model(family: str, way: str) -> Any:
             shrink(part, TEXT)
             if section := SECTIONS.get(family):
                 rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": section}
-                part["rope_parameters"] = rope | ({"partial_rotary_factor": 0.5} if family == "glm46v" else {})
+                part["rope_parameters"] = rope | ({"partial_rotary_factor": 0.5} if family.startswith("glm") else {})
         elif isinstance(part, dict) and any(what in name for what in ("vision", "audio", "vit")):
             shrink(part, TOWER)
     shrink(config, {name: size for name, size in TEXT.items() if name != "vocab_size"})
