@@ -31,8 +31,8 @@ TOWER: dict[str, Any] = {
     "mm_embed_dim": 32, "mm_posemb_size": 64, "output_proj_dims": 32, "max_img_size": 64,
 }  # fmt: skip
 LISTS = ("layer_types", "mlp_layer_types", "indexer_types")
-FAMILIES = ("glm46v", "minicpmv4_6", "minicpmv4_7", "lfm3_vl", "gemma4_unified", "cosmos3_omni", "exaone4_5")
-FAMILIES += ("nemotron_h_omni", "glm4v")
+FAMILIES = ["glm4v", "glm46v", "minicpmv4_6", "minicpmv4_7", "lfm3_vl", "gemma4_unified", "cosmos3_omni", "exaone4_5"]
+FAMILIES += ["nemotron_h_omni"]
 SECTIONS = {"glm4v": [4, 6, 6], "glm46v": [4, 6, 6], "cosmos3_omni": [12, 10, 10]}
 # Families whose processor tells which tokens are of a picture.
 TYPED = ("glm4v", "glm46v", "minicpmv4_7", "gemma4_unified", "cosmos3_omni")
@@ -81,7 +81,8 @@ def tiny_model(family: str, way: str) -> Any:
 def make_steps(family: str, config: Any) -> list[dict[str, Tensor]]:
     """Return steps of two words and a picture of 4 x 8 patches, as the processor of the family gives them."""
     tower, n, grid = config.vision_config, 32, torch.tensor([[4, 8]])
-    tokens, shape, sizes = n // 4, (n, 3 * 4**2 * getattr(tower, "temporal_patch_size", 1)), {"image_grid_hw": grid}
+    tokens, sizes = n // 4, {"image_grid_hw": grid}
+    shape: tuple[int, ...] = (n, 3 * 4**2 * getattr(tower, "temporal_patch_size", 1))
     if family.startswith("minicpm"):
         tokens, shape, sizes = n // 16, (1, 3, 4, n * 4), {"target_sizes": grid}
     elif family == "gemma4_unified":
