@@ -39,12 +39,7 @@ class SessionFlags(Flags, panel="Sessions that clients feed with frames"):
 
 
 def serve(
-    states: Folder,
-    *,
-    flags: ServerFlags,
-    model: ModelFlags,
-    sessions: SessionFlags,
-    memory: MemoryFlags,
+    states: Folder, *, flags: ServerFlags, model: ModelFlags, sessions: SessionFlags, memory: MemoryFlags
 ) -> None:
     """Answer questions over the web from the states of a folder: on a page, and for clients of OpenAI.
 

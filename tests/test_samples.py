@@ -64,9 +64,7 @@ def test_a_sample_is_answered_from_its_state_alone(ingested: Ingested, name: str
 
 
 @pytest.mark.slow
-def test_the_picture_of_the_readme_shows_what_the_commands_print(
-    ingested: Ingested,
-) -> None:
+def test_the_picture_of_the_readme_shows_what_the_commands_print(ingested: Ingested) -> None:
     protokv, result = ingested("long")
     printed = [result]
     with contextlib.chdir(protokv.folder):

@@ -31,8 +31,6 @@ ATTENTION: Final = {"text_config": NAME, "vision_config": "sdpa"}
 QUANTIZATIONS: Final = ("4bit", "8bit")
 # What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
 _ROWS, _BLOCK = 32, 64
-# Numbers of each weight that tell one model from another.
-_SAMPLE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,16 +245,13 @@ def digest_parameters(model: Any) -> str:
     """Return sha256 over a sample of each weight of a model."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
-        sample = weight.detach().flatten()[:_SAMPLE].float().cpu()
+        sample = weight.detach().flatten()[:16].float().cpu()
         digest.update(name.encode() + sample.numpy().tobytes())
     return digest.hexdigest()
 
 
 def identify(path: str, name: str, config: Any, placement: Placement, digest: str | None = None) -> BackboneIdentity:
-    """Identify the model in the folder `path`, which the user calls `name`, in the dtype of the placement.
-
-    `digest` is that of its weights; None: the files have them.
-    """
+    """Identify the model in the folder `path`, called `name`; `digest`: of its weights, None: that of its files."""
     return BackboneIdentity(
         name=name,
         family=config.model_type,

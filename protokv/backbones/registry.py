@@ -98,12 +98,9 @@ def identify_backbone(
 def hold_model(model: Any, processor: Any) -> Backbone:
     """Return the backbone of a model and a processor of transformers that the caller has loaded.
 
-    Its identity is that of the files which the model names, if they are here. Then its tokenizer may stand for its
-    processor: the files say how frames are prepared.
-
-    Raises:
-        ConfigError: the model is being trained, or this is no processor.
-        ModelError: the model or its processor lacks what its family needs, or no memory serves its layers.
+    Its identity is that of the files which the model names, if they are here. Then a tokenizer will do for a processor,
+    as they say how frames are prepared. ConfigError: the model is being trained, or this is no processor. ModelError:
+    the model or its processor lacks what its family needs, or no memory serves its layers.
     """
     from protokv.backbones.loading import Placement, digest_parameters, identify
 

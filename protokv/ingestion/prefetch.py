@@ -65,10 +65,9 @@ def prefetch(
 ) -> Generator[ReadyStep, None, None]:
     """Give the steps of a source in order, until it ends or soon after the caller wants to stop.
 
-    `open_steps` begins reading, given a function that tells whether to stop; one thread iterates it, and in another one
-    `backbone` prepares frames, so that up to `depth` steps wait. `stop` is asked meanwhile; waiting steps are dropped
-    then. `shrink` makes the small picture of a step from its first one; None: no small pictures. `timings` adds up
-    "decode" and "preprocess" of the threads, and "wait for frames" of the caller.
+    `open_steps` begins reading, given a function that tells whether to stop. One thread iterates it, and in another one
+    `backbone` prepares frames, so that up to `depth` steps wait; they are dropped if `stop` says so. `shrink` makes the
+    small picture of a step from its first one; None: no small pictures.
     """
     left = threading.Event()
 

@@ -239,7 +239,6 @@ class Run:
         how: Literal["started", "continued", "appended", "finished"] = "appended" if clock.steps else "started"
         if segment.done or clock.steps > segment.first_step:
             how = "finished" if segment.done else "continued"
-        thumbnails = 0 if self._thumbnails is None else self._thumbnails.most
         return Started(
             state=str(self._store.path),
             source=self._source.info.name,
@@ -250,7 +249,7 @@ class Run:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=session.state_bytes,
-            most_bytes=most_bytes(session, thumbnails, words=self._subtitles.may_come),
+            most_bytes=most_bytes(session, self._thumbnails, words=self._subtitles.may_come),
             notice=session.backbone.notice,
             model=session.backbone.identity.name,
             dtype=session.backbone.identity.dtype,

@@ -63,7 +63,7 @@ def build_app(
     return Starlette(
         routes=[
             Route("/", page.index),
-            Route("/health", server.health),
+            Route("/health", lambda _: JSONResponse({"status": "ok"})),
             Route("/page/state", server.guard(page.state)),
             Route("/v1/models", server.guard(server.models)),
             Route("/v1/chat/completions", server.guard(server.answer), methods=["POST"]),
@@ -141,9 +141,6 @@ class _Server:
 
         each = ((path, begin, "POST"), (path + "/{name}/frame", push, "POST"), (path + "/{name}", end, "DELETE"))
         return [Route(where, self.guard(handler), methods=[method]) for where, handler, method in each]
-
-    async def health(self, _: Request) -> Response:
-        return JSONResponse({"status": "ok"})
 
     async def models(self, _: Request) -> Response:
         times = {name: self._states.read_commit_time(path) for name, path in self._states.list_all().items()}

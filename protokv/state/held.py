@@ -38,8 +38,7 @@ def watching(
 
     Raises:
         ConfigError: a setting is wrong, the model is being trained, or no memory serves its attention.
-        ModelError: the model or its processor lacks what its family needs.
-        StateError: as `load`.
+        ModelError, StateError: as `load_backbone` and `load`.
     """
     config = memory if isinstance(memory, MemoryConfig) else MemoryConfig.of(memory, budget=budget, **settings)
     backbone, text = hold_model(model, processor), model.config.get_text_config(decoder=True)

@@ -9,12 +9,11 @@ import torch
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.core.step import StepKV
-from protokv.errors import SourceUnreadable, StateMismatch
+from protokv.errors import StateMismatch
 from protokv.ingestion import Commit, Every, LiveOptions, Progress, ingest_events
 from protokv.memories import CONFIGS, MemoryConfig
 from protokv.state.reader import load_state
 from tests.conftest import random_frames
-from tests.ingestion.test_run import Breaking
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS as SAVED
@@ -25,9 +24,7 @@ QUESTION = "what is the first star ?"
 
 
 def events(path: Path, **options: Any) -> list[object]:
-    return list(
-        ingest_events(options.pop("source", SOURCE), path, SAVED["durable"], backbone=MockBackbone(), **options)
-    )
+    return list(ingest_events(SOURCE, path, SAVED["durable"], backbone=MockBackbone(), **options))
 
 
 def watched(backbone: Backbone, config: MemoryConfig, n: int, chunk: int) -> Session:
@@ -97,9 +94,3 @@ def test_a_stream_that_was_interrupted_continues_to_the_same_bytes(stop_after: i
     events(path, chunk=None)
     events(whole, chunk=None)
     assert path.read_bytes() == whole.read_bytes()
-
-
-def test_steps_before_an_unreadable_place_are_watched(path: Path) -> None:
-    source = Breaking(1, 21, 12, SourceUnreadable("it is gone"))
-    *_, summary = events(path, source=source, chunk=4)
-    assert (summary.steps, summary.complete, summary.damage) == (5, False, "it is gone")

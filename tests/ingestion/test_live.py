@@ -27,7 +27,7 @@ from protokv.ingestion import (
     Summary,
     ingest_events,
 )
-from protokv.ingestion.live import ConnectionEnd, Mailbox, backoff
+from protokv.ingestion.live import ConnectionEnd, Mailbox
 from protokv.memories import DurableConfig
 from protokv.state.reader import Reader
 from protokv.state.sources import SourcePart, WallClockLog
@@ -258,12 +258,6 @@ def test_the_oldest_step_is_dropped_and_news_never(actions: list[str], room: int
         model.append(item)
         assert mailbox.dropped == dropped
     assert all(mailbox.get(0.0) is one for one in [*model, None])
-
-
-@pytest.mark.parametrize(("draw", "part"), [(0.0, 0.5), (1.0, 1.0), (0.5, 0.75)])
-def test_pauses_double_up_to_the_longest(draw, part):
-    pauses = itertools.islice(backoff(1.0, 10.0, lambda: draw), 6)
-    assert list(pauses) == [n * part for n in (1, 2, 4, 8, 10, 10)]
 
 
 def test_an_answer_to_a_standing_question_says_how_late_it_was_and_what_it_cost(

@@ -4,19 +4,17 @@ import itertools
 import json
 import shutil
 import socket
-import socketserver
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from protokv.errors import SourceDenied, SourceError
-from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, ingest_events
+from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, ingest, ingest_events
 from protokv.memories import DurableConfig
 from protokv.state.reader import Reader
 from protokv.state.sources import WallClockLog
@@ -106,34 +104,20 @@ def test_a_stream_from_the_network_is_watched(scheme, form, ours, theirs, option
     assert (summary.steps, summary.damaged) == (1, False)
 
 
-class Locked(socketserver.StreamRequestHandler):
-    """A camera at `rtsp://` that refuses every password."""
+def test_a_wrong_password_is_one_error_without_the_password_and_is_not_tried_again(path: Path, tmp_path: Path) -> None:
+    asked: list[str | None] = []
 
-    asked: ClassVar[list[str]] = []
+    class Locked(Quiet):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="camera"')
+            self.end_headers()
 
-    def handle(self) -> None:
-        lines: list[str] = []
-        for line in self.rfile:
-            lines.append(line.decode().strip())
-            if lines[-1]:
-                continue
-            self.asked.append(" ".join(lines))
-            number = next(one for one in lines if one.startswith("CSeq:"))
-            ok = lines[0].startswith("OPTIONS")
-            answer = "200 OK" if ok else '401 Unauthorized\r\nWWW-Authenticate: Basic realm="camera"'
-            self.wfile.write(f"RTSP/1.0 {answer}\r\n{number}\r\n\r\n".encode())
-            lines = []
-
-
-def test_a_wrong_password_is_one_error_without_the_password_and_is_not_tried_again(path: Path) -> None:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Locked) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        address = f"rtsp://admin:s3cret@127.0.0.1:{server.server_address[1]}/1"
-        with pytest.raises(SourceDenied, match="401") as caught:
-            list(ingest_events(address, path, CONFIG, backbone=MockBackbone()))
-        server.shutdown()
+    with served(tmp_path, Locked) as address, pytest.raises(SourceDenied, match="401") as caught:
+        ingest(f"{address.replace('//', '//admin:s3cret@')}/1.ts", path, CONFIG, backbone=MockBackbone())
     assert "s3cret" not in caught.value.message + caught.value.hint
-    assert sum("Authorization: Basic" in one for one in Locked.asked) == 1
+    assert sum(one is not None for one in asked) == 1
     assert not path.exists()
 
 

@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt
-from protokv.state.sources import (
-    MOST,
-    WallClockLog,
-    is_before,
-    list_fingerprints,
-    next_source_part,
-    read_source_part,
-)
+from protokv.state.sources import MOST, WallClockLog, is_before, list_fingerprints, next_source_part, read_source_part
 from tests.state.conftest import moment as at
 
 STEPS = st.lists(st.tuples(st.floats(0.1, 1e5), st.floats(-1e3, 1e5)), min_size=1, max_size=30)

@@ -115,10 +115,7 @@ SOUGHT += ["transport stream", "matroska in milliseconds", "fragmented", "avi", 
 
 @pytest.mark.parametrize(
     ("name", "decoder"),
-    [
-        *((name, "pyav") for name in SOUGHT),
-        *(pytest.param(name, "decord", marks=needs_decord) for name in SOUGHT[:3]),
-    ],
+    [*((name, "pyav") for name in SOUGHT), *(pytest.param(name, "decord", marks=needs_decord) for name in SOUGHT[:3])],
 )
 def test_reading_from_a_later_time_begins_with_the_frame_shown_then(name, decoder, make_clip):
     with open_source(make_clip(name), decoder) as source:

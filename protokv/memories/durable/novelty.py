@@ -135,10 +135,7 @@ class Novelty(StatePart):
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return the counts."""
-        return {
-            "novelty.seen": torch.tensor([self._seen]),
-            "novelty.repeated": self._repeated.long().view(self._heads),
-        }
+        return {"novelty.seen": torch.tensor([self._seen]), "novelty.repeated": self._repeated.long().view(self._heads)}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take those of a state; refuse more repeats than there were tokens."""
