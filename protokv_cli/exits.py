@@ -23,19 +23,15 @@ class Exit(IntEnum):
     TERMINATED = 143  # `kill`; the state is committed
 
 
-_CODES: tuple[tuple[type[errors.ProtoKVError], Exit], ...] = (
-    (errors.ConfigError, Exit.USAGE),
-    (errors.UnknownForm, Exit.USAGE),
-    (errors.SourceDenied, Exit.USAGE),
-    (errors.ModelNotFound, Exit.NOT_FOUND),
-    (errors.SourceNotFound, Exit.NOT_FOUND),
-    (errors.StateNotFound, Exit.NOT_FOUND),
-    (errors.StateLocked, Exit.LOCKED),
-    (errors.StateMismatch, Exit.MISMATCH),
-    (errors.StateCorrupt, Exit.CORRUPT),
+_CODES: tuple[tuple[tuple[type[errors.ProtoKVError], ...], Exit], ...] = (
+    ((errors.ConfigError, errors.UnknownForm, errors.SourceDenied), Exit.USAGE),
+    ((errors.ModelNotFound, errors.SourceNotFound, errors.StateNotFound), Exit.NOT_FOUND),
+    ((errors.StateLocked,), Exit.LOCKED),
+    ((errors.StateMismatch,), Exit.MISMATCH),
+    ((errors.StateCorrupt,), Exit.CORRUPT),
 )
 
 
 def find_exit_code(error: errors.ProtoKVError) -> Exit:
     """Return the exit code for an error of the library."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.FAILURE)
+    return next((code for kinds, code in _CODES if isinstance(error, kinds)), Exit.FAILURE)

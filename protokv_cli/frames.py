@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 # Where each source begins, in seconds of the stream and of its file, and the file.
 Videos = Sequence[tuple[float, float, Path]]
-# Of one span: its first ones.
-MOST_FRAMES = 8
+MOST_FRAMES = 8  # of one span: its first ones
 
 
 def find_videos(reader: Reader, video: Path | None) -> Videos:

@@ -12,14 +12,13 @@ from contextlib import AbstractContextManager
 from protokv.errors import ConfigError
 from protokv_cli.output import Row, format_json
 
-# Answers that wait for the command; of more, the oldest is left out.
-MOST_WAITING = 64
+MOST_WAITING = 64  # answers that wait for the command; of more, the oldest is left out
 
 
 class Hook(AbstractContextManager["Hook"]):
-    """Runs a command for one answer after the other, which is a JSON line on its stdin; a context manager.
+    """Runs a command, without a shell, for one answer after the other, which is a JSON line on its stdin.
 
-    It has no shell, writes to stderr, and is killed after its limit. At the end it is waited for, twice that at most.
+    It writes to stderr, and is killed after its limit. At the end it is waited for, twice that at most.
     """
 
     def __init__(self, command: str, say: Callable[[str], None], limit_s: float = 30.0) -> None:

@@ -81,7 +81,6 @@ class LiveFlags(Flags, panel="Live sources"):
     choices: str | None = option("--choices A,B", "Answer with the likeliest of these.", _ASKED, parse=parse_list)
     evidence: bool = option("--evidence", "Say the times that each answer stood on.", _ASKED)
     command: str | None = option("--exec COMMAND", "Run this for each answer, which is JSON on its stdin.", _ASKED)
-
     for_s: str | None = option("--for TIME", "End after this much stream time, such as 1h.", parse=parse_duration)
     stall_s: str | None = option("--stall TIME", "Lost if no frame comes so long. Default: 20s.", parse=parse_duration)
     give_up_s: str | None = option("--give-up TIME", "Try a lost source so long. Default: ever.", parse=parse_duration)

@@ -110,13 +110,12 @@ class _Report(Bar):
 
     def __init__(self, out: Output, videos: int, place: str, stop: Stop) -> None:
         """Remove the file of failures of an earlier run; without failures there is no file."""
-        from protokv.fleet.states import FAILURES
         from protokv.state.commit import explain_write_errors
         from protokv.state.store import is_url
 
         super().__init__(out, f"0 of {videos} videos")
         self._videos, self._stop = videos, stop
-        self._file = Path("." if is_url(place) else place, FAILURES)
+        self._file = Path("." if is_url(place) else place, "failures.jsonl")
         self._counts, self._failures, self._watched_s, self._file_bytes = Counter[str](), 0, 0.0, 0
         self._began_s = self._row_s = time.monotonic()
         with explain_write_errors(self._file):

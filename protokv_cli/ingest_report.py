@@ -35,14 +35,9 @@ from protokv_cli.output import (
     show_timings,
 )
 
-# Readers of the JSON lines want to follow the run, not every step.
-JSON_EVERY_S = 1.0
-
-# Beyond this part of the tokens nothing was measured.
-MEASURED = 100
-
-# Of the last event, what JSON alone says.
-_HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")
+JSON_EVERY_S = 1.0  # readers of the lines want to follow the run, not every step
+MEASURED = 100  # beyond this part of the tokens nothing was measured
+_HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")  # of the last event, but in JSON
 
 
 class IngestReport(Bar):

@@ -21,10 +21,8 @@ _SECOND = "A second state: show how they differ. Exit 0 if equal, 1 if not."
 State = Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote; or a folder of them.")]
 Other = Annotated[str | None, typer.Argument(metavar="STATE2", help=_SECOND)]
 
-# Of the gaps of a live stream, and of the answers to standing questions.
-ROWS_SHOWN = 8
-# Of a table of layers, beside their number: a terminal has room for a few.
-COLUMNS = 5
+ROWS_SHOWN = 8  # of the gaps of a live stream, and of the answers to standing questions
+COLUMNS = 5  # of a table of layers, beside their number: a terminal has room for a few
 
 
 class InspectFlags(Flags, panel="What to show"):

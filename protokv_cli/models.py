@@ -12,8 +12,7 @@ from protokv_cli.options import OutputFlags
 from protokv_cli.output import Row, grid
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Only those with this in their name, such as qwen3.")]
-# Millions of weights: a greater model takes more than about three hours for an hour of video on a CPU.
-MOST_ON_CPU = 900
+MOST_ON_CPU = 900  # millions of weights: greater ones take more than about three hours for one of video on a CPU
 NOTES = """GiB: to watch and to answer in bfloat16; *: free here. tokens: most of a step
 An hour of video takes a 0.5B 3 hours on one core, and a 7B 6 minutes on an H100
 Qwen3.6 and Qwen3.8 have the architecture of Qwen3.5: name them like those

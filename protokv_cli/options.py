@@ -21,9 +21,7 @@ from protokv.memories import CONFIGS, DEFAULT_MEMORY, MemoryConfig
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_setting
 
-MOST_USED = "Most used"
-"""The first panel of the help."""
-
+MOST_USED = "Most used"  # the first panel of the help
 SUBTITLES = "Words to read: FILE, a language such as en, off, or auto: a file beside the video or a track."
 
 

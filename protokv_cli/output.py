@@ -36,15 +36,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Row = Mapping[str, Any]
-# Of a message: what a user or a file gave may be in it.
-MOST_CHARACTERS = 2000
-# Drawing at every step of a small model would take as long as the model.
-BAR_EVERY_S = 0.25
-LOG_EVERY_S = 10.0
+MOST_CHARACTERS = 2000  # of a message: what a user or a file gave may be in it
+BAR_EVERY_S, LOG_EVERY_S = 0.25, 10.0  # drawing at every step of a small model would take as long as the model
 # Of the first word of a message on a terminal.
 _COLOURS = {"Error:": "1;31", "Hint:": "36", "Warning:": "33", "Note:": "33"}
-# Formats that join letters in Persian, Indic scripts and emoji, and direct nothing.
-_JOINERS = frozenset("\u200c\u200d")
+_JOINERS = frozenset("\u200c\u200d")  # they join letters in Persian, Indic scripts and emoji, and direct nothing
 
 
 class Format(StrEnum):
@@ -268,7 +264,7 @@ def grid(names: Sequence[str], rows: Iterable[Row], title: str = "") -> Renderab
     for i, name in enumerate(names):
         is_text = i == 0 or any(isinstance(row[name], str) for row in rows)
         # Cells are folded where they must be, and words of a header never.
-        widest = max(map(len, _heading(name).split()))
+        widest = max(map(len, _heading(name).split()), default=0)
         table.add_column(_heading(name), overflow="fold", justify="left" if is_text else "right", min_width=widest)
     for row in rows:
         table.add_row(*(format_cell(name, row[name]) for name in names))

@@ -14,11 +14,7 @@ from typing import NoReturn
 
 from protokv_cli.exits import Exit
 
-_EXITS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
-# Windows has no SIGHUP.
-_HANG_UP = getattr(signal, "SIGHUP", None)
-if _HANG_UP is not None:
-    _EXITS[_HANG_UP] = Exit.HUNG_UP
+_EXITS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED, signal.SIGHUP: Exit.HUNG_UP}
 
 
 def run_and_leave(command: Callable[[], object]) -> NoReturn:
@@ -68,7 +64,7 @@ def handle_signals(say: Callable[[str], None]) -> Iterator[Stop]:
     stop = Stop()
 
     def handle(number: int, _: FrameType | None) -> None:
-        if stop and number == _HANG_UP:
+        if stop and number == signal.SIGHUP:
             return
         if stop:
             # The last commit is valid, so nothing is lost by leaving now.
@@ -80,7 +76,7 @@ def handle_signals(say: Callable[[str], None]) -> Iterator[Stop]:
             say("stopping after this step; once more to stop at once")
 
     # nohup ignores SIGHUP, and that is kept.
-    handled = [number for number in _EXITS if number != _HANG_UP or signal.getsignal(number) != signal.SIG_IGN]
+    handled = [number for number in _EXITS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield stop

@@ -21,8 +21,7 @@ from protokv.errors import ConfigError
 from protokv.fleet.run import POLL_S, WorkerDied
 from protokv.fleet.worker import Recipe, Worker
 
-# The head of a cluster answers within this time.
-REACH_S = 10.0
+REACH_S = 10.0  # within which the head of a cluster answers
 
 
 class _Actor(Worker):
@@ -34,7 +33,7 @@ class _Actor(Worker):
             os.chdir(folder)
 
 
-class RayPool:
+class RayPool(contextlib.AbstractContextManager["RayPool"]):
     """A `Pool` of actors in a cluster; leaving it ends the connection, and with it the actors."""
 
     def __init__(self, recipe: Recipe, address: str | None = None, n: int | None = None) -> None:
@@ -84,9 +83,6 @@ class RayPool:
         for actor in list(self._actors.values()):
             with contextlib.suppress(Exception):
                 actor.stop.remote()
-
-    def __enter__(self) -> RayPool:
-        return self
 
     def __exit__(self, *_: object) -> None:
         ray.shutdown()

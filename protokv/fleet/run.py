@@ -15,9 +15,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from ctypes import c_bool
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from protokv.errors import ModelError
 from protokv.fleet.plan import Job, locate_state
@@ -25,10 +26,7 @@ from protokv.fleet.worker import Failure, Outcome, Recipe, Worker
 
 # A video may take its worker with it this often before it fails: it, or a machine that is taken away, may be to blame.
 ATTEMPTS = 3
-
-# Seconds between two calls of `should_stop`.
-POLL_S = 0.2
-
+POLL_S = 0.2  # between two calls of `should_stop`
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -48,7 +46,7 @@ class Pool(Protocol):
         """Let every worker commit and return after its step."""
 
 
-class LocalPool:
+class LocalPool(AbstractContextManager["LocalPool"]):
     """A `Pool` of processes on this machine, on the devices in turn.
 
     The death of a process breaks its whole executor, so each worker has an executor of its own: only its task is lost,
@@ -66,10 +64,9 @@ class LocalPool:
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
         """Call a method of a worker. WorkerDied."""
-        if hasattr(signal, "pthread_sigmask"):
-            # A terminal sends these signals to all processes, but only the coordinator acts. A process that starts now
-            # inherits the mask of this thread, which is one of those that wait for workers.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
+        # A terminal sends these signals to all processes, but only the coordinator acts. A process that starts now
+        # inherits the mask of this thread, which is one of those that wait for workers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
         if (executor := self._executors[index]) is None:
             device = self._devices[index % len(self._devices)]
             settings = (self._recipe, device, self._scratch.name, self._stopped)
@@ -84,9 +81,6 @@ class LocalPool:
         """Let every worker commit and return after its step."""
         self._stopped.value = True
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         for executor in self._executors:
             if executor is not None:
@@ -94,12 +88,10 @@ class LocalPool:
         self._scratch.cleanup()
 
 
-_workers: list[Worker] = []
-"""The worker of this process; empty in that of the coordinator."""
+_workers: list[Worker] = []  # that of this process; none in the coordinator's
 
 
 def _begin(recipe: Recipe, device: str, scratch: str, stopped: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     tempfile.tempdir = scratch
 
     def end_with_parent() -> None:
@@ -124,17 +116,12 @@ def run_fleet(
     max_failures: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
-    """Bring every video to its state; yield one outcome per video, in the order in which they end.
+    """Bring every video to its state at `place`; yield one outcome per video, in the order in which they end.
 
-    Args:
-        jobs: the videos; taken one by one as workers become free.
-        pool: of workers.
-        place: of the states, for the outcomes of videos whose worker died.
-        max_failures: after this many failed videos no other is begun.
-        should_stop: asked five times a second; once it returns True, videos in work are committed, and no other begun.
+    Videos are taken as workers become free. No other is begun after `max_failures`, or once `should_stop`, asked five
+    times a second, returns True: then those in work are committed.
 
-    Raises:
-        ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.
+    ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.
     """
     waiting, failed, over = iter(jobs), 0, threading.Event()
     free, in_work = list(range(pool.size)), dict[Future[Outcome], int]()

@@ -12,9 +12,6 @@ from protokv.fleet.worker import Failure, read_damage
 from protokv.state.checkpoint import load_recorded_backbone, read_memory_config
 from protokv.state.reader import Reader
 
-# The failures of a run, a JSON object a line, in the folder of the states.
-FAILURES = "failures.jsonl"
-
 _COLUMNS = "stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage", "failure"
 
 
@@ -47,15 +44,13 @@ def load_backbone_for(
 ) -> Backbone:
     """Load the model of the first readable state; arguments as for `load_recorded_backbone`.
 
-    Raises:
-        StateError: no state can be read; the first reason is given.
-        ModelError: the model cannot be loaded.
+    StateError: no state can be read; the first reason is given. ModelError: the model cannot be loaded.
     """
-    reason: StateError | None = None
+    reasons = list[StateError]()
     for state in states:
         try:
             header = Reader.open(state).header
             return load_recorded_backbone(header, name, revision, device=device, device_map=device_map)
         except StateError as error:
-            reason = reason or error
-    raise reason or StateError("there is no state to ask")
+            reasons.append(error)
+    raise reasons[0]

@@ -74,9 +74,9 @@ class Failure:
     @classmethod
     def from_error(cls, error: Exception) -> Failure:
         """Return an error on one line."""
-        message = error.message if isinstance(error, ProtoKVError) else f"{type(error).__name__}: {error}"
-        hint = error.hint if isinstance(error, ProtoKVError) else ""
-        return cls(type(error).__name__, " ".join(message.split()), " ".join(hint.split()))
+        kind = type(error).__name__
+        told = error if isinstance(error, ProtoKVError) else ProtoKVError(f"{kind}: {error}")
+        return cls(kind, " ".join(told.message.split()), " ".join(told.hint.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +115,14 @@ class Worker:
 
     def __init__(self, recipe: Recipe, device: str, should_stop: Callable[[], bool] = never) -> None:
         """Load nothing yet. `should_stop` is called after every step."""
-        self._recipe, self._device, self._asked = recipe, device, should_stop
+        self._recipe, self._device, self._stopped = recipe, device, False
+        self._stops = lambda: self._stopped or should_stop()
         self._identity: BackboneIdentity | None = None
         self._backbone: Backbone | None = None
-        self._stopped = False
 
     def stop(self) -> None:
         """Let `watch` commit and return after its step. May be called from another thread."""
         self._stopped = True
-
-    def _stops(self) -> bool:
-        return self._stopped or self._asked()
 
     def load(self) -> None:
         """Load the model, the first time. Raises as `load_backbone`."""
@@ -139,15 +136,13 @@ class Worker:
     def watch(self, found: Outcome) -> Outcome:
         """Ingest what is left of a video, as `examine` found it."""
         self.load()
-        target, began = found.state, time.perf_counter()
-        anew = found.status == "changed"
+        began, notes, anew = time.perf_counter(), list[str](), found.status == "changed"
         options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
-        notes = list[str]()
         try:
             with warnings.catch_warnings():
                 # The position warning would repeat for every video, and nobody reads stderr here.
                 warnings.simplefilter("ignore", PositionWarning)
-                for event in ingest_events(found.job.source, target, options=options, should_stop=self._stops):
+                for event in ingest_events(found.job.source, found.state, options=options, should_stop=self._stops):
                     if isinstance(event, SourceNoted):
                         notes.append(event.note)
                     elif isinstance(event, Summary):
@@ -155,13 +150,12 @@ class Worker:
         except Exception as error:
             failure = Failure.from_error(error)
             return replace(found, status="failed", elapsed_s=time.perf_counter() - began, failure=failure)
+        state: dict[str, Any] = {name: getattr(summary, name) for name in ("steps", "stream_time_s", "file_bytes")}
         return replace(
             found,
+            **state,
             status="watched" if summary.complete or summary.damaged else "stopped",
-            steps=summary.steps,
-            stream_time_s=summary.stream_time_s,
             watched_s=summary.stream_time_s - found.stream_time_s,
-            file_bytes=summary.file_bytes,
             elapsed_s=time.perf_counter() - began,
             failure=Failure("Damaged", damage) if (damage := summary.damage or summary.words_lost) else None,
             notes=tuple(notes),
@@ -191,7 +185,7 @@ def examine(job: Job, recipe: Recipe, identity: BackboneIdentity) -> Outcome:
     """
     target = locate_state(recipe.place, job.key)
     try:
-        ours, reader = fingerprint_source(job.source), None
+        ours = fingerprint_source(job.source)
         try:
             reader = Reader.open(target)
             _check_settings(target, reader.header, recipe, identity)

@@ -10,6 +10,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -41,17 +42,15 @@ def write_subtitles(
 ) -> None:
     """Write subtitles beside a video file that has none of this choice: `NAME.srt`, or `NAME.LANGUAGE.srt`.
 
-    Nothing is written if nothing is said, or once `should_stop`, asked between pieces, returns True. `model` is a local
-    folder or a hub name, such as `openai/whisper-base`; no code of a checkpoint is run. ConfigError: the source is no
-    file, they cannot be written, or the device does not exist here. SourceError: the video cannot be read. ModelError:
-    there is no such model, it is damaged, or it recognises no speech.
+    Nothing is written if nothing is said, or once `should_stop`, asked between pieces, returns True. ConfigError: the
+    source is no file, they cannot be written, or there is no such device. SourceError: the video cannot be read.
+    ModelError: there is no such model (a folder or a hub name), it is damaged, or it recognises no speech.
     """
     if not isinstance(source, str | os.PathLike) or source_kind(os.fspath(source)) != "file":
         raise ConfigError("what is said can be written down for files alone", hint="leave --transcribe out")
     with open_source(source) as video:
-        track = choose_track(video.texts, choice)
-    if track is not None or find_subtitle_file(source, choice) is not None:
-        return
+        if choose_track(video.texts, choice) is not None or find_subtitle_file(source, choice) is not None:
+            return
     recogniser, rows = load_recogniser(model, device), list[str]()
     longest_s = LONGEST_S[recogniser.model.config.model_type]
     for start_s, samples in sound_pieces(Path(source), recogniser.feature_extractor.sampling_rate, longest_s):
@@ -61,11 +60,9 @@ def write_subtitles(
             span = f"{_stamp(start_s + first_s)} --> {_stamp(start_s + last_s)}"
             rows.append(f"{len(rows) + 1}\n{span}\n{text}\n\n")
     target = Path(source).with_suffix(".srt" if choice == AUTO else f".{choice.lower()}.srt")
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         if rows:
-            unfinished.write_text("".join(rows), encoding="utf-8")
-            unfinished.replace(target)
+            target.write_text("".join(rows), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}", hint="copy the video elsewhere") from error
 
@@ -103,13 +100,10 @@ def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, Samples]]:
         discard_others(container, track)
         origin_s, resampler = (container.start_time or 0) / av.time_base, av.AudioResampler("flt", "mono", rate)
         for packet in container.demux(track):
-            try:
-                heard = [(frame.time, resampler.resample(frame)) for frame in packet.decode()]
-            except Exception:  # PyAV raises more than its own errors on a damaged packet
-                continue
-            for time_s, parts in heard:
-                samples = np.concatenate([nothing, *(part.to_ndarray()[0] for part in parts)])
-                yield math.nan if time_s is None else time_s - origin_s, samples
+            with suppress(Exception):  # PyAV raises more than its own errors on a damaged packet
+                for frame in packet.decode():
+                    parts = [part.to_ndarray()[0] for part in resampler.resample(frame)]
+                    yield math.nan if frame.time is None else frame.time - origin_s, np.concatenate([nothing, *parts])
     yield math.inf, nothing
 
 
@@ -138,11 +132,10 @@ def load_recogniser(name: str, device: str = "auto") -> Any:
     with translate_errors(name), quiet_transformers():
         path = str(download(name, _check_kind)) if on_hub(name, None) else name
         _check_kind(Path(path))
-        import transformers
+        from transformers import pipeline
 
-        options = {"dtype": torch.float32 if place.type == "cpu" else "auto", "trust_remote_code": False}
-        safely = {"use_safetensors": True}
-        return transformers.pipeline("automatic-speech-recognition", path, device=place, model_kwargs=safely, **options)
+        options = {"dtype": torch.float32 if place.type == "cpu" else "auto", "model_kwargs": {"use_safetensors": True}}
+        return pipeline("automatic-speech-recognition", path, device=place, trust_remote_code=False, **options)
 
 
 def _check_kind(folder: Path) -> None:

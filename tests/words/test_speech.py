@@ -129,7 +129,7 @@ def test_silence_is_no_file_and_a_stream_refused(model: str, tmp_path: Path, mon
     said = write_sounding(tmp_path / "said.mkv", [(0.5, 1.5)], 2)
     write_subtitles(said, "auto", model, "cpu", should_stop=lambda: True)
     assert not list(tmp_path.glob("*.srt"))
-    monkeypatch.setattr(Path, "replace", lambda *_: (tmp_path / "no" / "x").touch())
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (tmp_path / "no" / "x").touch())
     with pytest.raises(ConfigError, match=r"cannot write .*said\.srt"):
         write_subtitles(said, "auto", model, "cpu")
     with pytest.raises(ConfigError, match="for files alone"):
