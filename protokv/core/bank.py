@@ -34,7 +34,7 @@ class FarTokens:
     keys: Tensor  # `[B, T, D]` float32, rotation removed
     values: Tensor  # `[B, T, D]` float32
     coordinates: Tensor  # `[T, 2]` float32 in the image
-    positions: Tensor  # `[T, P]` float64 in the stream
+    positions: Tensor  # `[T, P]` int64 in the stream
     mass: Tensor  # `[T]` int64, of how many tokens each counts; one of mass 0 must change nothing
 
     def counted_only(self) -> FarTokens:
@@ -107,7 +107,7 @@ class PrototypeBank(StatePart):
         self.mass.view(-1)[rows] = tokens.mass[token]
         self.mean.flatten(0, 2)[rows] = tokens.coordinates[token]
         self.covariance.flatten(0, 2)[rows] = torch.eye(2, device=rows.device)
-        self.position.flatten(0, 2)[rows] = tokens.positions[token]
+        self.position.flatten(0, 2)[rows] = tokens.positions[token].double()
         self.last_step.view(-1).index_fill_(0, rows, step)
         self.put_centers_(rows, tokens.keys[head, token], tokens.values[head, token])
         self.touch_(rows)

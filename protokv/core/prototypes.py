@@ -144,7 +144,7 @@ class PrototypeMemory(LocalMemory):
         """Return tokens as the bank takes them: the rotation of their keys removed."""
         keys = unrotate(tokens.keys, *self._rotary(tokens.positions)).flatten(0, 1)
         values = tokens.values.float().flatten(0, 1)
-        return FarTokens(keys, values, tokens.coordinates, tokens.positions.double(), tokens.usable.long())
+        return FarTokens(keys, values, tokens.coordinates, tokens.positions, tokens.usable.long())
 
     def context(self) -> Context:
         """Return all slots, with the pseudo-tokens up to date."""

@@ -21,8 +21,7 @@ class Point:
     center: list[float]
     mass: int
     last: int
-    mean: list[float]
-    position: list[float]
+    position: list[int]
     kept: bool = False
     sketch: list[float] = field(default_factory=list)
 
@@ -133,7 +132,7 @@ def cluster(points: Sequence[Point], members: Sequence[int], at_mean: bool) -> P
 
     last = max(point.last for point in some)
     newest = [point.position for point in some if point.last == last][-1]
-    return Point(mean("center"), mass, last, mean("mean"), mean("position") if at_mean else newest)
+    return Point(mean("center"), mass, last, [round(x) for x in mean("position")] if at_mean else newest)
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -20,30 +21,33 @@ from protokv.memories.durable.quantized import (
     shared_features,
 )
 
+MOST: Final = 2_000_000_000
+"""The greatest mass, step and position of a prototype: int32 has it, even after a mean in float32."""
 # Prototypes of each head that are shown at once.
 _ROWS = 512
 
 
 class DurableBank(PrototypeBank):
-    """A bank of float32 centres. `mass`, `last_step`, `mean` and `position` are views of `rows`."""
+    """A bank of float32 centres. `mass`, `last_step` and `position`, int32, are views of `rows`."""
 
-    # `[L * H * K, 3 + P]` int64: mass, step, the bits of two coordinates and of P positions of a prototype
+    # `[L * H * K, 2 + P]` int32: mass, step and position of a prototype
     rows: Tensor
 
     def __init__(self, shape: MemoryShape, prototypes: int) -> None:
         super().__init__(shape, prototypes)
         size, P, D = self.mass.shape, shape.position_components, shape.head_size
-        rows = torch.zeros(*size, 3 + P, dtype=torch.int64, device=shape.device)
+        rows = torch.zeros(*size, 2 + P, dtype=torch.int32, device=shape.device)
         rows[..., 1] = -1
-        self.mass, self.last_step = rows[..., 0], rows[..., 1]
-        self.mean, self.position = rows[..., 2:3].view(torch.float32), rows[..., 3:].view(torch.float64)
+        self.mass, self.last_step, self.position = rows[..., 0], rows[..., 1], rows[..., 2:]
         self.rows = rows.flatten(0, 2)
         self._make_centers((*size, 2 * D), shape)
 
     @classmethod
     def declare(cls, shape: MemoryShape, prototypes: int) -> tuple[TensorSpec, ...]:
-        """Declare a bank of K prototypes without Sigma."""
-        return tuple(spec for spec in super().declare(shape, prototypes) if spec.name != "bank.covariance")
+        """Declare a bank of K prototypes without places in the picture."""
+        narrow = dict.fromkeys(("bank.mass", "bank.last_step", "bank.position"), torch.int32)
+        used = (one for one in super().declare(shape, prototypes) if one.name not in ("bank.mean", "bank.covariance"))
+        return tuple(replace(one, dtype=narrow.get(one.name, one.dtype)) for one in used)
 
     def _make_centers(self, size: tuple[int, ...], shape: MemoryShape) -> None:
         centers = torch.zeros(size, device=shape.device)
@@ -129,6 +133,6 @@ class QuantizedBank(DurableBank):
         for some in chunks(codes.shape[-2], _ROWS, codes.device):
             part = (..., some, slice(None))
             keys, values = dequantize_vectors(codes[part], exponents[part]).chunk(2, -1)
-            shown[0][part] = rotate(keys, *rotary(anchors[part].round().long()))
+            shown[0][part] = rotate(keys, *rotary(anchors[part].long()))
             shown[1][part] = values
         return shown[0], shown[1]

@@ -134,7 +134,7 @@ class Durable(PrototypeMemory):
         def anchors() -> Tensor:
             L, H = slots.bias.shape[:2]
             words = [one._near.positions.expand(L, H, -1, -1) for one in memories[1:]]
-            return torch.cat([bank.position.round().long() for bank in banks] + words, 2)
+            return torch.cat([bank.position.long() for bank in banks] + words, 2)
 
         exact = slots.context(self._near.positions, anchors)
         K = sum(bank.mass.shape[2] for bank in banks) if self._is_quantized else 0

@@ -51,7 +51,7 @@ class Limits:
     """What is kept from merging in a step, of B heads.
 
     Attributes:
-        step: `[]` int64, the number of the next step.
+        step: `[]` int64, the number of the step.
         share: `[B, 1]` float64, which part of the present is kept: 0 where the stream repeats itself.
         first: `[B, 1]`, the last of the first steps that are kept.
         newest: `[B, 1]`, the turn above which prototypes are kept.
@@ -116,11 +116,11 @@ class Novelty(StatePart):
         return Limits(told[2].long(), share, first, newest, spread)
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
-        """Return scale and offset of the share, the next step, of the first and of the newest steps that are kept the
+        """Return scale and offset of the share, the step, of the first and of the newest steps that are kept the
         bounds, and by how much a pace moves these."""
         config, K = self._config, self._config.prototypes
         scale = 1 / ((self._seen + AT_FIRST) * (ALL_NEW - SOME_NEW))
-        share = scale, self._seen * scale - SOME_NEW / (ALL_NEW - SOME_NEW), step + 1
+        share = scale, self._seen * scale - SOME_NEW / (ALL_NEW - SOME_NEW), step
         most = max(0, K - tokens)
         if config.keeps == "spread":
             return *share, -1, 0, 0, -most

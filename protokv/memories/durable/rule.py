@@ -39,7 +39,7 @@ from protokv.core.bank import FarTokens, PrototypeBank, Rule
 from protokv.core.near import Move, Tokens
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
-from protokv.memories.durable.bank import DurableBank
+from protokv.memories.durable.bank import MOST, DurableBank
 from protokv.memories.durable.novelty import TOLD, Limits, Novelty
 from protokv.memories.durable.repeats import Repeats
 from protokv.memories.durable.settings import DurableConfig
@@ -75,6 +75,7 @@ class DurableRule(Rule):
             *Novelty.declare(shape),
             *(Repeats.declare(config.near_tokens) if Repeats.acts(config, shape) else ()),
             TensorSpec("rule.cost", dims, size, torch.float32, "least cost of a merge, as far as known"),
+            TensorSpec("rule.tried", dims[:2], size[:2], torch.int64, "slots from the front that were candidates"),
         )
 
     def __init__(self, bank: PrototypeBank, config: DurableConfig, shape: MemoryShape) -> None:
@@ -94,10 +95,14 @@ class DurableRule(Rule):
         self._fold = self._fold.to(device)
         # Of all prototypes; where all are points of every step, nothing else reads them.
         self._sketches = torch.zeros(B, K if K > WHOLE else 0, F + 2, device=device)
-        self._sketches[..., F], self._sketches[..., F + 1] = -_FAR, 1
+        # Slots that were never a candidate cost more the farther behind: a bank is filled from the front, as a state
+        # leaves out what is behind the slots in use.
+        self._fresh = torch.linspace(1, 2, self._sketches.shape[1], device=device)
+        self._sketches[..., F], self._sketches[..., F + 1] = -_FAR, self._fresh
         self._cost = torch.zeros(B, K, device=device)
         self._head = torch.arange(B, device=device)[:, None] * K
         self._line = torch.arange(B * K + 4 * WHOLE, device=device)
+        self._blank = torch.tensor([0, -1] + [0] * shape.position_components, device=device)
 
     def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
         """Count the tokens that come again."""
@@ -120,7 +125,10 @@ class DurableRule(Rule):
         limits = self._novelty.limits(told, T, self._bank.opened.view(B))
         if len(self._line) < C + T:
             self._line = torch.arange(C + T, device=self._line.device)
-        centers, rows = torch.cat((tokens.keys, tokens.values), 2), self._list_rows(tokens, usable, limits.step)
+        centers = torch.cat((tokens.keys, tokens.values), 2)
+        rows = torch.cat((tokens.mass[:, None], limits.step.expand(T, 1), tokens.positions), 1)
+        # What has no mass has no step and no position.
+        rows = torch.where(usable[:, None], rows, self._blank).expand(B, -1, -1)
         # What is read for a head stays in a CPU's cache until it is written.
         for heads in self._parts(B, max((C + T) ** 2, (T + -(-T // IN_TURN)) * K if C < K else 0)):
             self._take_in_(heads, centers[heads], rows[heads], limits.at(heads), C)
@@ -152,16 +160,6 @@ class DurableRule(Rule):
         """Yield parts of some rows, of `costs` costs each; results do not depend on the size."""
         return split_rows(rows, _AT_ONCE.get(self._cost.device.type, _MOST_AT_ONCE) // costs)
 
-    @staticmethod
-    def _list_rows(tokens: FarTokens, usable: Tensor, step: Tensor) -> Tensor:
-        """Return T tokens of the step before `step` as rows of a bank, `[B, T, 3 + P]`; what has no mass has no step
-        and no position."""
-        B, T, _ = tokens.keys.shape
-        mass, bits = tokens.mass[:, None], (tokens.coordinates.view(torch.int64), tokens.positions.view(torch.int64))
-        rows = torch.cat((mass, step.expand(T, 1), *bits), 1).mul_(usable[:, None])
-        rows[:, 1].sub_(1)
-        return rows.expand(B, *rows.shape)
-
     def _sketch(self, centers: Tensor, mass: Tensor) -> Tensor:
         """Return the sketches of centres `[..., 2 D]` of `mass` `[...]`."""
         F = self._size[2]
@@ -186,7 +184,7 @@ class DurableRule(Rule):
         _, K, F = self._size
         T, sketches, known = tokens.shape[1], self._sketches[heads], self._cost[heads]
         turns = -(-T // IN_TURN)
-        some = torch.add(self._line[:turns], limits.step, alpha=turns).remainder_(K)
+        some = torch.add(self._line[turns : 2 * turns], limits.step, alpha=turns).remainder_(K)
         ours = torch.cat((tokens, sketches.index_select(1, some)), 1)
         # A token of no mass is far from all.
         ours[..., F].abs_()
@@ -213,7 +211,7 @@ class DurableRule(Rule):
             centers: `[B, n, 2 D]` float32, of prototypes and, after these, of tokens.
             sketch: `[B, n, F + 2]` float32: F numbers, their square sum (below all others where there is no mass), and
                 1 / mass.
-            rows: `[B, n, 3 + P]` int64, as `DurableBank.rows`.
+            rows: `[B, n, 2 + P]` int64, as `DurableBank.rows`, which those returned fit.
             limits: what is kept.
             C: how many stay.
         """
@@ -221,19 +219,17 @@ class DurableRule(Rule):
         into, stay, cost = self._choose(sketch, mass, limits.keep(last, mass), n - C)
         total = mass.scatter_reduce(1, into, mass, "sum", include_self=False)
         share = mass / total.clamp(min=1).gather(1, into)
-        means, places = rows[..., 2:3].view(torch.float32), rows[..., 3:].view(torch.float64)
-        means = gather_sums(torch.cat((centers, means, places.float()), 2), share, into, stay)
+        means = gather_sums(torch.cat((centers, rows[..., 2:]), 2), share, into, stay)
         centers, means = means.tensor_split((centers.shape[2],), 2)
         # A cluster stands where its newest member does, of equal ones the last.
         newest = torch.add(self._line[:n], last, alpha=_PLACES)
         newest = newest.scatter_reduce(1, into, newest, "amax").gather(1, stay) & (_PLACES - 1)
         rows = rows.gather(1, newest[:, :, None].expand(-1, -1, rows.shape[2]))
         torch.gather(total, 1, stay, out=rows[..., 0])
-        rows[..., 2:3].view(torch.float32).copy_(means[..., :2])
         # Where tokens are new, and have no other place in common, at the mean of their places.
-        place = rows[..., 3:].view(torch.float64)
-        torch.where(limits.share[:, :, None] > 0, means[..., 2:], place, out=place)
-        return centers, rows, cost
+        place = rows[..., 2:]
+        torch.where(limits.share[:, :, None] > 0, means.round_().long(), place, out=place)
+        return centers, rows.clamp_(max=MOST).int(), cost
 
     def _choose(self, sketch: Tensor, mass: Tensor, kept: Tensor, T: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return what each point goes into `[B, n]`, itself if it stays or is dropped; which points stay `[B, C]`; and
@@ -263,6 +259,7 @@ class DurableRule(Rule):
         """Return the least known costs, whose turn it is, and what novelty and repeats hold."""
         return {
             "rule.cost": self._cost.view_as(self._bank.mass),
+            "rule.tried": (self._sketches[..., -1] <= 1).sum(1).view_as(self._bank.opened),
             **self._novelty.live_tensors(),
             **({} if self._repeats is None else self._repeats.live_tensors()),
         }
@@ -281,6 +278,8 @@ class DurableRule(Rule):
             every = self._line[: self._cost.numel()]
             sketches = self._sketch(self._bank.read(every), self._bank.rows[:, 0])
             self._sketches.copy_(sketches.view_as(self._sketches))
+            fresh = self._line[: len(self._fresh)] >= tensors["rule.tried"].view(-1, 1).to(self._line.device)
+            self._sketches[..., -1] = torch.where(fresh, self._fresh, self._sketches[..., -1])
 
 
 def list_merging_rounds(tokens: int) -> list[int]:

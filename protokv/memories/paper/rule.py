@@ -221,7 +221,7 @@ def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConf
                 column += config.spatial_weight * whitened.square_().sum(1)
             cost[head, t + 1 - start :, slot] = column
         rows, is_new = torch.stack(chosen[start:], 1), torch.stack(opened[start:], 1)
-        _count_tokens_(bank, rows, is_new, tokens.positions[start:stop], step, config)
+        _count_tokens_(bank, rows, is_new, tokens.positions[start:stop].double(), step, config)
     rows, is_new = torch.stack(chosen, 1), torch.stack(opened, 1)
     residual = points - torch.stack(after, 1)[..., :-4]
     changed = rows.view(-1)
