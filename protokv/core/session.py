@@ -238,6 +238,8 @@ class Session:
     @torch.inference_mode()
     def position_steps(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> StepBatch:
         """Give steps their positions and their context: the part of `take` before the forward."""
+        if not self.clock.steps:
+            self.settle(self.config.for_step(len(steps[0]) - steps[0].words))
         clock, words_end, positioned = self.clock, self.words_end, []
         for one, start_s in zip(steps, starts_s, strict=True):
             positioned.append(self._position(one, start_s, clock, words_end))
@@ -246,6 +248,12 @@ class Session:
         context = self.placement.place(self.memory.context(), self.clock)
         shown = self.placement.forward_positions(positions, context)
         return StepBatch(positioned, shown, self.cache.fork(context))
+
+    def settle(self, config: MemoryConfig) -> None:
+        """Begin under other settings: the memory, which has seen no step yet, is made anew."""
+        if config != self.config:
+            with torch.inference_mode(False):
+                self.config, self.memory = config, Session.start(self.backbone, config).memory
 
     @torch.inference_mode()
     def append(self, batch: StepBatch) -> None:

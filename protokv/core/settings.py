@@ -97,15 +97,17 @@ class MemoryConfig:
         return ()
 
     def changes(self) -> dict[str, Any]:
-        """Return the settings that differ from this memory's defaults, as plain JSON values, for tables.
-
-        Budget and seed are left out, and whether there are words.
-        """
-        ours, defaults = self.to_dict(), type(self)(budget=self.budget, seed=self.seed).with_words(True).to_dict()
+        """Return JSON values that differ from this memory's defaults, but for budget, seed, words and size of steps."""
+        defaults = type(self)(budget=self.budget, seed=self.seed).for_step(getattr(self, "step_tokens", 0))
+        ours, defaults = self.to_dict(), defaults.with_words(True).to_dict()
         return {name: value for name, value in ours.items() if value != defaults.get(name)}
 
     def with_words(self, words: bool) -> Self:
         """Return this config for a stream with words, or without; itself if they are tokens like any other."""
+        return self
+
+    def for_step(self, tokens: int) -> Self:
+        """Return this config for a stream whose first step has so many tokens; itself if that does not matter."""
         return self
 
     @staticmethod

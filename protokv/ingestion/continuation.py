@@ -74,8 +74,9 @@ def check_options(path: StatePath, state: Header, options: IngestOptions) -> Non
     """Refuse another memory, system prompt or chunk than the state's. StateMismatch, naming the setting."""
     # Read the state's memory as a config, so that settings newer than the state have their defaults.
     found = read_memory_config(state)
-    # Whether there are words is settled where the stream begins.
+    # Whether there are words, and how large a step is, is settled where the stream begins.
     config = options.config.with_words(bool(getattr(found, "words", False)))
+    config = config.for_step(getattr(found, "step_tokens", 0))
     theirs, ours = found.to_dict(), config.to_dict()
     for field in theirs:
         check_equal(path, f"memory.{field}", theirs[field], ours.get(field))

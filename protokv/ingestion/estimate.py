@@ -56,10 +56,10 @@ def estimate_end_bytes(session: Session, end_s: float, thumbnails: Thumbnails | 
     memory, backbone, clock = session.memory, session.backbone, session.clock
     share = max(1.0, end_s / clock.stream_time_s)
     token_bytes = 2 * backbone.layers * backbone.kv_heads * backbone.head_size * backbone.dtype.itemsize
+    tokens, budget, most = round(clock.tokens_seen * share), session.config.budget, memory.most_bytes
     # Each token, until the memory is full.
-    tokens = round(clock.tokens_seen * share) * token_bytes
-    pictures = 0 if thumbnails is None else thumbnails.capacity_bytes
-    return (tokens if memory.most_bytes is None else min(tokens, memory.most_bytes)) + HEAD_BYTES + pictures
+    kept = tokens * token_bytes if most is None else min(tokens, budget) * min(token_bytes, most // budget)
+    return kept + HEAD_BYTES + (0 if thumbnails is None else thumbnails.capacity_bytes)
 
 
 def estimate(source: str | os.PathLike[str], options: IngestOptions) -> Estimate:

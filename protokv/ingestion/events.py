@@ -21,7 +21,7 @@ class Started:
     locked: bool  # other processes are kept from writing the state
     fps: float  # sampled frames a second
     source_fps: float | None  # frames a second of the source; None: it does not say
-    state_bytes: int  # of the state in memory
+    state_bytes: int  # of the state in memory; the first step of a stream may change this and the next
     most_bytes: int | None  # of its tensors on disk once the memory is full; None: they grow with the stream
     model: str
     dtype: str  # of the model's weights, such as `bfloat16+4bit`

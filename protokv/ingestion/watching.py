@@ -179,10 +179,9 @@ class Run:
         texts, session = self._subtitles.between(time_s, time_s + self._first.step_seconds), self._session
         if self._live is None or not self._subtitles.may_come:
             return texts
-        with_words = session.config.with_words(True)
-        if session.clock.steps == 0 and session.config != with_words:
-            # Its track shows only now. The memory has seen nothing yet: make it anew, with room for words.
-            session.config, session.memory = with_words, Session.start(session.backbone, with_words).memory
+        if session.clock.steps == 0:
+            # Its track may show only now.
+            session.settle(session.config.with_words(True))
         try:
             check_words(session.backbone, session.config)
         except ConfigError as error:

@@ -113,9 +113,10 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
     assert (row["seconds"] > 0, unbounded["most_bytes"]) == (True, None)
     for said in ("steps 12", "tokens 72", "seconds ", "nothing was written", "keeps all of the video"):
         assert said in " ".join((shown.out + shown.err).split())
-    started, *_, summary = protokv("ingest", video, "--json").rows()
-    assert [row[name] for name in ("state_bytes", "most_bytes")] == [started["state_bytes"], started["most_bytes"]]
-    assert (row["steps"], row["tokens"]) == (summary["steps"], summary["tokens_seen"])
+    summary = protokv("ingest", video, "--json").rows()[-1]
+    assert [row[name] for name in ("state_bytes", "steps", "tokens")] == [
+        summary[name] for name in ("state_bytes", "steps", "tokens_seen")
+    ]
     # Two recordings that were joined say the length of one.
     Path("joined.ts").write_bytes(write_video(Path("part.ts"), 4).read_bytes() * 2)
     (joined,) = protokv("ingest", "joined.ts", "--dry-run", "--json").rows()
@@ -170,7 +171,7 @@ def test_who_watches_with_the_embedded_model_is_told_in_the_first_line_how_to_na
     assert embedded("query", "new/clip.safetensors", "what shape ?").err == ""
     # The size that is told before is about that of the state after.
     _, progress, *_, summary = embedded("ingest", video, "--json", "--force").rows()
-    assert 0.8 < progress["end_bytes"] / summary["file_bytes"] < 1.25
+    assert 0.7 < progress["end_bytes"] / summary["file_bytes"] < 1.25
 
 
 ASK = ("--ask", "what is first ?", "--ask", "who ?", "--ask-every", "5s")

@@ -45,7 +45,8 @@ def plain_logits(upstream: Upstream, n_steps: int, question: str = QUESTION) -> 
 @pytest.mark.parametrize("kind", EXACT_AT_FIRST)
 @pytest.mark.parametrize("n_steps", [1, 11])
 def test_before_evictions_logits_are_plain(tiny: Backbone, upstream: Upstream, kind: str, n_steps: int) -> None:
-    session = watched(tiny, MemoryConfig.of(kind, budget=400), range(n_steps))
+    # No step is larger, so that the near window has its quarter.
+    session = watched(tiny, MemoryConfig.of(kind, budget=400).for_step(400), range(n_steps))
     expected = plain_logits(upstream, n_steps)
     torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(session, expected))
 
@@ -303,3 +304,11 @@ def test_how_sure_an_answer_is_does_not_depend_on_how_it_was_drawn(tiny: Backbon
     session = watched(tiny, DurableConfig(budget=40), range(6))
     greedy, drawn = (session.ask("what is first ?", Decoding(4, temperature=t)) for t in (0, 1e-4))
     assert (drawn.text, drawn.mean_logprob) == (greedy.text, greedy.mean_logprob)
+
+
+def test_the_near_window_of_durable_holds_one_step_of_the_size_of_the_first(tiny: Backbone) -> None:
+    for given in (0, 18):
+        session = watched(tiny, DurableConfig(budget=400, step_tokens=given), range(5))
+        tokens = given or session.clock.tokens_seen // 5
+        assert session.config == DurableConfig(budget=400, step_tokens=tokens)
+        assert session.memory.report()["near_tokens_in_use"] == tokens

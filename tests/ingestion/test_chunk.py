@@ -40,7 +40,7 @@ def watched(backbone: Backbone, config: MemoryConfig, n: int, chunk: int) -> Ses
     ("name", "positions"), [*((name, "stream") for name in CONFIGS), ("durable", "compact"), ("rekv", "compact")]
 )
 def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(name: str, positions: str, tiny: Backbone) -> None:
-    config = MemoryConfig.of(name, budget=400, positions=positions)
+    config = MemoryConfig.of(name, budget=400, positions=positions).for_step(400)
     single, chunked = (watched(tiny, config, 4, chunk) for chunk in (1, 3))
     assert single.clock == chunked.clock
     expected = single.prefill(QUESTION)

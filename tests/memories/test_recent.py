@@ -24,7 +24,7 @@ QUESTION = "what is it?"
 
 
 def after(backbone: Backbone, n: int, name: str = "full", *, budget: int = 200, **settings: object) -> Session:
-    return watched(backbone, MemoryConfig.of(name, budget=budget, **settings), range(n))
+    return watched(backbone, MemoryConfig.of(name, budget=budget, **settings).for_step(budget), range(n))
 
 
 @pytest.mark.parametrize("name", [name for name in SUPPORTED if name not in ("last-frames", "dycoke")])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from protokv.core.prototypes import PrototypeConfig
+from protokv.core.settings import MOST_TOKENS
 
 CenterBits = Literal[8, 32]
 
@@ -21,6 +22,8 @@ class DurableConfig(PrototypeConfig):
             (`durable.quantized`); 32 stores float32 and a copy for attention, in four times the bytes and more.
         words: whether the stream may have words; `ingest` sets it where there are subtitles. They merge with words
             alone (`durable.words`).
+        step_tokens: tokens of a step, more than which the near window does not hold: where a stream stands still, a
+            second sight is worth less there than a prototype. 0: as many as the first step has.
         words_share: share of the budget that is for words; at 0 they are tokens like any other, as they are where it
             has no room for a prototype and a token.
     """
@@ -30,8 +33,15 @@ class DurableConfig(PrototypeConfig):
     """What is kept from merging where tokens are new (`durable.novelty`)."""
 
     center_bits: CenterBits = 8
+    step_tokens: Annotated[int, 0, MOST_TOKENS] = 0
     words: bool = False
     words_share: Annotated[float, 0, 0.9] = 0.25
+
+    @property
+    def prototypes(self) -> int:
+        """K, prototypes of each layer and KV head."""
+        K = super(DurableConfig, self).prototypes
+        return max(K, self.merged_budget - self.step_tokens) if K and self.step_tokens else K
 
     @property
     def words_tokens(self) -> int:
@@ -44,7 +54,7 @@ class DurableConfig(PrototypeConfig):
         if not self.words_tokens:
             return None
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return WordsConfig(**own | {"words": False, "budget": self.words_tokens})
+        return WordsConfig(**own | {"words": False, "step_tokens": 0, "budget": self.words_tokens})
 
     @property
     def merged_budget(self) -> int:
@@ -55,6 +65,10 @@ class DurableConfig(PrototypeConfig):
         """Return plain values; without words nothing about them."""
         values = super(DurableConfig, self).to_dict()
         return values if self.words else {name: value for name, value in values.items() if not name.startswith("words")}
+
+    def for_step(self, tokens: int) -> Self:
+        """Return this config for steps of so many tokens, unless it has their number already."""
+        return self if self.step_tokens else replace(self, step_tokens=tokens)
 
     def with_words(self, words: bool) -> Self:
         """Return this config for a stream with words, or without."""

@@ -48,7 +48,7 @@ def test_a_text_in_chunks_gives_the_logits_of_transformers(llama: Llama, tmp_pat
 
     model = LlamaForCausalLM.from_pretrained(write_llama(tmp_path))
     ids, asked = llama.tokenize(" ".join(WORDS)), llama.tokenize("who is the star")
-    session = Session.start(llama, MemoryConfig.of("durable", budget=400))
+    session = Session.start(llama, MemoryConfig.of("durable", budget=400, step_tokens=400))
     for start in range(0, len(ids), 5):
         session.take([llama.embed_chunk(ids[start : start + 5])], [float(start)])
     with torch.inference_mode():

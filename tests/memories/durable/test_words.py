@@ -119,7 +119,7 @@ def test_compact_positions_take_words_for_what_they_are_old(bits: Any) -> None:
 def test_until_the_first_eviction_words_apart_give_the_logits_of_the_whole_stream(tiny: Backbone) -> None:
     sessions = [
         Session.start(tiny, config, attachments=[Transcript()])
-        for config in (DurableConfig(budget=400, words=True), MemoryConfig.of("full"))
+        for config in (DurableConfig(budget=400, words=True, step_tokens=400), MemoryConfig.of("full"))
     ]
     for step in range(6):
         for session in sessions:
