@@ -40,7 +40,6 @@ ROOM, ROOM_OF_LINES = 8, 100
 
 # Listening that ends sooner failed, for instance because the port is taken; it needs a pause before the next attempt.
 LISTENED_S = 1.0
-
 _LOST = "look at the source; --give-up says how long one that is lost is tried again"
 
 # Its own: a thread that draws from Python's generator disturbs whoever has seeded it.

@@ -190,9 +190,7 @@ def test_damage_is_in_the_state_and_told_again_by_every_later_run(path: Path) ->
     ("record", "options", "said"),
     [
         *((Every, {"seconds": value}, "cannot commit every") for value in (0, -1.0, math.nan, math.inf)),
-        *((Every, {name: 0}, "cannot commit every") for name in ("n_steps", "wall_s")),
         (LiveOptions, {"stall_s": 0.0}, "stall_s is 0"),
-        (LiveOptions, {"for_s": -1.0}, "for_s is -1"),
         (LiveOptions, {"on_pressure": "panic"}, "on_pressure is 'panic'"),
         *((IngestOptions, {"chunk": chunk}, "a chunk of") for chunk in (0, -1, 65)),
         (IngestOptions, {"append": True, "overwrite": True}, "start it over"),

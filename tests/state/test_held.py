@@ -16,11 +16,10 @@ from tests.backbones.tiny import BUILDERS, write_llama
 from tests.conftest import random_frames
 
 FRAMES = random_frames(0, 12, 40, 60)
-Held = tuple[Path, Any, Any]
 
 
 @pytest.fixture(params=["qwen2_5_vl", "qwen3_vl", "smolvlm", "llava"])
-def held(request: pytest.FixtureRequest, tmp_path: Path) -> Held:
+def held(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any, Any]:
     """A folder, and its model with its tokenizer, or with what stands for its processor, which needs torchvision."""
     folder = (BUILDERS | {"llava": write_llava})[request.param](tmp_path)
     model, processor = AutoModelForImageTextToText.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -35,7 +34,7 @@ def push(session: Session, start: int, stop: int) -> None:
         session.push(FRAMES[i], i / session.clock.fps)
 
 
-def test_a_held_model_watches_as_a_loaded_one_and_is_left_as_it_was(held: Held) -> None:
+def test_a_held_model_watches_as_a_loaded_one_and_is_left_as_it_was(held: tuple[Path, Any, Any]) -> None:
     folder, model, processor = held
     loaded, path = protokv.load_backbone(str(folder), device="cpu", dtype="float32"), folder / "state.safetensors"
     expected = Session.start(loaded, protokv.DurableConfig(budget=24, seed=3), fps=2.0)
@@ -53,7 +52,7 @@ def test_a_held_model_watches_as_a_loaded_one_and_is_left_as_it_was(held: Held) 
 
 
 @pytest.mark.parametrize("held", ["llava"], indirect=True)
-def test_what_cannot_watch_is_refused_and_attention_is_given_back(held: Held, tmp_path: Path) -> None:
+def test_what_cannot_watch_is_refused_and_attention_is_given_back(held: tuple[Path, Any, Any], tmp_path: Path) -> None:
     (folder, model, processor), path = held, tmp_path / "state.safetensors"
     with protokv.watching(model, processor) as session:
         protokv.save(session, path)
