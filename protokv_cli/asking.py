@@ -239,8 +239,9 @@ class Answers:
     def _stream(self, session: Session, decoding: Decoding, question: str) -> Answer:
         """Return the answer; say what the model does not read of the question and of the conversation."""
         name = session.backbone.identity.name
-        if words := session.backbone.unknown_words(question):
-            self.out.note(f"Note: {name} does not know {cut(', '.join(words), 200)}", once=True)
+        if words := cut(", ".join(session.backbone.unknown_words(question)), 200):
+            self.out.note(f"Note: {name} does not know {words}", once=True)
+            self.out.note(f"Note: {session.backbone.notice}", once=True)
         if self.shows and not self.alone:
             self.out.table(cut(question), style="cyan", end=" ")
         evidence = self.how.evidence or self.how.frames is not None

@@ -46,12 +46,12 @@ def ingest_fleet(
     from protokv.ingestion.options import DEFAULT_MODEL
     from protokv_cli.ingest_report import note_query
 
-    require_model(str(chosen.backbone or DEFAULT_MODEL), chosen.revision)
+    model = str(chosen.backbone or DEFAULT_MODEL)
+    require_model(model, chosen.revision)
     recipe = Recipe(place=_check_place(output or "."), options=chosen)
     jobs = plan([*sources, *(_read_list(fleet.listing) if fleet.listing else [])])
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
-    model = str(chosen.backbone) if chosen.backbone else None
     note_model(out, model)
     with handle_signals(out.note) as stop:
         if dry_run:
@@ -65,7 +65,7 @@ def ingest_fleet(
     if stop.exit is not None:
         raise typer.Exit(stop.exit)
     if not dry_run:
-        note_query(out, ["--state", recipe.place], model, model)
+        note_query(out, ["--state", recipe.place], model, chosen.backbone)
 
 
 def _check_place(place: str) -> str:
@@ -100,8 +100,7 @@ def _open_pool(fleet: FleetFlags, recipe: Recipe) -> Any:
     try:
         from protokv.fleet.cluster import RayPool
     except ImportError as error:
-        why = f"--ray needs {error.name}, which is not installed"
-        raise ConfigError(why, hint="pip install 'protokv[ray]'") from error
+        raise ConfigError(f"--ray: {error.name} is not installed", hint="pip install 'protokv[ray]'") from error
     return RayPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
 
 
