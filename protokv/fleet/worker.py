@@ -61,13 +61,9 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a video has no complete, undamaged state.
+    """Why a video has no complete, undamaged state."""
 
-    Its kind is the error that a single `ingest` would have raised, `Damaged` if the state holds the readable part of
-    the video, or `WorkerDied` if the worker died on every attempt.
-    """
-
-    kind: str  # the class of the error
+    kind: str  # the error of a single `ingest`; Damaged: the state has what could be read; WorkerDied: at each attempt
     message: str  # what is wrong
     hint: str = ""  # what to do
 

@@ -60,9 +60,11 @@ def write_subtitles(
             span = f"{_stamp(start_s + first_s)} --> {_stamp(start_s + last_s)}"
             rows.append(f"{len(rows) + 1}\n{span}\n{text}\n\n")
     target = Path(source).with_suffix(".srt" if choice == AUTO else f".{choice.lower()}.srt")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")  # a full disk leaves no half of a file
     try:
         if rows:
-            target.write_text("".join(rows), encoding="utf-8")
+            unfinished.write_text("".join(rows), encoding="utf-8")
+            unfinished.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}", hint="copy the video elsewhere") from error
 
