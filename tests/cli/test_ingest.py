@@ -187,6 +187,7 @@ def test_answers_are_events_lines_and_a_part_of_the_state_and_go_to_a_command(
     rows = [row for row in result.rows() if row["type"] == "answered"]
     assert [json.loads(line) for line in log.read_text("utf-8").splitlines()] == rows
     assert (result.code, result.err.count("Warning: --exec: "), "exit status 7" in result.err) == (0, 1, True)
+    assert "ask it" not in result.err
     due = [(at_s, question) for at_s in (5, 10) for question in ASK[1:4:2]]
     assert [(row["stream_time_s"], row["question"]) for row in rows] == due
     last = rows[-1]

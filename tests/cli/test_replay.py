@@ -70,11 +70,11 @@ def test_a_replay_is_planned_run_reported_again_and_merged_into_a_table(
     drawn: list[str] = []
     monkeypatch.setattr("protokv.replay.figure.save_figure", lambda report, path, **_: drawn.append(str(path)))
     Path("12.jsonl").write_bytes(finished.replace(b'"budget": 24', b'"budget": 12'))
-    protokv.environment["COLUMNS"] = "160"
+    protokv.environment["COLUMNS"] = "80"
     files = ("12.jsonl", "results.jsonl", "--plot", "x.png", "--csv", "x.csv")
     merged = protokv("replay", "--report", *files, "--format", "table")
     assert merged.code == 0, merged.err
-    assert all(said in merged.out for said in ("first token ms", "12", "24"))
+    assert all(said in merged.out for said in ("difference", "first token ms", "12", "24"))
     assert drawn == ["x.png"]
     assert len(Path("x.csv").read_text().splitlines()) == 1 + 2 * 2 * 2 * 2
 
