@@ -95,8 +95,7 @@ class DurableRule(Rule):
         self._fold = self._fold.to(device)
         # Of all prototypes; where all are points of every step, nothing else reads them.
         self._sketches = torch.zeros(B, K if K > WHOLE else 0, F + 2, device=device)
-        # Slots that were never a candidate cost more the farther behind: a bank is filled from the front, as a state
-        # leaves out what is behind the slots in use.
+        # A bank is filled from the front: a state leaves out the slots behind those in use.
         self._fresh = torch.linspace(1, 2, self._sketches.shape[1], device=device)
         self._sketches[..., F], self._sketches[..., F + 1] = -_FAR, self._fresh
         self._cost = torch.zeros(B, K, device=device)
@@ -275,8 +274,7 @@ class DurableRule(Rule):
             self._repeats.take(tensors)
         self._cost.view_as(self._bank.mass).copy_(tensors["rule.cost"])
         if self._sketches.numel():
-            every = self._line[: self._cost.numel()]
-            sketches = self._sketch(self._bank.read(every), self._bank.rows[:, 0])
+            sketches = self._sketch(self._bank.read(self._line[: self._cost.numel()]), self._bank.rows[:, 0])
             self._sketches.copy_(sketches.view_as(self._sketches))
             fresh = self._line[: len(self._fresh)] >= tensors["rule.tried"].view(-1, 1).to(self._line.device)
             self._sketches[..., -1] = torch.where(fresh, self._fresh, self._sketches[..., -1])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core.context import Context, SlotContext
-from protokv.errors import ConfigError
 from protokv.memories import DurableConfig
 from protokv.memories.durable import memory as memory_module
 from protokv.memories.durable.memory import Durable
@@ -162,8 +161,3 @@ def test_a_prototype_takes_a_quarter_of_the_bytes_and_the_declaration_says_so() 
     )
     assert held * 4 < held_float
     assert saved * 3 < saved_float
-
-
-def test_another_number_of_bits_is_refused() -> None:
-    with pytest.raises(ConfigError, match="center_bits"):
-        DurableConfig(budget=40).with_fields({"center_bits": 16})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -83,10 +84,7 @@ class Watched(DurableRule):
         return [[Point(*numbers) for numbers in zip(*head, strict=True)] for head in zip(centers, *rest, strict=True)]
 
     def _compare(self, expected: list[Point], found: list[Point]) -> None:
-        def key(point: Point) -> Any:
-            return point.mass, point.last, point.position
-
-        loose = isinstance(self._bank, QuantizedBank)
+        key, loose = attrgetter("mass", "last", "position"), isinstance(self._bank, QuantizedBank)
         for one, other in zip(sorted(expected, key=key), sorted(found, key=key), strict=True):
             assert (one.mass, one.last) == (other.mass, other.last)
             # A mean halfway between two positions may be rounded to either.
