@@ -99,8 +99,8 @@ class MemoryConfig:
     def changes(self) -> dict[str, Any]:
         """Return JSON values that differ from this memory's defaults, but for budget, seed, words and size of steps."""
         defaults = type(self)(budget=self.budget, seed=self.seed).for_step(getattr(self, "step_tokens", 0))
-        ours, defaults = self.to_dict(), defaults.with_words(True).to_dict()
-        return {name: value for name, value in ours.items() if value != defaults.get(name)}
+        ours, theirs = self.to_dict(), defaults.with_words(True).to_dict()
+        return {name: value for name, value in ours.items() if value != theirs.get(name)}
 
     def with_words(self, words: bool) -> Self:
         """Return this config for a stream with words, or without; itself if they are tokens like any other."""

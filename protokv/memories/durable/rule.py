@@ -45,8 +45,8 @@ from protokv.memories.durable.repeats import Repeats
 from protokv.memories.durable.settings import DurableConfig
 
 ROUNDS: Final = 4
-WHOLE: Final = 128
-"""The most prototypes that all are points of a step of few tokens."""
+WHOLE: Final = 192
+"""The most prototypes that all are points of a step of few tokens; of more two thirds of so many are, at least."""
 IN_TURN: Final = 8
 """A step of T tokens measures T / 8 prototypes anew."""
 _WIDTH: Final = 64
@@ -119,7 +119,7 @@ class DurableRule(Rule):
         if self._repeats is not None:
             tokens = self._repeats.weigh_(tokens, self._bank)
         (B, K, _), T = self._size, tokens.keys.shape[1]
-        C = min(K, max(-(-T * 3 // 2), WHOLE))
+        C = min(K, max(-(-T * 3 // 2), K if K <= WHOLE else WHOLE * 2 // 3))
         usable = tokens.mass > 0
         limits = self._novelty.limits(told, T, self._bank.opened.view(B))
         if len(self._line) < C + T:

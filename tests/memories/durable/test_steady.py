@@ -42,8 +42,8 @@ class Stream:
         return [part for layer in range(len(self.step.keys)) for part in shown_to(context, layer, query)]
 
 
-# Neither window is a whole number of steps. Up to 128 prototypes all are points of a step.
-@pytest.mark.parametrize(("budget", "bits", "deep"), [(75, 8, False), (203, 8, True), (203, 32, False)])
+# Neither window is a whole number of steps. Up to 192 prototypes all are points of a step.
+@pytest.mark.parametrize(("budget", "bits", "deep"), [(75, 8, False), (275, 8, True), (275, 32, False)])
 @pytest.mark.parametrize("steps", [24, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_recorded_step_is_replayed_to_equal_bytes(
     steps: int, budget: int, bits: int, deep: bool, monkeypatch: pytest.MonkeyPatch
