@@ -14,11 +14,13 @@ class Timings:
 
     Attributes:
         seconds: by stage.
+        graphs: how each part of the model's work was run: by a graph, or why not.
         synchronise: called at the end of a stage to wait for an asynchronous device; None: no wait.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.graphs: dict[str, str] = {}
         self.synchronise: Callable[[], None] | None = None
 
     def add(self, name: str, seconds: float) -> None:

@@ -198,7 +198,7 @@ class Answers:
                     if self.timed:
                         self.clock.add("first token", answer.ttft_ms / 1e3)
                         self.clock.add("tokens", (answer.total_ms - answer.ttft_ms) / 1e3)
-                        row |= {"timings": round_timings(self.clock.seconds), "decoding": asdict(decoding)}
+                        row |= {"timings": round_timings(self.clock), "decoding": asdict(decoding)}
                     yield row
             except (KeyboardInterrupt, ProtoKVError) as error:
                 if not self.at_prompt:

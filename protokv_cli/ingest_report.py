@@ -64,7 +64,7 @@ class IngestReport(Bar):
             return
         row = {"type": name_event(event), **asdict(event)}
         if self._timings is not None and ends:
-            row["timings"] = round_timings(self._timings.seconds)
+            row["timings"] = round_timings(self._timings)
         if isinstance(event, events.Answered) and self.hook:
             self.hook(row)
         if out.format is Format.JSON:

@@ -35,6 +35,8 @@ from protokv_cli.exits import Exit, find_exit_code
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from protokv.timings import Timings
+
 Row = Mapping[str, Any]
 MOST_CHARACTERS = 2000  # of a message: what a user or a file gave may be in it
 BAR_EVERY_S, LOG_EVERY_S = 0.25, 10.0  # drawing at every step of a small model would take as long as the model
@@ -341,12 +343,16 @@ def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
     return [f"{format_time(math.ceil(max(0.0, left) * elapsed_s / done))} left"] if done > 0 else []
 
 
-def round_timings(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each stage for JSON, with the CPU time of the process so far."""
-    return {name: round(value, 4) for name, value in {**seconds, "process cpu": time.process_time()}.items()}
+def round_timings(timings: Timings) -> dict[str, Any]:
+    """Return the seconds of each stage for JSON, with the CPU time of the process, and which parts graphs ran."""
+    seconds = timings.seconds | {"process cpu": time.process_time()}
+    return {name: round(value, 4) for name, value in seconds.items()} | {"graphs": timings.graphs}
 
 
-def show_timings(out: Output, timings: Mapping[str, float]) -> None:
-    """Write a line to stderr for each stage that `round_timings` gives."""
+def show_timings(out: Output, timings: Mapping[str, Any]) -> None:
+    """Write a line to stderr for each stage that `round_timings` gives, and for each part that a graph can run."""
+    for name, how in timings["graphs"].items():
+        out.error(f"{name:<16}  {how}")
     for name, value in timings.items():
-        out.error(f"{name:<16}  {value:9.3f} s")
+        if name != "graphs":
+            out.error(f"{name:<16}  {value:9.3f} s")

@@ -134,7 +134,7 @@ def _ask_one(
     if right:
         out.note(f"{sum(right)} of {len(right)} answers as expected ({sum(right) / len(right):.1%})")
     if answers.timed and answers.shows:
-        show_timings(out, round_timings(clock.seconds))
+        show_timings(out, round_timings(clock))
 
 
 def _ask_many(answers: Answers, place: str, questions: list[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:

@@ -13,6 +13,7 @@ dispatch mode, so what is counted runs without it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -86,15 +87,14 @@ class Recording(TorchDispatchMode):
         self._calls.append((func, args, kwargs, result))
         for place, one in enumerate(tree_leaves(result)):
             if isinstance(one, torch.Tensor):
-                made = f"made by {len(self.operations)}, {place}"
-                self._owners.setdefault(one.untyped_storage().data_ptr(), made)
+                self._owners.setdefault(_address(one), f"made by {len(self.operations)}, {place}")
         self.operations.append((form, tree_map(self._form, result)))
         return result
 
     def _form(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        storage = value.untyped_storage().data_ptr()
+        storage = _address(value)
         if storage not in self._owners:
             self._owners[storage] = f"held {len(self.addresses)}"
             self.addresses.append(storage)
@@ -103,15 +103,41 @@ class Recording(TorchDispatchMode):
     def replay(self) -> None:
         """Run all again on the same memory."""
         for func, args, kwargs, result in self._calls:
-            if not _is_view(func):
+            # In inference mode some operations return a view or a copy, as they can.
+            if not (_is_view(func) and _share_memory(args, result)):
                 again = func(*args, **kwargs)
                 for held, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
                     if isinstance(held, torch.Tensor) and held is not new:
-                        held.copy_(new)
+                        # Some operations squeeze in place what another one returned.
+                        held.copy_(new.view_as(held))
 
 
 def by_mask(indices: Any) -> bool:
     return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+def record(call: Callable[[], Any], *_: Any) -> tuple[Callable[[], None], Any]:
+    """Stand in for `protokv.core.graphs.capture`. Recording a call runs it, so the first replay does nothing."""
+    with Recording() as recording:
+        result = call()
+    first = [True]
+
+    def replay() -> None:
+        if not first:
+            recording.replay()
+        first.clear()
+
+    return replay, result
+
+
+def _address(tensor: torch.Tensor) -> int:
+    # A tensor of a device of its own (`tests.fake_cuda`) has its data in another one.
+    return int(getattr(tensor, "data_on_cpu", tensor).untyped_storage().data_ptr())
+
+
+def _share_memory(given: Any, result: Any) -> bool:
+    some = ({_address(one) for one in tree_leaves(part) if isinstance(one, torch.Tensor)} for part in (given, result))
+    return not next(some).isdisjoint(next(some))
 
 
 def _is_view(func: Any) -> bool:

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tests.counting import INDEXING, WAITS, by_mask
+from protokv.core import graphs
+from tests.counting import INDEXING, WAITS, by_mask, record
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 # Their arguments may be of two devices: copies between them, and indices.
@@ -239,6 +240,11 @@ def capturing() -> Iterator[None]:
         _captures.pop()
 
 
+def _capture(call: Callable[[], Any], *given: Any) -> tuple[Callable[[], None], Any]:
+    with capturing():
+        return record(call, *given)
+
+
 @contextmanager
 def fake_cuda() -> Iterator[Counter[str]]:
     """Give torch a device `cuda:0`; yield the waits for it, counted from here."""
@@ -250,7 +256,8 @@ def fake_cuda() -> Iterator[Counter[str]]:
     whole = patch.multiple(functional, **_FUNCTIONS)
     # Threads pin memory, too, and no mode of torch reaches these.
     pinning = patch.object(Tensor, "pin_memory", _pin)
-    with patch.multiple(torch.cuda, **_PATCHES), generators, without_gradients, whole, pinning, _Placing():
+    captures = patch.multiple(graphs, capture=_capture, make_pool=lambda: None)
+    with patch.multiple(torch.cuda, **_PATCHES), generators, without_gradients, whole, pinning, captures, _Placing():
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)
         try:

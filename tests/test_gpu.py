@@ -1,12 +1,13 @@
 """The same code on a CUDA device: within tolerance of the CPU, and back from a state."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.core import kernels
+from protokv.core import graphs, kernels
 from protokv.core import session as session_module
 from protokv.core.attention import attend
 from protokv.core.backbone import Backbone
@@ -69,25 +70,25 @@ def steady(kind: str) -> tuple[Session, StepTokens]:
     return session, step
 
 
-# A capture fails at the first wait for the device.
+def refuse(*_: Any) -> Any:
+    raise RuntimeError("no graphs")
+
+
 @pytest.mark.parametrize("kind", ["sliding-window", "durable"])
-def test_a_steady_step_and_a_decoding_step_are_captured_as_cuda_graphs(kind: str) -> None:
-    session, step = steady(kind)
-    backbone, watching = session.backbone, torch.cuda.CUDAGraph()
-    with torch.cuda.graph(watching):
-        session.take([step], [40.0])
-    watching.replay()
-    with torch.inference_mode():
-        cache = session.read_question("what?").cache
-        token, where = torch.zeros((), dtype=torch.int64, device="cuda"), backbone.text_positions(9000, 1)
-        backbone.forward(backbone.embed_token(token), where, cache)
-        decoded = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(decoded):
-            hidden = backbone.forward(backbone.embed_token(token), where, cache)
-            logits = backbone.logits(hidden[-1])
-    decoded.replay()
-    assert logits.isfinite().all()
-    assert all(tensor.isfinite().all() for tensor in session.tensors().values() if tensor.is_floating_point())
+def test_graphs_of_cuda_give_what_the_calls_give(kind: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for capture in (graphs.capture, refuse):
+        monkeypatch.setattr(graphs, "capture", capture)
+        backbone = load_backbone(str(tiny_folder), device="cuda", dtype="float32")
+        session = watched(backbone, MemoryConfig.of(kind, budget=48), range(30))
+        answers = [session.ask(QUESTION, Decoding(9, temperature=0)).text for _ in range(3)]
+        used = (backbone.graphs, session._graphs, session._reader.graphs, session.memory.graphs)
+        how = {name: how for one in used if one is not None for name, how in one.how.items()}
+        found.append((session.prefill(QUESTION), answers, how))
+    (logits, answers, how), (expected, said, _) = found
+    assert set(how.values()) == {"graph"}, how
+    assert answers == said
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["sliding-window", "durable", "paper"])

@@ -5,7 +5,7 @@ A family adds what only it knows: its frames, the text around a step, and where 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -23,6 +23,7 @@ from protokv.backbones.pixels import check_images, make_processor
 from protokv.core.backbone import MOST_WORDS, Backbone, BackboneIdentity, PreparedStep, Turn
 from protokv.core.context import Context
 from protokv.core.decoder import Decoder
+from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind, declare_layers
 from protokv.core.packing import check_shapes
 from protokv.core.parts import concatenate
@@ -122,6 +123,9 @@ class Adapter(Backbone):
         self.layers = len(own)
         self.kv_heads, self.head_size = self._read_heads(own[0])
         self.layer_devices = [others[i] for i in own] if others else None
+        why = "the model is spread over devices" if others else "its weights are quantized" * ("+" in identity.dtype)
+        self.graphs = Graphs(self.device, why)
+        self.why_eager = why or "it has layers of other kinds" * (set(self.layer_kinds) != {LayerKind.FULL})
         self._tokenizer, self._prompt = tokenizer, prompt
         stop = model.generation_config.eos_token_id
         self.stop_ids = frozenset(stop if isinstance(stop, list) else [stop, tokenizer.eos_token_id]) - {None}
@@ -258,7 +262,16 @@ class Adapter(Backbone):
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         """Return each step's visual tokens between its texts; steps do not see each other in the vision tower."""
-        return self._frame(self.look(steps), steps, times_s)
+        return self._frame(self._run_tower(self.look, steps), steps, times_s)
+
+    def _run_tower(self, look: Callable[[Sequence[PreparedStep]], Any], steps: Sequence[PreparedStep]) -> Any:
+        """Return what `look` makes of some steps, by a graph where the tower can be captured."""
+
+        def run(pixels: Tensor) -> Any:
+            parts = pixels.split([len(step.pixels) for step in steps])
+            return look([replace(step, pixels=part) for step, part in zip(steps, parts, strict=True)])
+
+        return self.graphs.run("vision tower", tuple(step.grid for step in steps), run, self._join_pixels(steps))
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Return what the vision tower makes of each step, `[V, E]`; by default of one picture each."""
@@ -279,7 +292,8 @@ class Adapter(Backbone):
                 # Layers take visual tokens for padding.
                 own = pad(own, (0, self._id_size))
             if texts == ("", ""):
-                found.append(StepTokens(own, step.grid))
+                # The next pictures overwrite the result of a graph.
+                found.append(StepTokens(own.clone(), step.grid))
                 continue
             opening, closing = (self.embed_text(self.encode(text)) for text in texts)
             place = slice(len(opening), len(opening) + len(own))

@@ -56,7 +56,7 @@ class Qwen3VL(QwenVL):
 
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
         """Return each step's visual tokens between its texts, and its features for the first layers."""
-        output = self._run_vision(steps)
+        output = self._run_tower(self._run_vision, steps)
         tokens = self._frame(output.pooler_output, steps, times_s)
         fed = getattr(output, "deepstack_features", None)
         if not fed:

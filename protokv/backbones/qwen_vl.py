@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import vision_utils
 
 from protokv.backbones.adapter import Adapter
 from protokv.backbones.pixels import PixelConfig, TimedGrid
@@ -31,6 +32,7 @@ class QwenVL(TimedGrid, Adapter):
         """Wrap a loaded model."""
         super().__init__(model, *parts)
         self._pixels: PixelConfig = self._frames
+        self._fed: dict[tuple[tuple[int, int], ...], dict[str, Tensor]] = {}
         self.frames_per_step = self._pixels.temporal_patch_size
         self.settings = self._pixels.settings(self.default_fps)
         # Qwen2-VL has one position per temporal patch, Qwen2.5-VL positions per second.
@@ -48,6 +50,25 @@ class QwenVL(TimedGrid, Adapter):
 
     def _run_vision(self, steps: Sequence[PreparedStep]) -> Any:
         """Return the output of the vision tower for some steps in order."""
-        merge = self._pixels.merge_size
-        sizes = torch.tensor([[1, rows * merge, columns * merge] for rows, columns in (step.grid for step in steps)])
-        return self._model.get_video_features(self._join_pixels(steps), video_grid_thw=sizes.to(self.device))
+        merge, grids = self._pixels.merge_size, tuple(step.grid for step in steps)
+        if grids not in self._fed:
+            sizes = torch.tensor([[1, rows * merge, columns * merge] for rows, columns in grids])
+            self._fed[grids] = {"video_grid_thw": sizes} | self._list_places(sizes)
+        return self._model.get_video_features(self._join_pixels(steps), **self._fed[grids])
+
+    def _list_places(self, sizes: Tensor) -> dict[str, Tensor]:
+        """Return what the tower would work out of sizes on the device, and wait for; it has the arguments for that."""
+        tower = self._model.model.visual
+        merge, found = tower.spatial_merge_size, {}
+        found["position_ids"] = vision_utils.get_vision_position_ids(sizes, merge).to(self.device)
+        if hasattr(tower, "window_size"):
+            index, found["cu_window_seqlens"] = vision_utils.get_vision_window_index(
+                sizes, merge, tower.window_size, tower.patch_size
+            )
+            found["window_index"] = index.to(self.device)
+        if hasattr(tower, "interpolation_mode"):
+            index, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+                sizes, tower.num_grid_per_side, tower.interpolation_mode, tower.interpolation_align_corners, merge
+            )
+            found |= {"interp_indices": index.to(self.device), "interp_weights": weights.to(self.device)}
+        return found

@@ -93,8 +93,35 @@ class Masks:
         return self._made[wanted][1]
 
 
+class Room:
+    """Room of one size for the tokens of an answer: forwarding them is the same operations, wherever they stand.
+
+    Attributes:
+        first, begin: `[1]` int64 on the device: the position of the first token, and how many there are before those
+            being forwarded.
+        slots: of the tokens being forwarded, `[T]` int64.
+        mask: 0 for the slots that each of them sees, else `-inf`, `[T, capacity]` float32.
+    """
+
+    slots: Tensor
+    mask: Tensor
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.first, self.begin = torch.zeros(2, 1, dtype=torch.int64, device=device)
+        self._line = torch.arange(capacity, device=device)
+
+    def enter(self, tokens: int) -> None:
+        """Say how many tokens are forwarded next. What they see is read from the device."""
+        self.slots = self.begin + self._line[:tokens]
+        hidden = self._line > self.slots[:, None]
+        self.mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+
+
 class LayerTokens:
     """Keys and values of the n tokens of one layer since a context was taken, with room for more."""
+
+    room: Room | None = None  # of the whole answer; None: it grows
 
     keys: Tensor | None  # `[..., H, n, D]`, on the device of the layer; None before the first
     values: Tensor | None
@@ -117,7 +144,9 @@ class LayerTokens:
         return other
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add `[..., H, T, D]`, rotated as the model made them; return all, `[..., H, n, D]`."""
+        """Add `[..., H, T, D]`, rotated as the model made them; return all, `[..., H, n, D]`, or all of its room."""
+        if self.room is not None:
+            return self._write(keys, values, self.room)
         start, self.length, self._segments = self.length, self.length + keys.shape[-2], None
         if not start:
             # A whole step is kept as the model made it.
@@ -133,6 +162,15 @@ class LayerTokens:
         self._room[0].narrow(-2, start, keys.shape[-2]).copy_(keys)
         self._room[1].narrow(-2, start, keys.shape[-2]).copy_(values)
         self.keys, self.values = (held.narrow(-2, 0, self.length) for held in self._room)
+        return self.keys, self.values
+
+    def _write(self, keys: Tensor, values: Tensor, room: Room) -> tuple[Tensor, Tensor]:
+        if self.keys is None or self.values is None:
+            size = (*keys.shape[:-2], room.capacity, keys.shape[-1])
+            self.keys, self.values = keys.new_zeros(size), values.new_zeros(size)
+        self.keys.index_copy_(-2, room.slots, keys)
+        self.values.index_copy_(-2, room.slots, values)
+        self._segments = None
         return self.keys, self.values
 
     def read(self) -> tuple[Tensor, Tensor]:
@@ -211,6 +249,7 @@ class TokenCache:
                 self.queries.append(query)
             layer._segments = self.context.at(layer.number, query)
         heads, T, _ = query.shape
+        mask = mask if layer.room is None else layer.room.mask
         mask = self.masks(mask, T, keys.shape[1], heads // keys.shape[0], query.device)
         return attend(query, layer._segments, (keys, values), scaling, mask)
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from protokv.core.attention import TokenCache
 from protokv.core.context import Context
 from protokv.core.decoding import Decoding
+from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind
 from protokv.core.packing import check_shapes
 from protokv.core.rotary import PreciseRotary
@@ -98,6 +99,8 @@ class Backbone(ABC):
     device: torch.device
     # device of each layer if the model is spread over several; None: all on `device`
     layer_devices: Sequence[torch.device] | None = None
+    graphs: Graphs | None = None  # of its vision tower
+    why_eager: str = ""  # why `forward` cannot be captured as a graph (`protokv.core.graphs`); empty: it can
 
     @classmethod
     @abstractmethod

@@ -103,6 +103,29 @@ class EmptyContext(Context):
         return 0
 
 
+class HeldContext(Context):
+    """Another context whose segments are made once: an answer reads each once a token."""
+
+    def __init__(self, context: Context) -> None:
+        """Hold what does not depend on queries."""
+        self._context, self._segments = context, dict[int, tuple[Segment, ...]]()
+        self.shift, self.next_position = context.shift, context.next_position
+
+    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+        """Return what a layer reads."""
+        if layer not in self._segments:
+            self._segments[layer] = self._context.at(layer, query)
+        return self._segments[layer]
+
+    def positions_at(self, layer: int) -> Tensor | None:
+        """Return those of the context."""
+        return self._context.positions_at(layer)
+
+    def visible_tokens(self) -> int:
+        """Return those of the context."""
+        return self._context.visible_tokens()
+
+
 @dataclass(frozen=True, slots=True)
 class SlotContext(Context):
     """`N` slots `[sink | far | near]`; every layer reads all of its own, whatever the query."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from protokv.core.context import Context
+from protokv.core.graphs import Graphs
 from protokv.core.near import Slots
 from protokv.core.packing import unpack
 from protokv.core.rotary import Rotary
@@ -25,6 +26,8 @@ class Memory(ABC):
 
     bounded: bool = True  # whether its bytes stop growing; False for a reference that keeps everything
     hides_recent: bool = True  # whether `recall().before(time)` works, so that the last steps can be read again
+    graphs: Graphs | None = None  # of its updates
+    steady: bool = False  # whether `context` does the same work on the same buffers each time
     joins_steps: bool = True  # whether a step may attend to earlier steps that are not appended yet
 
     @abstractmethod
@@ -116,11 +119,14 @@ class LocalMemory(Memory):
 
     def _admit(self, step: StepKV, last_step: int) -> StepKV:
         """Return the step without numbers that are not finite; refuse it before `start`, or after a later one."""
+        self._check_order(step, last_step)
+        return self._sanitizer.admit(step)
+
+    def _check_order(self, step: StepKV, last_step: int) -> None:
         if not self._slots.started:
             raise RuntimeError("the memory needs its prompt prefix before the first step: call start()")
         if step.step <= last_step:
             raise ValueError(f"step {step.step} came after step {last_step}; indices must increase from 0")
-        return self._sanitizer.admit(step)
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Return the declaration of its state."""

@@ -38,26 +38,7 @@ class PositionedStep:
     words_end: StreamClock | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """Consecutive steps on their way through the model into a memory."""
-
-    steps: Sequence[PositionedStep]  # the steps
-    forward_positions: Tensor  # where their tokens are forwarded, `[T, P]`
-    cache: TokenCache  # knows what they attend to besides each other, and receives their keys and values
-
-    @property
-    def tokens(self) -> list[StepTokens]:
-        """The tokens of each step."""
-        return [step.tokens for step in self.steps]
-
-    @property
-    def embeddings(self) -> Tensor:
-        """The embeddings of all their tokens, `[T, E]`."""
-        return concatenate([step.tokens.embeddings for step in self.steps])
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Reading:
     """A question that was forwarded."""
 

@@ -8,7 +8,7 @@ are centres of prototypes, keys rotated to the anchor. Only those of prototypes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor
 from protokv.core.arrays import write_rows_
 from protokv.core.bank import FarTokens, PrototypeBank, Rule
 from protokv.core.context import Context
+from protokv.core.graphs import Graphs
 from protokv.core.memory import LocalMemory
-from protokv.core.near import NearWindow, Slots, Tokens
+from protokv.core.near import Move, NearWindow, Slots, Tokens
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
@@ -27,6 +28,8 @@ from protokv.errors import ConfigError
 
 # Pseudo-tokens that are written at once: in float32 they take several times their bytes.
 _TOKENS_AT_ONCE = 2**18
+# What a step has on the device.
+_OF_STEP = ("keys", "values", "positions", "coordinates")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,7 @@ class PrototypeMemory(LocalMemory):
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
+        self.graphs = self._graphs = Graphs(shape.device)
         K, S = config.prototypes, config.slots_per_prototype
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components, told=self.rule.told)
@@ -119,16 +123,27 @@ class PrototypeMemory(LocalMemory):
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
-        self._take_step(self._admit(step, self._near.last_step))
+        if self.steady and step.usable is None and step.repeats is None:
+            self._check_order(step, self._near.last_step)
+            move = self.tell(step.step, len(step.positions))
+
+            def update(*tensors: Tensor) -> None:
+                kv = dict(zip(_OF_STEP, tensors, strict=True))
+                self.update(self._sanitizer.admit(replace(step, **kv)))
+
+            self._graphs.run("update", replace(move, step=0, start=0), update, *(getattr(step, n) for n in _OF_STEP))
+        else:
+            self._take_step(self._admit(step, self._near.last_step))
 
     def _take_step(self, step: StepKV) -> None:
         self.tell(step.step, len(step.positions))
         self.update(step)
 
-    def tell(self, step: int, tokens: int) -> None:
+    def tell(self, step: int, tokens: int) -> Move:
         """Tell the device, by one copy, all that the next step differs in from others of its size."""
         move = self._near.plan(step, tokens)
         self._near.tell(() if self._rule is None else self._rule.tell(move))
+        return move
 
     def update(self, step: StepKV) -> None:
         """Take the step that was told, on the device alone. Under the rule of `durable` steps that make equal moves,

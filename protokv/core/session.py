@@ -18,8 +18,10 @@ from torch import Tensor
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone, PreparedStep, Turn
 from protokv.core.build import build_memory, choose_rotary, make_shape, restore_memory
+from protokv.core.context import HeldContext
 from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, TokenChance, is_repeating, wait_for_token
 from protokv.core.evidence import find_evidence
+from protokv.core.graphs import Graphs
 from protokv.core.layers import declare_layers
 from protokv.core.memory import Memory
 from protokv.core.packing import split_tensors
@@ -31,11 +33,11 @@ from protokv.core.parts import (
     Reading,
     SessionListener,
     SpokenWords,
-    StepBatch,
     TokenPlacement,
     concatenate,
 )  # fmt: skip
 from protokv.core.pushed import PushedFrames
+from protokv.core.reading import QuestionReader
 from protokv.core.recent import RecentSteps
 from protokv.core.settings import MemoryConfig, check_fps
 from protokv.core.step import StepTokens, StreamClock, split_steps
@@ -103,6 +105,7 @@ class Session:
         self.recent = RecentSteps(config, make_shape(backbone, config))
         self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self.intact = True
+        self._graphs, self._reader = Graphs(backbone.device, backbone.why_eager), QuestionReader(backbone)
         self._pushed = PushedFrames(clock.stream_time_s)
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
 
@@ -224,11 +227,17 @@ class Session:
         for start in range(0, len(steps), together):
             some = slice(start, start + together)
             with stage(self.timings, "memory"):
-                batch = self.position_steps(steps[some], starts_s[some])
+                placed = self.position_steps(steps[some], starts_s[some])
             with stage(self.timings, "forward"):
-                self.backbone.forward(batch.embeddings, batch.forward_positions, batch.cache, steps=batch.tokens)
+                forwarded = self.forward(placed)
             with stage(self.timings, "memory"):
-                self.append(batch)
+                self.append(placed, *forwarded)
+        self._tell_graphs()
+
+    def _tell_graphs(self) -> None:
+        if self.timings is not None:
+            for one in (self.backbone.graphs, self._graphs, self.memory.graphs, self._reader.graphs):
+                self.timings.graphs |= {} if one is None else one.how
 
     def skip(self, step: StepTokens, start_s: float) -> None:
         """Move the clock past a step that no question will depend on (`MemoryConfig.horizon`)."""
@@ -236,44 +245,65 @@ class Session:
         self.clock, self.words_end = skipped.clock, skipped.words_end
 
     @torch.inference_mode()
-    def position_steps(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> StepBatch:
-        """Give steps their positions and their context: the part of `take` before the forward."""
+    def position_steps(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> list[PositionedStep]:
+        """Give steps their positions: the part of `take` before the forward."""
         if not self.clock.steps:
             self.settle(self.config.for_step(len(steps[0]) - steps[0].words))
-        clock, words_end, positioned = self.clock, self.words_end, []
+        clock, words_end, positioned = self.clock, self.words_end, list[PositionedStep]()
         for one, start_s in zip(steps, starts_s, strict=True):
             positioned.append(self._position(one, start_s, clock, words_end))
             clock, words_end = positioned[-1].clock, positioned[-1].words_end
-        positions = concatenate([step.positions for step in positioned])
-        context = self.placement.place(self.memory.context(), self.clock)
-        shown = self.placement.forward_positions(positions, context)
-        return StepBatch(positioned, shown, self.cache.fork(context))
+        return positioned
 
     def settle(self, config: MemoryConfig) -> None:
         """Begin under other settings: the memory, which has seen no step yet, is made anew."""
         if config != self.config:
             with torch.inference_mode(False):
                 self.config, self.memory = config, Session.start(self.backbone, config).memory
+            self._graphs, self._reader = (
+                Graphs(self.backbone.device, self.backbone.why_eager),
+                QuestionReader(self.backbone),
+            )
 
     @torch.inference_mode()
-    def append(self, batch: StepBatch) -> None:
-        """Put forwarded steps into the memory: the part of `take` after the forward."""
-        keys, values = batch.cache.read_all()
-        keys = self.placement.stream_keys(keys, batch.cache.context)
-        places = [(step.positions, step.coordinates, step.tokens.words) for step in batch.steps]
+    def forward(self, steps: Sequence[PositionedStep]) -> tuple[Tensor, Tensor, TokenCache]:
+        """Forward positioned steps, by a graph if the memory shows the same buffers every time.
+
+        Returns:
+            Their keys and values, `[L, H, T, D]` each, at stream positions; and the cache, which knows their context.
+        """
+        tokens = [step.tokens for step in steps]
+
+        def run(positions: Tensor, embeddings: Tensor, *deep: Tensor) -> tuple[Tensor, Tensor, TokenCache]:
+            context = self.placement.place(self.memory.context(), self.clock)
+            cache, shown = self.cache.fork(context), self.placement.forward_positions(positions, context)
+            fed = [replace(one, deepstack=own) for one, own in zip(tokens, deep, strict=True)] if deep else tokens
+            self.backbone.forward(embeddings, shown, cache, steps=fed)
+            keys, values = cache.read_all()
+            return self.placement.stream_keys(keys, context), values, cache
+
+        given = concatenate([step.positions for step in steps]), concatenate([one.embeddings for one in tokens])
+        deep = [one.deepstack for one in tokens if one.deepstack is not None]
+        form = tuple((len(one), one.grid, repr(one.visual)) for one in tokens)
+        return self._graphs.run("forward", form if self.memory.steady else None, run, *given, *deep)
+
+    @torch.inference_mode()
+    def append(self, steps: Sequence[PositionedStep], keys: Tensor, values: Tensor, cache: TokenCache) -> None:
+        """Put forwarded steps into the memory: the part of `take` after `forward`."""
+        places = [(step.positions, step.coordinates, step.tokens.words) for step in steps]
         if self.transcript is None and any(words for *_, words in places):
             raise ConfigError("words: this session has no transcript", hint="start it with attachments=[Transcript()]")
         self.intact = False
-        for step, kv in zip(batch.steps, split_steps(keys, values, places, self.clock.steps), strict=True):
+        for step, kv in zip(steps, split_steps(keys, values, places, self.clock.steps), strict=True):
             for listener in self.listeners:
                 listener.before_append(self, step)
             self.memory.append(kv)
             self.recent.steps.append((step.tokens, step.positions))
             for listener in self.listeners:
-                listener.after_append(self, step, batch.cache.context)
+                listener.after_append(self, step, cache.context)
             self.clock, self.words_end = step.clock, step.words_end
-        batch.cache.settle()
-        self.cache = batch.cache
+        cache.settle()
+        self.cache = cache
         self.intact = True
 
     def _position(
@@ -368,7 +398,7 @@ class Session:
         firsts = self.backbone.choice_ids(decoding.choices)
         began = time.perf_counter()
         asked, kept = self.backbone.question_ids(question, turns, system)
-        reading = self.read_question(asked, record=evidence)
+        reading = self.read_question(asked, record=evidence, room=decoding.max_new_tokens)
         found = find_evidence(self, reading) if evidence else None
         if firsts:
             likely = reading.logits[-1].log_softmax(-1)
@@ -386,7 +416,7 @@ class Session:
         chosen = choose(reading.logits[-1])
         token = wait_for_token(chosen)
         first = time.perf_counter()
-        pieces, ids, position = [], list[int](), reading.next_position
+        pieces, ids = [], list[int]()
         finish_reason: FinishReason = "stop"
         while token not in self.backbone.stop_ids:
             ids.append(token)
@@ -403,16 +433,12 @@ class Session:
                 finish_reason = "repetition"
                 break
             with torch.inference_mode():
-                embedded = self.backbone.embed_token(chosen)
-                where = self.backbone.text_positions(position, 1)
-                hidden = self.backbone.forward(embedded, where, reading.cache)
-                logits = self.backbone.logits(hidden[-1])
-                chosen = choose(logits)
+                chosen = choose(self._reader.decode(reading, chosen, len(ids) - 1))
             token = wait_for_token(chosen)
-            position += 1
         if piece := text.finish():
             pieces.append(piece)
             yield piece
+        self._tell_graphs()
         return Answer(
             question=question,
             text="".join(pieces).strip(),
@@ -429,21 +455,29 @@ class Session:
         )
 
     @torch.inference_mode()
-    def read_question(self, question: str | list[int], *, whole: bool = False, record: bool = False) -> Reading:
+    def read_question(
+        self, question: str | list[int], *, whole: bool = False, record: bool = False, room: int | None = None
+    ) -> Reading:
         """Forward a question, or token ids as they are, after the memory.
 
         The logits are those of the last token, or of the `whole` question, which may take gigabytes. With `record`, the
-        cache keeps the queries that read the context, for `find_evidence`.
+        cache keeps the queries that read the context, for `find_evidence`. With `room` for so many tokens of an answer
+        it is read by a graph where that can be.
         """
         backbone, placement = self.backbone, self.placement
         ids = backbone.question_ids(question)[0] if isinstance(question, str) else question
         prelude = self.recent.steps
         positions = [where for _, where in prelude]
+        within = not prelude and self.clock != self.words_end and self.config.positions == "stream"
+        if within and room is not None and not record:
+            reading = self._reader.read(self.memory, self.cache, ids, self.clock.next_position, room)
+            if reading is not None:
+                return reading
         context, clock = self.recent.hide(self.memory.recall()), self.clock
         if clock == self.words_end and self.memory.hides_recent and not prelude:
             ids, context, clock = backbone.after_words(ids, context, clock)
         context = placement.place(context, clock)
-        start, cache = placement.text_start(context, clock), self.cache.fork(context)
+        start, cache = placement.text_start(context, clock), self.cache.fork(HeldContext(context))
         if prelude:
             steps = [tokens for tokens, _ in prelude]
             shown = placement.forward_positions(torch.cat(positions), context)

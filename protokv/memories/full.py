@@ -29,7 +29,7 @@ class FullConfig(MemoryConfig):
 class FullCache(SlidingWindow):
     """All tokens of the stream, in a window that doubles when it is full and never evicts."""
 
-    bounded = False
+    bounded = steady = False
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:

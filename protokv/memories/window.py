@@ -27,6 +27,8 @@ class SlidingWindowConfig(MemoryConfig):
 class SlidingWindow(LocalMemory):
     """The prompt prefix and a ring of W exact tokens; whole steps leave, oldest first."""
 
+    steady = True
+
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
         self._slots, self._near = self._allocate(self._first_capacity())

@@ -162,7 +162,7 @@ def test_words_behind_steps_of_qwen2_5_vl_stand_where_transformers_puts_them(tin
     ids, found, shown = list(tiny.prefix_ids), [], upstream.config.video_token_id
     for said in ("two three", "", "red"):
         step = tiny.add_words(session.embed(random_frames(0), float(session.clock.steps)), [said])
-        found.append(session.position_steps([step], [float(session.clock.steps)]).steps[0].positions)
+        found.append(session.position_steps([step], [float(session.clock.steps)])[0].positions)
         session.take([step], [float(session.clock.steps)])
         ids += [shown] * (len(step) - step.words) + (tiny.words_ids(said) if said else [])
     video, grid = torch.tensor([ids]) == shown, torch.tensor([[1, 4, 6], [2, 4, 6]])

@@ -214,21 +214,48 @@ def measure_steps(visit: Visit, _: int) -> None:
     prepared = [backbone.prepare(one) for one in pictures]
     with torch.inference_mode():
         steps = [backbone.embed_steps([one], [0.0])[0] for one in prepared]
-    cases = [("durable", 6000), ("sliding-window", 6000), ("durable", 1000), ("infinipot-v", 6000), ("durable", 24000)]
-    for kind, budget in [("durable", 24)] if visit.tiny else cases:
-        with visit.trying(memory=kind, budget=budget):
-            _measure_memory(visit, backbone, kind, budget, prepared, steps)
+    cases = [("durable", 6000, True), ("sliding-window", 6000, True), ("durable", 1000, True), ("durable", 24000, True)]
+    cases += [("durable", 6000, False), ("infinipot-v", 6000, True)]
+    for kind, budget, by_graphs in [("durable", 24, True)] if visit.tiny else cases:
+        with visit.trying(memory=kind, budget=budget, by_graphs=by_graphs):
+            _measure_memory(visit, backbone, kind, budget, prepared, steps, by_graphs)
+    with visit.trying(streams=4):
+        _measure_streams(visit, backbone, 24 if visit.tiny else 1000, prepared)
 
 
-def _measure_memory(visit: Visit, backbone: Any, kind: str, budget: int, prepared: list[Any], steps: list[Any]) -> None:
+def _measure_streams(visit: Visit, backbone: Any, budget: int, prepared: list[Any]) -> None:
+    from protokv.core.session import Session
+    from protokv.memories import MemoryConfig
+
+    for count in (1, 4):
+        sessions = [Session.start(backbone, MemoryConfig.of("durable", budget=budget)) for _ in range(count)]
+
+        def watch(i: int, sessions: list[Any] = sessions) -> None:
+            session = sessions[i % len(sessions)]
+            start_s = session.clock.steps * session.clock.step_seconds
+            session.watch_prepared([prepared[i % len(prepared)]], [start_s])
+
+        timed(watch, 12 * count)
+        visit.say(streams=count, step_ms=timed(watch, 20)[0], peak_gib=peak())
+
+
+def _measure_memory(
+    visit: Visit, backbone: Any, kind: str, budget: int, prepared: list[Any], steps: list[Any], by_graphs: bool
+) -> None:
     from protokv.core.decoding import Decoding
     from protokv.core.session import Session
     from protokv.memories import MemoryConfig
     from protokv.state.reader import load
     from protokv.state.writer import save
+    from protokv.timings import Timings
 
     session, rounds = Session.start(backbone, MemoryConfig.of(kind, budget=budget)), 2 if visit.tiny else 20
-    row: dict[str, Any] = {"memory": kind, "budget": budget}
+    row: dict[str, Any] = {"memory": kind, "budget": budget, "by_graphs": by_graphs}
+    session.timings = Timings()
+    parts = [one for one in (backbone.graphs, session._graphs, session.memory.graphs, session._reader.graphs) if one]
+    whys = [one.why_not for one in parts]
+    for one in parts:
+        one.why_not = one.why_not if by_graphs else "left out"
 
     def at() -> float:
         return session.clock.steps * session.clock.step_seconds
@@ -246,46 +273,40 @@ def _measure_memory(visit: Visit, backbone: Any, kind: str, budget: int, prepare
     row["watch_ms"], row["watch_host_ms"] = timed(watch, rounds)
     row["take_ms"], row["take_host_ms"] = timed(take, rounds)
     # Parts wait for each other here, so together they may be more than the whole.
-    parts: dict[str, list[float]] = {"vision": [], "context": [], "forward": [], "update": []}
-    with torch.inference_mode():
-        for i in range(rounds):
-            sync()
-            laps = [time.perf_counter()]
-            backbone.embed_steps([prepared[i % len(steps)]], [at()])
-            _lap(laps)
-            batch = session.position_steps([steps[i % len(steps)]], [at()])
-            _lap(laps)
-            shown = batch.embeddings, batch.forward_positions, batch.cache
-            backbone.forward(*shown, steps=batch.tokens)
-            _lap(laps)
-            session.append(batch)
-            _lap(laps)
-            for times, one, other in zip(parts.values(), laps, laps[1:], strict=False):
-                times.append(1e3 * (other - one))
-    row |= {f"{part}_ms": round(statistics.median(each), 3) for part, each in parts.items()}
-    row["update_worst_ms"] = round(max(parts["update"]), 3)
+    laps: dict[str, list[float]] = {}
+    for i in range(rounds):
+        session.timings.seconds, session.timings.synchronise = {}, sync
+        watch(i)
+        for part, seconds in session.timings.seconds.items():
+            laps.setdefault(part, []).append(1e3 * seconds)
+    session.timings.synchronise = None
+    row |= {f"{part}_ms": round(statistics.median(each), 3) for part, each in laps.items()}
+    row["memory_worst_ms"] = round(max(laps["memory"]), 3)
     answers = [session.ask("what is the first star ?", Decoding(9, temperature=0)) for _ in range(2 + rounds // 4)]
     row["first_answer_ttft_ms"] = round(answers[0].ttft_ms, 2)
     row["ttft_ms"] = round(statistics.median(one.ttft_ms for one in answers[1:]), 2)
     each = [(one.total_ms - one.ttft_ms) / max(1, one.tokens - 1) for one in answers[1:]]
     row |= {"token_ms": round(statistics.median(each), 2), "visible": answers[0].context_tokens, "peak_gib": peak()}
     row["held_mb"] = {part: round(size / 1e6, 1) for part, size in session.memory.nbytes().items()}
-    if CUDA and (kind, budget) == ("durable", 6000):
+    row["graphs"] = session.timings.graphs
+    if CUDA and (kind, budget, by_graphs) == ("durable", 6000, True):
         calls = {"take": lambda: take(0), "vision": lambda: backbone.embed_steps([prepared[0]], [0.0])}
         calls["question and a token"] = lambda: session.ask("what is the first star ?", Decoding(2, temperature=0))
         for what, call in calls.items():
             with visit.trying(profile=what), torch.inference_mode():
                 visit.say(profile=what, **_profiled(call))
     path = visit.work / "state.safetensors"
-    laps = [time.perf_counter()]
+    moments = [time.perf_counter()]
     save(session, path)
-    _lap(laps)
+    _lap(moments)
     back = load(path, backbone)
-    _lap(laps)
-    row |= {"state_mb": round(path.stat().st_size / 1e6, 1), "save_s": round(laps[1] - laps[0], 3)}
-    row |= {"load_s": round(laps[2] - laps[1], 3)}
+    _lap(moments)
+    row |= {"state_mb": round(path.stat().st_size / 1e6, 1), "save_s": round(moments[1] - moments[0], 3)}
+    row |= {"load_s": round(moments[2] - moments[1], 3)}
     row["same_logits"] = torch.equal(back.prefill("what is red ?"), session.prefill("what is red ?"))
     visit.say(**row)
+    for one, why in zip(parts, whys, strict=True):
+        one.why_not = why
 
 
 def _profiled(call: Callable[[], object], rounds: int = 3) -> dict[str, Any]:
@@ -373,7 +394,15 @@ def measure_transformers(visit: Visit, _: int) -> None:
                 took = time.perf_counter() - start
                 if took > 5:
                     break
-            visit.say(seconds=seconds, tokens=seconds * tokens, first_token_s=round(took, 3), peak_gib=peak())
+            row = {"seconds": seconds, "tokens": seconds * tokens, "first_token_s": round(took, 3), "peak_gib": peak()}
+            if seconds <= 30:
+                laps = [time.perf_counter()]
+                for count in (1, 17):
+                    with torch.inference_mode():
+                        model.generate(**given, max_new_tokens=count, min_new_tokens=count, do_sample=False)
+                    _lap(laps)
+                row["token_ms"] = round(1e3 * (laps[2] - 2 * laps[1] + laps[0]) / 16, 2)
+            visit.say(**row)
 
 
 def measure_command_line(visit: Visit, _: int) -> None:

@@ -28,10 +28,9 @@ from tests.realsize.build import CACHE, build
 MODELS = ("SmolVLM2-500M-Video-Instruct", "llava-onevision-qwen2-0.5b-ov-hf")
 CLIP = Path(__file__).parents[2] / "samples/short/video.mp4"
 NOTE = (
-    "CPU milliseconds of a step of one frame on one thread, budget full, means. `forward` is "
-    "the language model with its attention to what is kept, `context` and `memory` are the memory before and behind "
-    "it. `beside_percent`: the share of what is neither vision tower nor forward. `minute_s`: CPU seconds of a watched "
-    "minute at the model's own rate."
+    "CPU milliseconds of a step of one frame on one thread, budget full, means. `forward` is the language model, with "
+    "what the memory shows it, and `memory` is the memory behind it. `beside_percent`: the share of what is neither "
+    "vision tower nor forward. `minute_s`: CPU seconds of a watched minute at the model's own rate."
 )
 
 
@@ -39,11 +38,9 @@ def fill(session: Session, keys: Tensor, values: Tensor, count: int, tokens: Ste
     """Append so many steps, whose keys and values are those of one step with noise."""
     drift = [0.3 * part.std() * torch.randn_like(part) for part in (keys, values)]
     for i in range(count):
-        batch = session.position_steps([tokens], [session.clock.steps * session.clock.step_seconds])
-        for layer, held in enumerate(batch.cache.memory_layers):
-            own = (part[layer] + noise[layer].roll(i, 1) for part, noise in zip((keys, values), drift, strict=True))
-            held.update(*(part[None] for part in own))
-        session.append(batch)
+        placed = session.position_steps([tokens], [session.clock.steps * session.clock.step_seconds])
+        own = (part + noise.roll(i, 2) for part, noise in zip((keys, values), drift, strict=True))
+        session.append(placed, *own, session.cache.fork())
 
 
 def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, Any]:
@@ -70,16 +67,13 @@ def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, 
         lap("preprocess")
         (tokens,) = backbone.embed_steps([prepared], [start_s])
         lap("vision")
-        batch = session.position_steps([tokens], [start_s])
-        lap("context")
-        backbone.forward(batch.embeddings, batch.forward_positions, batch.cache, steps=batch.tokens)
+        placed = session.position_steps([tokens], [start_s])
+        forwarded = session.forward(placed)
         lap("forward")
-        read = None if i else batch.cache.read_all()
-        began = time.process_time()
-        session.append(batch)
+        session.append(placed, *forwarded)
         lap("memory")
-        if read is not None:
-            fill(session, *read, budget // len(tokens) + 4, tokens)
+        if not i:
+            fill(session, *forwarded[:2], budget // len(tokens) + 4, tokens)
             spent.clear()
     found = {"decode": decode} | {part: fmean(each) for part, each in spent.items()}
     whole = sum(found.values())

@@ -62,7 +62,7 @@ def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:
     places: list[Tensor] = []
     for step in range(9):
         tokens = tiny.add_words(session.embed(random_frames(step), float(step)), SAID.get(step, ()))
-        places.append(session.position_steps([tokens], [float(step)]).steps[0].positions)
+        places.append(session.position_steps([tokens], [float(step)])[0].positions)
         session.take([tokens], [float(step)])
     for step, where in enumerate(places):
         found = tiny.stream_times(where, session.clock, session.transcript.breaks())

@@ -114,6 +114,11 @@ class Durable(PrototypeMemory):
     def _is_quantized(self) -> bool:
         return isinstance(self._bank, QuantizedBank)
 
+    @property
+    def steady(self) -> bool:  # type: ignore[override]
+        """Whether `context` does the same work each time; prototypes of 32 bits are written where they changed."""
+        return self._is_quantized
+
     @staticmethod
     def far_slots(config: Any) -> int:
         """Return how many slots hold pseudo-tokens; quantized prototypes are decoded where they are read."""

@@ -12,7 +12,6 @@ with the centre, and all of its numbers would be rounded again. `samples/studies
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -81,16 +80,14 @@ def rounding_offsets(mass: Tensor, features: Tensor) -> Tensor:
 class DecodedContext(SlotContext):
     """`N` slots `[sink | far | near]`; `keys` and `values` lack the first `decoded` far ones.
 
-    A step reads every layer once, and so only the layers that were decoded last are held. An answer reads them once a
-    token: from the second time on all are held.
+    A step reads every layer once, and so only the layers that were decoded last are held.
     """
 
     decoded: int  # F, far slots that are decoded
     decode: Callable[[slice], tuple[Tensor, Tensor]]  # returns `[l, H, F, D]`, model dtype, of some layers' far slots
     together: int = 1  # how many layers are decoded together
-    # By the first of the layers, and how often each was decoded.
+    # By the first of the layers.
     _held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _times: Counter[int] = field(default_factory=Counter, init=False, repr=False, compare=False)
 
     def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Return slots of a layer; nothing is decoded unless there are decoded ones among them."""
@@ -106,9 +103,7 @@ class DecodedContext(SlotContext):
         own = layer % self.together
         first = layer - own
         if first not in self._held:
-            self._times[first] += 1
-            if self._times[first] == 1:
-                self._held.clear()
+            self._held.clear()
             self._held[first] = self.decode(slice(first, first + self.together))
         keys, values = self._held[first]
         return keys[own], values[own]

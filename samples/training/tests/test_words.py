@@ -47,7 +47,7 @@ def test_words_of_a_training_video_stand_where_a_session_puts_them(backbone, lin
     positions, ids = [], []
     for second, text in enumerate(lines):
         step = backbone.add_words(StepTokens(torch.zeros(9, 128, dtype=backbone.dtype), (3, 3)), [text] if text else [])
-        positions += session.position_steps([step], [float(second)]).steps[0].positions.tolist()
+        positions += session.position_steps([step], [float(second)])[0].positions.tolist()
         ids += [-1] * 9 + (backbone.words_ids(text) if text else [])
         session.take([step], [float(second)])
     assert spoken.positions.T.tolist() == positions

@@ -1,0 +1,108 @@
+"""`Graphs`: calls that do the same work on the same memory each time, captured as CUDA graphs and replayed.
+
+A forward is thousands of small kernels, which a device runs faster than Python launches them. A graph launches them all
+at once. What differs from call to call is data on the device, in the tensors that a call is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+MOST: Final = 6
+"""Graphs of one name: each holds memory, and a shape that comes once is not worth one."""
+
+_Part = tuple[list[Tensor], Callable[[], None], Any]
+
+
+class Graphs:
+    """The graphs of a session, of its memory, or of a vision tower.
+
+    Attributes:
+        how: by name, how the last call was run: by a graph, or why not.
+        why_not: why nothing is captured; empty: it is.
+    """
+
+    def __init__(self, device: torch.device, why_not: str = "") -> None:
+        """Capture on this device, unless there is a reason not to."""
+        self.why_not = why_not or ("" if can_capture(device) else f"on a {device.type} nothing is launched")
+        self.how: dict[str, str] = {}
+        self._device, self._pool = device, None
+        self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
+        """Return those of a copy, which has other memory."""
+        return Graphs(self._device, self.why_not)
+
+    def run(self, name: str, form: Hashable, call: Callable[..., Any], *given: Tensor, at_once: bool = False) -> Any:
+        """Return `call(*given)`, by a graph from the second time on; its results hold until the next call.
+
+        Args:
+            name: what it is, for `how`.
+            form: all that the work depends on besides the shapes of `given`, and data on the device; None: it differs
+                each time.
+            call: waits for nothing, and returns tensors, or what holds them: the same objects from every replay.
+            given: tensors of the device, all that differs from call to call.
+            at_once: capture at the first time. Then `call` changes nothing that a second one would see.
+        """
+        why = self.why_not or ("" if form is not None else "it differs each time")
+        if not why:
+            key = name, form, *((one.shape, one.dtype) for one in given)
+            part = self._parts.get(key)
+            if part is None and sum(other[0] == name for other in self._parts) >= MOST:
+                part = "it has too many shapes"
+            elif part is None:
+                part = self._parts[key] = ""
+                if at_once:
+                    call(*given)
+                    part = self._capture(key, call, given)
+            elif part == "":
+                part = self._capture(key, call, given)
+            if not isinstance(part, str):
+                buffers, replay, result = part
+                for held, new in zip(buffers, given, strict=True):
+                    held.copy_(new, non_blocking=True)
+                replay()
+                self.how[name] = "graph"
+                return result
+            why = part or "its first time"
+        self.how[name] = why
+        return call(*given)
+
+    def holds(self, result: Any) -> bool:
+        """Return whether an object is the result of a graph."""
+        return any(not isinstance(part, str) and part[2] is result for part in self._parts.values())
+
+    def _capture(self, key: tuple[Hashable, ...], call: Callable[..., Any], given: tuple[Tensor, ...]) -> _Part | str:
+        buffers = [one.clone() for one in given]
+        try:
+            if self._pool is None:
+                self._pool = make_pool()
+            replay, result = capture(lambda: call(*buffers), self._device, self._pool)
+            self._parts[key] = buffers, replay, result
+        # A branch on a value, a library that cannot be captured, or no memory for it.
+        except RuntimeError as error:
+            self._parts[key] = f"not captured: {str(error).splitlines()[0]}"
+        return self._parts[key]
+
+
+def can_capture(device: torch.device) -> bool:
+    """Return whether a device has graphs."""
+    return device.type == "cuda"
+
+
+def make_pool() -> Any:
+    """Return a pool of memory that graphs share: they are replayed one after the other."""
+    return torch.cuda.graph_pool_handle()
+
+
+def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any]:
+    """Return what replays a call, which is not run, and its result. RuntimeError: it cannot be captured."""
+    graph = torch.cuda.CUDAGraph()
+    # Other threads read frames and pin them meanwhile.
+    with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = call()
+    return graph.replay, result

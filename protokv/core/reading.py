@@ -1,0 +1,94 @@
+"""`QuestionReader`: a question and the tokens of its answer, forwarded by graphs.
+
+A question is filled up with tokens that nobody sees to one of a few lengths, and the answer has room of one size, so
+that every question, and every token, is the same work. What the memory shows is read once for an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from protokv.core.attention import Room, TokenCache
+from protokv.core.backbone import Backbone
+from protokv.core.context import Context, HeldContext
+from protokv.core.graphs import Graphs
+from protokv.core.memory import Memory
+from protokv.core.parts import Reading
+
+LEAST_QUESTION: Final = 32
+LEAST_ROOM, MOST_ROOM = 256, 4096
+"""Tokens of question and answer. A longer one is forwarded as it is."""
+
+
+class QuestionReader:
+    """Reads the questions of one session, one after the other."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        """Capture where the language model can be captured."""
+        self.graphs = Graphs(backbone.device, backbone.why_eager)
+        self.cache: TokenCache | None = None
+        self._backbone, self._live = backbone, ref(self)
+
+    def read(self, memory: Memory, cache: TokenCache, ids: list[int], start: int, tokens: int) -> Reading | None:
+        """Forward a question at position `start`, with room for an answer of so many `tokens`.
+
+        `cache` is that of the session. None: it cannot be captured, or another answer is not at its end.
+        """
+        length = max(LEAST_QUESTION, 1 << (len(ids) - 1).bit_length())
+        needed = length + tokens
+        if self.graphs.why_not or not memory.steady or needed > MOST_ROOM or isinstance(self._live(), Reading):
+            return None
+        context = self.graphs.run("context", (), lambda: self._hold(memory), at_once=True)
+        if not self.graphs.holds(context):
+            return None
+        if self.cache is None or self._room.capacity < needed:
+            self._room = Room(max(LEAST_ROOM, 1 << (needed - 1).bit_length()), self._backbone.device)
+            self.cache = cache.fork(context)
+            for layer in self.cache.memory_layers:
+                layer.room = self._room
+        embedded = functional.pad(self._backbone.embed_text(ids), (0, 0, 0, length - len(ids)))
+        told = torch.tensor([len(ids), start])
+        told = (told.pin_memory() if embedded.is_cuda else told).to(embedded.device, non_blocking=True)
+        logits = self.graphs.run("question", self._room.capacity, self._read, embedded, told, at_once=True)
+        reading = Reading(logits, self.cache, start + len(ids), told.new_zeros(0, self._backbone.position_components))
+        self._live = ref(reading)
+        return reading
+
+    def decode(self, reading: Reading, token: Tensor, index: int) -> Tensor:
+        """Forward the token `[1]` int64 with this index in an answer; return logits `[vocabulary]` float32."""
+        if reading.cache is self.cache:
+            logits: Tensor = self.graphs.run("token", self._room.capacity, self._decode, token)
+            return logits
+        where = self._backbone.text_positions(reading.next_position + index, 1)
+        hidden = self._backbone.forward(self._backbone.embed_token(token), where, reading.cache)
+        return self._backbone.logits(hidden[-1])
+
+    def _hold(self, memory: Memory) -> Context:
+        context = HeldContext(memory.recall())
+        for layer in range(self._backbone.layers):
+            context.at(layer, torch.empty(0))
+        return context
+
+    def _read(self, embedded: Tensor, told: Tensor) -> Tensor:
+        count, start = told[:1], told[1:]
+        self._room.begin.zero_()
+        hidden = self._forward(embedded, start)
+        self._room.begin.copy_(count)
+        self._room.first.copy_(start)
+        return self._backbone.logits(hidden.index_select(0, count - 1))
+
+    def _decode(self, token: Tensor) -> Tensor:
+        hidden = self._forward(self._backbone.embed_token(token), self._room.first)
+        self._room.begin.add_(1)
+        return self._backbone.logits(hidden[-1])
+
+    def _forward(self, embedded: Tensor, first: Tensor) -> Tensor:
+        assert self.cache is not None
+        self._room.enter(len(embedded))
+        where = (self._room.slots + first)[:, None].expand(-1, self._backbone.position_components)
+        return self._backbone.forward(embedded, where, self.cache)

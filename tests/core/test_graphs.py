@@ -1,0 +1,89 @@
+"""Graphs, recorded on a CPU and replayed on the same memory, give what the same calls give without them."""
+
+from itertools import zip_longest
+from typing import Any
+
+import pytest
+import torch
+
+from protokv.core import arrays, graphs
+from protokv.core.backbone import Backbone
+from protokv.core.decoding import Decoding
+from protokv.core.graphs import Graphs
+from protokv.core.session import Answer, Session
+from protokv.memories import MemoryConfig
+from protokv.memories.durable import rule
+from tests.conftest import random_frames
+from tests.counting import record
+
+QUESTIONS = "what is red ?", "what is the first star after the red one ? " * 4, "what is the first star ?"
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let a CPU capture. Only a CPU reads in numpy, and works through a bank in parts."""
+    monkeypatch.setattr(arrays, "has_data_here", lambda numbers: False)
+    monkeypatch.setattr(rule, "_AT_ONCE", {})
+    monkeypatch.setattr(graphs, "can_capture", lambda device: True)
+    monkeypatch.setattr(graphs, "make_pool", lambda: 0)
+    monkeypatch.setattr(graphs, "capture", record)
+    return monkeypatch
+
+
+def refuse(*_: Any) -> Any:
+    raise RuntimeError("it branches")
+
+
+def watch(backbone: Backbone, config: MemoryConfig, steps: int) -> tuple[Session, list[Answer], set[str]]:
+    """Return a stream that is asked in between and goes on from its tensors, its answers, and how parts were run."""
+    backbone.graphs = Graphs(backbone.device)
+    session, said = Session.start(backbone, config), list[Answer]()
+    for step in range(steps):
+        session.watch(random_frames(step % 7, backbone.frames_per_step))
+        if step % 6 == 5:
+            said += [session.ask(one, Decoding(9, temperature=float(n))) for n, one in enumerate(QUESTIONS)]
+        if step == steps // 2:
+            tensors = {name: one.clone() for name, one in session.tensors().items()}
+            session = Session.resume(backbone, config, session.clock, tensors)
+    used = backbone.graphs, session._graphs, session._reader.graphs, session.memory.graphs
+    return session, said, {how for one in used if one is not None for how in one.how.values()}
+
+
+@pytest.mark.parametrize("steps", [36, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "positions"), [("durable", "stream"), ("durable", "compact"), ("sliding-window", "stream")]
+)
+def test_a_stream_by_graphs_gives_the_bytes_of_one_without(
+    kind: str, positions: Any, steps: int, tiny: Backbone, recorded: pytest.MonkeyPatch
+) -> None:
+    config = MemoryConfig.of(kind, budget=48, positions=positions)
+    session, said, how = watch(tiny, config, steps)
+    assert how == {"graph"}
+    recorded.setattr(graphs, "capture", refuse)
+    eager, expected, how = watch(tiny, config, steps)
+    assert how == {"not captured: it branches"}
+    tensors = eager.tensors()
+    assert [name for name, one in session.tensors().items() if not torch.equal(one, tensors[name])] == []
+    # A question is filled up to a length, so its products are of other sizes.
+    assert [one.text for one in said] == [one.text for one in expected]
+    assert [one.mean_logprob for one in said] == pytest.approx([one.mean_logprob for one in expected], abs=1e-4)
+
+
+def test_a_second_answer_leaves_the_first_alone(tiny: Backbone, recorded: pytest.MonkeyPatch) -> None:
+    session = Session.start(tiny, MemoryConfig.of("durable", budget=48))
+    for step in range(12):
+        session.watch(random_frames(step, tiny.frames_per_step))
+    alone = [session.ask(one, Decoding(9, temperature=0)).text for one in QUESTIONS[:2]]
+    asked = [session.stream(one, Decoding(9, temperature=0)) for one in QUESTIONS[:2]]
+    said = zip(*zip_longest(*asked, fillvalue=""), strict=True)
+    assert ["".join(pieces).strip() for pieces in said] == alone
+
+
+def test_shapes_that_come_once_are_not_captured(recorded: pytest.MonkeyPatch) -> None:
+    some, captured = Graphs(torch.device("cpu")), []
+    recorded.setattr(graphs, "capture", lambda call, *_: captured.append(call) or record(call))
+    for size in range(1, 20):
+        for _ in range(1 if size > 3 else 3):
+            assert some.run("double", "", lambda x: 2 * x, torch.ones(size)).tolist() == [2] * size
+    assert len(captured) == 3
+    assert some.how == {"double": "it has too many shapes"}
