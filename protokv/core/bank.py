@@ -136,6 +136,11 @@ class PrototypeBank(StatePart):
             if sum(map(len, self._touched)) > self.mass.numel():
                 self._touched = None
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether rows were touched since the last call of `take_touched_`, as far as is known."""
+        return self._touched is None or bool(self._touched)
+
     def take_touched_(self) -> Tensor:
         """Return the rows touched since the last call, some more than once; all rows where that is not known."""
         touched, self._touched = self._touched, []

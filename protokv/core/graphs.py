@@ -6,14 +6,15 @@ at once. What differs from call to call is data on the device, in the tensors th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-MOST: Final = 6
-"""Graphs of one name: each holds memory, and a shape that comes once is not worth one."""
+MOST, LATELY = 6, 16
+"""Graphs of one name, each of which holds memory; and calls among which a second one of a form is captured."""
 
 _Part = tuple[list[Tensor], Callable[[], None], Any]
 
@@ -32,6 +33,8 @@ class Graphs:
         self.how: dict[str, str] = {}
         self._device, self._pool = device, None
         self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
+        # What was run as it is, the last of it.
+        self._seen: deque[Hashable] = deque(maxlen=LATELY)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
         """Return those of a copy, which has other memory."""
@@ -51,16 +54,14 @@ class Graphs:
         why = self.why_not or ("" if form is not None else "it differs each time")
         if not why:
             key = name, form, *((one.shape, one.dtype) for one in given)
-            part = self._parts.get(key)
-            if part is None and sum(other[0] == name for other in self._parts) >= MOST:
-                part = "it has too many shapes"
-            elif part is None:
-                part = self._parts[key] = ""
-                if at_once:
-                    call(*given)
+            part = self._parts.get(key, "its first time")
+            if key not in self._parts and (at_once or key in self._seen):
+                if sum(other[0] == name for other in self._parts) >= MOST:
+                    part = "it has too many shapes"
+                else:
+                    if at_once:
+                        call(*given)
                     part = self._capture(key, call, given)
-            elif part == "":
-                part = self._capture(key, call, given)
             if not isinstance(part, str):
                 buffers, replay, result = part
                 for held, new in zip(buffers, given, strict=True):
@@ -68,7 +69,8 @@ class Graphs:
                 replay()
                 self.how[name] = "graph"
                 return result
-            why = part or "its first time"
+            self._seen.append(key)
+            why = part
         self.how[name] = why
         return call(*given)
 

@@ -104,8 +104,7 @@ class PrototypeMemory(LocalMemory):
         """Return the slots that attention reads, all free."""
         return Slots(shape, far=self.far_slots(config), near=config.near_tokens)
 
-    @staticmethod
-    def far_slots(config: Any) -> int:
+    def far_slots(self, config: Any) -> int:
         """Return how many slots hold pseudo-tokens that stay written."""
         return int(config.prototypes * config.slots_per_prototype)
 

@@ -72,6 +72,11 @@ class DurableBank(PrototypeBank):
         """Return the centres [key; value] of prototypes `rows` `[m]`, `[m, 2 D]` float32."""
         return self._centers.index_select(0, rows)
 
+    def centers(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values `[n, D]` float32 of prototypes `rows` `[n]`."""
+        keys, values = self.read(rows).chunk(2, -1)
+        return keys, values
+
     def write_(self, rows: Tensor, centers: Tensor, mass: Tensor) -> Tensor:
         """Replace the centres of prototypes `rows` `[m]`, given the masses `[m]`; return them as they are held."""
         self._centers.index_copy_(0, rows, centers)

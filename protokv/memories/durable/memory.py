@@ -23,23 +23,24 @@ from protokv.memories.durable.rule import DurableRule
 from protokv.memories.durable.settings import DurableConfig
 from protokv.memories.durable.words import Words
 
-# Numbers of quantized keys, or values, of all layers that are decoded at once: 16 MB of each in bfloat16.
+# Numbers of quantized keys, or values, of all layers that are decoded at once: 16 MB of each in bfloat16. If there are
+# more, one layer is decoded after the other, to stay in cache.
 _DECODED_AT_ONCE = 2**23
-# If there are more, a CPU decodes one layer after the other, to keep it in cache, and a device as many together as have
-# so many numbers: few launches, and half a gigabyte of work.
-_DECODED_TOGETHER = 2**25
 
 
 class Durable(PrototypeMemory):
     """W exact tokens, and K prototypes a layer and KV head that keep what is distinct and merge what is redundant."""
 
     rule = DurableRule
+    steady = True
 
     def __init__(
         self, config: DurableConfig, shape: MemoryShape, rotary: Rotary, *, within: Slots | None = None
     ) -> None:
         """Make an empty memory, whose slots are some of those of another one if `within` has them."""
         self._within = within
+        # A CPU decodes quantized prototypes where it reads them. A device has no time for that: it keeps them decoded.
+        self._decodes = config.center_bits == 8 and shape.device.type == "cpu"
         super().__init__(config, shape, rotary)
         self._words: Words | None = None
         words = config.of_words()
@@ -110,19 +111,15 @@ class Durable(PrototypeMemory):
         """Return the class of the bank under these settings."""
         return QuantizedBank if config.center_bits == 8 else DurableBank
 
-    @property
-    def _is_quantized(self) -> bool:
-        return isinstance(self._bank, QuantizedBank)
+    def far_slots(self, config: Any) -> int:
+        """Return how many slots hold pseudo-tokens; none where prototypes are decoded as they are read."""
+        return 0 if self._decodes else super().far_slots(config)
 
-    @property
-    def steady(self) -> bool:  # type: ignore[override]
-        """Whether `context` does the same work each time; prototypes of 32 bits are written where they changed."""
-        return self._is_quantized
-
-    @staticmethod
-    def far_slots(config: Any) -> int:
-        """Return how many slots hold pseudo-tokens; quantized prototypes are decoded where they are read."""
-        return 0 if config.center_bits == 8 else PrototypeMemory.far_slots(config)
+    def update(self, step: StepKV) -> None:
+        """Take the step that was told, and write the pseudo-tokens that it changed."""
+        super().update(step)
+        if not self._decodes:
+            self._write_far()
 
     def context(self) -> Context:
         """Return all slots; quantized prototypes are decoded at once where they are few, else when a layer is read.
@@ -132,9 +129,11 @@ class Durable(PrototypeMemory):
         slots, begin = self._slots, self._slots.far.start
         memories = [self] if self._words is None else [self, self._words.memory]
         banks = [one._bank for one in memories]
-        if not self._is_quantized:
+        if not self._decodes:
             for one in memories:
-                one._write_far()
+                # A state has none of them.
+                if one._bank.is_unread:
+                    one._write_far()
 
         def anchors() -> Tensor:
             L, H = slots.bias.shape[:2]
@@ -142,9 +141,9 @@ class Durable(PrototypeMemory):
             return torch.cat([bank.position.long() for bank in banks] + words, 2)
 
         exact = slots.context(self._near.positions, anchors)
-        K = sum(bank.mass.shape[2] for bank in banks) if self._is_quantized else 0
+        K = sum(bank.mass.shape[2] for bank in banks) if self._decodes else 0
         far = slice(begin, slots.near.start + K)
-        if not self._is_quantized:
+        if not self._decodes:
             return replace(exact, far=far)
         bias = _insert(slots.bias, begin, torch.cat([self._compute_bias(bank.mass) for bank in banks], 2))
 
@@ -158,10 +157,7 @@ class Durable(PrototypeMemory):
             pairs = zip((slots.keys, slots.values), decode(slice(None)), strict=True)
             keys, values = (_insert(held, begin, shown) for held, shown in pairs)
             return SlotContext(keys, values, bias, far, exact.positions)
-        together = 1 if slots.keys.device.type == "cpu" else max(1, _DECODED_TOGETHER // numbers)
-        return DecodedContext(
-            slots.keys, slots.values, bias, far, exact.positions, decoded=K, decode=decode, together=together
-        )
+        return DecodedContext(slots.keys, slots.values, bias, far, exact.positions, decoded=K, decode=decode)
 
 
 def _insert(held: Tensor, at: int, more: Tensor) -> Tensor:

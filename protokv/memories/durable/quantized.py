@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -78,16 +78,10 @@ def rounding_offsets(mass: Tensor, features: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedContext(SlotContext):
-    """`N` slots `[sink | far | near]`; `keys` and `values` lack the first `decoded` far ones.
-
-    A step reads every layer once, and so only the layers that were decoded last are held.
-    """
+    """`N` slots `[sink | far | near]`; `keys` and `values` lack the first `decoded` far ones."""
 
     decoded: int  # F, far slots that are decoded
     decode: Callable[[slice], tuple[Tensor, Tensor]]  # returns `[l, H, F, D]`, model dtype, of some layers' far slots
-    together: int = 1  # how many layers are decoded together
-    # By the first of the layers.
-    _held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Return slots of a layer; nothing is decoded unless there are decoded ones among them."""
@@ -95,15 +89,7 @@ class DecodedContext(SlotContext):
         if (part.start or 0) >= far.start + self.decoded:
             exact = slice(part.start - self.decoded, None if part.stop is None else part.stop - self.decoded)
             return self.keys[layer][:, exact], self.values[layer][:, exact]
-        pairs = zip((self.keys[layer], self.values[layer]), self._decode(layer), strict=True)
+        shown = (one[0] for one in self.decode(slice(layer, layer + 1)))
+        pairs = zip((self.keys[layer], self.values[layer]), shown, strict=True)
         keys, values = (torch.cat((held[:, : far.start], new, held[:, far.start :]), 1)[:, part] for held, new in pairs)
         return keys, values
-
-    def _decode(self, layer: int) -> tuple[Tensor, Tensor]:
-        own = layer % self.together
-        first = layer - own
-        if first not in self._held:
-            self._held.clear()
-            self._held[first] = self.decode(slice(first, first + self.together))
-        keys, values = self._held[first]
-        return keys[own], values[own]
