@@ -124,7 +124,7 @@ class Adapter(Backbone):
         self.kv_heads, self.head_size = self._read_heads(own[0])
         self.layer_devices = [others[i] for i in own] if others else None
         why = "the model is spread over devices" if others else "its weights are quantized" * ("+" in identity.dtype)
-        self.graphs = Graphs(self.device, why)
+        self.graphs: Graphs = Graphs(self.device, why)
         self.why_eager = why or "it has layers of other kinds" * (set(self.layer_kinds) != {LayerKind.FULL})
         self._tokenizer, self._prompt = tokenizer, prompt
         stop = model.generation_config.eos_token_id
@@ -268,7 +268,7 @@ class Adapter(Backbone):
         """Return what `look` makes of some steps, by a graph where the tower can be captured."""
 
         def run(pixels: Tensor) -> Any:
-            parts = pixels.split([len(step.pixels) for step in steps])
+            parts = torch.split(pixels, [len(step.pixels) for step in steps])
             return look([replace(step, pixels=part) for step, part in zip(steps, parts, strict=True)])
 
         return self.graphs.run("vision tower", tuple(step.grid for step in steps), run, self._join_pixels(steps))

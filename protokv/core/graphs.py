@@ -27,18 +27,20 @@ class Graphs:
         why_not: why nothing is captured; empty: it is.
     """
 
-    def __init__(self, device: torch.device, why_not: str = "") -> None:
-        """Capture on this device, unless there is a reason not to."""
+    def __init__(self, device: torch.device, why_not: str = "", *, beside: bool = False) -> None:
+        """Capture on this device, unless there is a reason not to; `beside` what is launched later, until `join`."""
         self.why_not = why_not or ("" if can_capture(device) else f"on a {device.type} nothing is launched")
         self.how: dict[str, str] = {}
         self._device, self._pool = device, None
         self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
+        self._stream = make_stream(device) if beside and not self.why_not else None
+        self._is_beside = False
         # What was run as it is, the last of it.
         self._seen: deque[Hashable] = deque(maxlen=LATELY)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
         """Return those of a copy, which has other memory."""
-        return Graphs(self._device, self.why_not)
+        return Graphs(self._device, self.why_not, beside=self._stream is not None)
 
     def run(self, name: str, form: Hashable, call: Callable[..., Any], *given: Tensor, at_once: bool = False) -> Any:
         """Return `call(*given)`, by a graph from the second time on; its results hold until the next call.
@@ -63,16 +65,31 @@ class Graphs:
                         call(*given)
                     part = self._capture(key, call, given)
             if not isinstance(part, str):
-                buffers, replay, result = part
-                for held, new in zip(buffers, given, strict=True):
-                    held.copy_(new, non_blocking=True)
-                replay()
+                self._launch(*part[:2], given)
                 self.how[name] = "graph"
-                return result
+                return part[2]
             self._seen.append(key)
             why = part
         self.how[name] = why
         return call(*given)
+
+    def _launch(self, buffers: list[Tensor], replay: Callable[[], None], given: tuple[Tensor, ...]) -> None:
+        self.join()
+        for held, new in zip(buffers, given, strict=True):
+            held.copy_(new, non_blocking=True)
+        if self._stream is None:
+            replay()
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            replay()
+        self._is_beside = True
+
+    def join(self) -> None:
+        """Let what is launched from here on come after what runs beside it."""
+        if self._is_beside:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            self._is_beside = False
 
     def holds(self, result: Any) -> bool:
         """Return whether an object is the result of a graph."""
@@ -99,6 +116,11 @@ def can_capture(device: torch.device) -> bool:
 def make_pool() -> Any:
     """Return a pool of memory that graphs share: they are replayed one after the other."""
     return torch.cuda.graph_pool_handle()
+
+
+def make_stream(device: torch.device) -> Any:
+    """Return a stream, on which work is launched beside that of others."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def capture(call: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Callable[[], None], Any]:

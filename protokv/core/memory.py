@@ -46,6 +46,11 @@ class Memory(ABC):
     def append(self, step: StepKV) -> None:
         """Take one step of the stream."""
 
+    def join(self) -> None:
+        """Let a device read this memory only when it has taken the last step; every method does so by itself."""
+        if self.graphs is not None:
+            self.graphs.join()
+
     @abstractmethod
     def context(self) -> Context:
         """Return what a new step attends to. Changes no state; the tensors are live, valid until `append`."""

@@ -28,8 +28,6 @@ from protokv.errors import ConfigError
 
 # Pseudo-tokens that are written at once: in float32 they take several times their bytes.
 _TOKENS_AT_ONCE = 2**18
-# What a step has on the device.
-_OF_STEP = ("keys", "values", "positions", "coordinates")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,7 @@ class PrototypeMemory(LocalMemory):
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self.graphs = self._graphs = Graphs(shape.device)
+        self.graphs = self._graphs = Graphs(shape.device, beside=True)
         K, S = config.prototypes, config.slots_per_prototype
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components, told=self.rule.told)
@@ -117,20 +115,23 @@ class PrototypeMemory(LocalMemory):
 
     def parts(self) -> Sequence[StatePart]:
         """Return the holders of these."""
+        self.join()
         rule = () if self._rule is None else (self._rule,)
         return (*super().parts(), self._near, self._bank, *rule)
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
         if self.steady and step.usable is None and step.repeats is None:
+            self.join()
             self._check_order(step, self._near.last_step)
             move = self.tell(step.step, len(step.positions))
 
-            def update(*tensors: Tensor) -> None:
-                kv = dict(zip(_OF_STEP, tensors, strict=True))
-                self.update(self._sanitizer.admit(replace(step, **kv)))
+            def update(keys: Tensor, values: Tensor, positions: Tensor, coordinates: Tensor) -> None:
+                new = replace(step, keys=keys, values=values, positions=positions, coordinates=coordinates)
+                self.update(self._sanitizer.admit(new))
 
-            self._graphs.run("update", replace(move, step=0, start=0), update, *(getattr(step, n) for n in _OF_STEP))
+            given = step.keys, step.values, step.positions, step.coordinates
+            self._graphs.run("update", replace(move, step=0, start=0), update, *given)
         else:
             self._take_step(self._admit(step, self._near.last_step))
 
@@ -206,5 +207,6 @@ class PrototypeMemory(LocalMemory):
 
     def report(self) -> dict[str, Any]:
         """Return tokens held exactly, and for each layer what its prototypes hold and what happened to them."""
+        self.join()
         layers = self._bank.report(self._near.last_step)
         return {"near_tokens_in_use": len(self._near)} | super().report() | {"layers": layers}

@@ -6,6 +6,7 @@ that every question, and every token, is the same work. What the memory shows is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 from weakref import ref
 
@@ -32,7 +33,9 @@ class QuestionReader:
         """Capture where the language model can be captured."""
         self.graphs = Graphs(backbone.device, backbone.why_eager)
         self.cache: TokenCache | None = None
-        self._backbone, self._live = backbone, ref(self)
+        self._backbone, self._room = backbone, Room(0, backbone.device)
+        # The last question whose answer may not be at its end.
+        self._live: Callable[[], Reading | None] = lambda: None
 
     def read(self, memory: Memory, cache: TokenCache, ids: list[int], start: int, tokens: int) -> Reading | None:
         """Forward a question at position `start`, with room for an answer of so many `tokens`.
@@ -41,8 +44,9 @@ class QuestionReader:
         """
         length = max(LEAST_QUESTION, 1 << (len(ids) - 1).bit_length())
         needed = length + tokens
-        if self.graphs.why_not or not memory.steady or needed > MOST_ROOM or isinstance(self._live(), Reading):
+        if self.graphs.why_not or not memory.steady or needed > MOST_ROOM or self._live() is not None:
             return None
+        memory.join()
         context = self.graphs.run("context", (), lambda: self._hold(memory), at_once=True)
         if not self.graphs.holds(context):
             return None

@@ -284,8 +284,10 @@ class Session:
 
         given = concatenate([step.positions for step in steps]), concatenate([one.embeddings for one in tokens])
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
-        form = tuple((len(one), one.grid, repr(one.visual)) for one in tokens)
-        return self._graphs.run("forward", form if self.memory.steady else None, run, *given, *deep)
+        form = tuple((len(one), one.grid, repr(one.visual)) for one in tokens) if self.memory.steady else None
+        self.memory.join()
+        found: tuple[Tensor, Tensor, TokenCache] = self._graphs.run("forward", form, run, *given, *deep)
+        return found
 
     @torch.inference_mode()
     def append(self, steps: Sequence[PositionedStep], keys: Tensor, values: Tensor, cache: TokenCache) -> None:

@@ -21,6 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -290,7 +291,11 @@ def _measure_memory(
     row["held_mb"] = {part: round(size / 1e6, 1) for part, size in session.memory.nbytes().items()}
     row["graphs"] = session.timings.graphs
     if CUDA and (kind, budget, by_graphs) == ("durable", 6000, True):
-        calls = {"take": lambda: take(0), "vision": lambda: backbone.embed_steps([prepared[0]], [0.0])}
+        calls = {
+            "take": lambda: take(0),
+            "update": lambda: update(session),
+            "vision": lambda: backbone.embed_steps([prepared[0]], [0.0]),
+        }
         calls["question and a token"] = lambda: session.ask("what is the first star ?", Decoding(2, temperature=0))
         for what, call in calls.items():
             with visit.trying(profile=what), torch.inference_mode():
@@ -307,6 +312,18 @@ def _measure_memory(
     visit.say(**row)
     for one, why in zip(parts, whys, strict=True):
         one.why_not = why
+
+
+def update(session: Any) -> None:
+    """Let a memory take keys and values of noise."""
+    from protokv.core.step import StepKV
+
+    size = session.memory._near.keys.shape
+    keys = torch.randn(*size[:2], TOKENS, size[3], device=DEVICE, dtype=session.memory._near.keys.dtype)
+    places = torch.zeros(TOKENS, session.memory._near.positions.shape[1], dtype=torch.int64, device=DEVICE)
+    index = session.memory._near.last_step + 1
+    session.memory.append(StepKV(keys, keys, places, torch.rand(TOKENS, 2, device=DEVICE), index))
+    session.clock = replace(session.clock, steps=index + 1)
 
 
 def _profiled(call: Callable[[], object], rounds: int = 3) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(rule, "_AT_ONCE", {})
     monkeypatch.setattr(graphs, "can_capture", lambda device: True)
     monkeypatch.setattr(graphs, "make_pool", lambda: 0)
+    monkeypatch.setattr(graphs, "make_stream", lambda device: None)
     monkeypatch.setattr(graphs, "capture", record)
     return monkeypatch
 
@@ -44,7 +45,7 @@ def watch(backbone: Backbone, config: MemoryConfig, steps: int) -> tuple[Session
             said += [session.ask(one, Decoding(9, temperature=float(n))) for n, one in enumerate(QUESTIONS)]
         if step == steps // 2:
             tensors = {name: one.clone() for name, one in session.tensors().items()}
-            session = Session.resume(backbone, config, session.clock, tensors)
+            session = Session.resume(backbone, session.config, session.clock, tensors)
     used = backbone.graphs, session._graphs, session._reader.graphs, session.memory.graphs
     return session, said, {how for one in used if one is not None for how in one.how.values()}
 

@@ -118,7 +118,7 @@ class Durable(PrototypeMemory):
     def update(self, step: StepKV) -> None:
         """Take the step that was told, and write the pseudo-tokens that it changed."""
         super().update(step)
-        if not self._decodes:
+        if not self._decodes and self._bank.is_unread:
             self._write_far()
 
     def context(self) -> Context:
@@ -126,6 +126,7 @@ class Durable(PrototypeMemory):
 
         Far are, in this order, prototypes of pictures, those of words, and exact words.
         """
+        self.join()
         slots, begin = self._slots, self._slots.far.start
         memories = [self] if self._words is None else [self, self._words.memory]
         banks = [one._bank for one in memories]
