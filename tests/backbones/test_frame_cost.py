@@ -20,12 +20,10 @@ from protokv.backbones.pixels import PixelConfig, smart_resize
 from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone
-from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
 from protokv.ingestion import ingest_events
 from protokv.memories import DurableConfig
 from protokv.state.reader import load
-from protokv.state.writer import save
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.prepared import Prepared
@@ -113,23 +111,6 @@ def test_a_state_brings_its_cost_and_takes_no_other(tiny: Backbone, tiny_folder:
     assert (watch(source), watch(Prepared(3, 4), frame_tokens=5)) == (4, 6)
 
 
-@pytest.fixture(scope="module")
-def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return BUILDERS["smolvlm"](tmp_path_factory.mktemp("smolvlm"))
-
-
-def test_another_family_is_named_before_the_cost_of_a_state(tiny: Backbone, smolvlm: Path, tmp_path: Path) -> None:
-    save(Session.start(tiny, DurableConfig(budget=24)), tmp_path / "s.safetensors")
-    with pytest.raises(StateMismatch, match=r"backbone\.family"):
-        load(tmp_path / "s.safetensors", str(smolvlm), device="cpu")
-
-
-def test_a_family_with_frames_of_one_size_names_their_tokens(smolvlm: Path) -> None:
-    backbone = loaded(smolvlm, frame_tokens=4)
-    with pytest.raises(ConfigError, match="has 4 visual tokens, and no other number"):
-        backbone.limit_frames(5)
-
-
 def test_gemma_takes_the_numbers_that_its_processor_knows(tmp_path: Path) -> None:
     folder = BUILDERS["gemma4"](tmp_path)
     backbone = loaded(folder, frame_tokens=140)
@@ -141,9 +122,11 @@ def test_gemma_takes_the_numbers_that_its_processor_knows(tmp_path: Path) -> Non
         backbone.limit_frames(100)
 
 
-def test_a_cost_that_a_model_cannot_have_is_refused(tiny: Backbone) -> None:
+def test_a_cost_that_a_model_cannot_have_is_refused(tiny: Backbone, tmp_path: Path) -> None:
     for tokens in (0, 10):
         with pytest.raises(ConfigError, match="has 9 visual tokens"):
             load_backbone("protokv/mini", frame_tokens=tokens)
+    with pytest.raises(ConfigError, match="has 4 visual tokens, and no other number"):
+        loaded(BUILDERS["smolvlm"](tmp_path), frame_tokens=4).limit_frames(5)
     with pytest.raises(ConfigError, match="a frame of 0 tokens"):
         tiny.limit_frames(0)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import av
 import torch
 
 from tests.benchmarks.results import cpu_seconds, resident_mib, write_table
+from tests.video.conftest import encode
 
 SAMPLE = Path(__file__).parents[2] / "samples/minute/video.mp4"
 NOTE = (
@@ -30,31 +32,12 @@ FPS, SIDE = 2, 84
 
 
 def write_video(path: Path, minutes: int) -> None:
-    """Write the sample `minutes` times in a row, encoded once."""
-    once = path.with_name("once.mp4")
-    with av.open(str(SAMPLE)) as source, av.open(str(once), "w") as target:
-        video = source.streams.video[0]
-        stream = target.add_stream("libx264", rate=FPS, options={"crf": "23", "bf": "0"})
-        stream.width, stream.height, stream.pix_fmt = SIDE, SIDE, "yuv420p"
-        each = round(float(video.average_rate or 0)) // FPS
-        for index, frame in enumerate(source.decode(video)):
-            if index % each == 0:
-                frame = frame.reformat(width=SIDE, height=SIDE)
-                frame.pts, frame.time_base = index // each, 1 / stream.codec_context.framerate
-                frame.pict_type = av.video.frame.PictureType.NONE
-                target.mux(stream.encode(frame))
-        target.mux(stream.encode(None))
-    with av.open(str(once)) as source, av.open(str(path), "w") as target:
-        video = source.streams.video[0]
-        stream = target.add_stream_from_template(video)
-        packets = [(bytes(packet), packet.pts, packet.is_keyframe) for packet in source.demux(video) if packet.size]
-        span = round(60 / video.time_base)
-        for minute in range(minutes):
-            for data, pts, is_keyframe in packets:
-                packet = av.Packet(data)
-                packet.stream, packet.time_base, packet.is_keyframe = stream, video.time_base, is_keyframe
-                packet.pts = packet.dts = pts + minute * span
-                target.mux(packet)
+    """Write the sample `minutes` times in a row."""
+    with av.open(str(SAMPLE)) as source:
+        every = round(float(source.streams.video[0].average_rate or 0)) // FPS
+        frames = [frame.reformat(SIDE, SIDE) for frame in islice(source.decode(video=0), 0, None, every)]
+        pictures = [frame.to_ndarray(format="rgb24") for frame in frames]
+    encode(path, (SIDE, SIDE), chain.from_iterable(repeat(pictures, minutes)), FPS, crf="23", bf="0")
 
 
 def watch(video: Path, state: Path, *, budget: int, every: int) -> Iterator[dict[str, Any]]:

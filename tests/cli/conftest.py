@@ -9,36 +9,26 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 from typer import testing
 
 from protokv_cli.main import app
 from tests.mock_backbone import MockBackbone
+from tests.video.conftest import encode
 
 # Typer builds all commands for every call; one build serves all tests of a process.
 testing._get_command = cache(testing._get_command)  # type: ignore[attr-defined]
 
 
-def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8, frames: int | None = None) -> Path:
+def write_video(path: Path, seconds: int, *, seed: int = 0, rate: int = 8) -> Path:
     """Coloured noise blocks that change every second, so that every step is another one."""
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=rate)
-        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
-        stream.time_base = Fraction(1, rate)
-        for i in range(frames or seconds * rate):
-            rng = np.random.default_rng([seed, i // rate])
-            blocks = rng.integers(0, 256, (4, 6, 3), dtype=np.uint8)
-            frame = av.VideoFrame.from_ndarray(blocks.repeat(16, 0).repeat(16, 1), format="rgb24")
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
+    blocks = [np.random.default_rng([seed, n]).integers(0, 256, (4, 6, 3), dtype=np.uint8) for n in range(seconds)]
+    return encode(path, (96, 64), (one.repeat(16, 0).repeat(16, 1) for one in blocks for _ in range(rate)), rate)
 
 
 @pytest.fixture(scope="session")

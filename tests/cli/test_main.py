@@ -93,15 +93,6 @@ def test_every_command_imports_only_what_it_needs(embedded: Program, video: Path
     assert "torch" in loaded["query"]
 
 
-def test_the_process_ends_with_its_output_and_its_code_and_without_a_teardown() -> None:
-    code = "import atexit\natexit.register(print, 'teardown')\nfrom protokv_cli.main import run\nrun()"
-    command = [sys.executable, "-c", code, "query"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == Exit.USAGE, result.stderr
-    assert "Error:" in result.stderr
-    assert "teardown" not in result.stdout
-
-
 SECONDS = {
     "0": 0, "30s": 30, "2m": 120, "1.5h": 5400, " 7 ": 7, "10M": 600, "1m30s": 90, "1h2m3.5s": 3723.5, "7:30": 450,
     "450": 450, "0:04.5": 4.5, "1:02:03": 3723, "90:00": 5400, "1h30s": 3630,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from protokv_cli.asking import open_lines
 from protokv_cli.exits import Exit
 from tests.cli.conftest import Program
 from tests.cli.terminal import run_on_terminal
@@ -156,20 +154,6 @@ def test_lines_and_json_lines_of_stdin_or_of_a_file_are_asked_before_those_of_th
     assert [row["question"] for row in piped] == [QUESTION, "who ?"]
     rows = protokv("query", clip, "--questions", file, "where ?").rows()
     assert [row["question"] for row in rows] == [QUESTION, "who ?", "where ?"]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-@pytest.mark.parametrize("place", ["-", "/dev/fd", "file"])
-def test_lines_are_read_whole_with_and_without_a_mark_from_a_file_and_from_a_pipe(
-    place: str, encoding: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    written = tmp_path / "lines"
-    written.write_text("zw\u00f6lf ?\r\nwho ?\r\n", encoding=encoding)
-    with subprocess.Popen(["cat", written], stdout=subprocess.PIPE, text=True) as pipe:
-        monkeypatch.setattr("sys.stdin", pipe.stdout)
-        places = {"-": "-", "/dev/fd": f"/dev/fd/{pipe.stdout.fileno()}", "file": str(written)}
-        with open_lines(places[place]) as lines:
-            assert [line.strip() for line in lines] == ["zw\u00f6lf ?", "who ?"]
 
 
 def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(protokv: Program, clip: str) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import combinations
 from unittest.mock import patch
 
 import torch
@@ -11,10 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core import kernels
-from protokv.core.attention import Masks, TokenCache, attend
+from protokv.core.attention import TokenCache, attend
 from protokv.core.context import EMPTY, Segment
 from protokv.core.evidence import shares
-from protokv.core.kernels import merge, merge_pair
 from protokv.core.rotary import rotate
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
@@ -167,18 +165,6 @@ def widened(segment: Segment) -> Segment:
     return replace(segment, keys=keys, values=values)
 
 
-def test_merged_parts_are_the_attention_over_all_of_them() -> None:
-    g = torch.Generator().manual_seed(2)
-    query, keys, values = (torch.randn(2, size, 8, generator=g) for size in (3, 12, 12))
-    whole, _ = kernels.attention(query, keys, values, None, 0.3)
-    cuts = [(0, 1), (1, 5), (5, 12)]
-    parts = [kernels.attention(query, keys[:, a:b], values[:, a:b], None, 0.3) for a, b in cuts]
-    largest = float(values.abs().max())
-    torch.testing.assert_close(merge(parts), whole, **near(whole, 8 + 12, largest))
-    for pair in combinations(parts, 2):
-        torch.testing.assert_close(merge_pair(*pair), merge(pair), **near(whole, 8 + 12, largest))
-
-
 def rms(values: Tensor) -> float:
     return float(values.double().pow(2).mean().sqrt())
 
@@ -219,21 +205,6 @@ def test_a_cache_shows_each_layer_all_tokens_so_far_and_a_fork_keeps_its_own() -
         keys, values = one.read_all()
         assert torch.equal(keys, torch.stack([whole, whole + 1]))
         assert torch.equal(values, whole.expand(2, -1, -1, -1))
-
-
-def test_a_mask_is_made_once_a_forward() -> None:
-    masks = Masks()
-    causal = masks(None, 2, 3, 2, CPU)
-    assert causal is masks(None, 2, 3, 2, CPU)
-    assert causal is not None
-    assert (causal[0] == 0).tolist() == [[True, True, False], [True, True, True]] * 2
-    assert masks(None, 1, 4, 2, CPU) is None
-    given_mask = torch.tensor([[True, False, True]])
-    for mask in (given_mask, torch.zeros(1, 3).masked_fill(~given_mask, -torch.inf)):
-        made = masks(mask, 1, 3, 2, CPU)
-        assert made is masks(mask, 1, 3, 2, CPU)
-        assert made is not None
-        assert (made[0] == 0).tolist() == [[True, False, True]] * 2
 
 
 @given(cases())

@@ -121,13 +121,6 @@ def test_turned_queries_attend_as_over_keys_turned_one_by_one(case: tuple[SlotCo
         assert shown.at(layer, query)[0] is shown.at(layer, query)[0]
 
 
-def test_a_context_without_positions_says_so() -> None:
-    keys = torch.zeros(1, 1, 2, 8)
-    context = SlotContext(keys, keys, torch.zeros(1, 1, 2), slice(0, 1))
-    with pytest.raises(ValueError, match="positions"):
-        context.compact(Anchoring(PRECISE[1], ORIGIN, 9), 1)
-
-
 @pytest.mark.parametrize("rows", [7, 4096])
 @pytest.mark.parametrize(("components", "moving"), [(1, (0,)), (3, (0, 2))])
 @pytest.mark.parametrize("end", [3, 900, 2**32])
@@ -173,13 +166,6 @@ def test_precise_angles_are_the_model_s_at_small_positions(size: int, position: 
     # The model rounds its rate and its angle to float32; no pair turns by more than one a position.
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other, **near(other, 2, position + math.pi))
-
-
-def test_only_the_pairs_that_move_are_turned() -> None:
-    # Of 4 pairs the frequencies are dealt out to 3 components in turn.
-    assert PreciseRotary(PlainRotary(8), 3).moving_pairs((0,)) == 4
-    assert PreciseRotary(PlainRotary(6), 3).moving_pairs((0,)) == 1
-    assert PreciseRotary(PlainRotary(6), 3).moving_pairs((0, 1, 2)) == 3
 
 
 @given(st.integers(0, 2**32), st.integers(0, 4000))

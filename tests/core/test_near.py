@@ -1,6 +1,5 @@
 """`NearWindow`: whole steps leave in order, and the window is the context's own storage."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,14 +37,3 @@ def test_every_token_is_in_the_window_or_has_left_it_once_in_order(window: int, 
     order = near.positions[shown[shape.sink_tokens :], 0]
     assert sorted(order.tolist()) == [name for names in held for name in names]
     assert torch.equal(slots.keys[:, :, shown], stream[:, :, order])
-
-
-@pytest.mark.parametrize("sink", [0, 3])
-def test_the_prompt_prefix_is_taken_once_and_as_it_is(sink: int) -> None:
-    shape = shape_of(sink=sink)
-    slots, (keys, values) = Slots(shape, far=2, near=5), World(shape, 0).sink()
-    slots.start(keys, values)
-    assert torch.equal(slots.keys[:, :, :sink], keys)
-    assert torch.equal(slots.values[:, :, :sink], values)
-    with pytest.raises(RuntimeError, match="already"):
-        slots.start(keys, values)

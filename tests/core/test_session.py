@@ -115,14 +115,6 @@ def test_a_conversation_is_read_as_far_as_there_is_room_for_its_newest_turns(tin
     assert told.mean_logprob == session.ask(f"the star is red\n\n{QUESTION}", Decoding(4)).mean_logprob
 
 
-def test_pieces_joined_are_the_answer_and_stop_at_the_limit(tiny: Backbone) -> None:
-    session = watched(tiny, PaperConfig(budget=400), range(2))
-    decoding = Decoding(max_new_tokens=6)
-    pieces, answer = list(session.stream(QUESTION, decoding)), session.ask(QUESTION, decoding)
-    assert "".join(pieces).strip() == answer.text
-    assert 0 < answer.tokens <= 6
-
-
 def test_a_choice_is_the_likeliest_of_some_texts_by_their_first_tokens(tiny: Backbone) -> None:
     session, how = watched(tiny, PaperConfig(budget=400), range(3)), {"turns": [("who ?", "star")], "evidence": True}
     choices = ("red star", "blue", "two")
@@ -297,13 +289,6 @@ def test_words_need_a_transcript_and_change_nothing_without_one(tiny: Backbone) 
     assert session.intact
     assert session.clock.steps == 2
     assert same(before, session.tensors())
-
-
-def test_how_sure_an_answer_is_does_not_depend_on_how_it_was_drawn(tiny: Backbone) -> None:
-    """The probability is always that of temperature 1."""
-    session = watched(tiny, DurableConfig(budget=40), range(6))
-    greedy, drawn = (session.ask("what is first ?", Decoding(4, temperature=t)) for t in (0, 1e-4))
-    assert (drawn.text, drawn.mean_logprob) == (greedy.text, greedy.mean_logprob)
 
 
 def test_the_near_window_of_durable_holds_one_step_of_the_size_of_the_first(tiny: Backbone) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from protokv.core.build import build_memory
 from protokv.core.context import Context
 from protokv.core.memory import Memory
-from protokv.core.sharding import LayerShards, split_shape
+from protokv.core.sharding import LayerShards
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
@@ -145,12 +145,3 @@ def test_a_memory_whose_layers_look_at_each_other_is_refused_with_advice(name: s
 def test_layers_on_one_device_are_one_memory(config: MemoryConfig) -> None:
     shape = replace(whole_shape(), layer_devices=(SECOND,) * LAYERS)
     assert type(build_memory(config, shape, World(shape, 0).rotary)) is CONFIGS[config.name].memory
-
-
-def test_runs_are_the_longest_of_one_device_in_order() -> None:
-    runs = split_shape(replace(whole_shape(), layer_devices=DEVICES))
-    assert [(run.own_layers.start, run.own_layers.stop, run.device) for run in runs] == [
-        (0, 1, FIRST),
-        (1, 3, SECOND),
-        (3, 4, FIRST),
-    ]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 
@@ -18,6 +16,7 @@ from protokv.memories import DurableConfig
 from tests.fleet.recipes import KillingRecipe, MockRecipe
 from tests.mock_backbone import MockBackbone
 from tests.state.conftest import store
+from tests.video.conftest import encode
 
 __all__ = ["store"]
 
@@ -29,16 +28,8 @@ FATAL_RED = 250
 
 def write_video(path: Path, reds: Sequence[int], rate: int = 4) -> Path:
     """Write a video with one second of each redness."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=rate, bit_rate=4_000_000)
-        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
-        stream.time_base = Fraction(1, rate)
-        for red in np.repeat(reds, rate):
-            image = np.full((32, 48, 3), (red, 0, 0), np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        container.mux(stream.encode())
-    return path
+    images = (np.full((32, 48, 3), (red, 0, 0), np.uint8) for red in np.repeat(reds, rate))
+    return encode(path, (48, 32), images, rate, "mpeg4", b="4000000")
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protokv.core.backbone import Backbone
 from protokv.core.build import build_memory
 from protokv.core.rotary import rotate, unrotate
-from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
-from protokv.memories import MemoryConfig, ReKVConfig
+from protokv.memories import ReKVConfig
 from protokv.memories.rekv import ReKV, Retrieval
-from tests.conftest import watched
 from tests.core.streams import World, anchored, feed, shape_of, shown_to
 from tests.tolerance import tolerance
 
@@ -200,22 +197,3 @@ def test_the_bytes_of_the_archive_are_those_of_its_tokens() -> None:
     assert sizes["archive"] == 7 * 40 * (2 * 2 * 3 * 16 * 2 + 3 * 8)
     assert sizes["block_keys"] >= 40 * 2 * 3 * 16 * 4
     assert not memory.bounded
-
-
-def test_the_first_layer_chooses_alike_at_any_position(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose, chosen = Retrieval._choose, []
-
-    def recording(self: Retrieval, layer: int, query: Tensor) -> list[int]:
-        chosen.append((layer, self.next_position, choose(self, layer, query)))
-        return chosen[-1][2]
-
-    monkeypatch.setattr(Retrieval, "_choose", recording)
-    session = watched(tiny, MemoryConfig.of("rekv", budget=40, positions="stream"), range(30))
-    for positions in ("stream", "compact"):
-        config = MemoryConfig.of("rekv", budget=40, positions=positions)
-        other = Session.resume(tiny, config, session.clock, session.tensors())
-        other.prefill(QUESTION)
-    (stream, compact) = (entry for entry in chosen if entry[0] == 0)
-    assert stream[1] == session.clock.next_position > compact[1]
-    # The first layer's query does not depend on what was read, only on a rotation that was not removed.
-    assert stream[2] == compact[2] != list(range(len(stream[2])))

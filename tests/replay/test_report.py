@@ -98,13 +98,6 @@ def rows(memory: str, right: list[list[bool]]) -> list[AnswerRow]:
     ]
 
 
-def test_answers_that_go_together_widen_the_interval() -> None:
-    together, apart = ([[v < 5] * 10 for v in range(10)], [[q < 5 for q in range(10)] for _ in range(10)])
-    wide, narrow = (summarise(rows("durable", answers))["points"][0] for answers in (together, apart))
-    assert wide["accuracy"] == narrow["accuracy"] == 0.5
-    assert wide["high"] - wide["low"] > 2 * (narrow["high"] - narrow["low"])
-
-
 def test_a_difference_is_of_the_same_questions_and_never_without_an_interval() -> None:
     one = rows("durable", [[True, True], [True, False], [True, True]])
     found = compare_paired(one, rows("other", [[True, False], [True, False], [False]]))

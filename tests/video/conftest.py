@@ -1,7 +1,7 @@
 """Small clips made on the spot, the frame number burnt into the picture as 16 black or white blocks."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -85,6 +85,20 @@ def write(clip: Clip, path: Path) -> Path:
                 silence.pts, silence.sample_rate, silence.time_base = begin, 8000, Fraction(1, 8000)
                 output.mux(sound.encode(silence))
             output.mux(sound.encode(None))
+    return path
+
+
+def encode(
+    path: Path, size: tuple[int, int], images: Iterable[Any], rate: int, codec: str = "libx264", **options: str
+) -> Path:
+    """Write RGB pictures `[height, width, 3]` of this width and height, so many a second."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as output:
+        stream: Any = output.add_stream(codec, rate=rate, options=options)
+        stream.width, stream.height = size
+        for image in images:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        output.mux(stream.encode(None))
     return path
 
 

@@ -1,18 +1,15 @@
 """Hostile and broken files: time stamps that jump, frames that are too large, streams that appear in mid-file."""
 
-import itertools
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from protokv.errors import SourceUnreadable
 from protokv.video import open_source, read_steps
-from protokv.video.decoding import FrameDecoding
 from tests.video.conftest import Clip, number_in, write
 
 ROOT = Path(__file__).parents[2]
@@ -85,27 +82,6 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
     assert numbers[:60] == list(range(60))
     assert numbers[-1] == 59
     assert len(numbers) > 100
-
-
-@pytest.mark.parametrize("error", [IndexError, OverflowError, MemoryError])
-def test_any_error_of_pyav_while_decoding_is_damage(error, make_clip, monkeypatch):
-    calls, real = itertools.count(1), FrameDecoding.__init__
-
-    def failing(decoding, *rest, **more):
-        real(decoding, *rest, **more)
-        context = decoding._context
-
-        def decode(packet):
-            if next(calls) == 20:
-                raise error("from inside")
-            return context.decode(packet)
-
-        decoding._context = SimpleNamespace(decode=decode, flush_buffers=context.flush_buffers)
-
-    monkeypatch.setattr(FrameDecoding, "__init__", failing)
-    with open_source(make_clip("constant rate")) as source:
-        assert len(list(source.frames())) == 60
-        assert source.damage.frames_lost == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The contract of file sources, for both decoders and every container; and of their parts."""
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
@@ -156,11 +155,6 @@ def test_a_path_that_is_no_video_is_refused_in_one_line(make_clip, tmp_path):
         assert "\n" not in caught.value.message
         assert path.name != "sound.m4a" or "found audio" in caught.value.message
         assert path.name != "no-index.mp4" or "to its end" in caught.value.hint
-
-
-def test_importing_the_package_imports_no_decoder_and_no_torch():
-    code = "import sys, protokv.video; sys.exit(bool({'torch', 'decord', 'av'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # Parts of a source

@@ -86,12 +86,6 @@ def memory_of(budget: int = 41, size: int = 16, **changes: object) -> tuple[Dura
     return Durable(DurableConfig(budget=budget).with_fields(changes), shape, world.rotary), world
 
 
-def written_out(context: DecodedContext) -> SlotContext:
-    """The same slots, all of them held."""
-    keys, values = map(torch.stack, zip(*(context.read(layer) for layer in range(2)), strict=True))
-    return SlotContext(keys, values, context.bias, context.far, context.positions)
-
-
 def same_segments(one: Context, other: Context) -> bool:
     query = torch.ones(6, 2, 16)
     pairs = [(one.at(layer, query), other.at(layer, query)) for layer in range(2)]
@@ -111,31 +105,21 @@ def compare_places(one: Context, other: Context) -> None:
         assert torch.equal(places, expected)
 
 
-def test_few_prototypes_are_decoded_at_once_as_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, world = memory_of()
-    feed(memory, world, [7] * 14)
-    at_once = memory.context()
-    assert type(at_once) is SlotContext
-    monkeypatch.setattr(memory_module, "_DECODED_AT_ONCE", 0)
-    by_layer = memory.context()
-    assert isinstance(by_layer, DecodedContext)
-    assert same_segments(at_once, by_layer)
-    compare_places(at_once, by_layer)
-
-
 @pytest.mark.parametrize("begins", [0, 2**17])
 def test_what_is_decoded_where_it_is_read_is_moved_hidden_and_cut_as_if_it_were_held(
     begins: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_module, "_DECODED_AT_ONCE", 0)
     memory, world = memory_of(center_bits=8)
     memory.start(*world.sink())
     for index in range(14):
         step = world.step(index, 7)
         memory.append(replace(step, positions=step.positions + begins))
+    # Few prototypes are decoded at once.
+    held = memory.context()
+    assert type(held) is SlotContext
+    monkeypatch.setattr(memory_module, "_DECODED_AT_ONCE", 0)
     context = memory.context()
     assert isinstance(context, DecodedContext)
-    held = written_out(context)
     moving = anchored(world, 2)
     pairs = [
         (context, held),

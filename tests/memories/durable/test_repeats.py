@@ -11,9 +11,7 @@ from torch import Tensor
 
 from protokv.core.bank import FarTokens, PrototypeBank
 from protokv.core.near import NearWindow, Slots
-from protokv.memories import DurableConfig
-from protokv.memories.durable.memory import Durable
-from protokv.memories.durable.repeats import DEEP, Repeats
+from protokv.memories.durable.repeats import Repeats
 from tests.core.streams import World, shape_of
 
 
@@ -60,12 +58,3 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_four_if_it_is_
         state = repeats.live_tensors() | near.live_tensors()
         repeats = Repeats(window, shape)
         repeats.take(state)
-
-
-def test_shallow_models_and_words_have_no_weights() -> None:
-    config = DurableConfig(budget=40, words=True)
-    words = config.of_words()
-    assert words is not None
-    for layers, settings, expected in ((DEEP - 1, config, False), (DEEP, config, True), (DEEP, words, False)):
-        names = {spec.name for spec in Durable.declare(settings, shape_of(layers=layers))}
-        assert ("repeats.weight" in names) == expected

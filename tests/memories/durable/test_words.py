@@ -128,14 +128,6 @@ def test_until_the_first_eviction_words_apart_give_the_logits_of_the_whole_strea
     torch.testing.assert_close(apart, whole, **near_logits(sessions[1], whole))
 
 
-def test_a_config_without_words_says_nothing_of_them() -> None:
-    assert not [name for name in DurableConfig().to_dict() if name.startswith("words")]
-    spoken = DurableConfig().with_words(True)
-    assert MemoryConfig.from_dict(spoken.to_dict()) == spoken
-    assert spoken.changes() == DurableConfig().changes() == {}
-    assert spoken.with_fields({"words_share": 0.5}).changes() == {"words_share": 0.5}
-
-
 def test_a_word_that_is_not_finite_is_hidden_and_counted_apart_from_pictures() -> None:
     shape = shape_of()
     world = World(shape, 1)

@@ -5,7 +5,9 @@ room for a different order of adding and for nothing else. Two things are ties t
 two best costs differ by less than that ends the comparison there, and codewords that do are one.
 """
 
+import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protokv.core.bank import PrototypeBank
 from protokv.core.build import build_memory
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
@@ -253,6 +256,16 @@ def test_tokens_meet_what_earlier_ones_of_their_step_moved(rate: float, anchor: 
     fast, naive, world = both(config, shape, seed, things=things)
     for _ in watched_by_both(fast, naive, world, [20, 24, 3, 21]):
         compare_state(fast, naive)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.001, 1.0, 0.0])
+def test_idle_mass_decays_by_the_exact_floor(rate: float) -> None:
+    masses = torch.tensor([*range(1, 2001), 10**6, 2**24])
+    bank = PrototypeBank(shape_of(layers=1), len(masses))
+    bank.mass[0, 0] = masses
+    paper_rule.decay_(bank, None, step=121, config=PaperConfig(decay_rate=rate))
+    kept = 1 - Fraction(str(rate))
+    assert bank.mass[0, 0].tolist() == [math.floor(kept * mass) for mass in masses.tolist()]
 
 
 def test_a_model_in_bfloat16_is_compared_from_the_keys_it_made() -> None:
