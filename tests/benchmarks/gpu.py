@@ -214,29 +214,32 @@ def measure_steps(visit: Visit, _: int) -> None:
     for kind, budget, by_graphs in [("durable", 24, True)] if visit.tiny else cases:
         with visit.trying(memory=kind, budget=budget, by_graphs=by_graphs):
             _measure_memory(visit, backbone, kind, budget, prepared, steps, by_graphs)
-    with visit.trying(streams=4):
-        _measure_streams(visit, backbone, 24 if visit.tiny else 1000, prepared)
+    for count, chunk in ((1, 1), (4, 1), (1, 4)):
+        with visit.trying(streams=count, chunk=chunk):
+            _measure_streams(visit, backbone, 24 if visit.tiny else 6000, prepared, count, chunk)
 
 
-def _measure_streams(visit: Visit, backbone: Any, budget: int, prepared: list[Any]) -> None:
+def _measure_streams(visit: Visit, backbone: Any, budget: int, prepared: list[Any], count: int, chunk: int) -> None:
+    """Time a step of some sessions of one model in turn, or of chunks of steps."""
     from protokv.core.session import Session
     from protokv.memories import MemoryConfig
 
-    for count in (1, 4):
-        sessions = [Session.start(backbone, MemoryConfig.of("durable", budget=budget)) for _ in range(count)]
+    sessions = [Session.start(backbone, MemoryConfig.of("durable", budget=budget)) for _ in range(count)]
+    some = [prepared[i % len(prepared)] for i in range(chunk)]
 
-        def watch(i: int, sessions: list[Any] = sessions) -> None:
-            session = sessions[i % len(sessions)]
-            start_s = session.clock.steps * session.clock.step_seconds
-            session.watch_prepared([prepared[i % len(prepared)]], [start_s])
+    def watch(i: int) -> None:
+        session = sessions[i % count]
+        clock = session.clock
+        session.watch_prepared(some, [(clock.steps + n) * clock.step_seconds for n in range(chunk)])
 
-        timed(watch, 12 * count)
-        visit.say(streams=count, step_ms=timed(watch, 20)[0], peak_gib=peak())
+    timed(watch, 12 * count)
+    visit.say(streams=count, chunk=chunk, step_ms=round(timed(watch, 20)[0] / chunk, 2), peak_gib=peak())
 
 
 def _measure_memory(
     visit: Visit, backbone: Any, kind: str, budget: int, prepared: list[Any], steps: list[Any], by_graphs: bool
 ) -> None:
+    from protokv.core import graphs
     from protokv.core.decoding import Decoding
     from protokv.core.session import Session
     from protokv.memories import MemoryConfig
@@ -244,13 +247,11 @@ def _measure_memory(
     from protokv.state.writer import save
     from protokv.timings import Timings
 
+    # Those of the tower stay from case to case.
+    backbone.graphs.why_not, graphs.can_capture = "" if CUDA and by_graphs else "left out", lambda _: CUDA and by_graphs
     session, rounds = Session.start(backbone, MemoryConfig.of(kind, budget=budget)), 2 if visit.tiny else 20
     row: dict[str, Any] = {"memory": kind, "budget": budget, "by_graphs": by_graphs}
     session.timings = Timings()
-    parts = [one for one in (backbone.graphs, session._graphs, session.memory.graphs, session._reader.graphs) if one]
-    whys = [one.why_not for one in parts]
-    for one in parts:
-        one.why_not = one.why_not if by_graphs else "left out"
 
     def at() -> float:
         return session.clock.steps * session.clock.step_seconds
@@ -304,8 +305,6 @@ def _measure_memory(
     row |= {"load_s": round(moments[2] - moments[1], 3)}
     row["same_logits"] = torch.equal(back.prefill("what is red ?"), session.prefill("what is red ?"))
     visit.say(**row)
-    for one, why in zip(parts, whys, strict=True):
-        one.why_not = why
 
 
 def update(session: Any) -> None:

@@ -89,15 +89,15 @@ class DurableRule(Rule):
         while F > _WIDTH and F % 2 == 0:
             F //= 2
         self._size = B, K, F
-        self._fold = torch.zeros(2 * D, F + 2)
+        self._fold = torch.zeros(2 * D, F + 3)
         line = torch.arange(2 * D)
         self._fold[line, line % F] = draw_signs(2 * D)
         self._fold = self._fold.to(device)
         # Of all prototypes; where all are points of every step, nothing else reads them.
-        self._sketches = torch.zeros(B, K if K > WHOLE else 0, F + 2, device=device)
+        self._sketches = torch.zeros(B, K if K > WHOLE else 0, F + 3, device=device)
         # A bank is filled from the front: a state leaves out the slots behind those in use.
         self._fresh = torch.linspace(1, 2, self._sketches.shape[1], device=device)
-        self._sketches[..., F], self._sketches[..., F + 1] = -_FAR, self._fresh
+        self._sketches[..., F], self._sketches[..., F + 1], self._sketches[..., F + 2] = 1, -_FAR, self._fresh
         self._cost = torch.zeros(B, K, device=device)
         self._head = torch.arange(B, device=device)[:, None] * K
         self._line = torch.arange(B * K + 4 * WHOLE, device=device)
@@ -163,19 +163,26 @@ class DurableRule(Rule):
         """Return the sketches of centres `[..., 2 D]` of `mass` `[...]`."""
         F = self._size[2]
         z = centers @ self._fold
-        torch.sum(z[..., :F].square(), -1, out=z[..., F])
+        torch.sum(z[..., :F].square(), -1, out=z[..., F + 1])
+        z[..., F].fill_(1)
         # Merging what has no mass costs less than anything.
-        z[..., F].masked_fill_(mass == 0, -_FAR)
-        torch.reciprocal(mass.clamp(min=1), out=z[..., F + 1])
+        z[..., F + 1].masked_fill_(mass == 0, -_FAR)
+        torch.reciprocal(mass.clamp(min=1), out=z[..., F + 2])
         return z
+
+    def _turn(self, sketches: Tensor) -> Tensor:
+        """Return rows `[B, n, F + 2]` whose products with the first F + 2 numbers of other sketches are squares of
+        distances: [-2 f, |f|^2, 1] with [g, 1, |g|^2]."""
+        F = self._size[2]
+        ones, norms = sketches[..., F : F + 2].split(1, -1)
+        return torch.cat((sketches[..., :F] * -2, norms, ones), -1)
 
     def _costs(self, one: Tensor, other: Tensor) -> Tensor:
         """Return Ward's costs between sketches `[B, m, ...]` and `[B, n, ...]`."""
         F = self._size[2]
+        squares = torch.bmm(self._turn(one), other[..., : F + 2].mT)
         # A CPU adds rows of numbers that lie side by side eight times as fast.
-        norms, shares = other[..., F:].mT.contiguous().chunk(2, 1)
-        squares = torch.baddbmm(one[..., F, None] + norms, one[..., :F], other[..., :F].mT, alpha=-2)
-        return squares.div_(one[..., F + 1, None] + shares)
+        return squares.div_(one[..., F + 2, None] + other[..., None, :, F + 2].contiguous())
 
     def _candidates(self, heads: slice, tokens: Tensor, limits: Limits, C: int) -> Tensor:
         """Return the rows of the C prototypes of each of these heads with the least known costs, to each other or to
@@ -184,16 +191,20 @@ class DurableRule(Rule):
         T, sketches, known = tokens.shape[1], self._sketches[heads], self._cost[heads]
         turns = -(-T // IN_TURN)
         some = torch.add(self._line[turns : 2 * turns], limits.step, alpha=turns).remainder_(K)
-        ours = torch.cat((tokens, sketches.index_select(1, some)), 1)
+        turned = sketches.index_select(1, some)
+        ours = self._turn(torch.cat((tokens, turned), 1))
         # A token of no mass is far from all.
         ours[..., F].abs_()
-        # Of each prototype the least cost to any of these, and of those in turn to any prototype.
+        # Of each prototype the least cost to any of these, and of those in turn to any prototype. Every token counts
+        # as one here, so its nearest one is found before anything is divided.
         least, of_turns = torch.empty_like(known), []
         for part in self._parts(K, ours.shape[0] * ours.shape[1]):
-            costs = self._costs(ours, sketches[:, part])
+            share = sketches[:, None, part, F + 2]
+            near, costs = torch.bmm(ours, sketches[:, part, : F + 2].mT).split((T, turns), 1)
+            costs.div_(turned[..., F + 2, None] + share)
+            torch.minimum(near.amin(1).div_(share[:, 0] + 1), costs.amin(1), out=least[:, part])
             itself = some[:, None] == self._line[part]
-            of_turns.append(costs[:, T:].masked_fill_(itself, _NEVER).amin(2))
-            torch.amin(costs, 1, out=least[:, part])
+            of_turns.append(costs.masked_fill_(itself, _NEVER).amin(2))
         known.index_copy_(1, some, of_turns[0] if len(of_turns) == 1 else torch.stack(of_turns).amin(0))
         torch.minimum(known, least, out=least)
         bank = self._bank
@@ -208,8 +219,8 @@ class DurableRule(Rule):
 
         Args:
             centers: `[B, n, 2 D]` float32, of prototypes and, after these, of tokens.
-            sketch: `[B, n, F + 2]` float32: F numbers, their square sum (below all others where there is no mass), and
-                1 / mass.
+            sketch: `[B, n, F + 3]` float32: F numbers, 1, the square sum of the numbers (below all others where there
+                is no mass), and 1 / mass.
             rows: `[B, n, 2 + P]` int64, as `DurableBank.rows`, which those returned fit.
             limits: what is kept.
             C: how many stay.
