@@ -89,9 +89,9 @@ class DurableRule(Rule):
         while F > _WIDTH and F % 2 == 0:
             F //= 2
         self._size = B, K, F
-        self._fold = torch.zeros(2 * D, F + 3)
+        self._fold, self._one = torch.zeros(F + 3, 2 * D), torch.eye(F + 3)[F].to(device)
         line = torch.arange(2 * D)
-        self._fold[line, line % F] = draw_signs(2 * D)
+        self._fold[line % F, line] = draw_signs(2 * D)
         self._fold = self._fold.to(device)
         # Of all prototypes; where all are points of every step, nothing else reads them.
         self._sketches = torch.zeros(B, K if K > WHOLE else 0, F + 3, device=device)
@@ -162,9 +162,8 @@ class DurableRule(Rule):
     def _sketch(self, centers: Tensor, mass: Tensor) -> Tensor:
         """Return the sketches of centres `[..., 2 D]` of `mass` `[...]`."""
         F = self._size[2]
-        z = centers @ self._fold
+        z = torch.nn.functional.linear(centers, self._fold, self._one)
         torch.sum(z[..., :F].square(), -1, out=z[..., F + 1])
-        z[..., F].fill_(1)
         # Merging what has no mass costs less than anything.
         z[..., F + 1].masked_fill_(mass == 0, -_FAR)
         torch.reciprocal(mass.clamp(min=1), out=z[..., F + 2])
@@ -181,8 +180,7 @@ class DurableRule(Rule):
         """Return Ward's costs between sketches `[B, m, ...]` and `[B, n, ...]`."""
         F = self._size[2]
         squares = torch.bmm(self._turn(one), other[..., : F + 2].mT)
-        # A CPU adds rows of numbers that lie side by side eight times as fast.
-        return squares.div_(one[..., F + 2, None] + other[..., None, :, F + 2].contiguous())
+        return squares.div_(one[..., F + 2, None] + other[..., None, :, F + 2])
 
     def _candidates(self, heads: slice, tokens: Tensor, limits: Limits, C: int) -> Tensor:
         """Return the rows of the C prototypes of each of these heads with the least known costs, to each other or to
