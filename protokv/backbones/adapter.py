@@ -26,7 +26,6 @@ from protokv.core.decoder import Decoder
 from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind, declare_layers
 from protokv.core.packing import check_shapes
-from protokv.core.parts import concatenate
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache
 from protokv.core.tensors import TensorSpec
@@ -105,8 +104,7 @@ class Adapter(Backbone):
         self.default_fps = float(getattr(model.config, "protokv_fps", self.usual_fps))
         self.identity = identity
         self.max_position = getattr(config, "max_position_embeddings", None)
-        # Embeddings are not quantised in a quantised model.
-        self.dtype = self._embedding.weight.dtype
+        self.dtype = self._embedding.weight.dtype  # embeddings are not quantised in a quantised model
         # Where every layer has an embedding of every token too, that of the model ends with the bits of the token's id.
         self._id_size = 4 // self.dtype.itemsize if getattr(config, "hidden_size_per_layer_input", None) else 0
         self._padding_id = getattr(config, "pad_token_id", None) or 0
@@ -218,10 +216,7 @@ class Adapter(Backbone):
         return torch.cat((embedding, (token - self._padding_id).int()[:, None].view(embedding.dtype)), 1)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the model's own angles, on the device of the positions.
-
-        With several components, M-RoPE assigns one to each frequency band.
-        """
+        """Return the model's own angles, on the device of the positions."""
         return self._decoder.angles(positions)
 
     def forward(self, embeddings: Tensor, positions: Tensor, cache: Any, *, steps: Sequence[StepTokens] = ()) -> Tensor:
@@ -289,8 +284,7 @@ class Adapter(Backbone):
             texts = self.frame_texts(time_s)
             own = own.to(self.device)
             if self._id_size:
-                # Layers take visual tokens for padding.
-                own = pad(own, (0, self._id_size))
+                own = pad(own, (0, self._id_size))  # layers take visual tokens for padding
             if texts == ("", ""):
                 # The next pictures overwrite the result of a graph.
                 found.append(StepTokens(own.clone(), step.grid))
@@ -303,7 +297,7 @@ class Adapter(Backbone):
     def _join_pixels(self, steps: Sequence[PreparedStep]) -> Tensor:
         """Return the pixels of some steps, one after the other, as the vision tower takes them."""
         # Cast after the copy: a copy that casts waits.
-        return concatenate([step.pixels.to(self.device, non_blocking=True) for step in steps]).to(self.dtype)
+        return torch.cat([step.pixels.to(self.device, non_blocking=True) for step in steps]).to(self.dtype)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of plain text."""

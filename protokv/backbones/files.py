@@ -33,8 +33,7 @@ _SAMPLE_BYTES: Final = 1 << 16
 _SAMPLES: Final = 16
 # Fields of a config that do not change the model's arithmetic.
 _VOLATILE: Final = frozenset({"transformers_version", "dtype", "torch_dtype", "_name_or_path", "_attn_implementation"})
-# The longest header that the safetensors library reads.
-_HEADER_BYTES: Final = 100_000_000
+_HEADER_BYTES: Final = 100_000_000  # the longest header that the safetensors library reads
 
 
 def read_model_file(path: str, filename: str) -> dict[str, Any]:
@@ -131,8 +130,7 @@ def find_families() -> dict[str, EntryPoint]:
 
 # The files of a model besides its weights. No code, and no weights in other formats.
 SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
-# Seconds to wait for the hub; its own client waits 10 s a request, and tries five times.
-PATIENCE_S = 3.0
+PATIENCE_S = 3.0  # seconds to wait for the hub; its own client waits 10 s a request, and tries five times
 
 
 def download(name: str, check: Callable[[Path], None], revision: str | None = None) -> Path:

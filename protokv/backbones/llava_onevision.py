@@ -18,15 +18,13 @@ from protokv.core.backbone import PreparedStep, Turn
 from protokv.core.context import Context
 from protokv.core.step import StreamClock
 
-# Stands for the newline among token ids; no vocabulary has this id.
-NEWLINE = -1
+NEWLINE = -1  # stands for the newline among token ids; no vocabulary has this id
 
 
 class LlavaOnevision(Adapter):
     """LLaVA-OneVision of any size, with the vision tower and the language model that its config names."""
 
-    # Appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame.
-    usual_fps = 0.5
+    usual_fps = 0.5  # appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame
     words_form: ClassVar[tuple[str, str, str]] = ("\n", "{}\n", "")
 
     def __init__(self, model: Any, *parts: Any) -> None:

@@ -264,10 +264,7 @@ def identify(path: str, name: str, config: Any, placement: Placement, digest: st
 
 
 def find_devices(model: Any, modules: Sequence[str]) -> list[torch.device] | None:
-    """Find the devices on which a spread model computes some of its modules; None if it is on one device.
-
-    Modules offloaded to host memory or disk are computed on the first real device.
-    """
+    """Find where a spread model computes some modules, offloaded ones on its first device; None: it is on one."""
     placed: dict[str, Any] | None = getattr(model, "hf_device_map", None)
     if not placed or len(set(placed.values())) == 1:
         return None

@@ -34,15 +34,12 @@ FEWEST_TOKENS, MOST_TOKENS = 128, 768
 class PixelConfig:
     """Settings of the preparation of frames of a Qwen family, read from its preprocessor files."""
 
-    # patch_size, merge_size, temporal_patch_size: pixels per patch side, patches per token side, frames per token
-    patch_size: int = 14
-    merge_size: int = 2
-    temporal_patch_size: int = 2
-    # min_pixels, max_pixels: area of a resized frame
-    min_pixels: int = FEWEST_TOKENS * 28 * 28
+    patch_size: int = 14  # pixels per side of a patch
+    merge_size: int = 2  # patches per side of a token
+    temporal_patch_size: int = 2  # frames per token
+    min_pixels: int = FEWEST_TOKENS * 28 * 28  # area of a resized frame
     max_pixels: int = MOST_TOKENS * 28 * 28
-    # mean, std: per channel, for values in [0, 1]
-    mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
+    mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)  # per channel, for values in [0, 1]
     std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
     resample: int = 3  # PIL's number of the resampling filter
     strict: bool = False  # no frame exceeds `max_pixels`; the published rounding may, under a low limit
@@ -179,10 +176,7 @@ class TimedGrid(Backbone):
     def step_positions(
         self, tokens: StepTokens, *, origin: int, start: int, index: int, time_s: float
     ) -> StepPositions:
-        """Return (t, h, w) of every token: time or patches since the start, row, column, each from `origin`.
-
-        Words begin after the highest position so far.
-        """
+        """Return (t, h, w) of each token: time or patches since the start, row, column, from `origin`; words follow."""
         per_second = self._tokens_per_second
         # The small term undoes rounding errors of sums such as 3 * 0.1. transformers truncates, too.
         t = index if per_second is None else int(time_s * per_second + 1e-6)
