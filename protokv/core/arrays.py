@@ -11,10 +11,8 @@ _WIDE = torch.complex128
 
 
 def write_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
-    """Write `new` `[n, F]` or `[n]` into rows `[n]` of `held` `[N, F]` or `[N]`.
-
-    Rows are written as wide elements where they fit: a CPU moves one element after another.
-    """
+    """Write `new` `[n, F]` or `[n]` into rows `[n]` of `held` `[N, F]` or `[N]`."""
+    # A CPU moves one element after another, so they are wide where they fit.
     if held.ndim == 2 and held.shape[1] * held.itemsize % _WIDE.itemsize == 0:
         # The strides of a single row are arbitrary and may forbid the wide view; a flat view has stride 1.
         held = held.view(_WIDE)

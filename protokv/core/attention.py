@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from protokv.core import kernels
-from protokv.core.context import Context, EmptyContext, Segment
+from protokv.core.context import Context, Segment
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
-NAME: Final = "protokv"
-"""The name of our attention in transformers, where `protokv.core.stream_cache` registers it."""
+NAME: Final = "protokv"  # the name of our attention in transformers, where `protokv.core.stream_cache` registers it
 
 
 def attend(
@@ -54,10 +53,7 @@ def attend(
 
 
 def causal_mask(queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
-    """Return the mask of the last `queries` of some tokens, for the `groups` query heads of a KV head.
-
-    It is `[1, groups * queries, tokens]` float32, 0 or `-inf`; None if one token sees everything.
-    """
+    """Return the mask of the last `queries` of some tokens, `[1, groups * queries, tokens]` float32; None: no need."""
     if queries == 1:
         return None
     mask = torch.full((groups, queries, tokens), -torch.inf, device=device).triu_(tokens - queries + 1)
@@ -84,9 +80,8 @@ class Masks:
             if mask is None:
                 made = causal_mask(queries, tokens, groups, device)
             else:
-                seen = mask if mask.dtype == torch.bool else None
-                floats = mask.float() if seen is None else torch.zeros(seen.shape, device=device)
-                made = (floats if seen is None else floats.masked_fill_(~seen, -torch.inf)).repeat(groups, 1)[None]
+                is_bool, none = mask.dtype == torch.bool, torch.zeros(mask.shape, device=device)
+                made = (none.masked_fill_(~mask, -torch.inf) if is_bool else mask.float()).repeat(groups, 1)[None]
             # Masks of earlier forwards are not needed again. The mask is held, so that no other has its address.
             self._made = {key: held for key, held in self._made.items() if key[:-1] == wanted[:-1]}
             self._made[wanted] = mask, made
@@ -94,20 +89,14 @@ class Masks:
 
 
 class Room:
-    """Room of one size for the tokens of an answer: forwarding them is the same operations, wherever they stand.
+    """Room of one size for the tokens of an answer: forwarding them is the same operations, wherever they stand."""
 
-    Attributes:
-        first, begin: `[1]` int64 on the device: the position of the first token, and how many there are before those
-            being forwarded.
-        slots: of the tokens being forwarded, `[T]` int64.
-        mask: 0 for the slots that each of them sees, else `-inf`, `[T, capacity]` float32.
-    """
-
-    slots: Tensor
-    mask: Tensor
+    slots: Tensor  # of the tokens being forwarded, `[T]` int64
+    mask: Tensor  # 0 for the slots that each of them sees, else `-inf`, `[T, capacity]` float32
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity
+        # The position of the first token, and how many there are before those being forwarded.
         self.first, self.begin = torch.zeros(2, 1, dtype=torch.int64, device=device)
         self._line = torch.arange(capacity, device=device)
 
@@ -119,7 +108,7 @@ class Room:
 
 
 class LayerTokens:
-    """Keys and values of the n tokens of one layer since a context was taken, with room for more."""
+    """Keys and values of the n tokens of one layer since a context was taken."""
 
     room: Room | None = None  # of the whole answer; None: it grows
 
@@ -133,36 +122,22 @@ class LayerTokens:
     def clear(self) -> None:
         """Forget all tokens."""
         self.keys, self.values, self.length = None, None, 0
-        # Room for more tokens than there are, and what the present forward reads of the context.
-        self._room: tuple[Tensor, Tensor] | None = None
-        self._segments: Sequence[Segment] | None = None
+        self._segments: Sequence[Segment] | None = None  # what the present forward reads of the context
 
     def fork(self) -> Self:
-        """Return the same tokens; nothing is copied until it takes more."""
+        """Return the same tokens; nothing is copied."""
         other = copy(self)
-        other._room = other._segments = None
+        other._segments = None
         return other
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add `[..., H, T, D]`, rotated as the model made them; return all, `[..., H, n, D]`, or all of its room."""
         if self.room is not None:
             return self._write(keys, values, self.room)
-        start, self.length, self._segments = self.length, self.length + keys.shape[-2], None
-        if not start:
-            # A whole step is kept as the model made it.
-            self.keys, self.values = keys, values
-            return keys, values
-        if self._room is None or self._room[0].shape[-2] < self.length:
-            assert self.keys is not None
-            assert self.values is not None
-            size = (*keys.shape[:-2], max(2 * start, self.length + 32), keys.shape[-1])
-            self._room = keys.new_empty(size), values.new_empty(size)
-            self._room[0].narrow(-2, 0, start).copy_(self.keys)
-            self._room[1].narrow(-2, 0, start).copy_(self.values)
-        self._room[0].narrow(-2, start, keys.shape[-2]).copy_(keys)
-        self._room[1].narrow(-2, start, keys.shape[-2]).copy_(values)
-        self.keys, self.values = (held.narrow(-2, 0, self.length) for held in self._room)
-        return self.keys, self.values
+        if self.keys is not None and self.values is not None:
+            keys, values = torch.cat((self.keys, keys), -2), torch.cat((self.values, values), -2)
+        self.keys, self.values, self.length, self._segments = keys, values, keys.shape[-2], None
+        return keys, values
 
     def _write(self, keys: Tensor, values: Tensor, room: Room) -> tuple[Tensor, Tensor]:
         if self.keys is None or self.values is None:
@@ -184,11 +159,8 @@ class LayerTokens:
         n = abs(tokens_to_remove)
         if n > self.length:
             raise ValueError(f"only the {self.length} tokens since the last commit can be removed, not {n}")
-        if n:
-            assert self.keys is not None
-            assert self.values is not None
-            self.length -= n
-            self.keys, self.values, self._room = self.keys[..., :-n, :], self.values[..., :-n, :], None
+        if n and self.keys is not None and self.values is not None:
+            self.keys, self.values, self.length = self.keys[..., :-n, :], self.values[..., :-n, :], self.length - n
 
 
 class TokenCache:
@@ -203,7 +175,7 @@ class TokenCache:
 
     def __init__(self, layers: int) -> None:
         self.layers = [LayerTokens(number) for number in range(layers)]
-        self.context: Context = EmptyContext()  # what new tokens attend to besides each other
+        self.context: Context = Context()  # what new tokens attend to besides each other
         self.masks = Masks()
 
     @property
@@ -258,10 +230,7 @@ class TokenCache:
         return x
 
     def read_all(self) -> tuple[Tensor, Tensor]:
-        """Return keys, rotated as the model made them, and values of all layers, `[L, H, n, D]` each, on one device.
-
-        ConfigError: the layers differ in size.
-        """
+        """Return keys and values of all layers, `[L, H, n, D]` each, on one device. ConfigError: sizes differ."""
         each = [layer.read() for layer in self.memory_layers]
         if len({keys.shape for keys, _ in each}) > 1:
             raise ConfigError("its layers with full attention differ in size, so one memory cannot serve them")

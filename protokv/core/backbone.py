@@ -30,18 +30,15 @@ from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.errors import ConfigError, QuestionError
 from protokv.texts import MOST_QUESTION_CHARACTERS, admit_question
 
-MOST_WORDS: Final = 1024
-"""The most tokens of what was said in a step; the rest is cut off."""
+MOST_WORDS: Final = 1024  # the most tokens of what was said in a step; the rest is cut off
 
 MOST_QUESTION_TOKENS: Final = 4096
 """A question of this length takes seconds on a CPU, and its keys and values little memory."""
 
-Turn = tuple[str, str]
-"""An earlier question of a conversation, and its answer."""
+Turn = tuple[str, str]  # an earlier question of a conversation, and its answer
 
 
-# A commit of a hub model: nothing that could be a path.
-HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]
+HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]  # of a hub model: nothing that could be a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +69,25 @@ class Backbone(ABC):
     """A vision-language model that reads steps and text at given positions."""
 
     identity: BackboneIdentity  # name, family and digests of the model
-    # layers, kv_heads, head_size, position_components: `L`, `H`, `D`, `P` of the keys and values of its layers with
-    # full attention
-    layers: int
-    kv_heads: int
-    head_size: int
-    position_components: int
+    layers: int  # L, those with full attention, as in the next three
+    kv_heads: int  # H
+    head_size: int  # D
+    position_components: int  # P
     layer_kinds: Sequence[LayerKind] = ()  # of all layers of the model; empty: all have full attention
     frames_per_step: int  # sampled frames that make one step
     default_fps: float  # the sampling rate of its training, in frames per second
     stop_ids: frozenset[int]  # tokens that end an answer
     decoding: Decoding = Decoding()  # how the model was published to answer; greedily if nothing is said
     notice: str = ""  # what it cannot read, in one line for its user; empty: it reads any video
-    # the position components that grow with the stream; the others stay within the grid of a step
-    moving: Sequence[int] = (0,)
-    # number of positions that the model was trained on; None if its config does not say
-    max_position: int | None = None
-    # the layers whose attention shows the evidence of an answer; None: not measured
-    reading_layers: Sequence[int] | None = None
+    moving: Sequence[int] = (0,)  # position components that grow with the stream; others stay within the grid of a step
+    max_position: int | None = None  # number of positions that it was trained on; None: its config does not say
+    reading_layers: Sequence[int] | None = None  # whose attention shows the evidence of an answer; None: not measured
     converses: bool = True  # whether the model was trained on conversations and system prompts
-    # of the preparation of frames, plain JSON; `inspect` shows them. `frame_tokens` is the number of visual tokens of a
-    # step, or the most of them; Qwen families have it only if it was asked for
+    # of the preparation of frames, plain JSON; `frame_tokens`, if known, is the most visual tokens of a step
     settings: Mapping[str, int | float | str]
     dtype: torch.dtype  # of embeddings, keys and values
-    # of embeddings, positions and results, and of all layers unless `layer_devices` says otherwise
-    device: torch.device
-    # device of each layer if the model is spread over several; None: all on `device`
-    layer_devices: Sequence[torch.device] | None = None
+    device: torch.device  # of embeddings, positions and results, and of layers unless `layer_devices` says otherwise
+    layer_devices: Sequence[torch.device] | None = None  # of each layer of a spread model; None: all on `device`
     graphs: Graphs | None = None  # of its vision tower
     why_eager: str = ""  # why `forward` cannot be captured as a graph (`protokv.core.graphs`); empty: it can
 
@@ -113,10 +102,7 @@ class Backbone(ABC):
         return cls.load(path, name, config, placement).identity
 
     def limit_frames(self, tokens: int) -> None:
-        """Set the most visual tokens of a step, once, before the first session; `settings` then say so.
-
-        This default is for families whose frames have one size. ConfigError: it takes no frames of this cost.
-        """
+        """Set the most visual tokens of a step, once, before a session. ConfigError: it cannot."""
         own = self.settings.get("frame_tokens")
         check_cost(self.identity.name, [own] if isinstance(own, int) else [], tokens)
 
@@ -212,10 +198,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def embed_steps(self, steps: Sequence[PreparedStep], times_s: Sequence[float]) -> list[StepTokens]:
-        """Run steps through the vision tower together; they do not see each other there.
-
-        `times_s` are the mean stream times of the frames of each, for families that write them as text.
-        """
+        """Run steps through the vision tower, none seeing another; `times_s`, of their frames, may become text."""
 
     def embed_step(self, images: np.ndarray[Any, np.dtype[np.uint8]], time_s: float = 0.0) -> StepTokens:
         """Return the tokens of one step from its frames."""
@@ -306,10 +289,7 @@ class Backbone(ABC):
         return line[:, None].expand(-1, self.position_components)
 
     def new_cache(self, held: Mapping[str, Tensor] | None = None) -> TokenCache:
-        """Return the layers of the model before the first token, or with what `TokenCache.tensors` returned.
-
-        StateCorrupt: the layers of this model hold nothing of the kind.
-        """
+        """Return its layers without a token, or with what `TokenCache.tensors` returned. StateCorrupt: they lack it."""
         check_shapes(held or {}, ())
         return TokenCache(self.layers)
 

@@ -1,7 +1,4 @@
-"""`PrototypeBank`: the far memory, K prototypes for every layer and KV head; `Rule`: how tokens enter it.
-
-Prototypes are addressed by their row in the flat view `[L * H * K]`.
-"""
+"""`PrototypeBank`: K prototypes for each layer and head, by their row in `[L * H * K]`; `Rule`: how tokens enter it."""
 
 from __future__ import annotations
 
@@ -181,13 +178,9 @@ def _quantiles(values: Tensor) -> list[float]:
 
 
 class Rule(StatePart):
-    """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place.
+    """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place."""
 
-    Attributes:
-        told: how many numbers the host tells it on the device in a step.
-    """
-
-    told: ClassVar[int] = 0
+    told: ClassVar[int] = 0  # how many numbers the host tells it on the device in a step
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -199,8 +192,7 @@ class Rule(StatePart):
         """Make the rule over an empty bank of K >= 1 prototypes for each of the heads of `shape`."""
 
     def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
-        """See a step before it enters the near window. `before` returns the tokens of the step before it that the
-        window holds."""
+        """See a step before it enters the near window; `before` returns what that holds of the step before it."""
         return
 
     def tell(self, move: Move) -> Sequence[float]:
@@ -212,8 +204,7 @@ class Rule(StatePart):
         """Put evicted tokens into the bank while step `step` is appended, of which the host `told` float64 numbers."""
 
     def maintain_(self, newest: Callable[[], FarTokens], step: int) -> None:
-        """Maintain the bank once a step, after its tokens. `newest` returns the tokens of the newest step that are in
-        the near window."""
+        """Maintain the bank once a step, after its tokens; `newest` returns what the window has of the newest step."""
         return
 
     def live_tensors(self) -> dict[str, Tensor]:

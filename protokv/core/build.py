@@ -52,10 +52,7 @@ def choose_rotary(backbone: Backbone, config: MemoryConfig) -> Rotary:
 
 
 def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Memory:
-    """Return the empty memory that the config names, split by layers if these are on several devices.
-
-    ConfigError: the config does not fit the model. OutOfMemory: the memory does not fit the device.
-    """
+    """Return the empty memory of a config. ConfigError: it does not fit the model. OutOfMemory: nor the device."""
     cls = config.memory
     wanted = sum(spec.nbytes for spec in cls.declare(config, shape))
     there = sum(map(device_bytes, set(shape.layer_devices or (shape.device,))))

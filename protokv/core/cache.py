@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protokv.core.attention import NAME, Masks
 from protokv.core.build import build_memory
-from protokv.core.context import EMPTY, Context, EmptyContext, Segment
+from protokv.core.context import EMPTY, Context, Segment
 from protokv.core.decoder import Decoder
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.settings import MemoryConfig
@@ -51,10 +51,7 @@ class MemoryCache(StreamCache):
     steps: int  # that the memory has taken
 
     def __init__(self, model_or_config: Any, config: MemoryConfig, sink: int) -> None:
-        """Make it empty; the memory is made at the first commit. `sink` is as in `protokv.Cache`.
-
-        ConfigError: the model has layers or attention that no memory serves, or the memory needs a session.
-        """
+        """Make it empty, as `protokv.Cache`. ConfigError: no memory serves the model, or this one needs a session."""
         self.decoder = Decoder(model_or_config)
         refuse_memory(config)
         super().__init__(self.decoder.config)
@@ -69,7 +66,7 @@ class MemoryCache(StreamCache):
         self._settled, self.seen, self.steps = {}, 0, 0
         # Positions are read from the device only when a question needs them.
         self._next_position = torch.zeros((), dtype=torch.int64)
-        self._take_context(EmptyContext())
+        self._take_context(Context())
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens, of those since the last commit; ValueError if there are not so many."""
@@ -114,9 +111,7 @@ class MemoryCache(StreamCache):
         Raises:
             ConfigError: a prefix is not the first commit, the layers differ in size, or a fork is no longer current.
         """
-        layers = self.memory_layers
-        T = self.length
-        if not T:
+        if not (T := self.length):
             return
         self._check_current()
         if prefix and self.memory is not None:
@@ -125,13 +120,10 @@ class MemoryCache(StreamCache):
         positions = self._take_positions(T, keys.device)
         if coordinates is None:
             coordinates = torch.full((T, 2), 0.5, device=keys.device)
-        first = 0
-        memory = self.memory
+        memory, first = self.memory, 0
         if memory is None:
-            first = T if prefix else min(self.sink, T)
-            _, H, _, D = keys.shape
-            devices = [layer.device for layer in layers]
-            shape = self._shape(H, D, positions.shape[1], first, keys.dtype, devices)
+            first, devices = T if prefix else min(self.sink, T), [layer.device for layer in self.memory_layers]
+            shape = self._shape(keys.shape[1], keys.shape[3], positions.shape[1], first, keys.dtype, devices)
             memory = build_memory(self.config, shape, self.decoder.angles)
             memory.start(keys[:, :, :first], values[:, :, :first])
         if first < T:
@@ -166,7 +158,7 @@ class MemoryCache(StreamCache):
         for layer in other.memory_layers:
             layer.owner = other
         other.masks = Masks()
-        other._take_context(EmptyContext() if other.memory is None else other.memory.context())
+        other._take_context(Context() if other.memory is None else other.memory.context())
         return other
 
     def step(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,14 @@ no memory and no model. Letters: L layers, H KV heads, N slots, F far slots, D h
 Compact positions show a stream of any length at the positions that a model was trained on. The near window moves as a
 block and keeps the distances inside it; older tokens stand before it, every distinct time one position apart, the
 newest next to the window. Near keys stay as they are: queries are rotated by one angle instead. Far keys are rotated in
-each layer when it is first read. Only the device knows how far anything moves, and nothing waits for it.
+each layer as it is read. Only the device knows how far anything moves, and nothing waits for it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,9 +31,8 @@ EMPTY = -1e30
 class Segment:
     """Slots of one layer that attention reads in one product."""
 
-    # keys, values: `[H, N, D]`, model dtype, finite even in free slots; may have `kernels.COLUMNS` behind them
-    keys: Tensor
-    values: Tensor
+    keys: Tensor  # `[H, N, D]`, model dtype, finite even in free slots; may have `kernels.COLUMNS` behind them
+    values: Tensor  # the same
     bias: Tensor  # `[H, N]` float32, added to the logits: `EMPTY` free, `0` exact token, `log n_k` pseudo-token
     # cos and sin, `[D]` float32; queries are rotated by it before they meet these keys
     query_rotation: tuple[Tensor, Tensor] | None = None
@@ -46,32 +45,27 @@ class Anchoring:
     rotary: PreciseRotary  # angles that add up at any position
     origin: int  # position of the first visual token of the stream
     end: int  # the position after everything seen, above 0
-    # the position components that grow with the stream. The first one is time (or the index of a token)
-    moving: Sequence[int] = (0,)
-    # time at which the near window begins, if a context of other layers determined it; None: this one does
-    near: int | None = None
+    moving: Sequence[int] = (0,)  # position components that grow with the stream, first time (or the index of a token)
+    near: int | None = None  # time at which the near window begins, if other layers determined it; None: these do
 
 
-class Context(ABC):
-    """The tokens that the layers of a model may attend to besides those that are being forwarded."""
+class Context:
+    """The tokens that layers may attend to besides those being forwarded; as it is none, as for the prompt prefix."""
 
     # Both are `[]` int64 tensors if only the device knows them.
     shift: int | Tensor = 0  # how much less than in the stream the moving components of tokens forwarded after it are
     next_position: int | Tensor | None = None  # where text after the video starts; None: after the stream
 
-    @abstractmethod
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """Return what one layer reads.
 
         A retrieval memory chooses by `query` `[Hq, T, D]`, rotated, of the tokens being forwarded. Layers are asked in
         order, each once a forward.
         """
+        return ()
 
     def positions_at(self, layer: int) -> Tensor | None:
-        """Return stream positions `[H, N, P]` int64 of the slots that `at` returns, in that order.
-
-        Free slots hold any number. None: the context has no slots or does not know their positions.
-        """
+        """Return stream positions `[H, N, P]` int64 of the slots that `at` returns, any of free ones; None: unknown."""
         return None
 
     def before(self, time: int) -> Context:
@@ -86,20 +80,8 @@ class Context(ABC):
         """Return the same tokens at consecutive positions; `span` are set aside for older ones, None: those needed."""
         raise ValueError("this context does not know the positions of its slots")
 
-    @abstractmethod
     def visible_tokens(self) -> int:
         """Return the number of slots in use, in the layer and head that has most."""
-
-
-class EmptyContext(Context):
-    """No slots: the context of the prompt prefix."""
-
-    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
-        """Return nothing."""
-        return ()
-
-    def visible_tokens(self) -> int:
-        """Return 0."""
         return 0
 
 
@@ -139,11 +121,7 @@ class SlotContext(Context):
     # returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are seldom asked for
     positions: Callable[[], Tensor] | None = None
     until: int | None = None  # where tokens follow that were hidden by `before`, their earliest time
-    # keys and values with the columns of this bias, as of `kernels.with_columns`, where they are at hand
-    rows: tuple[Tensor, Tensor] | None = None
-    # Computed once for all layers and all tokens of an answer.
-    _finite: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
-    _columns: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
+    rows: tuple[Tensor, Tensor] | None = None  # keys and values of `kernels.with_columns`, where they are at hand
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
         """Return the slots of this layer."""
@@ -157,20 +135,21 @@ class SlotContext(Context):
         if self.rows is not None:
             keys, values = (held[layer][:, part] for held in self.rows)
         elif kernels.takes_columns(keys.shape[-1], keys.dtype, keys.device):
-            if not self._columns:
-                self._columns.append(kernels.bias_columns(self.bias, keys.shape[-1] ** -0.5, keys.dtype))
-            keys, values = kernels.with_columns(keys, values, self._columns[0][layer][:, part])
-        return Segment(keys, values, self.finite_bias()[layer][:, part], query_rotation)
+            keys, values = kernels.with_columns(keys, values, self._columns[layer][:, part])
+        return Segment(keys, values, self._finite_bias[layer][:, part], query_rotation)
 
     def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Return keys and values `[H, n, D]` of some slots of a layer."""
         return self.keys[layer][:, part], self.values[layer][:, part]
 
-    def finite_bias(self) -> Tensor:
-        """Return the bias `[L, H, N]` float32 with `EMPTY` in place of `-inf`."""
-        if not self._finite:
-            self._finite.append(self.bias.clamp(min=EMPTY))
-        return self._finite[0]
+    # Both are computed once for all layers and all tokens of an answer.
+    @cached_property
+    def _finite_bias(self) -> Tensor:
+        return self.bias.clamp(min=EMPTY)
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        return kernels.bias_columns(self.bias, self.keys.shape[-1] ** -0.5, self.keys.dtype)
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return the stream positions of this layer's slots."""
@@ -259,24 +238,19 @@ class CompactContext(Context):
     slots: SlotContext  # the slots at their stream positions
     anchoring: Anchoring  # the model and the stream
     moves: Tensor  # `[L, H, F]` int64, added to the moving components of each far slot
-    # cos and sin `[D]` of `shift` positions; queries are rotated by it for the near window
-    near_rotation: tuple[Tensor, Tensor]
-    # shift, next_position: `[]` int64
-    shift: Tensor
-    next_position: Tensor
-    _rotated: dict[int, Segment] = field(default_factory=dict, init=False, repr=False, compare=False)
+    near_rotation: tuple[Tensor, Tensor]  # cos and sin `[D]` of `shift` positions, for queries of the near window
+    shift: Tensor  # `[]` int64
+    next_position: Tensor  # `[]` int64
 
     def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
-        """Return older slots, rotated to where they are shown when this layer is first read, and the near window."""
+        """Return older slots, rotated to where they are shown, and the near window."""
         slots, far = self.slots, self.slots.far
-        if layer not in self._rotated:
-            shown = slots.segment(layer, slice(0, far.stop))
-            if far.stop > far.start:
-                keys = shown.keys.clone(memory_format=torch.contiguous_format)
-                rotate_by_moves_(keys[:, far], self.moves[layer], self.anchoring.rotary, self.anchoring.moving)
-                shown = replace(shown, keys=keys)
-            self._rotated[layer] = shown
-        return self._rotated[layer], slots.segment(layer, slice(far.stop, None), self.near_rotation)
+        shown = slots.segment(layer, slice(0, far.stop))
+        if far.stop > far.start:
+            keys = shown.keys.clone(memory_format=torch.contiguous_format)
+            rotate_by_moves_(keys[:, far], self.moves[layer], self.anchoring.rotary, self.anchoring.moving)
+            shown = replace(shown, keys=keys)
+        return shown, slots.segment(layer, slice(far.stop, None), self.near_rotation)
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return the stream positions of the slots, not where they are shown."""

@@ -14,8 +14,7 @@ from protokv.errors import ConfigError
 
 FinishReason = Literal["stop", "length", "repetition"]
 
-# Room for a whole answer is allocated before its first token.
-MOST_NEW_TOKENS = 16_384
+MOST_NEW_TOKENS = 16_384  # room for a whole answer may be allocated before its first token
 
 
 class TokenChance(NamedTuple):

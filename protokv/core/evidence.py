@@ -20,19 +20,14 @@ from protokv.core.parts import Evidence, EvidenceSpan, Reading, SessionView, Spo
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
-NOTICED: Final = 0.02
-"""Share of attention from which a step is named."""
+NOTICED: Final = 0.02  # share of attention from which a step is named
 MOST_SPANS: Final = 3
-MOST_SAID: Final = 8
-"""Steps of a span whose words are told."""
+MOST_SAID: Final = 8  # steps of a span whose words are told
 
 
 @torch.inference_mode()
 def find_evidence(session: SessionView, reading: Reading) -> Evidence:
-    """Return the spans that the last token of a question read, of which the cache has the queries.
-
-    ConfigError: the context does not know where its slots stand in the stream.
-    """
+    """Return the spans that the last token of a recorded question read. ConfigError: the memory cannot tell places."""
     backbone, clock, context = session.backbone, session.clock, reading.cache.context
     # Tokens of the answer need not be recorded.
     queries, reading.cache.queries = reading.cache.queries, None
@@ -52,8 +47,7 @@ def find_evidence(session: SessionView, reading: Reading) -> Evidence:
         to_slots, to_local = shares(query[:, -1], segments, local_keys, backbone.head_size**-0.5)
         bias = torch.cat([segment.bias for segment in segments], 1)
         to_slots = torch.where(bias > EMPTY, to_slots / bias.clamp(min=0.0).exp(), 0.0)
-        # The prompt prefix stands before the stream.
-        found = [(positions[:, prefix:], to_slots[:, prefix:])]
+        found = [(positions[:, prefix:], to_slots[:, prefix:])]  # the prompt prefix stands before the stream
         if len(prelude):
             found.append((prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)]))
         for where, share in found:
@@ -79,10 +73,7 @@ def _words(
 
 
 def find_spans(by_step: Mapping[int, float], step_seconds: float) -> tuple[EvidenceSpan, ...]:
-    """Join the steps whose share is `NOTICED` or more to spans; return the strongest, the earlier first if equal.
-
-    A single step between two of them is included.
-    """
+    """Join steps whose share is `NOTICED`, and a single one between two, to spans; return the strongest first."""
     runs: list[list[int]] = []
     for step in sorted(step for step, share in by_step.items() if share >= NOTICED):
         if runs and step - runs[-1][-1] <= 2:

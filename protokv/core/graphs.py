@@ -20,23 +20,20 @@ _Part = tuple[list[Tensor], Callable[[], None], Any]
 
 
 class Graphs:
-    """The graphs of a session, of its memory, or of a vision tower.
+    """The graphs of a session, of its memory, or of a vision tower."""
 
-    Attributes:
-        how: by name, how the last call was run: by a graph, or why not.
-        why_not: why nothing is captured; empty: it is.
-    """
+    why_not: str  # why nothing is captured; empty: it is
+    how: dict[str, str]  # by name, how the last call was run: by a graph, or why not
 
     def __init__(self, device: torch.device, why_not: str = "", *, beside: bool = False) -> None:
         """Capture on this device, unless there is a reason not to; `beside` what is launched later, until `join`."""
         self.why_not = why_not or ("" if can_capture(device) else f"on a {device.type} nothing is launched")
-        self.how: dict[str, str] = {}
+        self.how = {}
         self._device, self._pool = device, None
         self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
         self._stream = make_stream(device) if beside and not self.why_not else None
         self._is_beside = False
-        # What was run as it is, the last of it.
-        self._seen: deque[Hashable] = deque(maxlen=LATELY)
+        self._seen: deque[Hashable] = deque(maxlen=LATELY)  # what was run as it is, the last of it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
         """Return those of a copy, which has other memory."""

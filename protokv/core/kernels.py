@@ -16,13 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 HALVES = (torch.float16, torch.bfloat16)
-COLUMNS = 8
-"""Columns behind the keys for the bias, three of them in use: rows of keys stay aligned to 16 bytes."""
+COLUMNS = 8  # columns behind the keys for the bias, three of them in use: rows of keys stay aligned to 16 bytes
 # The part of a free slot in each column, before the scale. It hides the slot beside any other, and lies so near to 0
 # that the logits of slots that are all free are finite and exact in every dtype.
 _FREE = -(2.0**15)
-# The largest head that flash attention takes.
-_FLASH = 256
+_FLASH = 256  # the largest head that flash attention takes
 
 
 def attention(
@@ -48,10 +46,7 @@ def attention(
 def biased_attention(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Return attention over keys with a finite bias `[H, N]` float32, as `attention` does.
-
-    Keys and values may be `[H, N, D + COLUMNS]` as of `with_columns`.
-    """
+    """Return `attention` with a finite bias `[H, N]` float32; keys and values may have columns (`with_columns`)."""
     D = query.shape[-1]
     if keys.shape[-1] == D or scaling != D**-0.5:
         # Columns are made for the usual scaling.
@@ -60,8 +55,13 @@ def biased_attention(
             return attention(query, keys, values, bias.unsqueeze(1), scaling)
         keys, values = with_columns(keys, values, bias_columns(bias, scaling, keys.dtype))
     wide = functional.pad(query, (0, COLUMNS), value=1.0)
-    out, lse = _attend_wide(wide, keys, values, scaling)
-    return out[..., :D], lse
+    if D + COLUMNS > _FLASH or not _has_flash(query.device):
+        out, lse = attention(wide, keys, values, None, scaling)
+        return out[..., :D], lse
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+        wide[None], keys[None], values[None], 0.0, False, False, scale=scaling
+    )
+    return out[0, ..., :D], lse[0]
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -93,10 +93,7 @@ def takes_columns(head_size: int, dtype: torch.dtype, device: torch.device) -> b
 
 
 def bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
-    """Return what adds a float32 bias `[..., N]`, very low for free slots, to the logits: `[..., N, COLUMNS]`.
-
-    It is in half precision, the `dtype` of the keys; `scaling` is the factor on the logits.
-    """
+    """Return what adds a float32 bias `[..., N]` to logits, times `scaling`: `[..., N, COLUMNS]` of `dtype`."""
     columns = torch.zeros(*bias.shape, COLUMNS, dtype=dtype, device=bias.device)
     rest = (bias / scaling).clamp_(min=3 * _FREE)
     for column in columns[..., :3].unbind(-1):
@@ -118,19 +115,7 @@ def _is_aligned(head_size: int) -> bool:
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    return torch.cuda.get_device_properties(device).major >= 8
-
-
-def _attend_wide(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """Attend with the bias in the product."""
-    if query.device.type == "cpu":
-        return _cpu(query, keys, values, None, scaling)
-    if query.shape[-1] > _FLASH or not _has_flash(query.device):
-        return _efficient(query, keys, values, None, scaling)
-    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        query[None], keys[None], values[None], 0.0, False, False, scale=scaling
-    )
-    return out[0], lse[0]
+    return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
 
 
 def _cpu(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:

@@ -64,15 +64,13 @@ def describe_layers(held: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def settle_tensors(held: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what layers hold without numbers that are not finite; nothing waits for the device.
-
-    A token of a window becomes 0. A state cannot drop single tokens, so it is again as it was before the forward.
-    """
+    """Return what layers hold without numbers that are not finite; nothing waits for the device."""
     settled = {}
     for name, one in held.items():
         small = one.abs() <= LARGEST
         if is_window(name):
             settled[name] = one.masked_fill(~small.all(2, keepdim=True), 0)
         else:
+            # It cannot drop single tokens, so it is again as it was before the forward.
             settled[name] = torch.where(small.all(), one, before.get(name, torch.zeros_like(one)))
     return settled

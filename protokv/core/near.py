@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -34,8 +34,7 @@ class Slots(StatePart):
         size = (shape.layers, shape.kv_heads, P0 + far + near, D + columns)
         keys, values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
         self.keys, self.values = keys[..., :D], values[..., :D]
-        # As attention reads them, with the columns of the bias.
-        self._rows = (keys, values) if columns else None
+        self._rows = (keys, values) if columns else None  # as attention reads them, with the columns of the bias
         self.bias = torch.full(size[:3], -torch.inf, device=shape.device)
         self.sink, self.far, self.near = slice(0, P0), slice(P0, P0 + far), slice(P0 + far, P0 + far + near)
         self.started = False
@@ -180,11 +179,9 @@ class NearWindow(StatePart):
 
     def write(self, step: StepKV) -> Tokens:
         """Take the step that was planned, on the device alone; return the tokens that leave, in stream order."""
-        move, usable = self.move, step.usable
-        if usable is None:
-            usable = torch.ones(len(step.positions), dtype=torch.bool, device=self.step.device)
-        new = Tokens(step.keys, step.values, step.positions, step.coordinates, usable)
-        ring, number = self._ring()
+        move, (ring, number) = self.move, self._ring()
+        usable = torch.ones_like(step.positions[:, 0], dtype=torch.bool) if step.usable is None else step.usable
+        step = replace(step, usable=usable)
         left = ring[: move.leaving]
         # Evicted tokens stay in their slots until they are overwritten below, so they are copied out first.
         out = self._at(left)
@@ -192,13 +189,12 @@ class NearWindow(StatePart):
         for held, axis, free in ((self._bias, 2, -torch.inf), (self.step, 0, -1), (self.usable, 0, True)):
             held.index_fill_(axis, left, free)
         if move.surplus:
-            surplus = {name: getattr(new, name).narrow(axis, 0, move.surplus) for name, axis in _AXES.items()}
+            surplus = {name: getattr(step, name).narrow(axis, 0, move.surplus) for name, axis in _AXES.items()}
             out = Tokens(**{n: torch.cat((getattr(out, n), surplus[n]), axis) for n, axis in _AXES.items()})
         if move.kept:
             slots = ring[move.held :]
             for name, axis in _AXES.items():
-                part = getattr(new, name).narrow(axis, move.surplus, move.kept)
-                getattr(self, name).index_copy_(axis, slots, part)
+                getattr(self, name).index_copy_(axis, slots, getattr(step, name).narrow(axis, move.surplus, move.kept))
             self.step.index_copy_(0, slots, number.expand(move.kept))
             self._bias[:, :, slots] = usable[move.surplus :].log()
         return out
@@ -213,8 +209,7 @@ class NearWindow(StatePart):
         return self._at(self._ring()[0][self.move.held :])
 
     def _ring(self) -> tuple[Tensor, Tensor]:
-        """Return the slots of the tokens held before the last move and of those that it brought, in stream order; and
-        the number of its step, `[]` int64."""
+        """Return slots, in stream order, of tokens before the last move and of its own; and its step, `[]` int64."""
         if self._found is None:
             start, number = self.told[:2].long()
             some = self._line[: self.move.held + self.move.kept]

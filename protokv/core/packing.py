@@ -49,10 +49,12 @@ def check_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> No
         raise StateCorrupt(f"state: tensor {name} is unknown to this memory")
 
 
-def split_tensors(tensors: Mapping[str, Tensor], group: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of a state that belong to a group, and the others; all are named `GROUP.NAME`."""
-    own = {name: one for name, one in tensors.items() if name.startswith(f"{group}.")}
-    return own, {name: one for name, one in tensors.items() if name not in own}
+def split_tensors(tensors: Mapping[str, Tensor], *groups: str) -> list[dict[str, Tensor]]:
+    """Return the tensors of a state that belong to each of some groups, and the others; all are named `GROUP.NAME`."""
+    found: dict[str, dict[str, Tensor]] = {group: {} for group in (*groups, "")}
+    for name, one in tensors.items():
+        found.get(name.partition(".")[0], found[""])[name] = one
+    return list(found.values())
 
 
 def pack(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:

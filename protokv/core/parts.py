@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import torch
 from torch import Tensor
 
 from protokv.core.attention import TokenCache
@@ -34,8 +33,7 @@ class PositionedStep:
     coordinates: Tensor  # `[T, 2]` float32, centres of cells
     highest: tuple[int, ...]  # the highest position of each component in the whole step
     clock: StreamClock  # where the stream stands after it
-    # where it stood after the last step with words, this one included; None: there was none
-    words_end: StreamClock | None = None
+    words_end: StreamClock | None = None  # the same after the last step with words, up to this one; None: there is none
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -53,6 +51,7 @@ class TokenPlacement:
 
     def __init__(self, backbone: Backbone, compact: bool) -> None:
         self._compact, self._moving, self._origin = compact, backbone.moving, len(backbone.prefix_ids)
+        self._limit = backbone.max_position
         if compact:
             self._rotary = backbone.precise_rotary
             self._direction = direction(backbone.moving, backbone.position_components, backbone.device)
@@ -77,6 +76,21 @@ class TokenPlacement:
         """Return the position of the first text token after the video."""
         moved = self._compact and context.next_position is not None
         return int(context.next_position or 0) if moved else clock.next_position
+
+    def check_limit(self, step: PositionedStep, context: Context) -> None:
+        """Warn once, with a PositionWarning, of a step that was forwarded beyond the positions that the model knows.
+
+        At compact positions only the device knows how far a step stands, which the size of the memory bounds.
+        """
+        shift = context.shift
+        if self._limit is None or isinstance(shift, Tensor):
+            return
+        position = max(place - shift * (component in self._moving) for component, place in enumerate(step.highest))
+        if position >= self._limit:
+            trained, self._limit = self._limit, None
+            why = f"step {step.clock.steps - 1} stands at position {position}, and the model was trained on {trained}"
+            advice = "" if self._compact else "; positions=compact would stay inside"
+            warnings.warn(why + advice, PositionWarning, stacklevel=3)
 
     def _stays(self, context: Context) -> bool:
         """Return True if the host knows that tokens are forwarded at their stream positions."""
@@ -108,32 +122,6 @@ class SessionListener:
         """Called when the memory has taken a step that attended to `context`."""
 
 
-class PositionLimit(SessionListener):
-    """Warns once if steps are forwarded beyond the positions that the model was trained on.
-
-    At compact positions only the device knows how far a step stands, which the size of the memory bounds.
-    """
-
-    def __init__(self, limit: int | None, moving: Sequence[int], advice: str = "") -> None:
-        """Take the positions that the model was trained on, if known, and advice for the warning."""
-        self._limit, self._moving, self._advice = limit, moving, advice
-
-    def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
-        """Look how far the step was forwarded, and warn with a PositionWarning."""
-        shift = context.shift
-        if self._limit is None or isinstance(shift, Tensor):
-            return
-        position = max(place - shift * (component in self._moving) for component, place in enumerate(step.highest))
-        if position >= self._limit:
-            trained, self._limit = self._limit, None
-            warnings.warn(
-                f"step {session.clock.steps} stands at position {position}, and the model was trained on {trained}"
-                f"{self._advice}",
-                PositionWarning,
-                stacklevel=3,
-            )
-
-
 class Attachment(SessionListener, StatePart):
     """A part of a session's state besides the memory, such as thumbnails; it listens to the session."""
 
@@ -156,12 +144,10 @@ class Utterance:
 class EvidenceSpan:
     """Consecutive steps that each stand out; single steps between two of them are included."""
 
-    # start_s, end_s: stream time, from the start of the first step to the end of the last
-    start_s: float
-    end_s: float
+    start_s: float  # stream time at the start of the first step
+    end_s: float  # and at the end of the last
     share: float  # of attention, in [0, 1]
-    # what was said meanwhile, in order: all of it, or in the steps of the greatest shares
-    words: tuple[Utterance, ...] = ()
+    words: tuple[Utterance, ...] = ()  # what was said meanwhile, in order; of much, what has the greatest shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +179,3 @@ class SpokenWords(Attachment):
     @abstractmethod
     def words_end(self, clock: StreamClock) -> StreamClock | None:
         """Return where the stream of this clock stood after the last step with words; None: there was none."""
-
-
-def concatenate(parts: list[Tensor]) -> Tensor:
-    """Return parts joined along the first axis; nothing is copied if there is one."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -26,8 +26,7 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, count_bytes
 from protokv.errors import ConfigError
 
-# Pseudo-tokens that are written at once: in float32 they take several times their bytes.
-_TOKENS_AT_ONCE = 2**18
+_TOKENS_AT_ONCE = 2**18  # pseudo-tokens that are written at once: in float32 they take several times their bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,19 +120,17 @@ class PrototypeMemory(LocalMemory):
 
     def append(self, step: StepKV) -> None:
         """Take one step."""
-        if self.steady and step.usable is None and step.repeats is None:
-            self.join()
-            self._check_order(step, self._near.last_step)
-            move = self.tell(step.step, len(step.positions))
+        self.join()
+        self._check_order(step, self._near.last_step)
+        move = self.tell(step.step, len(step.positions))
 
-            def update(keys: Tensor, values: Tensor, positions: Tensor, coordinates: Tensor) -> None:
-                new = replace(step, keys=keys, values=values, positions=positions, coordinates=coordinates)
-                self.update(self._sanitizer.admit(new))
+        def update(keys: Tensor, values: Tensor, positions: Tensor, coordinates: Tensor) -> None:
+            new = replace(step, keys=keys, values=values, positions=positions, coordinates=coordinates)
+            self.update(self._sanitizer.admit(new))
 
-            given = step.keys, step.values, step.positions, step.coordinates
-            self._graphs.run("update", replace(move, step=0, start=0), update, *given)
-        else:
-            self._take_step(self._admit(step, self._near.last_step))
+        alike = self.steady and step.usable is None and step.repeats is None
+        given = step.keys, step.values, step.positions, step.coordinates
+        self._graphs.run("update", replace(move, step=0, start=0) if alike else None, update, *given)
 
     def _take_step(self, step: StepKV) -> None:
         self.tell(step.step, len(step.positions))
@@ -146,8 +143,7 @@ class PrototypeMemory(LocalMemory):
         return move
 
     def update(self, step: StepKV) -> None:
-        """Take the step that was told, on the device alone. Under the rule of `durable` steps that make equal moves,
-        but for `Move.step` and `Move.start`, are the same operations on the same buffers."""
+        """Take the step that was told, on the device alone; in a `steady` memory equal moves are equal operations."""
         if self._rule is not None:
             self._rule.see_(self._near.before, step)
         leaving = self._near.write(step)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from protokv.core.step import StreamClock
 from protokv.errors import ConfigError
 
-# A silence of more than this parts frames: they make no step together.
-GAP_S = 5.0
+GAP_S = 5.0  # a silence of more than this parts frames: they make no step together
 
 Image = NDArray[np.uint8]
 
@@ -35,10 +34,7 @@ class PushedFrames:
         self._last_s, self._start_s, self._next_slot = from_s, 0.0, 0
 
     def add(self, frame: Any, time_s: float, clock: StreamClock, *, bgr: bool = False) -> tuple[Image, float] | None:
-        """Take a frame as `Session.push` does; return images `[n, h, w, 3]` and start of a step if there is one now.
-
-        A step that a silence cuts short has its last frame again.
-        """
+        """Take a frame as `Session.push` does; return images `[n, h, w, 3]` and start of a step if there is one now."""
         if not self._last_s <= time_s < math.inf:
             raise ConfigError(f"a frame at {time_s:g} s comes after one at {self._last_s:g} s", hint="push in order")
         slot, n, step = math.floor(time_s * clock.fps + 1e-6), clock.frames_per_step, None
@@ -55,5 +51,6 @@ class PushedFrames:
         return self._end(n) if len(self._images) == n else step
 
     def _end(self, n: int) -> tuple[Image, float]:
+        # A step that a silence cuts short has its last frame again.
         images, self._images = self._images + self._images[-1:] * (n - len(self._images)), []
         return np.stack(images), self._start_s

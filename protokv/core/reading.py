@@ -34,8 +34,7 @@ class QuestionReader:
         self.graphs = Graphs(backbone.device, backbone.why_eager)
         self.cache: TokenCache | None = None
         self._backbone, self._room = backbone, Room(0, backbone.device)
-        # The last question whose answer may not be at its end.
-        self._live: Callable[[], Reading | None] = lambda: None
+        self._live: Callable[[], Reading | None] = lambda: None  # the last question whose answer may not be at its end
 
     def read(self, memory: Memory, cache: TokenCache, ids: list[int], start: int, tokens: int) -> Reading | None:
         """Forward a question at position `start`, with room for an answer of so many `tokens`.

@@ -26,12 +26,22 @@ class Rotary(Protocol):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate `[..., D]` by angles; in float32, the dtype of the angles."""
-    return _rotate(x, cos, sin, 1)
+    R = cos.shape[-1]
+    if x.shape[-1] > R:
+        rotated = rotate(x[..., :R], cos, sin)
+        rest = x[..., R:].to(rotated.dtype).expand(*rotated.shape[:-1], -1)
+        return torch.cat((rotated, rest), -1)
+    half = R // 2
+    rotated = x * cos
+    # Half by half, in place: no copy of x with its halves exchanged.
+    rotated[..., :half].sub_(x[..., half:] * sin[..., :half])
+    rotated[..., half:].add_(x[..., :half] * sin[..., half:])
+    return rotated
 
 
 def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Undo `rotate`."""
-    return _rotate(x, cos, sin, -1)
+    return rotate(x, cos, -sin)
 
 
 def rerotate(keys: Tensor, here: Tensor, there: Tensor, rotary: Rotary) -> Tensor:
@@ -40,24 +50,9 @@ def rerotate(keys: Tensor, here: Tensor, there: Tensor, rotary: Rotary) -> Tenso
     return rotate(unrotated, *rotary(there)).to(keys.dtype)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    R = cos.shape[-1]
-    if x.shape[-1] > R:
-        rotated = _rotate(x[..., :R], cos, sin, sign)
-        rest = x[..., R:].to(rotated.dtype).expand(*rotated.shape[:-1], -1)
-        return torch.cat((rotated, rest), -1)
-    half = R // 2
-    rotated = x * cos
-    # Half by half, in place: no copy of x with its halves exchanged.
-    rotated[..., :half].sub_(x[..., half:] * sin[..., :half], alpha=sign)
-    rotated[..., half:].add_(x[..., :half] * sin[..., half:], alpha=sign)
-    return rotated
-
-
 # Angles are whole multiples of a turn divided by this: products with positions below 2**33 are exact in int64.
 _TURN = 2**32
-# The rate of a pair is read at position 1, 2, 4, ..., 2**12; each doubling doubles its precision.
-_DOUBLINGS = 12
+_DOUBLINGS = 12  # the rate of a pair is read at position 1, 2, 4, ..., 2**12; each doubling doubles its precision
 
 
 class PreciseRotary:
@@ -98,8 +93,7 @@ class PreciseRotary:
             self._made[device] = owner.to(device), rate.to(device)
         owner, rate = (held[:pairs] for held in self._made[device])
         own = positions if positions.shape[-1] == 1 else positions.index_select(-1, owner)
-        # The part of a turn, from -1/2 to 1/2.
-        part = (own * rate + _TURN // 2).bitwise_and(_TURN - 1) - _TURN // 2
+        part = (own * rate + _TURN // 2).bitwise_and(_TURN - 1) - _TURN // 2  # the part of a turn, from -1/2 to 1/2
         angle = part.float() * (tau / _TURN)
         return angle.cos(), angle.sin()
 
@@ -116,15 +110,11 @@ def direction(moving: Sequence[int], components: int, device: torch.device) -> T
     return where
 
 
-# Rows that a CPU rotates at once, so that they stay in its cache; other devices rotate all at once.
-_ROWS = 1024
+_ROWS = 1024  # rows that a CPU rotates at once, so that they stay in its cache; other devices rotate all at once
 
 
 def rotate_by_moves_(keys: Tensor, moves: Tensor, rotary: PreciseRotary, moving: Sequence[int]) -> None:
-    """Rotate keys `[H, N, D]` in place, each by the angle of its move `[H, N]` along the position components `moving`.
-
-    Only the first pairs of a key, which rotate with these components, are touched.
-    """
+    """Rotate keys `[H, N, D]` in place by moves `[H, N]` along the components `moving`, in the pairs that turn."""
     H, N, _ = keys.shape
     pairs, along = rotary.moving_pairs(moving), direction(moving, rotary.components, keys.device)
     for part in chunks(N, _ROWS // H, keys.device):

@@ -16,8 +16,7 @@ from torch import Tensor
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 
-# A power of two: the same number in every dtype that reaches so far.
-LARGEST: Final = 2.0**40
+LARGEST: Final = 2.0**40  # a power of two: the same number in every dtype that reaches so far
 
 
 class Sanitizer(StatePart):

@@ -29,13 +29,11 @@ from protokv.core.parts import (
     Attachment,
     Evidence,
     PositionedStep,
-    PositionLimit,
     Reading,
     SessionListener,
     SpokenWords,
     TokenPlacement,
-    concatenate,
-)  # fmt: skip
+)
 from protokv.core.pushed import PushedFrames
 from protokv.core.reading import QuestionReader
 from protokv.core.recent import RecentSteps
@@ -52,21 +50,16 @@ Images = np.ndarray[Any, np.dtype[np.uint8]]
 class Answer:
     """One answer and its cost."""
 
-    # question, text: the question and the generated answer
     question: str
-    text: str
+    text: str  # the generated answer
     stream_time_s: float  # stream time at which it was asked
-    # ttft_ms, total_ms: from the arrival of the question to the first and to the last token
-    ttft_ms: float
-    total_ms: float
+    ttft_ms: float  # from the arrival of the question to the first token
+    total_ms: float  # to the last one
     context_tokens: int  # slots of memory that attention could see, and tokens of steps that were read again
     tokens: int  # generated tokens
-    # mean log probability, in nats, of the tokens of the answer, its end included: how sure the model is, comparable
-    # between answers of any length
-    mean_logprob: float
+    mean_logprob: float  # mean log probability, in nats, of its tokens and its end: how sure the model is
     evidence: Evidence | None = None  # the stream times that the answer stands on; None unless asked for
-    # why it ended: the model ended it, it has the most tokens allowed, or it repeated itself
-    finish_reason: FinishReason = "stop"
+    finish_reason: FinishReason = "stop"  # also: it has the most tokens allowed, or it repeated itself
     turns: int = 0  # earlier turns of the conversation that the model read, the newest ones
     # of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for them
     chances: list[list[TokenChance]] | None = None
@@ -82,8 +75,7 @@ class Session:
 
     timings: Timings | None = None  # where to add up seconds by stage
     words_end: StreamClock | None  # where the stream stood after the last step with words
-    # Whether memory and clock agree about the steps seen; not so after an error within a step: do not save it then.
-    intact: bool
+    intact: bool  # memory and clock agree about the steps seen; after an error within a step they do not: do not save
 
     def __init__(
         self,
@@ -97,15 +89,12 @@ class Session:
         """Join a backbone and a memory that has its prompt prefix; `start` and `resume` make them from a config."""
         self.backbone, self.config, self.memory, self.cache, self.clock = backbone, config, memory, cache, clock
         self.attachments = list(attachments)
-        compact = config.positions == "compact"
-        self.placement = TokenPlacement(backbone, compact)
-        advice = "" if compact else "; positions=compact would stay inside"
-        self._limit = PositionLimit(backbone.max_position, backbone.moving, advice)
+        self.placement = TokenPlacement(backbone, config.positions == "compact")
         self._memory_listeners = config.listeners()
         self.recent = RecentSteps(config, make_shape(backbone, config))
         self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self.intact = True
-        self._graphs, self._reader = Graphs(backbone.device, backbone.why_eager), QuestionReader(backbone)
+        self._renew_graphs()
         self._pushed = PushedFrames(clock.stream_time_s)
         self._form: tuple[tuple[int, int], slice | None, int] | None = None
 
@@ -152,8 +141,8 @@ class Session:
             raise StateCorrupt(f"the clock of the state is impossible for this model: {clock}")
         clock.check()
         attached = {spec.name for one in attachments for spec in one.declare()}
-        layers, own = split_tensors({name: one for name, one in tensors.items() if name not in attached}, "layers")
-        recent, own = split_tensors(own, "recent")
+        kept = {name: one for name, one in tensors.items() if name not in attached}
+        layers, recent, own = split_tensors(kept, "layers", "recent")
         memory = restore_memory(config, make_shape(backbone, config), choose_rotary(backbone, config), own)
         session = cls(backbone, config, memory, backbone.new_cache(layers), clock, attachments)
         session.recent.load(recent)
@@ -167,7 +156,7 @@ class Session:
     @property
     def listeners(self) -> list[SessionListener]:
         """All who listen, in the order in which they are told."""
-        return [self._limit, *self.attachments, *self._memory_listeners]
+        return [*self.attachments, *self._memory_listeners]
 
     @torch.inference_mode()
     def watch(self, images: Images, time_s: float | None = None, words: Sequence[str] = ()) -> None:
@@ -234,6 +223,10 @@ class Session:
                 self.append(placed, *forwarded)
         self._tell_graphs()
 
+    def _renew_graphs(self) -> None:
+        self._graphs = Graphs(self.backbone.device, self.backbone.why_eager)
+        self._reader = QuestionReader(self.backbone)
+
     def _tell_graphs(self) -> None:
         if self.timings is not None:
             for one in (self.backbone.graphs, self._graphs, self.memory.graphs, self._reader.graphs):
@@ -260,18 +253,11 @@ class Session:
         if config != self.config:
             with torch.inference_mode(False):
                 self.config, self.memory = config, Session.start(self.backbone, config).memory
-            self._graphs, self._reader = (
-                Graphs(self.backbone.device, self.backbone.why_eager),
-                QuestionReader(self.backbone),
-            )
+            self._renew_graphs()
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[PositionedStep]) -> tuple[Tensor, Tensor, TokenCache]:
-        """Forward positioned steps, by a graph if the memory shows the same buffers every time.
-
-        Returns:
-            Their keys and values, `[L, H, T, D]` each, at stream positions; and the cache, which knows their context.
-        """
+        """Return keys and values `[L, H, T, D]` of steps, at stream positions, and the cache that forwarded them."""
         tokens = [step.tokens for step in steps]
 
         def run(positions: Tensor, embeddings: Tensor, *deep: Tensor) -> tuple[Tensor, Tensor, TokenCache]:
@@ -282,8 +268,9 @@ class Session:
             keys, values = cache.read_all()
             return self.placement.stream_keys(keys, context), values, cache
 
-        given = concatenate([step.positions for step in steps]), concatenate([one.embeddings for one in tokens])
+        given = torch.cat([step.positions for step in steps]), torch.cat([one.embeddings for one in tokens])
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
+        # A graph reads the same buffers every time.
         form = tuple((len(one), one.grid, repr(one.visual)) for one in tokens) if self.memory.steady else None
         self.memory.join()
         found: tuple[Tensor, Tensor, TokenCache] = self._graphs.run("forward", form, run, *given, *deep)
@@ -301,6 +288,7 @@ class Session:
                 listener.before_append(self, step)
             self.memory.append(kv)
             self.recent.steps.append((step.tokens, step.positions))
+            self.placement.check_limit(step, cache.context)
             for listener in self.listeners:
                 listener.after_append(self, step, cache.context)
             self.clock, self.words_end = step.clock, step.words_end
@@ -329,8 +317,7 @@ class Session:
         positions, coordinates = placed.positions, self._make_coordinates(tokens)
         selected = self.memory.select(tokens.embeddings[tokens.visual or slice(None)], tokens.grid)
         if selected is not None:
-            # A memory that selects has noted the step already.
-            self.intact = False
+            self.intact = False  # a memory that selects has noted the step already
             tokens, rows = tokens.select(selected)
             positions, coordinates = positions[rows], coordinates[rows]
         return PositionedStep(
@@ -409,9 +396,9 @@ class Session:
             shares = dict(zip(decoding.choices, chances.softmax(0).tolist(), strict=True))
             took_ms = (time.perf_counter() - began) * 1e3
             read = reading.cache.context.visible_tokens() + len(reading.prelude)
-            answer = Answer(question, best, self.clock.stream_time_s, took_ms, took_ms, read, 0, sure, found)
+            cost = self.clock.stream_time_s, took_ms, took_ms, read, 0
             yield best
-            return replace(answer, turns=kept, probabilities=shares)
+            return Answer(question, best, *cost, sure, found, turns=kept, probabilities=shares)
         # Penalties count the text before and after the video; -1 stands for the video between the two.
         choose = Chooser(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
         text = TextStream(self.backbone.decode, decoding.stop)

@@ -24,16 +24,13 @@ if TYPE_CHECKING:
     from protokv.core.memory import LocalMemory
     from protokv.core.parts import SessionListener
 
-MOST_TOKENS: Final = 2**24
-"""The largest budget: more than any device holds, and no product of settings overflows."""
+MOST_TOKENS: Final = 2**24  # the largest budget: more than any device holds, and no product of settings overflows
 
 Positions = Literal["stream", "compact"]
 Share = Annotated[float, 0, 1]
-# Its square times any key of a real model is a finite float32.
-Weight = Annotated[float, 0, 1e6]
+Weight = Annotated[float, 0, 1e6]  # its square times any key of a real model is a finite float32
 
-DEFAULT_MEMORY: Final = "durable"
-"""The memory that is used where none is named."""
+DEFAULT_MEMORY: Final = "durable"  # the memory that is used where none is named
 ENTRY_POINTS: Final = "protokv.memories"
 OWN_MEMORY: Final = "PROTOKV_MEMORY"
 """The variable of `--memory`. If it is `MODULE:CLASS`, states of that memory can be read."""

@@ -43,10 +43,7 @@ class LayerShards(Memory):
     """Memories of one kind, one for each run of layers."""
 
     def __init__(self, cls: type[LocalMemory], config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> None:
-        """Make an empty memory of the kind `cls` for each run of layers of the whole `shape`.
-
-        ConfigError: the config does not fit the model, or this kind needs all layers on one device.
-        """
+        """Make a `cls` for each run of layers of `shape`. ConfigError: it does not fit, or needs all on one device."""
         if cls.undivided:
             why = f"the memory {config.name} cannot be spread over devices: {cls.undivided}"
             raise ConfigError(why, hint="load the model on one device, or use another memory")

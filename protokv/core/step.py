@@ -27,17 +27,13 @@ class StepTokens:
     """A step as the language model reads it."""
 
     embeddings: Tensor  # `[T, E]`, model dtype; the visual tokens in raster order
-    # rows and columns of the visual tokens; of the whole step even if a memory selected some of them
-    grid: tuple[int, int]
-    # which of the `T` tokens are visual. The others are text that a model family writes around every step, such as its
-    # time, and words. None: all are visual
+    grid: tuple[int, int]  # rows and columns of the visual tokens, of which a memory may have selected some
+    # which tokens are visual; the others are words, and text around every step, such as its time. None: all are visual
     visual: slice | None = None
-    # `[n, V, E]`, added to the visual tokens after each of the first `n` layers of the language model; None if the
-    # family has no such features
+    # `[n, V, E]`, added to the visual tokens after each of the first `n` layers; None: the family has no such features
     deepstack: Tensor | None = None
-    # words, words_text: how many of the last tokens are words of the step, and their text
-    words: int = 0
-    words_text: str = ""
+    words: int = 0  # how many of the last tokens are words
+    words_text: str = ""  # these words
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -79,11 +75,9 @@ class StepKV:
     positions: Tensor  # `[T, P]` int64, stream positions
     coordinates: Tensor  # `[T, 2]` float32, `(x, y)` of the cell centres in [0, 1]
     step: int  # index of the step; it increases
-    # `[T]` bool, False for tokens that hold a number that is not finite; None: not examined yet
-    usable: Tensor | None = None
+    usable: Tensor | None = None  # `[T]` bool, False where a number is not finite; None: not examined yet
     words: int = 0  # how many of the last tokens are what was said in the step
-    # `[T]` bool, tokens that repeat the step before (`durable` asks); None: not looked up
-    repeats: Tensor | None = None
+    repeats: Tensor | None = None  # `[T]` bool, tokens that repeat the step before; None: not looked up
 
     def usable_only(self) -> StepKV:
         """Return the step without its unusable tokens. This waits for the device."""
@@ -113,8 +107,7 @@ class StreamClock:
     """Where a stream stands."""
 
     steps: StreamCount  # steps watched; also the index of the next one
-    # stream time at the end of the last step, 0 before the first
-    stream_time_s: Annotated[float, Meta(ge=0, lt=MOST_COUNT)]
+    stream_time_s: Annotated[float, Meta(ge=0, lt=MOST_COUNT)]  # at the end of the last step, 0 before the first
     next_position: StreamCount  # one more than the highest rotary position in use; text starts here
     tokens_seen: StreamCount  # tokens of the steps watched
     fps: Annotated[float, Meta(ge=1e-6, le=1e6)]  # sampled frames a second

@@ -25,7 +25,7 @@ from transformers.integrations import sdpa_attention
 from transformers.masking_utils import sdpa_mask
 
 from protokv.core.attention import NAME, LayerTokens, Masks, TokenCache
-from protokv.core.context import EmptyContext, Segment
+from protokv.core.context import Context, Segment
 from protokv.core.layers import KINDS, LayerKind, is_window, settle_tensors
 from protokv.errors import ConfigError, StateCorrupt
 
@@ -34,8 +34,7 @@ ARGUMENT: Final = "cache" if "cache" in signature(GenerationMixin.prepare_inputs
 )  # fmt: skip
 """The argument of a model that takes a cache; transformers renamed it in 5.24."""
 USE_OURS: Final = 'load the model with attn_implementation="protokv"'
-# The attribute of the keys that a memory layer returns: the layer.
-_LAYER: Final = "protokv_layer"
+_LAYER: Final = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
 
 
 class MemoryLayer(LayerTokens, CacheLayerMixin):  # type: ignore[misc]
@@ -170,9 +169,8 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         # Of each layer, and whether it shares the tokens of an earlier one.
         self.kinds = [_find_kind(layer, name) for layer, name in zip(layers, named, strict=True)]
         self.query_heads: int = config.num_attention_heads
-        self.context, self.masks, self.seen = EmptyContext(), Masks(), 0
-        # What transformers' own layers held when the tokens since then began.
-        self._settled: dict[str, Tensor] = {}
+        self.context, self.masks, self.seen = Context(), Masks(), 0
+        self._settled: dict[str, Tensor] = {}  # what transformers' own layers held when the tokens since then began
 
     @property
     def memory_layers(self) -> list[MemoryLayer]:

@@ -365,7 +365,7 @@ def _kernels(T: int, N: int, rounds: int) -> dict[str, Any]:
         "products": lambda: kernels._by_products(q, k, v, bias[:, None], scale),
         "efficient, bfloat16 mask": lambda: kernels._efficient(q, k, v, bias[:, None], scale),
         "efficient, columns": lambda: kernels._efficient(wide, *ready, None, scale),
-        "no bias": lambda: kernels._attend_wide(q, k, v, scale),
+        "no bias": lambda: kernels.attention(q, k, v, None, scale),
     }
     row: dict[str, Any] = {}
     for name, call in ways.items():
