@@ -22,11 +22,9 @@ from protokv.state.header import Header, State
 from protokv.state.thumbnails import Thumbnails
 from protokv.words.transcript import Transcript
 
-ATTACHED = (*Thumbnails.declare(), *Transcript.declare())
-"""The tensors that any state may have besides its memory."""
+ATTACHED = (*Thumbnails.declare(), *Transcript.declare())  # the tensors that any state may have besides its memory
 
-CACHE = "protokv.Cache"
-"""What the settings of a state say whose maker was a cache, not a session."""
+CACHE = "protokv.Cache"  # what the settings of a state say whose maker was a cache, not a session
 
 
 def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
@@ -72,12 +70,7 @@ def from_state(state: State, backbone: Backbone) -> Session:
 
 
 def read_memory_config(header: Header) -> MemoryConfig:
-    """Return the memory settings of a state.
-
-    Raises:
-        StateMismatch: its memory is not known here.
-        StateCorrupt: a setting makes no sense; the message names it.
-    """
+    """Return the memory settings of a state. StateMismatch: it is not known here. StateCorrupt: a setting is wrong."""
     try:
         return MemoryConfig.from_dict(header.memory)
     except ConfigError as error:

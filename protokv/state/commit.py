@@ -181,10 +181,7 @@ def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn errors of reading a state into one line that names its path: any `StateError`.
-
-    What a library says of a damaged file is StateCorrupt.
-    """
+    """Turn errors of reading a state into a StateError that names its path; those of a library are StateCorrupt."""
     where = os.fspath(path)
     try:
         yield

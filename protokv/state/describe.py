@@ -22,7 +22,7 @@ from protokv.core.layers import declare_layers, describe_layers
 from protokv.core.memory import Memory
 from protokv.core.packing import split_tensors
 from protokv.core.recent import RecentSteps
-from protokv.core.tensors import MemoryShape, count_bytes
+from protokv.core.tensors import MemoryShape, TensorSpec, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import ATTACHED, read_memory_config
@@ -44,14 +44,13 @@ def describe(
     """
     reader = Reader.open(path, at_s=at_s, verify=digests)
     state = reader.state
-    config, memory = restore(state)
+    config, memory, _ = restore(state)
     found, wall_clock = Thumbnails.read(state.tensors), WallClockLog.read(state.source)
     pictures = [] if found is None else found.all()
-    layers, _ = split_tensors(state.tensors, "layers")
-    clock, sources, parts = state.clock, describe_sources(state), memory.nbytes()
-    parts |= {"layers": count_bytes(*layers.values())} if layers else {}
-    recent, _ = split_tensors(state.tensors, "recent")
-    parts |= {"recent": count_bytes(*recent.values())} if recent else {}
+    layers, recent, _ = split_tensors(state.tensors, "layers", "recent")
+    besides = {"layers": layers, "recent": recent}
+    parts = memory.nbytes() | {name: count_bytes(*held.values()) for name, held in besides.items() if held}
+    clock, sources = state.clock, describe_sources(state)
     source = sources[-1]
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen
@@ -72,9 +71,8 @@ def describe(
         "memory": {
             "kind": config.name,
             "changes": config.changes(),
-            **{name: getattr(config, name) for name in ("budget", "near_tokens", "prototypes")},
+            **{name: getattr(config, name) for name in ("budget", "near_tokens", "prototypes", "positions")},
             "pseudo_tokens": getattr(config, "pseudo_tokens", 0),
-            "positions": config.positions,
             "config": config.to_dict(),
         },
         "stream": {
@@ -131,8 +129,8 @@ def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | Non
     return len(exact), float(exact.min()) * state.clock.step_seconds if len(exact) else state.clock.stream_time_s
 
 
-def restore(state: State) -> tuple[MemoryConfig, Memory]:
-    """Return the memory of a state, without a model. StateCorrupt, naming it, if a tensor or field makes no sense."""
+def restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]]:
+    """Return the memory of a state, without a model, and all declarations. StateCorrupt, naming what makes no sense."""
     state.clock.check()
     Transcript.of(state.tensors)
     config, shape = read_memory_config(state), _read_shape(state)
@@ -143,11 +141,13 @@ def restore(state: State) -> tuple[MemoryConfig, Memory]:
         return torch.ones(size), torch.zeros(size)
 
     attached = {spec.name for spec in ATTACHED}
-    layers, own = split_tensors({name: one for name, one in state.tensors.items() if name not in attached}, "layers")
-    recent, own = split_tensors(own, "recent")
-    RecentSteps(config, shape).load(recent)
+    kept = {name: one for name, one in state.tensors.items() if name not in attached}
+    layers, recent, own = split_tensors(kept, "layers", "recent")
+    recent_steps = RecentSteps(config, shape)
+    recent_steps.load(recent)
     describe_layers(layers)
-    return config, restore_memory(config, shape, no_rotation, own)
+    memory = restore_memory(config, shape, no_rotation, own)
+    return config, memory, (*memory.specs(), *declare_layers(layers), *recent_steps.specs(), *ATTACHED)
 
 
 def _read_shape(state: State) -> MemoryShape:
@@ -175,12 +175,9 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
     with find_store(target) as store:
         state = Reader.open(path, verify=digests).state
         Thumbnails.read(state.tensors)
-        config, memory = restore(state)
+        _, _, specs = restore(state)
         if not overwrite:
             check_replaceable(target, state)
-        layers, _ = split_tensors(state.tensors, "layers")
-        recent = RecentSteps(config, _read_shape(state)).specs()
-        specs = (*memory.specs(), *declare_layers(layers), *recent, *ATTACHED)
         written = store.commit(replace(state, specs=specs))
     return {"state": str(path), "output": str(target), "bytes": written}
 

@@ -32,11 +32,9 @@ from protokv.errors import StateCorrupt, StateError, StateMismatch, shown
 
 FORMAT_VERSION = 1
 
-# The name of the document in every form.
-KEY = "protokv"
+KEY = "protokv"  # the name of the document in every form
 
-# Of a document, which takes 20 kB; readers of some forms look no further.
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 20  # of a document, which takes 20 kB; readers of some forms look no further
 
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
@@ -47,8 +45,7 @@ NAMES = {
 # A path of names, such as `bank.key_center`; forms with groups lay it out as such.
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64}){0,7}")
 
-# A few cores hash as fast as memory delivers.
-_THREADS = 4
+_THREADS = 4  # a few cores hash as fast as memory delivers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +88,10 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True)
 class State(Header):
-    """A header and the tensors by name, on any device; after loading they are on the CPU.
+    """A header and its tensors."""
 
-    `specs` describe tensors in forms that can hold it (axes, meaning, unit); they are not read back.
-    """
-
-    tensors: Mapping[str, Tensor]
-    specs: Iterable[TensorSpec] = ()
+    tensors: Mapping[str, Tensor]  # by name, on any device; after loading on the CPU
+    specs: Iterable[TensorSpec] = ()  # axes, meaning and unit, for forms that can hold them; not read back
 
 
 def tensor_bytes(tensor: Tensor) -> NDArray[np.uint8]:
@@ -134,11 +128,7 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def seal(state: State) -> str:
-    """Return the document of a state, whose tensors are contiguous and on the CPU, as JSON.
-
-    Raises:
-        StateError: a tensor or the header could not be read again.
-    """
+    """Return the document of a state, whose tensors are contiguous and on the CPU. StateError: it could not be read."""
     for name, tensor in state.tensors.items():
         if tensor.dtype not in NAMES:
             raise StateError(f"tensor {name}: a state cannot hold {tensor.dtype}")
@@ -157,10 +147,7 @@ def seal(state: State) -> str:
 
 
 def unseal(text: object) -> tuple[Header, dict[str, str]]:
-    """Return the header and the digests of the tensors that a document holds.
-
-    Raises StateCorrupt if it was changed, and as `Header.from_json`.
-    """
+    """Return the header and the digests of a document. StateCorrupt if it was changed, and as `Header.from_json`."""
     try:
         document = json.loads(text)  # type: ignore[arg-type]
         digest, digests = document.pop("digest"), document["digests"]

@@ -22,8 +22,7 @@ from protokv.state.thumbnails import Thumbnail, Thumbnails
 from protokv.timings import Timings, stage
 from protokv.words.transcript import Transcript
 
-# Names of kept commits are rounded to milliseconds.
-ROUNDING_S = 5e-4
+ROUNDING_S = 5e-4  # names of kept commits are rounded to milliseconds
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,7 @@ def same_stream(a: Header, b: Header) -> bool:
 
 def _identity(header: Header) -> str:
     """Return the fields that never change within a stream, as JSON, where a list equals a tuple."""
-    # A model may have moved.
-    model = {**asdict(header.backbone), "name": None, "revision": None}
+    model = {**asdict(header.backbone), "name": None, "revision": None}  # a model may have moved
     return json.dumps({"model": model, "memory": dict(header.memory), "fps": header.clock.fps}, sort_keys=True)
 
 

@@ -83,16 +83,15 @@ class Store:
     def check_target(self) -> None:
         """Make the folder. StateError if it cannot be made or written to, or what is there is no state."""
         with explain_write_errors(self.path):
-            target, why = self._target, ("", "")
+            target, refused = self._target, f"cannot write the state {self.path}"
             target.parent.mkdir(parents=True, exist_ok=True)
             if not os.access(target.parent, os.W_OK):
-                why = f"{Path(self.path).parent} is read-only", "choose a folder that you may write to"
-            else:
-                recover(target)
-                if os.path.lexists(target) and self.form.is_foreign(target):
-                    why = f"what is there is no {self.form.suffix} of ours", "choose another name"
-            if why[0]:
-                raise StateError(f"cannot write the state {self.path}: {why[0]}", hint=why[1])
+                why = f"{refused}: {Path(self.path).parent} is read-only"
+                raise StateError(why, hint="choose a folder that you may write to")
+            recover(target)
+            if os.path.lexists(target) and self.form.is_foreign(target):
+                why = f"{refused}: what is there is no {self.form.suffix} of ours"
+                raise StateError(why, hint="choose another name")
 
     def __enter__(self) -> Self:
         """Take the right to write, without waiting. StateError as `check_target`; StateLocked if another has it."""
