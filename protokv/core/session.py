@@ -268,7 +268,9 @@ class Session:
             keys, values = cache.read_all()
             return self.placement.stream_keys(keys, context), values, cache
 
-        given = torch.cat([step.positions for step in steps]), torch.cat([one.embeddings for one in tokens])
+        parts = [step.positions for step in steps], [one.embeddings for one in tokens]
+        # One step is not copied.
+        given = [torch.cat(some) if len(some) > 1 else some[0] for some in parts]
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
         # A graph reads the same buffers every time.
         form = tuple((len(one), one.grid, repr(one.visual)) for one in tokens) if self.memory.steady else None
