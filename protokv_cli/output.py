@@ -346,13 +346,12 @@ def format_time_left(done: float, left: float, elapsed_s: float) -> list[str]:
 def round_timings(timings: Timings) -> dict[str, Any]:
     """Return the seconds of each stage for JSON, with the CPU time of the process, and which parts graphs ran."""
     seconds = timings.seconds | {"process cpu": time.process_time()}
-    return {name: round(value, 4) for name, value in seconds.items()} | {"graphs": timings.graphs}
+    found: dict[str, Any] = {name: round(value, 4) for name, value in seconds.items()}
+    return found | ({"graphs": timings.graphs} if timings.graphs else {})
 
 
 def show_timings(out: Output, timings: Mapping[str, Any]) -> None:
     """Write a line to stderr for each stage that `round_timings` gives, and for each part that a graph can run."""
-    for name, how in timings["graphs"].items():
-        out.error(f"{name:<16}  {how}")
     for name, value in timings.items():
-        if name != "graphs":
-            out.error(f"{name:<16}  {value:9.3f} s")
+        for part, how in value.items() if name == "graphs" else [(name, f"{value:9.3f} s")]:
+            out.error(f"{part:<16}  {how}")

@@ -84,7 +84,7 @@ class Graphs:
 
     def join(self) -> None:
         """Let what is launched from here on come after what runs beside it."""
-        if self._is_beside:
+        if self._is_beside and self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
             self._is_beside = False
 

@@ -228,7 +228,7 @@ class Session:
         self._reader = QuestionReader(self.backbone)
 
     def _tell_graphs(self) -> None:
-        if self.timings is not None:
+        if self.timings is not None and self.backbone.device.type != "cpu":
             for one in (self.backbone.graphs, self._graphs, self.memory.graphs, self._reader.graphs):
                 self.timings.graphs |= {} if one is None else one.how
 

@@ -173,7 +173,7 @@ class DurableRule(Rule):
         """Return rows `[B, n, F + 2]` whose products with the first F + 2 numbers of other sketches are squares of
         distances: [-2 f, |f|^2, 1] with [g, 1, |g|^2]."""
         F = self._size[2]
-        ones, norms = sketches[..., F : F + 2].split(1, -1)
+        ones, norms = sketches[..., F : F + 2].chunk(2, -1)
         return torch.cat((sketches[..., :F] * -2, norms, ones), -1)
 
     def _costs(self, one: Tensor, other: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class DurableRule(Rule):
         least, of_turns = torch.empty_like(known), []
         for part in self._parts(K, ours.shape[0] * ours.shape[1]):
             share = sketches[:, None, part, F + 2]
-            near, costs = torch.bmm(ours, sketches[:, part, : F + 2].mT).split((T, turns), 1)
+            near, costs = torch.bmm(ours, sketches[:, part, : F + 2].mT).tensor_split((T,), 1)
             costs.div_(turned[..., F + 2, None] + share)
             torch.minimum(near.amin(1).div_(share[:, 0] + 1), costs.amin(1), out=least[:, part])
             itself = some[:, None] == self._line[part]
