@@ -82,8 +82,7 @@ class Decoder:
         inner = getattr(self.model, "model", None)
         rule = getattr(self.model, "get_rope_index", None) or getattr(inner, "get_rope_index", None)
         if rule is None or not any(name.endswith(("grid_thw", "sizes", "sizes_videos")) for name in inputs):
-            line = torch.arange(ids.shape[1], device=ids.device)
-            return line.expand(self.components, 1, -1)
+            return torch.arange(ids.shape[1], device=ids.device).expand(self.components, 1, -1)
         known = {name: value for name, value in inputs.items() if name in signature(rule).parameters}
         found: Tensor = rule(**known | {"attention_mask": torch.ones_like(ids)})[0]
         return found

@@ -74,20 +74,14 @@ def _words(
 
 def find_spans(by_step: Mapping[int, float], step_seconds: float) -> tuple[EvidenceSpan, ...]:
     """Join steps whose share is `NOTICED`, and a single one between two, to spans; return the strongest first."""
-    runs: list[list[int]] = []
+    runs: list[tuple[int, int]] = []
     for step in sorted(step for step, share in by_step.items() if share >= NOTICED):
-        if runs and step - runs[-1][-1] <= 2:
-            runs[-1].append(step)
-        else:
-            runs.append([step])
-    found = [
-        EvidenceSpan(
-            run[0] * step_seconds,
-            (run[-1] + 1) * step_seconds,
-            sum(by_step.get(step, 0.0) for step in range(run[0], run[-1] + 1)),
-        )
-        for run in runs
-    ]
+        is_near = runs and step - runs[-1][1] <= 2
+        runs.append((runs.pop()[0] if is_near else step, step))
+    found = []
+    for first, last in runs:
+        share = sum(by_step.get(step, 0.0) for step in range(first, last + 1))
+        found.append(EvidenceSpan(first * step_seconds, (last + 1) * step_seconds, share))
     return tuple(sorted(found, key=lambda span: -span.share)[:MOST_SPANS])
 
 

@@ -31,7 +31,7 @@ class Graphs:
         self.how = {}
         self._device, self._pool = device, None
         self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
-        self._stream = make_stream(device) if beside and not self.why_not else None
+        self._stream: Any = make_stream(device) if beside and not self.why_not else None
         self._is_beside = False
         self._seen: deque[Hashable] = deque(maxlen=LATELY)  # what was run as it is, the last of it
 

@@ -46,8 +46,7 @@ def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rerotate(keys: Tensor, here: Tensor, there: Tensor, rotary: Rotary) -> Tensor:
     """Move keys `[..., D]` from positions `here` `[..., P]` to `there`; in float32, rounded once."""
-    unrotated = unrotate(keys.float(), *rotary(here))
-    return rotate(unrotated, *rotary(there)).to(keys.dtype)
+    return rotate(unrotate(keys.float(), *rotary(here)), *rotary(there)).to(keys.dtype)
 
 
 # Angles are whole multiples of a turn divided by this: products with positions below 2**33 are exact in int64.
