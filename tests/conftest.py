@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -67,6 +67,16 @@ def _one_seed_and_few_threads() -> None:
 def wait_for_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sync no file; operations whose calls fail (`tests.faults`) and programs that tests start do."""
     monkeypatch.setattr(os, "fsync", lambda number: None)
+
+
+@pytest.fixture(autouse=True)
+def _memory_that_is_not_written_holds_nan(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where memories are tested, fill the memory of `torch.empty` with NaN; a nondeterministic kernel raises."""
+    if request.path.relative_to(Path(__file__).parent).parts[0] in ("core", "memories"):
+        # `use_deterministic_algorithms` does the same, and imports torch's compiler for it.
+        torch.set_deterministic_debug_mode("error")
+    yield
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from protokv.core.build import build_memory
 from protokv.core.memory import Memory
-from protokv.core.sanitize import find_usable
 from protokv.core.step import StepKV
 from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
 from tests.core.streams import World, copy_of, same, shape_of, small_config, small_durable
@@ -100,13 +99,3 @@ def test_durable_keeps_its_promises_whatever_is_dropped(bad: list[list[int]], se
     stream(memory, world, len(bad), dict(enumerate(bad)))
     assert memory.report()["tokens_dropped"] == sum(map(len, bad))
     build_memory(config, world.shape, world.rotary).load(copy_of(memory))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_usable_is_what_is_finite_and_not_huge(dtype: torch.dtype) -> None:
-    keys = torch.zeros(2, 3, 6, 4, dtype=dtype)
-    keys[1, 2, :5, 3] = torch.tensor([6e4, float("nan"), float("inf"), -float("inf"), 1.0]).to(dtype)
-    values = torch.zeros_like(keys)
-    values[0, 0, 5, 0] = float("nan")
-    assert find_usable(keys, values).tolist() == [True, False, False, False, True, False]
-    assert find_usable(values[:, :, :5], keys[:, :, :5]).tolist() == [True, False, False, False, True]

@@ -7,18 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core.backbone import Backbone
-from protokv.core.build import build_memory
-from protokv.core.memory import Memory
 from protokv.core.step import StepTokens
-from protokv.core.tensors import MemoryShape
 from protokv.memories import DyCokeConfig, MemoryConfig
 from tests.conftest import random_frames, watched
-from tests.core.streams import World, copy_of, shape_of
-
-
-def built(config: MemoryConfig, shape: MemoryShape, seed: int = 0) -> tuple[Memory, World]:
-    world = World(shape, seed)
-    return build_memory(config, shape, world.rotary), world
+from tests.core.streams import copy_of, shape_of
+from tests.core.test_memories import built
 
 
 def video(seed: int, frames: int, tokens: int) -> Tensor:
