@@ -21,6 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -30,8 +31,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from protokv.backbones import load_backbone
+from protokv.core import graphs, kernels
+from protokv.core.decoding import Decoding
+from protokv.core.session import Session
+from protokv.core.step import StepKV
+from protokv.memories import CONFIGS, MemoryConfig
+from protokv.state.reader import load
+from protokv.state.writer import save
+from protokv.timings import Timings
+from protokv.words.transcript import Transcript
+from tests.backbones.tiny import BUILDERS, QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer
 from tests.benchmarks.results import RESULTS, machine
 from tests.realsize.build import PUBLISHED
+from tests.video.conftest import encode
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.cuda.is_available()
@@ -103,9 +116,6 @@ def run_tests(visit: Visit, _: int) -> None:
 
 def compare_families(visit: Visit, share: int) -> None:
     """Watch and ask with every family and memory, in float32 on the CPU and on the device, and in bfloat16."""
-    from protokv.backbones import load_backbone
-    from protokv.memories import CONFIGS
-    from tests.backbones.tiny import BUILDERS
     from tests.test_fake_cuda import SLIDING, small
 
     # cuDNN rounds what goes into a convolution to TF32 by default.
@@ -128,9 +138,7 @@ def compare_families(visit: Visit, share: int) -> None:
 
 def _compared(models: dict[str, Any], config: Any) -> dict[str, Any]:
     """Return how far logits and states are apart: behind the first step, and behind the sixth, after evictions."""
-    from protokv.core.decoding import Decoding
-    from protokv.core.session import Session
-    from protokv.words.transcript import Transcript
+    # Its import changes threads and garbage collection.
     from tests.conftest import random_frames
     from tests.test_fake_cuda import QUESTION
 
@@ -172,8 +180,6 @@ def made_model(tiny: bool, **tokens: int) -> Any:
 
 def prepare(visit: Visit, _: int) -> None:
     """Write the model's folder and the clip."""
-    from tests.backbones.tiny import QWEN_SPECIAL, QWEN_TEMPLATE, qwen_tokens, write_tokenizer
-
     start = time.perf_counter()
     visit.model.mkdir()
     tokens = qwen_tokens(write_tokenizer(visit.model, QWEN_SPECIAL, QWEN_TEMPLATE))
@@ -188,8 +194,6 @@ def prepare(visit: Visit, _: int) -> None:
 
 def write_clip(path: Path, seconds: int, cell: int) -> None:
     """Write a picture of 16 by 9 cells of this many pixels that moves, another one every three seconds."""
-    from tests.video.conftest import encode
-
     cells = np.random.default_rng(1).integers(0, 256, (seconds // 3, 9, 16, 3), np.uint8)
     still = (cells[i // 90].repeat(cell, 0).repeat(cell, 1) for i in range(seconds * 30))
     pictures = (np.roll(picture, (i * 3, i * 5), (0, 1)) for i, picture in enumerate(still))
@@ -198,8 +202,6 @@ def write_clip(path: Path, seconds: int, cell: int) -> None:
 
 def measure_steps(visit: Visit, _: int) -> None:
     """Time a step, a question and a state of some memories."""
-    from protokv.backbones import load_backbone
-
     start = time.perf_counter()
     backbone = load_backbone(str(visit.model), device=DEVICE, dtype="bfloat16")
     sync()
@@ -221,9 +223,6 @@ def measure_steps(visit: Visit, _: int) -> None:
 
 def _measure_streams(visit: Visit, backbone: Any, budget: int, prepared: list[Any], count: int, chunk: int) -> None:
     """Time a step of some sessions of one model in turn, or of chunks of steps."""
-    from protokv.core.session import Session
-    from protokv.memories import MemoryConfig
-
     sessions = [Session.start(backbone, MemoryConfig.of("durable", budget=budget)) for _ in range(count)]
     some = [prepared[i % len(prepared)] for i in range(chunk)]
 
@@ -239,14 +238,6 @@ def _measure_streams(visit: Visit, backbone: Any, budget: int, prepared: list[An
 def _measure_memory(
     visit: Visit, backbone: Any, kind: str, budget: int, prepared: list[Any], steps: list[Any], by_graphs: bool
 ) -> None:
-    from protokv.core import graphs
-    from protokv.core.decoding import Decoding
-    from protokv.core.session import Session
-    from protokv.memories import MemoryConfig
-    from protokv.state.reader import load
-    from protokv.state.writer import save
-    from protokv.timings import Timings
-
     # Those of the tower stay from case to case.
     backbone.graphs.why_not, graphs.can_capture = "" if CUDA and by_graphs else "left out", lambda _: CUDA and by_graphs
     session, rounds = Session.start(backbone, MemoryConfig.of(kind, budget=budget)), 2 if visit.tiny else 20
@@ -307,10 +298,8 @@ def _measure_memory(
     visit.say(**row)
 
 
-def update(session: Any) -> None:
+def update(session: Session) -> None:
     """Let a memory take keys and values of noise."""
-    from protokv.core.step import StepKV
-
     size = session.memory._near.keys.shape
     keys = torch.randn(*size[:2], TOKENS, size[3], device=DEVICE, dtype=session.memory._near.keys.dtype)
     places = torch.zeros(TOKENS, session.memory._near.positions.shape[1], dtype=torch.int64, device=DEVICE)
@@ -344,8 +333,6 @@ def measure_kernels(visit: Visit, _: int) -> None:
 
 
 def _kernels(T: int, N: int, rounds: int) -> dict[str, Any]:
-    from protokv.core import kernels
-
     g, H, D = torch.Generator(DEVICE).manual_seed(0), 4, 128
     M, scale = 7 * T, D**-0.5
     q, k, v = (torch.randn(H, n, D, generator=g, device=DEVICE).bfloat16() for n in (M, N, N))
@@ -485,8 +472,6 @@ def run_part(part: str, share: int, *, tiny: bool, rows: Path, work: Path, end: 
 
 
 def main() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the rows")
     parser.add_argument("--only", choices=tuple(PARTS), nargs="+", default=tuple(PARTS))
