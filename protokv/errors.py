@@ -1,8 +1,8 @@
 """Every error that a user can cause, as one tree below `ProtoKVError`.
 
 A message says what was expected, what came and where; a hint says what to do. The library raises these and never
-prints; the command line maps each to one line and an exit code. `shown` makes foreign text fit for a message,
-`suggest_name` is the hint for a name that is none of a list, and `system_error` finds what the system refused.
+prints; the command line maps each to one line and an exit code. `clean_text` makes foreign text fit for a message,
+`suggest_name` is the hint for a name that is none of a list, and `find_system_error` finds what the system refused.
 """
 
 from __future__ import annotations
@@ -113,12 +113,12 @@ def suggest_name(name: object, known: Iterable[str], *, others: str = "") -> str
     return " ".join(filter(None, (did_you_mean(name, names), everything)))
 
 
-def shown(text: object, length: int = 80) -> str:
+def clean_text(text: object, length: int = 80) -> str:
     """Return text from a file or a library, fit for a message: ASCII, one line, from at most `length` characters."""
     return ascii(str(text)[:length])[1:-1]
 
 
-def system_error(error: Exception) -> OSError | MemoryError | None:
+def find_system_error(error: Exception) -> OSError | MemoryError | None:
     """Return the system's error that an exception is or tells in words; None if it tells another.
 
     Libraries turn a failed call into text, such as "Input/output error (os error 5)" or "Cannot allocate memory (12)".

@@ -25,20 +25,20 @@ _NO_ROOM = re.compile(
 )
 
 
-def machine_memory_bytes() -> int | None:
+def measure_machine_memory() -> int | None:
     """Return the bytes of main memory that this process may have, used or free; None if the system does not tell."""
     try:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
-    size = min(size, address_space_bytes() or size)
+    size = min(size, _address_space_bytes() or size)
     try:
         return min(size, int(_CONTAINER.read_text()))
     except (OSError, ValueError):
         return size
 
 
-def address_space_bytes() -> int | None:
+def _address_space_bytes() -> int | None:
     """Return the address space that this process may have (`ulimit -v`); None if there is no limit."""
     try:
         import resource
@@ -54,7 +54,7 @@ def require_address_space() -> None:
     Raises:
         OutOfMemory: no command could go on with so little.
     """
-    limit = address_space_bytes()
+    limit = _address_space_bytes()
     if limit is None:
         return
     # OpenBLAS takes 40 MB for each core, and ends the process if it cannot have them.
@@ -79,7 +79,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def free_memory_bytes() -> int | None:
+def measure_free_memory() -> int | None:
     """Return the bytes of main memory that a new program can use; None if the system does not tell."""
     try:
         found = re.search(r"^MemAvailable: +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)

@@ -17,7 +17,7 @@ from protokv.errors import QuestionError
 MOST_QUESTION_CHARACTERS = 1 << 16
 
 
-def admit_question(question: str, where: str = "the question") -> str:
+def check_question_text(question: str, where: str = "the question") -> str:
     """Return a question that a tokenizer can be given. Costs nothing for a long one.
 
     Raises:
@@ -28,12 +28,12 @@ def admit_question(question: str, where: str = "the question") -> str:
     if len(question) > MOST_QUESTION_CHARACTERS:
         size = f"{len(question):,} characters; the most is {MOST_QUESTION_CHARACTERS:,}"
         raise QuestionError(f"{where} has {size}", hint="ask something shorter")
-    if (place := find_broken(question)) is not None:
+    if (place := find_broken_character(question)) is not None:
         raise QuestionError(f"{where} is not text: character {place + 1} is none", hint="write it as UTF-8")
     return question
 
 
-def find_broken(text: str) -> int | None:
+def find_broken_character(text: str) -> int | None:
     """Return where text has its first zero or half of a surrogate pair; None if it has none."""
     return next((i for i, c in enumerate(text) if c == "\0" or "\ud800" <= c <= "\udfff"), None)
 
@@ -61,11 +61,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def cut(text: str, most: int = 500) -> str:
+def shorten(text: str, most: int = 500) -> str:
     """Return text for a message or a terminal; of a long one the beginning, and how much is left out."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more characters)"
 
 
-def count_text(n: int, what: str) -> str:
+def format_count(n: int, what: str) -> str:
     """Return a count such as `1 step` or `12,000 steps`."""
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"

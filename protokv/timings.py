@@ -40,6 +40,6 @@ class Timings:
             self.seconds[name] += time.perf_counter() - began
 
 
-def stage(timings: Timings | None, name: str) -> AbstractContextManager[None]:
+def time_stage(timings: Timings | None, name: str) -> AbstractContextManager[None]:
     """Return a stage of `timings`, or a no-op if there are none."""
     return nullcontext() if timings is None else timings.stage(name)

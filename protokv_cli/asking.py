@@ -16,9 +16,9 @@ from typing import IO, TYPE_CHECKING, Any
 import typer
 
 from protokv.errors import ConfigError, ProtoKVError, QuestionError
-from protokv.texts import admit_question, cut, read_json
-from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, Flags, option, refuse
+from protokv.texts import check_question_text, read_json, shorten
+from protokv_cli.exits import ExitCode
+from protokv_cli.options import TOP_PANEL, Flags, option, refuse
 from protokv_cli.output import Output, format_time, round_timings
 from protokv_cli.parsing import parse_list
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from protokv.core.parts import Evidence
     from protokv.core.session import Answer, Session
     from protokv.timings import Timings
-    from protokv_cli.frames import Videos
+    from protokv_cli.frames import StateVideos
 
 _HINT = 'write {"question": "..."} or the bare question, one a line'
 
@@ -42,7 +42,7 @@ class AskedQuestion:
     where: str = ""
 
     def __post_init__(self) -> None:
-        admit_question(self.text)
+        check_question_text(self.text)
 
 
 class Refusals:
@@ -65,7 +65,7 @@ class Refusals:
     def check(self) -> None:
         """End the command with the code for usage if a question was refused."""
         if self._any:
-            raise typer.Exit(Exit.USAGE)
+            raise typer.Exit(ExitCode.USAGE)
 
 
 def read_questions(arguments: Sequence[str], file: Path | None, refusals: Refusals) -> Iterator[AskedQuestion]:
@@ -85,7 +85,7 @@ def read_questions(arguments: Sequence[str], file: Path | None, refusals: Refusa
                 yield AskedQuestion(argument, where=where)
 
 
-def open_lines(place: str) -> AbstractContextManager[IO[str]]:
+def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:
     """Open a text file, or stdin for `-`, as UTF-8 with or without its mark; what is none is refused line by line."""
     if place != "-":
         return Path(place).open(encoding="utf-8-sig", errors="surrogateescape")
@@ -95,7 +95,7 @@ def open_lines(place: str) -> AbstractContextManager[IO[str]]:
 
 
 def _parse_lines(place: str, name: str, refusals: Refusals) -> Iterator[AskedQuestion]:
-    with open_lines(place) as lines:
+    with open_text_or_stdin(place) as lines:
         for number, line in enumerate(lines, start=1):
             where = f"line {number} of {name}"
             with refusals.at(where):
@@ -140,12 +140,12 @@ def read_typed_questions(refusals: Refusals) -> Iterator[AskedQuestion]:
 class AnswerFlags(Flags, panel="Answers"):
     """How an answer is written."""
 
-    max_new_tokens: int | None = option("--max-new-tokens COUNT", "Default: the model's, or 64.", MOST_USED)
-    evidence: bool = option("--evidence", "Show the times that each answer stood on.", MOST_USED)
+    max_new_tokens: int | None = option("--max-new-tokens COUNT", "Default: the model's, or 64.", TOP_PANEL)
+    evidence: bool = option("--evidence", "Show the times that each answer stood on.", TOP_PANEL)
     frames: Path | None = option("--frames DIR", "Write the frames at these times as PNG, named by time.")
     video: Path | None = option("--video PATH", "Their video or its folder. Default: beside the state, or here.")
     system: str | None = option("--system TEXT", "A system prompt, in front of each question.")
-    choices: str | None = option("--choices A,B", "Answer with the likeliest of these, such as yes,no.", MOST_USED)
+    choices: str | None = option("--choices A,B", "Answer with the likeliest of these, such as yes,no.", TOP_PANEL)
     temperature: float | None = option("--temperature NUMBER", "0 is greedy; above 0 draws. Default: as published.")
     top_p: float | None = option("--top-p SHARE", "Draw from this share of the probability. Default: as published.")
     seed: int = option("--seed NUMBER", "Seed of the draws.", default=0)
@@ -164,7 +164,7 @@ class AnswerFlags(Flags, panel="Answers"):
 
 
 @dataclass
-class Answers:
+class Answerer:
     """Asks a session one question after another, and makes a row of each answer."""
 
     out: Output
@@ -178,7 +178,7 @@ class Answers:
     _turns: list[tuple[str, str]] = field(default_factory=list)
 
     def ask_all(
-        self, state: str, session: Session, questions: Iterable[AskedQuestion], videos: Videos = ()
+        self, state: str, session: Session, questions: Iterable[AskedQuestion], videos: StateVideos = ()
     ) -> Iterator[dict[str, Any]]:
         """Yield the row of each answer of a state; `videos` are those that `--frames` are from.
 
@@ -191,9 +191,9 @@ class Answers:
                     answer = self._stream(session, decoding, question.text)
                     row = self._make_row(answer, state, question.expected)
                     if self.how.frames is not None:
-                        from protokv_cli.frames import write_frames
+                        from protokv_cli.frames import write_evidence_frames
 
-                        row["frames"] = write_frames(videos, answer, session, self.how.frames)
+                        row["frames"] = write_evidence_frames(videos, answer, session, self.how.frames)
                         self.out.note(f"{len(row['frames'])} frames are in {self.how.frames}")
                     if self.timed:
                         self.clock.add("first token", answer.ttft_ms / 1e3)
@@ -227,23 +227,23 @@ class Answers:
             # `faint` is null if a low share says nothing about the model.
             row |= {"evidence": spans, "faint": answer.evidence.faint}
             if self.shows:
-                self.out.text(format_evidence(answer.evidence))
+                self.out.text(format_evidence_line(answer.evidence))
         if expected is not None:
-            from protokv.replay.questions import is_expected
+            from protokv.replay.questions import is_expected_answer
 
-            row |= {"expected": expected, "correct": is_expected(answer.text, expected)}
+            row |= {"expected": expected, "correct": is_expected_answer(answer.text, expected)}
             if self.shows and not row["correct"]:
-                self.out.table(f"  expected: {cut(expected)}", style="yellow")
+                self.out.table(f"  expected: {shorten(expected)}", style="yellow")
         return row
 
     def _stream(self, session: Session, decoding: Decoding, question: str) -> Answer:
         """Return the answer; say what the model does not read of the question and of the conversation."""
         name = session.backbone.identity.name
-        if words := cut(", ".join(session.backbone.unknown_words(question)), 200):
+        if words := shorten(", ".join(session.backbone.unknown_words(question)), 200):
             self.out.note(f"Note: {name} does not know {words}", once=True)
             self.out.note(f"Note: {session.backbone.notice}", once=True)
         if self.shows and not self.alone:
-            self.out.table(cut(question), style="cyan", end=" ")
+            self.out.table(shorten(question), style="cyan", end=" ")
         evidence = self.how.evidence or self.how.frames is not None
         pieces = session.stream(question, decoding, evidence=evidence, turns=self._turns, system=self.how.system)
         try:
@@ -266,11 +266,11 @@ class Answers:
         return answer
 
 
-def format_evidence(evidence: Evidence) -> str:
+def format_evidence_line(evidence: Evidence) -> str:
     """Return a line such as `stood on 0:07 to 0:09 (61 %), 1:02 to 1:03 (4 %)`, and what was said then, in lines."""
     at = [f"{format_time(one.start_s)} to {format_time(one.end_s)} ({100 * one.share:.0f} %)" for one in evidence.spans]
     stood = f"stood on {', '.join(at)}"
     if evidence.faint or not at:
         stood = "no span stands out" + (f"; most {', '.join(at)}: this may no longer be in memory" if at else "")
     said = sorted({one.start_s: one for span in evidence.spans for one in span.words}.items())
-    return "\n    ".join([f"  {stood}", *(f"{format_time(start_s)} {cut(one.text)}" for start_s, one in said)])
+    return "\n    ".join([f"  {stood}", *(f"{format_time(start_s)} {shorten(one.text)}" for start_s, one in said)])

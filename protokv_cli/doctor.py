@@ -14,10 +14,10 @@ from typing import Any
 import typer
 
 from protokv import __version__
-from protokv.machine import free_memory_bytes, machine_memory_bytes
-from protokv_cli.exits import Exit
+from protokv.machine import measure_free_memory, measure_machine_memory
+from protokv_cli.exits import ExitCode
 from protokv_cli.options import OutputFlags
-from protokv_cli.output import pairs
+from protokv_cli.output import make_pairs
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "av", "decord", "numpy", "typer", "rich")
 _CODECS = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
@@ -49,14 +49,14 @@ def doctor(*, output: OutputFlags) -> None:
             "problems": problems,
         }
         devices = {one["name"]: {**one, "name": ""} for one in found["devices"]}
-        out.show([found], lambda _: [pairs(found | {"devices": devices})])
+        out.show([found], lambda _: [make_pairs(found | {"devices": devices})])
         if problems:
-            raise typer.Exit(Exit.FAILURE)
+            raise typer.Exit(ExitCode.FAILURE)
 
 
 def list_devices(problems: list[str]) -> list[dict[str, Any]]:
     """Return a row per device: its name, its memory and what is free of it; tell of problems."""
-    found = [{"name": "cpu", "machine_memory_bytes": machine_memory_bytes(), "free_bytes": free_memory_bytes()}]
+    found = [{"name": "cpu", "machine_memory_bytes": measure_machine_memory(), "free_bytes": measure_free_memory()}]
     torch = _import(problems, "torch")
     for number in range(torch.cuda.device_count() if torch is not None else 0):
         try:

@@ -7,7 +7,7 @@ from enum import IntEnum
 from protokv import errors
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """The exit code of the process."""
 
     DONE = 0  # it did what it was told to do
@@ -23,15 +23,15 @@ class Exit(IntEnum):
     TERMINATED = 143  # `kill`; the state is committed
 
 
-_CODES: tuple[tuple[tuple[type[errors.ProtoKVError], ...], Exit], ...] = (
-    ((errors.ConfigError, errors.UnknownForm, errors.SourceDenied), Exit.USAGE),
-    ((errors.ModelNotFound, errors.SourceNotFound, errors.StateNotFound), Exit.NOT_FOUND),
-    ((errors.StateLocked,), Exit.LOCKED),
-    ((errors.StateMismatch,), Exit.MISMATCH),
-    ((errors.StateCorrupt,), Exit.CORRUPT),
+_CODES: tuple[tuple[tuple[type[errors.ProtoKVError], ...], ExitCode], ...] = (
+    ((errors.ConfigError, errors.UnknownForm, errors.SourceDenied), ExitCode.USAGE),
+    ((errors.ModelNotFound, errors.SourceNotFound, errors.StateNotFound), ExitCode.NOT_FOUND),
+    ((errors.StateLocked,), ExitCode.LOCKED),
+    ((errors.StateMismatch,), ExitCode.MISMATCH),
+    ((errors.StateCorrupt,), ExitCode.CORRUPT),
 )
 
 
-def find_exit_code(error: errors.ProtoKVError) -> Exit:
+def find_exit_code(error: errors.ProtoKVError) -> ExitCode:
     """Return the exit code for an error of the library."""
-    return next((code for kinds, code in _CODES if isinstance(error, kinds)), Exit.FAILURE)
+    return next((code for kinds, code in _CODES if isinstance(error, kinds)), ExitCode.FAILURE)

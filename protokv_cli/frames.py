@@ -6,49 +6,49 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from protokv.errors import SourceNotFound, SourceUnreadable, StateMismatch, shown
+from protokv.errors import SourceNotFound, SourceUnreadable, StateMismatch, clean_text
 
 if TYPE_CHECKING:
     from protokv.core.session import Answer, Session
-    from protokv.state.reader import Reader
+    from protokv.state.reader import StateReader
 
 # Where each source begins, in seconds of the stream and of its file, and the file.
-Videos = Sequence[tuple[float, float, Path]]
-MOST_FRAMES = 8  # of one span: its first ones
+StateVideos = Sequence[tuple[float, float, Path]]
+_MOST_FRAMES = 8  # of one span: its first ones
 
 
-def find_videos(reader: Reader, video: Path | None) -> Videos:
+def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
     """Return the videos of a state.
 
     A state is untrusted and names no folder. A file in `video`, beside the state or in this folder counts if it has the
     fingerprint in the state. SourceNotFound: it is not at hand. StateMismatch: it has changed.
     """
-    from protokv.state.sources import source_records
-    from protokv.video.registry import fingerprint
+    from protokv.state.sources import list_source_records
+    from protokv.video.registry import fingerprint_file
 
     places, found = [video] if video else [Path(), Path(str(reader.path)).parent], []
-    for one in source_records(reader.header):
+    for one in list_source_records(reader.header):
         # The fingerprint of a part is that of the file, then @, where it begins, + and how long it is.
         digest, _, part = str(one.get("fingerprint")).partition("@")
         name = PurePath(str(one.get("name")).rpartition(" from ")[0 if part else 2]).name
         path = next((file for place in places for file in (place, place / name) if file.is_file()), None)
         if path is None:
-            why = f"the video {shown(name)} of this state is not at hand: it is not in {' or '.join(map(str, places))}"
+            why = f"the video {clean_text(name)} of this state is not at hand: not in {' or '.join(map(str, places))}"
             raise SourceNotFound(why, hint="name the file, or the folder it is in, with --video")
-        if fingerprint(path) != digest:
+        if fingerprint_file(path) != digest:
             raise StateMismatch(f"{path} is not the video that this state watched, or has changed since")
         found.append((float(one.get("start_s") or 0.0), float(part.partition("+")[0] or 0.0), path))
     return found
 
 
-def write_frames(videos: Videos, answer: Answer, session: Session, folder: Path) -> list[str]:
+def write_evidence_frames(videos: StateVideos, answer: Answer, session: Session, folder: Path) -> list[str]:
     """Write a frame of each step of an answer's spans; return their paths, by time."""
     from PIL import Image
 
     from protokv.video import open_source
 
     step_s, paths, spans = session.clock.step_seconds, list[str](), answer.evidence.spans if answer.evidence else ()
-    steps = {i for one in spans for i in range(round(one.start_s / step_s), round(one.end_s / step_s))[:MOST_FRAMES]}
+    steps = {i for one in spans for i in range(round(one.start_s / step_s), round(one.end_s / step_s))[:_MOST_FRAMES]}
     folder.mkdir(parents=True, exist_ok=True)
     for time_s in (i * step_s for i in sorted(steps)):
         start_s, in_file_s, file = [one for one in videos if one[0] <= time_s][-1]

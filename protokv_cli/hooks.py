@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 from protokv.errors import ConfigError
 from protokv_cli.output import Row, format_json
 
-MOST_WAITING = 64  # answers that wait for the command; of more, the oldest is left out
+_MOST_WAITING = 64  # answers that wait for the command; of more, the oldest is left out
 
 
-class Hook(AbstractContextManager["Hook"]):
+class AnswerHook(AbstractContextManager["AnswerHook"]):
     """Runs a command, without a shell, for one answer after the other, which is a JSON line on its stdin.
 
     It writes to stderr, and is killed after its limit. At the end it is waited for, twice that at most.
@@ -35,7 +35,7 @@ class Hook(AbstractContextManager["Hook"]):
     def __call__(self, row: Row) -> None:
         """Take an answer, and return at once."""
         self._work = [one for one in self._work if not one.done()]
-        if len(self._work) > MOST_WAITING and self._work.pop(1).cancel():
+        if len(self._work) > _MOST_WAITING and self._work.pop(1).cancel():
             self._say(f"Warning: --exec: {self._command[0]} is too slow; answers are left out")
         self._work.append(self._pool.submit(self._run, format_json(row) + "\n"))
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protokv.errors import ConfigError, SourceUnreadable
-from protokv.timings import Timings, stage
-from protokv_cli.hooks import Hook
+from protokv.timings import Timings, time_stage
+from protokv_cli.hooks import AnswerHook
 from protokv_cli.ingest_fleet import FleetFlags, ingest_fleet
 from protokv_cli.options import (
-    MOST_USED,
-    SUBTITLES,
+    SUBTITLES_HELP,
+    TOP_PANEL,
     Flags,
     MemoryFlags,
     TimedOutputFlags,
@@ -42,26 +42,26 @@ _PAGE = re.compile(r"https?://([a-z]+\.)?(youtube\.com|youtu\.be|vimeo\.com|twit
 _TEXT = """Video file, address of a stream, /dev/video0, or - for a pipe. Several, or a folder: a state each.
 Put an address with a password into PROTOKV_SOURCE."""
 _SOURCE = typer.Argument(metavar="SOURCE", envvar="PROTOKV_SOURCE", show_envvar=False, help=_TEXT)
-Sources = Annotated[list[str] | None, _SOURCE]
+_Sources = Annotated[list[str] | None, _SOURCE]
 
 
-class StateFlags(Flags, panel="State"):
+class _StateFlags(Flags, panel="State"):
     """Which state is written, when and how."""
 
-    state: str | None = option("--output -o STATE", "State or folder to write. Default: here, by SOURCE.", MOST_USED)
-    every: str | None = option("--every TIME", "Commit at 30s, 2m, 500steps or never.", MOST_USED, parse=parse_every)
-    keep: int | None = option("--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", MOST_USED)
-    overwrite: bool = option("--force", "Start over and replace STATE.", MOST_USED)
-    dry_run: bool = option("--dry-run", "Estimate what it would take, and write nothing.", MOST_USED)
+    state: str | None = option("--output -o STATE", "State or folder to write. Default: here, by SOURCE.", TOP_PANEL)
+    every: str | None = option("--every TIME", "Commit at 30s, 2m, 500steps or never.", TOP_PANEL, parse=parse_every)
+    keep: int | None = option("--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", TOP_PANEL)
+    overwrite: bool = option("--force", "Start over and replace STATE.", TOP_PANEL)
+    dry_run: bool = option("--dry-run", "Estimate what it would take, and write nothing.", TOP_PANEL)
     append: bool = option("--append", "Watch SOURCE after what STATE has watched, if there is one.")
 
 
-class SourceFlags(Flags, panel="What to watch"):
+class _SourceFlags(Flags, panel="What to watch"):
     """What of a source enters the stream."""
 
     start_s: str = option("--start TIME", "Begin a file here, such as 7:30.", default="0", parse=parse_duration)
     duration_s: str | None = option("--duration TIME", "Watch no more of a file than this.", parse=parse_duration)
-    subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="auto")
+    subtitles: str = option("--subtitles FILE|LANG", SUBTITLES_HELP, default="auto")
     transcribe: str | None = option("--transcribe MODEL", "Write NAME.srt where it lacks, with Whisper or Moonshine.")
     system: str | None = option("--system TEXT", "A system prompt, which the model reads before the video.")
     max_frame_pixels: int | None = option("--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1)
@@ -72,7 +72,7 @@ class SourceFlags(Flags, panel="What to watch"):
 _ASKED, _HOW = "Questions while it watches", ("every_s", "choices", "on_change", "evidence")
 
 
-class LiveFlags(Flags, panel="Live sources"):
+class _LiveFlags(Flags, panel="Live sources"):
     """What is asked meanwhile, and what to do about a source that waits, is lost or has no end."""
 
     questions: list[str] | None = option("--ask QUESTION", "Ask this again and again; repeatable.", _ASKED)
@@ -93,13 +93,13 @@ class LiveFlags(Flags, panel="Live sources"):
 
 
 def ingest(
-    sources: Sources = None,
+    sources: _Sources = None,
     *,
-    state: StateFlags,
+    state: _StateFlags,
     model: WatchFlags,
     memory: MemoryFlags,
-    watch: SourceFlags,
-    live: LiveFlags,
+    watch: _SourceFlags,
+    live: _LiveFlags,
     fleet: FleetFlags,
     output: TimedOutputFlags,
 ) -> None:
@@ -131,14 +131,14 @@ def ingest(
             raise ConfigError("--append needs the state to append to", hint="name it with -o STATE")
         model.check()
         clock = Timings() if output.timings else None
-        with stage(clock, "imports"):
-            from protokv.fleet.plan import is_several
+        with time_stage(clock, "imports"):
+            from protokv.fleet.plan import is_video_folder
             from protokv.ingestion import IngestOptions, LiveOptions, StandingQuestion
             from protokv.video.address import source_kind
-            from protokv.words.find import names_file
+            from protokv.words.find import names_subtitle_file
 
         sources = sources or []
-        many = fleet.listing is not None or len(sources) != 1 or is_several(sources[0])
+        many = fleet.listing is not None or len(sources) != 1 or is_video_folder(sources[0])
         waiting = parse_flags(live, "questions", "command")
         how = {name: waiting.pop(name) for name in _HOW if name in waiting}
         more = list_given(live, *_HOW, "command")
@@ -159,7 +159,7 @@ def ingest(
         if many:
             alone = [*list_given(state, "append"), *list_given(watch, "start_s", "duration_s", "chunk")]
             alone += [*list_given(live), *list_given(output, "timings")]
-            alone += ["--subtitles FILE"] * names_file(watch.subtitles)
+            alone += ["--subtitles FILE"] * names_subtitle_file(watch.subtitles)
             hint = "several videos are continued without an option, and watched to their ends"
             refuse((alone, f"{' and '.join(alone)}: for one video only", hint))
             ingest_fleet(out, sources, state.state, chosen, fleet, dry_run=state.dry_run)
@@ -170,10 +170,10 @@ def ingest(
             hint = f"yt-dlp -o - {shlex.quote(sources[0])} | protokv ingest -"
             raise SourceUnreadable(f"{sources[0]} is a page, not a video", hint=hint)
         if state.dry_run:
-            from protokv.ingestion.estimate import estimate
+            from protokv.ingestion.estimate import estimate_ingest
             from protokv_cli.ingest_report import show_estimate
 
-            found = estimate(sources[0], chosen)
+            found = estimate_ingest(sources[0], chosen)
             note_model(out, model.model)
             show_estimate(out, found, chosen.config.budget)
         else:
@@ -185,13 +185,13 @@ def _ingest_one(
 ) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
     from protokv.ingestion import Summary, ingest_events
-    from protokv.video.address import local_name
+    from protokv.video.address import show_address
     from protokv_cli.ingest_report import IngestReport
 
-    opened, target, name = _open_stdin(source), _target_in_folder(source, state), local_name(source)
+    opened, target, name = _open_stdin(source), _target_in_folder(source, state), show_address(source)
     with (
         handle_signals(out.note) as stop,
-        Hook(command, partial(out.note, once=True)) if command else nullcontext() as hook,
+        AnswerHook(command, partial(out.note, once=True)) if command else nullcontext() as hook,
         IngestReport(out, name, chosen, clock) as report,
         # Closing the generator commits what was watched if something fails here.
         closing(ingest_events(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,
@@ -212,6 +212,6 @@ def _open_stdin(source: str) -> str:
 
 def _target_in_folder(source: str, state: str | None) -> str | None:
     """Return where the state goes: into the folder if `-o` names one; None: the name of the source decides."""
-    from protokv.fleet.plan import is_place, locate_state, make_key
+    from protokv.fleet.plan import is_state_folder, locate_fleet_state, make_video_key
 
-    return state if state is None or not is_place(state) else locate_state(state, make_key(source))
+    return state if state is None or not is_state_folder(state) else locate_fleet_state(state, make_video_key(source))

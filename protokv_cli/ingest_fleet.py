@@ -15,16 +15,16 @@ import typer
 from protokv import errors
 from protokv.backbones import require_model
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.texts import count_text
-from protokv_cli.asking import open_lines
-from protokv_cli.exits import Exit, find_exit_code
+from protokv.texts import format_count
+from protokv_cli.asking import open_text_or_stdin
+from protokv_cli.exits import ExitCode, find_exit_code
 from protokv_cli.options import Flags, note_model, option
-from protokv_cli.output import LOG_EVERY_S, Bar, Format, Output, format_bytes, format_time
+from protokv_cli.output import LOG_EVERY_S, Format, Output, ProgressBar, format_bytes, format_time
 from protokv_cli.parsing import parse_list
-from protokv_cli.process import Stop, handle_signals
+from protokv_cli.process import StopSignal, handle_signals
 
 if TYPE_CHECKING:
-    from protokv.fleet import Outcome, Recipe
+    from protokv.fleet import JobRecipe, VideoOutcome
     from protokv.ingestion import IngestOptions
 
 
@@ -42,20 +42,20 @@ def ingest_fleet(
     out: Output, sources: list[str], output: str | None, chosen: IngestOptions, fleet: FleetFlags, *, dry_run: bool
 ) -> None:
     """Ingest every video that is not done yet into the folder `output`; end with exit code 3 if one of them failed."""
-    from protokv.fleet import Recipe, plan, preview, run_fleet
+    from protokv.fleet import JobRecipe, plan_fleet, preview_fleet, run_fleet
     from protokv.ingestion.options import DEFAULT_MODEL
-    from protokv_cli.ingest_report import note_query
+    from protokv_cli.ingest_report import show_query_hint
 
     model = str(chosen.backbone or DEFAULT_MODEL)
     require_model(model, chosen.revision)
-    recipe = Recipe(place=_check_place(output or "."), options=chosen)
-    jobs = plan([*sources, *(_read_list(fleet.listing) if fleet.listing else [])])
+    recipe = JobRecipe(place=_check_place(output or "."), options=chosen)
+    jobs = plan_fleet([*sources, *(_read_list(fleet.listing) if fleet.listing else [])])
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
     note_model(out, model)
     with handle_signals(out.note) as stop:
         if dry_run:
-            _show_plan(out, takewhile(lambda _: not stop, preview(jobs, recipe)))
+            _show_plan(out, takewhile(lambda _: not stop, preview_fleet(jobs, recipe)))
         else:
             with _open_pool(fleet, recipe) as pool, _Report(out, len(jobs), recipe.place, stop) as report:
                 found = run_fleet(jobs, pool, recipe.place, max_failures=fleet.max_failures, should_stop=report.draw)
@@ -65,14 +65,14 @@ def ingest_fleet(
     if stop.exit is not None:
         raise typer.Exit(stop.exit)
     if not dry_run:
-        note_query(out, ["--state", recipe.place], model, chosen.backbone)
+        show_query_hint(out, ["--state", recipe.place], model, chosen.backbone)
 
 
 def _check_place(place: str) -> str:
     """Return the folder or prefix of the states. ConfigError if it is the name of a single state."""
-    from protokv.state.store import find_suffix
+    from protokv.state.store import find_state_suffix
 
-    if not Path(place).is_dir() and (find_suffix(place) is not None or Path(place).exists()):
+    if not Path(place).is_dir() and (find_state_suffix(place) is not None or Path(place).exists()):
         why = f"several videos become as many states, and {place} is the name of one"
         raise ConfigError(why, hint="name a folder: -o DIR/")
     return place
@@ -81,40 +81,40 @@ def _check_place(place: str) -> str:
 def _read_list(listing: str) -> list[str]:
     """Return the lines of a list of videos; `-` is stdin."""
     try:
-        with open_lines(listing) as lines:
+        with open_text_or_stdin(listing) as lines:
             return [text for line in lines if (text := line.strip())]
     except OSError as error:
         why = f"cannot read {listing}: {error.strerror}"
         raise SourceNotFound(why, hint="name a file with a video a line") from error
 
 
-def _open_pool(fleet: FleetFlags, recipe: Recipe) -> Any:
-    from protokv.fleet import LocalPool
+def _open_pool(fleet: FleetFlags, recipe: JobRecipe) -> Any:
+    from protokv.fleet import LocalWorkerPool
 
     if fleet.ray is None:
         named = parse_list(fleet.devices or recipe.options.device)
         devices = [f"cuda:{one}" if one.isdecimal() else one for one in named]
-        return LocalPool(recipe, fleet.workers or len(devices), devices)
+        return LocalWorkerPool(recipe, fleet.workers or len(devices), devices)
     if fleet.devices is not None:
         raise ConfigError("--devices are those of one machine", hint="Ray gives each worker its own: leave it out")
     try:
-        from protokv.fleet.cluster import RayPool
+        from protokv.fleet.cluster import RayWorkerPool
     except ImportError as error:
         raise ConfigError(f"--ray: {error.name} is not installed", hint="pip install 'protokv[ray]'") from error
-    return RayPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
+    return RayWorkerPool(recipe, None if fleet.ray == "auto" else fleet.ray, fleet.workers)
 
 
-class _Report(Bar):
+class _Report(ProgressBar):
     """Counts the outcomes of a run and shows them: a line a video, a bar, and a file of failures."""
 
-    def __init__(self, out: Output, videos: int, place: str, stop: Stop) -> None:
+    def __init__(self, out: Output, videos: int, place: str, stop: StopSignal) -> None:
         """Remove the file of failures of an earlier run; without failures there is no file."""
         from protokv.state.commit import explain_write_errors
-        from protokv.state.store import is_url
+        from protokv.state.store import is_remote_state
 
         super().__init__(out, f"0 of {videos} videos")
         self._videos, self._stop = videos, stop
-        self._file = Path("." if is_url(place) else place, "failures.jsonl")
+        self._file = Path("." if is_remote_state(place) else place, "failures.jsonl")
         self._counts, self._failures, self._watched_s, self._file_bytes = Counter[str](), 0, 0.0, 0
         self._began_s = self._row_s = time.monotonic()
         with explain_write_errors(self._file):
@@ -125,7 +125,7 @@ class _Report(Bar):
     def _left(self) -> int:
         return self._videos - sum(self._counts.values()) + self._counts["stopped"]
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: VideoOutcome) -> None:
         """Count and show the end of a video; write its failure to the file, a line of JSON."""
         self._counts[outcome.status] += 1
         self._watched_s, self._file_bytes = self._watched_s + outcome.watched_s, self._file_bytes + outcome.file_bytes
@@ -133,7 +133,7 @@ class _Report(Bar):
             self._failures += 1
             kind = getattr(errors, failure.kind, errors.ProtoKVError)
             # What `ingest` of this video alone ends with.
-            code = Exit.PARTIAL if failure.kind == "Damaged" else find_exit_code(kind(""))
+            code = ExitCode.PARTIAL if failure.kind == "Damaged" else find_exit_code(kind(""))
             row: dict[str, Any] = {**outcome.job.to_dict(), "state": outcome.state, "error": failure.kind}
             row |= {"message": failure.message, "hint": failure.hint}
             row |= {"exit_code": int(code), "attempts": outcome.attempts}
@@ -187,16 +187,16 @@ class _Report(Bar):
         if self._stop:
             out.note("stopped; what was watched is committed. Continue with the same command.")
         elif self._failures or left:
-            raise typer.Exit(Exit.PARTIAL)
+            raise typer.Exit(ExitCode.PARTIAL)
 
 
-def _describe(outcome: Outcome) -> str:
+def _describe(outcome: VideoOutcome) -> str:
     """Return a line: status, video, state, what is wrong, and what a user should know."""
     wrong = [outcome.failure.message] if outcome.failure else []
     return "\t".join([outcome.status, outcome.job.to_dict()["source"], outcome.state, *wrong, *outcome.notes])
 
 
-def _show_plan(out: Output, found: Iterable[Outcome]) -> None:
+def _show_plan(out: Output, found: Iterable[VideoOutcome]) -> None:
     """Show what a run would do with each video as it is found, and in all."""
     counts, left_s, unmeasured = Counter[str](), 0.0, 0
     for one in found:
@@ -211,11 +211,11 @@ def _show_plan(out: Output, found: Iterable[Outcome]) -> None:
     if out.format is Format.JSON:
         total = {"all": counts.total(), **counts, "videos": videos, "unmeasured": unmeasured, "left_s": left_s}
         out.json({"type": "forecast", **total})
-    unknown = f" and {count_text(unmeasured, 'video')} of unknown length" if unmeasured else ""
+    unknown = f" and {format_count(unmeasured, 'video')} of unknown length" if unmeasured else ""
     left = f", {format_time(round(left_s))} to watch{unknown}" if videos else ""
     out.note(f"{_count_videos(counts)}{left}; nothing was written")
 
 
 def _count_videos(counts: Counter[str]) -> str:
     statuses = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()) if n)
-    return f"{count_text(counts.total(), 'video')}: {statuses}"
+    return f"{format_count(counts.total(), 'video')}: {statuses}"

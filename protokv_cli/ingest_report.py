@@ -17,17 +17,17 @@ import typer
 
 from protokv.core.parts import Evidence
 from protokv.ingestion import Event, IngestOptions, events
-from protokv.ingestion.estimate import Estimate
-from protokv.texts import count_text
+from protokv.ingestion.estimate import IngestEstimate
+from protokv.texts import format_count
 from protokv.timings import Timings
-from protokv_cli.asking import format_evidence
-from protokv_cli.exits import Exit
-from protokv_cli.hooks import Hook
-from protokv_cli.options import is_embedded, note_model
+from protokv_cli.asking import format_evidence_line
+from protokv_cli.exits import ExitCode
+from protokv_cli.hooks import AnswerHook
+from protokv_cli.options import is_embedded_model, note_model
 from protokv_cli.output import (
-    Bar,
     Format,
     Output,
+    ProgressBar,
     format_bytes,
     format_time,
     format_time_left,
@@ -35,20 +35,20 @@ from protokv_cli.output import (
     show_timings,
 )
 
-JSON_EVERY_S = 1.0  # readers of the lines want to follow the run, not every step
-MEASURED = 100  # beyond this part of the tokens nothing was measured
+_JSON_EVERY_S = 1.0  # readers of the lines want to follow the run, not every step
+_MEASURED = 100  # beyond this part of the tokens nothing was measured
 _HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")  # of the last event, but in JSON
 
 
-class IngestReport(Bar):
+class IngestReport(ProgressBar):
     """Shows the events of a run in the chosen format, and its progress."""
 
-    hook: Hook | None = None  # gets the answers to standing questions
+    hook: AnswerHook | None = None  # gets the answers to standing questions
 
     def __init__(self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None) -> None:
         """Show nothing yet. `source` is its name without secrets; the last event is shown with `timings`."""
         super().__init__(out, "loading model", source, logs=out.format is not Format.JSON)
-        self._source, self._chosen, self._timings, self._row_s = source, chosen, timings, -JSON_EVERY_S
+        self._source, self._chosen, self._timings, self._row_s = source, chosen, timings, -_JSON_EVERY_S
         self._first: tuple[float, float] | None = None
         self._begun: events.Started | None = None
 
@@ -70,7 +70,7 @@ class IngestReport(Bar):
         if out.format is Format.JSON:
             out.json(row)
         elif isinstance(event, events.Answered):
-            out.text(describe_answer(event))
+            out.text(_describe_answer(event))
         elif ends:
             show_timings(out, row.pop("timings", {}))
             out.record({name: value for name, value in row.items() if value and name not in _HIDDEN})
@@ -90,7 +90,7 @@ class IngestReport(Bar):
                 parts = [share, f"{parts[0]} / {format_time(length_s)}", *left, parts[1]]
             parts.append(f"state {format_bytes(event.state_bytes)}")
             self.show(parts, min(done_s, length_s or done_s), length_s)
-        due = self._out.format is Format.JSON and now_s - self._row_s >= JSON_EVERY_S
+        due = self._out.format is Format.JSON and now_s - self._row_s >= _JSON_EVERY_S
         self._row_s = now_s if due else self._row_s
         return due
 
@@ -99,9 +99,9 @@ class IngestReport(Bar):
         begun = self._begun
         if begun and begun.how == "started" and begun.most_bytes is not None and event.duration_s:
             tokens = event.tokens_seen * event.duration_s / event.stream_time_s
-            self._out.note(describe_share(tokens, self._chosen.config.budget))
+            self._out.note(_describe_share(tokens, self._chosen.config.budget))
 
-    def end(self, summary: events.Summary, stopped: Exit | None) -> None:
+    def end(self, summary: events.Summary, stopped: ExitCode | None) -> None:
         """Say what to do next, and end with the exit code of the signal that `stopped` it, or of what is not whole."""
         out, state, source = self._out, summary.state, self._source
         if stopped is not None:
@@ -116,16 +116,16 @@ class IngestReport(Bar):
             out.error("Hint: mend that, or choose other words with --subtitles (off: none), and use --force")
         else:
             if self._begun and not self._chosen.ask:
-                note_query(out, [state], self._begun.model, self._chosen.backbone)
+                show_query_hint(out, [state], self._begun.model, self._chosen.backbone)
             return
-        raise typer.Exit(Exit.PARTIAL)
+        raise typer.Exit(ExitCode.PARTIAL)
 
 
-def note_query(out: Output, state: Sequence[str], model: str | None, named: object) -> None:
+def show_query_hint(out: Output, state: Sequence[str], model: str | None, named: object) -> None:
     """Say how to ask a state, or the states of a folder; `named` is the model that the user named."""
     # A state names no folder of its model.
     folder = ["--model", str(named)] if named and Path(str(named)).is_dir() else []
-    question = "What shape appeared first?" if is_embedded(model) else "What happens in this video?"
+    question = "What shape appeared first?" if is_embedded_model(model) else "What happens in this video?"
     out.note(f'ask it: {shlex.join(["protokv", "query", *folder, *state])} "{question}"')
 
 
@@ -162,13 +162,13 @@ def _note_news(out: Output, event: Event) -> None:
             out.note(f"frames are dropped: {rates}; sample fewer with --fps, or let the camera send smaller ones")
 
 
-def describe_answer(event: events.Answered) -> str:
+def _describe_answer(event: events.Answered) -> str:
     """Return a line such as `0:45 Is someone at the door? yes (0.97)`, and one of what it stood on if that is known."""
     sure = math.exp(event.mean_logprob) if event.probability is None else event.probability
     line = f"{format_time(event.stream_time_s)} {event.question} {event.answer} ({sure:.2f})"
     if event.frames_dropped:
-        line += f", {event.late_s:.0f} s late, {count_text(event.frames_dropped, 'frame')} dropped"
-    stood = event.evidence and format_evidence(Evidence(tuple(event.evidence), measured=False))
+        line += f", {event.late_s:.0f} s late, {format_count(event.frames_dropped, 'frame')} dropped"
+    stood = event.evidence and format_evidence_line(Evidence(tuple(event.evidence), measured=False))
     return f"{line}\n{stood}" if stood else line
 
 
@@ -177,15 +177,15 @@ def name_event(event: Event) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 
 
-def describe_share(tokens: float, budget: int) -> str:
+def _describe_share(tokens: float, budget: int) -> str:
     """Return which part of the tokens of a whole video a budget keeps, and whether that was measured."""
     part = max(1, round(tokens / budget))
-    beyond = f", beyond what was measured (1/{MEASURED}): a greater --budget keeps more" * (part > MEASURED)
+    beyond = f", beyond what was measured (1/{_MEASURED}): a greater --budget keeps more" * (part > _MEASURED)
     return f"the budget keeps {'all' if part == 1 else f'1/{part}'} of the video{beyond}"
 
 
-def show_estimate(out: Output, found: Estimate, budget: int) -> None:
+def show_estimate(out: Output, found: IngestEstimate, budget: int) -> None:
     """Show what a run would take, as a table or one JSON object."""
     out.record({"type": "estimate", **asdict(found)}, title="nothing was written; it would be")
     if found.tokens and found.most_bytes is not None:
-        out.note(describe_share(found.tokens, budget))
+        out.note(_describe_share(found.tokens, budget))

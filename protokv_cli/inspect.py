@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protokv.errors import ConfigError
-from protokv.texts import count_text, cut
-from protokv_cli.exits import Exit
+from protokv.texts import format_count, shorten
+from protokv_cli.exits import ExitCode
 from protokv_cli.options import Flags, OutputFlags, option
-from protokv_cli.output import Output, Row, format_bytes, format_time, grid, pairs
-from protokv_cli.parsing import note_commit, open_commit
+from protokv_cli.output import Output, Row, format_bytes, format_time, make_grid, make_pairs
+from protokv_cli.parsing import open_commit_at, show_commit_note
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _SECOND = "A second state: show how they differ. Exit 0 if equal, 1 if not."
-State = Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote; or a folder of them.")]
-Other = Annotated[str | None, typer.Argument(metavar="STATE2", help=_SECOND)]
+_State = Annotated[str, typer.Argument(metavar="STATE", help="State that ingest wrote; or a folder of them.")]
+_Other = Annotated[str | None, typer.Argument(metavar="STATE2", help=_SECOND)]
 
-ROWS_SHOWN = 8  # of the gaps of a live stream, and of the answers to standing questions
-COLUMNS = 5  # of a table of layers, beside their number: a terminal has room for a few
+_ROWS_SHOWN = 8  # of the gaps of a live stream, and of the answers to standing questions
+_COLUMNS = 5  # of a table of layers, beside their number: a terminal has room for a few
 
 
-class InspectFlags(Flags, panel="What to show"):
+class _InspectFlags(Flags, panel="What to show"):
     """What of a state is shown."""
 
     target: str | None = option("--output -o PATH", "Write the state again, in the form that the suffix names.")
@@ -47,7 +47,7 @@ class InspectFlags(Flags, panel="What to show"):
             raise ConfigError(f"{state} holds many states, and these options are for one", hint="name one of them")
 
 
-def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: OutputFlags) -> None:
+def inspect(state: _State, other: _Other = None, *, flags: _InspectFlags, output: OutputFlags) -> None:
     """Show what a state has watched, how much of it is kept, how big it is and whether it is whole.
 
     With a second state: show how the two differ, header and tensors bit for bit; the exit code is 0 if they are equal
@@ -64,46 +64,46 @@ def inspect(state: State, other: Other = None, *, flags: InspectFlags, output: O
     """
     out = output.open()
     with out.errors():
-        from protokv.fleet.plan import is_place
-        from protokv.fleet.states import survey
+        from protokv.fleet.plan import is_state_folder
+        from protokv.fleet.states import survey_fleet
 
-        many = is_place(state)
+        many = is_state_folder(state)
         flags.refuse_contradictions(state, other, many)
         if many:
-            out.show(survey(state), lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"))
+            out.show(survey_fleet(state), lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"))
         elif flags.words:
             _show_words(out, state, flags)
         else:
             document = _read_document(out, state, other, flags)
-            out.show([document], lambda _: document_tables(document, layers=flags.layers))
+            out.show([document], lambda _: make_document_tables(document, layers=flags.layers))
             if other is not None and not document["equal"]:
-                raise typer.Exit(Exit.FAILURE)
+                raise typer.Exit(ExitCode.FAILURE)
 
 
-def _read_document(out: Output, state: str, other: str | None, flags: InspectFlags) -> dict[str, Any]:
+def _read_document(out: Output, state: str, other: str | None, flags: _InspectFlags) -> dict[str, Any]:
     """Return the document of a state, of two that are compared, or of one written in another form."""
-    from protokv.state.describe import compare, convert, describe
-    from protokv.state.reader import Reader
+    from protokv.state.describe import compare_states, convert_state, describe_state
+    from protokv.state.reader import StateReader
 
     digests = flags.verify is not False
     if other is not None:
-        found = compare(*(Reader.open(one, verify=digests).state for one in (state, other)))
+        found = compare_states(*(StateReader.open(one, verify=digests).state for one in (state, other)))
         return {"states": [state, other], **found}
     if flags.target is not None:
-        return convert(state, flags.target, overwrite=flags.force, digests=digests)
-    at_s = None if flags.at is None else open_commit(state, flags.at, digests).at_s
-    document = describe(state, at_s=at_s, digests=digests, values=flags.verify is True)
-    note_commit(out, document["stream"]["duration_s"], at_s)
+        return convert_state(state, flags.target, overwrite=flags.force, digests=digests)
+    at_s = None if flags.at is None else open_commit_at(state, flags.at, digests).at_s
+    document = describe_state(state, at_s=at_s, digests=digests, values=flags.verify is True)
+    show_commit_note(out, document["stream"]["duration_s"], at_s)
     return document
 
 
-def _show_words(out: Output, state: str, flags: InspectFlags) -> None:
+def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     """Show what was said, a line for each step with words."""
-    from protokv.words.find import name_subtitles, recorded_subtitles
+    from protokv.words.find import name_subtitles, read_recorded_subtitles
 
-    reader = open_commit(state, flags.at, flags.verify is not False)
-    lines, record = reader.transcript.lines, recorded_subtitles(reader.state.source)
-    note_commit(out, reader.state.clock.stream_time_s, reader.at_s)
+    reader = open_commit_at(state, flags.at, flags.verify is not False)
+    lines, record = reader.transcript.lines, read_recorded_subtitles(reader.state.source)
+    show_commit_note(out, reader.state.clock.stream_time_s, reader.at_s)
     if lost := record.get("lost"):
         out.note(f"Warning: not all words are known: {lost}")
     if reader.transcript.is_full:
@@ -111,21 +111,21 @@ def _show_words(out: Output, state: str, flags: InspectFlags) -> None:
     if not lines:
         out.note(f"no words are known: {name_subtitles(record) if record else 'there were none'}")
     rows = ({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in lines)
-    out.show(rows, lambda rows: [grid(("start_s", "text"), rows)])
+    out.show(rows, lambda rows: [make_grid(("start_s", "text"), rows)])
 
 
-def document_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:
+def make_document_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:
     """Yield the tables of a document: of one state, of two that are compared, or of one written in another form."""
     if "equal" in d:
         yield from _difference_tables(d)
     elif "output" in d:
-        yield pairs(d, title="written")
+        yield make_pairs(d, title="written")
     else:
         yield from _summary_tables(d)
         if layers:
             yield from _inner_tables(d)
         if "verified" in d:
-            yield pairs(dict(line.split(": ", 1) for line in d["verified"]), title="verified")
+            yield make_pairs(dict(line.split(": ", 1) for line in d["verified"]), title="verified")
 
 
 def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
@@ -134,10 +134,10 @@ def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
         {**row, "state": row["state"].removeprefix(root), "wrong": row["failure"] or row["damage"]} for row in rows
     ]
     names = ["state", "stream_time_s", "steps", "file_bytes", "complete"]
-    yield grid([*names, "wrong"] if any(one["wrong"] for one in cells) else names, cells)
+    yield make_grid([*names, "wrong"] if any(one["wrong"] for one in cells) else names, cells)
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
-    total = f"{count_text(len(rows), 'state')}: {whole} whole, {len(rows) - whole} not"
+    total = f"{format_count(len(rows), 'state')}: {whole} whole, {len(rows) - whole} not"
     yield f"{total}; {format_time(seconds)} watched, {format_bytes(size)}"
 
 
@@ -155,23 +155,24 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
         "written": (d["written"] or "").replace("T", " ")[:19],
         "kept": _describe_kept(d),
         "size": f"{format_bytes(d['bytes']['file'])} on disk, {format_bytes(d['bytes']['total'])} in memory",
-        "memory": ", ".join([f"{memory['kind']}, budget {count_text(memory['budget'], 'token')}", *changes]),
+        "memory": ", ".join([f"{memory['kind']}, budget {format_count(memory['budget'], 'token')}", *changes]),
         "model": f"{model['name']} ({model['family']}, {model['dtype']})",
     }
     if len(stream["commits_s"]) > 1:
         rows["commits"] = f"{', '.join(map(format_time, stream['commits_s']))}; query --at TIME asks them"
-    yield pairs(rows)
+    yield make_pairs(rows)
     if len(sources) > 1:
         cells = [{**one, "damage": (one["damage"] or {}).get("message")} for one in sources]
-        yield grid(["source", "start_s", "end_s", "decoder", "damage"], cells, title=what)
+        yield make_grid(["source", "start_s", "end_s", "decoder", "damage"], cells, title=what)
     if live := stream["live"]:
         # The newest gaps; JSON has all that the state holds.
-        gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-ROWS_SHOWN:]]
-        yield pairs({**live, "gaps": []}, title="live")
+        gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-_ROWS_SHOWN:]]
+        yield make_pairs({**live, "gaps": []}, title="live")
         if gaps:
-            yield grid(["gap", "from_s", "to_s", "why"], gaps)
-    if answers := stream["answers"][-ROWS_SHOWN:]:
-        yield grid(["stream_time_s", "question", "answer", "probability", "mean_logprob"], answers, title="answers")
+            yield make_grid(["gap", "from_s", "to_s", "why"], gaps)
+    if answers := stream["answers"][-_ROWS_SHOWN:]:
+        columns = ["stream_time_s", "question", "answer", "probability", "mean_logprob"]
+        yield make_grid(columns, answers, title="answers")
 
 
 def _describe_damage(d: Row) -> str:
@@ -191,7 +192,7 @@ def _describe_damage(d: Row) -> str:
 def _describe_kept(d: Row) -> str:
     """Return how much of the stream is kept exactly, since when, and what became of the rest."""
     stream, memory = d["stream"], d["memory"]
-    seen, exact = count_text(stream["tokens_seen"], "token"), stream["tokens_exact"]
+    seen, exact = format_count(stream["tokens_seen"], "token"), stream["tokens_exact"]
     if exact is None:
         return f"at most {stream['tokens_kept']:,} of {seen}"
     if exact >= stream["tokens_seen"]:
@@ -206,25 +207,26 @@ def _describe_kept(d: Row) -> str:
 
 def _inner_tables(d: Row) -> Iterator[RenderableType]:
     """Yield the constants, the bytes of each part, and what the memory reports of every layer."""
-    yield pairs({name: cut(str(value)) for name, value in d["backbone"]["settings"].items()}, "frames of the model")
-    yield pairs(d["memory"]["config"], "memory")
+    frames = {name: shorten(str(value)) for name, value in d["backbone"]["settings"].items()}
+    yield make_pairs(frames, "frames of the model")
+    yield make_pairs(d["memory"]["config"], "memory")
     # The context and the plan are not on disk: they are made when the state is loaded.
     sizes = {f"{name}_bytes": n for name, n in d["bytes"].items()}
-    yield pairs(sizes, "bytes; total: in memory; file: on disk")
+    yield make_pairs(sizes, "bytes; total: in memory; file: on disk")
     for name, rows in d.items():
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
             names, cells = list(rows[0]), [{"layer": i, **row} for i, row in enumerate(rows)]
-            for first in range(0, len(names), COLUMNS):
-                yield grid(["layer", *names[first : first + COLUMNS]], cells, title=name.replace("_", " "))
+            for first in range(0, len(names), _COLUMNS):
+                yield make_grid(["layer", *names[first : first + _COLUMNS]], cells, title=name.replace("_", " "))
 
 
 def _difference_tables(d: Row) -> Iterator[RenderableType]:
     """Yield the fields and tensors in which two states differ."""
     verdict = f"equal in all {d['tensors_compared']} tensors and the header" if d["equal"] else "different"
-    yield pairs(dict(zip("ab", d["states"], strict=True)) | {"they are": verdict}, title="states")
+    yield make_pairs(dict(zip("ab", d["states"], strict=True)) | {"they are": verdict}, title="states")
     if d["header"]:
         cells = [{**one, "a": str(one["a"]), "b": str(one["b"])} for one in d["header"]]
-        yield grid(["field", "a", "b"], cells, title="header")
+        yield make_grid(["field", "a", "b"], cells, title="header")
     if d["tensors"]:
         title = f"tensors, {len(d['tensors'])} of {d['tensors_compared']}"
-        yield grid(["name", "a", "b", "differing", "elements", "max_abs_difference"], d["tensors"], title=title)
+        yield make_grid(["name", "a", "b", "differing", "elements", "max_abs_difference"], d["tensors"], title=title)

@@ -17,13 +17,13 @@ from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.models import models
 from protokv_cli.options import command
-from protokv_cli.process import run_and_leave
+from protokv_cli.process import run_and_exit
 from protokv_cli.query import query
 from protokv_cli.replay import replay
 from protokv_cli.serve import serve
 
 
-class HelpfulGroup(TyperGroup):
+class _HelpfulGroup(TyperGroup):
     """The program: `help COMMAND` is `COMMAND --help`, and a usage error is a line, not a box."""
 
     def main(self, *args: Any, **options: Any) -> Any:
@@ -46,7 +46,7 @@ class HelpfulGroup(TyperGroup):
 
 app = typer.Typer(
     name="protokv",
-    cls=HelpfulGroup,
+    cls=_HelpfulGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -64,7 +64,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def protokv(
+def run_without_command(
     version: Annotated[
         bool, typer.Option("--version", "-V", help="Print it and exit.", is_eager=True, callback=_show_version)
     ] = False,
@@ -84,4 +84,4 @@ def protokv(
 
 def run() -> None:
     """Run the console script; the process ends here."""
-    run_and_leave(app)
+    run_and_exit(app)

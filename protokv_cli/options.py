@@ -17,12 +17,12 @@ import typer
 
 from protokv.core.settings import check_fps
 from protokv.errors import ConfigError
-from protokv.memories import CONFIGS, DEFAULT_MEMORY, MemoryConfig
+from protokv.memories import DEFAULT_MEMORY, MEMORIES, MemoryConfig
 from protokv_cli.output import Format, Output
 from protokv_cli.parsing import parse_setting
 
-MOST_USED = "Most used"  # the first panel of the help
-SUBTITLES = "Words to read: FILE, a language such as en, off, or auto: a file beside the video or a track."
+TOP_PANEL = "Most used"  # the first panel of the help
+SUBTITLES_HELP = "Words to read: FILE, a language such as en, off, or auto: a file beside the video or a track."
 
 
 def option(
@@ -135,8 +135,8 @@ class TimedOutputFlags(OutputFlags):
 class ModelFlags(Flags, panel="Model"):
     """Which model, and where it runs."""
 
-    model: str | None = option("--model -m MODEL", "A hub name, a folder, or protokv/mini (embedded).", MOST_USED)
-    device: str = option("--device NAME", "auto, cpu, cuda, cuda:N or mps.", MOST_USED, default="auto")
+    model: str | None = option("--model -m MODEL", "A hub name, a folder, or protokv/mini (embedded).", TOP_PANEL)
+    device: str = option("--device NAME", "auto, cpu, cuda, cuda:N or mps.", TOP_PANEL, default="auto")
     revision: str | None = option("--revision REVISION", "Branch, tag or commit. Default: of the state, or main.")
     device_map: str | None = option("--device-map NAME", "auto or balanced: spread model and state over devices.")
 
@@ -158,7 +158,7 @@ class ModelFlags(Flags, panel="Model"):
 class WatchFlags(ModelFlags):
     """A model that watches: its weights, and what a frame may cost."""
 
-    fps: float | None = option("--fps NUMBER", "Frames a second, at most 240. Default: the model's own.", MOST_USED)
+    fps: float | None = option("--fps NUMBER", "Frames a second, at most 240. Default: the model's own.", TOP_PANEL)
     dtype: str | None = option("--dtype NAME", "auto, float32, bfloat16 or float16.")
     quantization: str | None = option("--quantization BITS", "Weights in 4bit or 8bit.")
     frame_tokens: int | None = option("--frame-tokens COUNT", "The most visual tokens of a frame; for Qwen, of two.")
@@ -173,8 +173,8 @@ class WatchFlags(ModelFlags):
 class MemoryFlags(Flags, panel="Memory"):
     """What a state keeps."""
 
-    memory: str = option("--memory NAME", f"{', '.join(CONFIGS)}, or MODULE:CLASS.", MOST_USED, default=DEFAULT_MEMORY)
-    budget: str = option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", MOST_USED, default="6k")
+    memory: str = option("--memory NAME", f"{', '.join(MEMORIES)}, or MODULE:CLASS.", TOP_PANEL, default=DEFAULT_MEMORY)
+    budget: str = option("--budget -b COUNT", "Visual tokens to keep, such as 512 or 6k.", TOP_PANEL, default="6k")
     positions: str | None = option("--positions NAME", "stream, or compact: consecutive for what is in memory.")
     settings: list[str] | None = option("--set NAME=VALUE", "A constant of the memory, such as split=1:5; repeatable.")
     seed: int = option("--seed NUMBER", "Seed of all random draws.", default=0)
@@ -194,14 +194,14 @@ def refuse(*rules: tuple[object, str, str]) -> None:
             raise ConfigError(why, hint=hint)
 
 
-def is_embedded(name: str | None) -> bool:
+def is_embedded_model(name: str | None) -> bool:
     """Return whether a model is an embedded one; None is the default, which is."""
     return name is None or name.startswith("protokv/")
 
 
 def note_model(out: Output, name: str | None, notice: str = "") -> None:
     """Say in a line what a model cannot read, and how to name another one in place of an embedded one."""
-    if is_embedded(name):
+    if is_embedded_model(name):
         notice = "the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO --model "
         notice += "llava-hf/llava-onevision-qwen2-0.5b-ov-hf (protokv models lists more)"
     if notice:

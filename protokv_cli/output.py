@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
-from protokv.errors import PositionWarning, ProtoKVError, read_cause, shown
+from protokv.errors import PositionWarning, ProtoKVError, clean_text, read_cause
 from protokv.machine import is_out_of_memory, require_address_space
-from protokv.texts import cut
-from protokv_cli.exits import Exit, find_exit_code
+from protokv.texts import shorten
+from protokv_cli.exits import ExitCode, find_exit_code
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from protokv.timings import Timings
 
 Row = Mapping[str, Any]
-MOST_CHARACTERS = 2000  # of a message: what a user or a file gave may be in it
-BAR_EVERY_S, LOG_EVERY_S = 0.25, 10.0  # drawing at every step of a small model would take as long as the model
+_MOST_CHARACTERS = 2000  # of a message: what a user or a file gave may be in it
+_BAR_EVERY_S, LOG_EVERY_S = 0.25, 10.0  # drawing at every step of a small model would take as long as the model
 # Of the first word of a message on a terminal.
 _COLOURS = {"Error:": "1;31", "Hint:": "36", "Warning:": "33", "Note:": "33"}
 _JOINERS = frozenset("\u200c\u200d")  # they join letters in Persian, Indic scripts and emoji, and direct nothing
@@ -93,7 +93,7 @@ class Output:
 
     def record(self, row: Row, title: str = "") -> None:
         """Write one record: as JSON, or as a table of its fields without those that are empty."""
-        self.show([row], lambda rows: [pairs(row, title) for row in rows])
+        self.show([row], lambda rows: [make_pairs(row, title) for row in rows])
 
     def show(self, rows: Iterable[Row], tables: Callable[[Iterable[Row]], Iterable[RenderableType]]) -> None:
         """Write records to stdout: as JSON as they come, or as `tables` shows them."""
@@ -116,7 +116,7 @@ class Output:
         # The terminal may be closed, or nobody may read the pipe.
         with suppress(OSError, ValueError):
             self.hide()
-            line = cut(make_printable(text), MOST_CHARACTERS)
+            line = shorten(make_printable(text), _MOST_CHARACTERS)
             first, _, rest = line.partition(" ")
             coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
             if coloured and first in _COLOURS:
@@ -169,7 +169,7 @@ class Output:
             raise typer.Exit(code) from error
 
 
-def _explain(error: Exception) -> tuple[str, str | None, Exit]:
+def _explain(error: Exception) -> tuple[str, str | None, ExitCode]:
     """Return what happened, what to do about it, and the exit code."""
     if isinstance(error, ProtoKVError):
         return error.message, error.hint, find_exit_code(error)
@@ -177,12 +177,12 @@ def _explain(error: Exception) -> tuple[str, str | None, Exit]:
         what = "there is not enough memory, or the limit of this process is too low (ulimit -v)"
         hint = "free some memory, raise the limit, or use a smaller budget or model"
     elif isinstance(error, OSError) and error.filename is not None:
-        what = f"{shown(error.filename)}: {read_cause(error)}"
+        what = f"{clean_text(error.filename)}: {read_cause(error)}"
         hint = "mend what the system refuses and run it again; --debug shows the traceback"
     else:
         what = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
         hint = "run again with --debug for the traceback; it looks like a bug of protokv"
-    return what, hint, Exit.FAILURE
+    return what, hint, ExitCode.FAILURE
 
 
 def make_printable(text: object, *, lines: bool = False) -> str:
@@ -222,7 +222,7 @@ def format_time(seconds: float) -> str:
     return f"{text}.{tenth}" if tenth else text
 
 
-def format_cell(name: str, value: Any) -> str:
+def _format_cell(name: str, value: Any) -> str:
     """Return a value as a person reads it; its name tells of times (`length_s`) and sizes (`file_bytes`)."""
     if value is None:
         return "-"
@@ -238,7 +238,7 @@ def format_cell(name: str, value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def pairs(row: Row, title: str = "") -> RenderableType:
+def make_pairs(row: Row, title: str = "") -> RenderableType:
     """Return a table of the fields of one record and of those in it, without rules, its `type` and empty ones."""
     from rich.table import Table
 
@@ -251,13 +251,13 @@ def pairs(row: Row, title: str = "") -> RenderableType:
             if isinstance(value, Mapping):
                 add(value, f"{inside}{_heading(name)} ")
             elif value not in (None, "", [], ()) and name != "type":
-                table.add_row(inside + _heading(name), format_cell(name, value))
+                table.add_row(inside + _heading(name), _format_cell(name, value))
 
     add(row)
     return _titled(title, table)
 
 
-def grid(names: Sequence[str], rows: Iterable[Row], title: str = "") -> RenderableType:
+def make_grid(names: Sequence[str], rows: Iterable[Row], title: str = "") -> RenderableType:
     """Return a table of records with a header. Text is shown whole, in more lines if need be; numbers stand right."""
     from rich.table import Table
 
@@ -269,7 +269,7 @@ def grid(names: Sequence[str], rows: Iterable[Row], title: str = "") -> Renderab
         widest = max(map(len, _heading(name).split()), default=0)
         table.add_column(_heading(name), overflow="fold", justify="left" if is_text else "right", min_width=widest)
     for row in rows:
-        table.add_row(*(format_cell(name, row[name]) for name in names))
+        table.add_row(*(_format_cell(name, row[name]) for name in names))
     return _titled(title, table)
 
 
@@ -285,7 +285,7 @@ def _titled(title: str, table: RenderableType) -> RenderableType:
     return Group(Text(make_printable(title), style="bold"), table) if title else table
 
 
-class Bar:
+class ProgressBar:
     """A name, a bar and a text in one line of the terminal; a context manager that takes it off again.
 
     Every other line that is written to the terminal hides the bar (`Output.hide`); the next `show` draws it again.
@@ -294,7 +294,7 @@ class Bar:
     def __init__(self, out: Output, text: str, name: str = "", *, logs: bool = True) -> None:
         """Draw it with a first text and the name of the work; with `logs`, write notes if no bar can be drawn."""
         self._out, self._name, self._draws, self._is_drawn = out, name, out.draws, False
-        self._pause_s = BAR_EVERY_S if self._draws else LOG_EVERY_S if logs else math.inf
+        self._pause_s = _BAR_EVERY_S if self._draws else LOG_EVERY_S if logs else math.inf
         self._shown_s = -math.inf if self._draws else time.monotonic()
         if self._draws:
             out.hide = self.stop

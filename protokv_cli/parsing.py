@@ -16,8 +16,8 @@ from protokv_cli.output import Output, format_time
 
 if TYPE_CHECKING:
     from protokv.ingestion import Every
-    from protokv.replay.memories import Variation
-    from protokv.state.reader import Reader
+    from protokv.replay.memories import Sweep
+    from protokv.state.reader import StateReader
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = r"\d{1,12}(?:\.\d{1,12})?"
@@ -56,7 +56,7 @@ def parse_duration(text: str) -> float:
     return sum(number * _SECONDS[unit] for unit, number in parts.items()) if parts else float(given)
 
 
-def parse_instant(text: str, now: float) -> float:
+def _parse_instant(text: str, now: float) -> float:
     """Return the seconds since 1970 of an ISO date and time, local without a zone, or of the last `14:05` until now."""
     given, local = text.strip(), datetime.fromtimestamp(now)
     try:
@@ -72,10 +72,10 @@ def parse_instant(text: str, now: float) -> float:
 
 def parse_every(text: str) -> Every:
     """Return how often to commit: `30s`, `2m`, `1h` of stream time, `500steps`, or `never`."""
-    from protokv.ingestion import NEVER, Every
+    from protokv.ingestion import COMMIT_NEVER, Every
 
     if text == "never":
-        return NEVER
+        return COMMIT_NEVER
     steps = re.fullmatch(r"(\d{1,12}) ?steps?", text, re.ASCII)
     try:
         return Every(n_steps=int(steps[1])) if steps else Every(seconds=parse_duration(text))
@@ -96,26 +96,26 @@ def parse_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def parse_variation(text: str) -> Variation:
+def parse_variation(text: str) -> Sweep:
     """Return the setting and values of `NAME=VALUE,...` or `MEMORY.NAME=VALUE,...`."""
-    from protokv.replay.memories import Variation
+    from protokv.replay.memories import Sweep
 
     name, values = parse_pair(text)
     memory, _, field = name.rpartition(".")
     found = {part: parse_setting(f"{field}={part}") for part in parse_list(values)}
     setting = next(iter(found.values()))[0]
-    return Variation(memory or None, setting, [(part, value) for part, (_, value) in found.items()])
+    return Sweep(memory or None, setting, [(part, value) for part, (_, value) in found.items()])
 
 
-def open_commit(state: str, at: str | None, verify: bool) -> Reader:
+def open_commit_at(state: str, at: str | None, verify: bool) -> StateReader:
     """Return the reader of the commit that `--at` means, None: the last. ConfigError, StateError."""
-    from protokv.state.reader import Reader
+    from protokv.state.reader import StateReader
 
-    reader = Reader.open(state, verify=verify)
-    return reader if at is None else reader.at(find_stream_time(at, reader, time.time()))
+    reader = StateReader.open(state, verify=verify)
+    return reader if at is None else reader.at(_find_stream_time(at, reader, time.time()))
 
 
-def find_stream_time(text: str, reader: Reader, now: float) -> float:
+def _find_stream_time(text: str, reader: StateReader, now: float) -> float:
     """Return the stream time that `--at` names; `reader` is at the last commit, `now` in seconds since 1970.
 
     `12m` is stream time, `-10m` counts back from the last commit. For a live stream `14:05` is the time of day and a
@@ -132,7 +132,7 @@ def find_stream_time(text: str, reader: Reader, now: float) -> float:
         raise ConfigError(why, hint="use a time of the video, such as 12m")
     if not clocks:
         return parse_duration(given)
-    wanted = parse_instant(given, now)
+    wanted = _parse_instant(given, now)
     found = [at for one in clocks if (at := one.stream_time(wanted)) > float("-inf")]
     if not found:
         times = (f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}" for one in (wanted, clocks[0].anchors[0][1]))
@@ -140,13 +140,13 @@ def find_stream_time(text: str, reader: Reader, now: float) -> float:
     return float(found[-1])
 
 
-def commit_age_s(reader: Reader) -> float | None:
+def measure_commit_age(reader: StateReader) -> float | None:
     """Return the age of a live stream's last commit; None for an earlier one, and for a file."""
     clocks = reader.wall_clocks
     return max(0.0, time.time() - clocks[-1].committed_at) if clocks and reader.at_s is None else None
 
 
-def note_commit(out: Output, stream_time_s: float, at_s: float | None, age_s: float | None = None) -> None:
+def show_commit_note(out: Output, stream_time_s: float, at_s: float | None, age_s: float | None = None) -> None:
     """Note the stream time of the commit if it differs from `--at`; without `--at`, its age."""
     if at_s is not None and format_time(stream_time_s) != format_time(at_s):
         out.note(f"as of {format_time(stream_time_s)}, the last commit that is kept before {format_time(at_s)}")

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from protokv_cli.exits import Exit
+from protokv_cli.exits import ExitCode
 
-_EXITS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED, signal.SIGHUP: Exit.HUNG_UP}
+_EXITS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HUNG_UP}
 
 
-def run_and_leave(command: Callable[[], object]) -> NoReturn:
+def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Run a command and end the process at once, with its exit code: states are committed, threads joined by then.
 
     Half of the time of a short command would be Python's own: taking torch's modules apart at the end, and looking for
@@ -41,27 +41,27 @@ def run_and_leave(command: Callable[[], object]) -> NoReturn:
         try:
             stream.flush()
         except (OSError, ValueError) as error:
-            code = code if isinstance(error, BrokenPipeError) else code or Exit.FAILURE
+            code = code if isinstance(error, BrokenPipeError) else code or ExitCode.FAILURE
     os._exit(code)
 
 
 @dataclass
-class Stop:
+class StopSignal:
     """True once the user has asked to stop; `exit` is the code of the signal."""
 
-    exit: Exit | None = None
+    exit: ExitCode | None = None
 
     def __bool__(self) -> bool:
         return self.exit is not None
 
 
 @contextmanager
-def handle_signals(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Stop in two stages: the first SIGINT, SIGTERM or SIGHUP sets the `Stop`, the second ends the process at once.
+def handle_signals(say: Callable[[str], None]) -> Iterator[StopSignal]:
+    """Stop in two stages: the first SIGINT, SIGTERM or SIGHUP sets the `StopSignal`, the second ends the process.
 
     A closed terminal sends SIGHUP twice, so a second SIGHUP is ignored. `say` tells the user of the first signal.
     """
-    stop = Stop()
+    stop = StopSignal()
 
     def handle(number: int, _: FrameType | None) -> None:
         if stop and number == signal.SIGHUP:

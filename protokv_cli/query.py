@@ -14,30 +14,30 @@ import typer
 
 from protokv.errors import ConfigError, StateError
 from protokv.timings import Timings
-from protokv_cli.asking import AnswerFlags, Answers, AskedQuestion, Refusals, read_questions, read_typed_questions
-from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, Flags, ModelFlags, TimedOutputFlags, option, refuse
-from protokv_cli.output import Bar, Format, format_time, grid, round_timings, show_timings
-from protokv_cli.parsing import commit_age_s, note_commit, open_commit
+from protokv_cli.asking import Answerer, AnswerFlags, AskedQuestion, Refusals, read_questions, read_typed_questions
+from protokv_cli.exits import ExitCode
+from protokv_cli.options import TOP_PANEL, Flags, ModelFlags, TimedOutputFlags, option, refuse
+from protokv_cli.output import Format, ProgressBar, format_time, make_grid, round_timings, show_timings
+from protokv_cli.parsing import measure_commit_age, open_commit_at, show_commit_note
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
 
 _TEXT = "State that ingest wrote, and questions; - reads lines or JSONL from stdin. Without: a prompt, or stdin."
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="STATE QUESTION", help=_TEXT)]
+_Arguments = Annotated[list[str] | None, typer.Argument(metavar="STATE QUESTION", help=_TEXT)]
 
 
-class AskFlags(Flags, panel="What to ask"):
+class _AskFlags(Flags, panel="What to ask"):
     """What is asked of which state."""
 
-    named: str | None = option("--state -s STATE", "The state; then all arguments are questions.", MOST_USED)
-    file: Path | None = option("--questions FILE", "Questions, one a line or a JSON object a line.", MOST_USED)
-    at: str | None = option("--at TIME", "As of 12m, 7:30, -10m; if live, 14:05 or 2026-11-21T14:05.", MOST_USED)
-    top: int | None = option("--top COUNT", "Of many states, the COUNT surest answers.", MOST_USED, min=1)
+    named: str | None = option("--state -s STATE", "The state; then all arguments are questions.", TOP_PANEL)
+    file: Path | None = option("--questions FILE", "Questions, one a line or a JSON object a line.", TOP_PANEL)
+    at: str | None = option("--at TIME", "As of 12m, 7:30, -10m; if live, 14:05 or 2026-11-21T14:05.", TOP_PANEL)
+    top: int | None = option("--top COUNT", "Of many states, the COUNT surest answers.", TOP_PANEL, min=1)
     verify: bool = option("--verify/--no-verify", "Check that every byte is as it was saved.", default=True)
 
 
 def query(
-    arguments: Arguments = None, *, ask: AskFlags, answer: AnswerFlags, model: ModelFlags, output: TimedOutputFlags
+    arguments: _Arguments = None, *, ask: _AskFlags, answer: AnswerFlags, model: ModelFlags, output: TimedOutputFlags
 ) -> None:
     """Answer questions about a video from its state alone; asking changes nothing.
 
@@ -67,9 +67,9 @@ def query(
         if not state:
             raise ConfigError("there is no state to ask", hint=_EXAMPLE)
         with clock.stage("imports"):
-            from protokv.fleet.plan import is_place
+            from protokv.fleet.plan import is_state_folder
 
-        many = is_place(state)
+        many = is_state_folder(state)
         refuse(
             (answer.video and not answer.frames, "--video is where --frames looks", "add --frames DIR"),
             (ask.top and not many, "--top ranks the answers of many states", "name their folder: --state DIR/"),
@@ -81,7 +81,7 @@ def query(
         one = len(texts) == 1 and texts != ["-"] and ask.file is None
         if output.fmt is Format.AUTO and not output.as_json and one and not many:
             out.format = Format.TABLE
-        answers = Answers(out, answer, Refusals(out), clock, timed=output.timings, at_prompt=typed and not many)
+        answers = Answerer(out, answer, Refusals(out), clock, timed=output.timings, at_prompt=typed and not many)
         questions = _read_questions(answers.refusals, texts, ask.file, typed)
         if many:
             _ask_many(answers, state, list(questions), ask, model)
@@ -105,24 +105,24 @@ def _read_questions(refusals: Refusals, texts: list[str], file: Path | None, typ
 
 
 def _ask_one(
-    answers: Answers, state: str, questions: Iterator[AskedQuestion], ask: AskFlags, model: ModelFlags
+    answers: Answerer, state: str, questions: Iterator[AskedQuestion], ask: _AskFlags, model: ModelFlags
 ) -> None:
     """Open a state once, at the commit that is asked for, and print the answers."""
     out, clock, videos, right = answers.out, answers.clock, list[Any](), list[bool]()
     model.check()
-    with Bar(out, "loading model", model.model or "", logs=False):
+    with ProgressBar(out, "loading model", model.model or "", logs=False):
         with clock.stage("imports"):
             import protokv.state.reader  # noqa: F401 - its library takes long
-            from protokv_cli.frames import find_videos
+            from protokv_cli.frames import find_state_videos
 
         with clock.stage("state"):
-            reader = open_commit(state, ask.at, ask.verify)
+            reader = open_commit_at(state, ask.at, ask.verify)
         answers.how.decoding()
         if answers.how.frames is not None:
-            videos += find_videos(reader, answers.how.video)
+            videos += find_state_videos(reader, answers.how.video)
         session = reader.session(model.model, timings=clock, **model.placement)
-    age_s = commit_age_s(reader)
-    note_commit(out, session.clock.stream_time_s, reader.at_s, age_s)
+    age_s = measure_commit_age(reader)
+    show_commit_note(out, session.clock.stream_time_s, reader.at_s, age_s)
     if answers.at_prompt:
         at = format_time(session.clock.stream_time_s)
         out.note(f"{state} at {at}; type questions, one conversation; exit or Ctrl-D ends")
@@ -137,19 +137,19 @@ def _ask_one(
         show_timings(out, round_timings(clock))
 
 
-def _ask_many(answers: Answers, place: str, questions: list[AskedQuestion], ask: AskFlags, model: ModelFlags) -> None:
+def _ask_many(answers: Answerer, place: str, questions: list[AskedQuestion], ask: _AskFlags, model: ModelFlags) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
-    from protokv.fleet.plan import find_states
-    from protokv.fleet.states import load_backbone_for
+    from protokv.fleet.plan import find_fleet_states
+    from protokv.fleet.states import load_fleet_backbone
 
-    out, states, failed = answers.out, find_states(place), list[str]()
+    out, states, failed = answers.out, find_fleet_states(place), list[str]()
     answers.how.decoding()
-    backbone = load_backbone_for(states, model.model, **model.placement)
+    backbone = load_fleet_backbone(states, model.model, **model.placement)
 
     def make_rows() -> Iterator[dict[str, Any]]:
         for state in states:
             try:
-                session = open_commit(state, ask.at, ask.verify).session(backbone)
+                session = open_commit_at(state, ask.at, ask.verify).session(backbone)
             except StateError as error:
                 failed.append(state)
                 out.error(f"Error: {state}: {error.message}")
@@ -164,7 +164,7 @@ def _ask_many(answers: Answers, place: str, questions: list[AskedQuestion], ask:
         rows = [row | {"rank": rank} for best in asked for rank, row in enumerate(best, start=1)]
     names = [*(["rank"] if ask.top else []), "state", "mean_logprob", "answer"]
     names += ["question"] if len(questions) > 1 else []
-    out.show(rows, lambda rows: [grid(names, rows)])
+    out.show(rows, lambda rows: [make_grid(names, rows)])
     if failed:
         out.error(f"{len(failed)} of {len(states)} states cannot be asked")
-        raise typer.Exit(Exit.PARTIAL)
+        raise typer.Exit(ExitCode.PARTIAL)

@@ -13,77 +13,77 @@ import typer
 
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
-from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, SUBTITLES, Flags, OutputFlags, WatchFlags, note_model, option, refuse
-from protokv_cli.output import Bar, Format, Output, Row, format_time, format_time_left, grid, pairs
+from protokv_cli.exits import ExitCode
+from protokv_cli.options import SUBTITLES_HELP, TOP_PANEL, Flags, OutputFlags, WatchFlags, note_model, option, refuse
+from protokv_cli.output import Format, Output, ProgressBar, Row, format_time, format_time_left, make_grid, make_pairs
 from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
     from protokv.replay.benchmarks.base import Benchmark
-    from protokv.replay.dataset import OpenedStreams
+    from protokv.replay.dataset import OpenDataset
     from protokv.replay.judges import Judge
-    from protokv.replay.plan import Plan, UnreadableVideo
+    from protokv.replay.plan import ReplayFailure, ReplayPlan
     from protokv.replay.rows import AnswerRow
-    from protokv.replay.runner import StreamProgress
-    from protokv.replay.streams import Stream
+    from protokv.replay.runner import ReplayProgress
+    from protokv.replay.streams import ReplayStream
 
 _TEXT = "Video files; with --report, files of results."
-Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE", help=_TEXT)]
+_Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE", help=_TEXT)]
 
 
-class StudyFlags(Flags, panel="What to ask"):
+class _StudyFlags(Flags, panel="What to ask"):
     """What is asked about which videos, when, and under which memories."""
 
-    questions: Path | None = option("--questions FILE", "Questions about the sources, as above.", MOST_USED)
-    delays: str | None = option("--delays TIMES", "Delays 0,30s,2m,10m. Default: those that fit.", MOST_USED)
-    memories: str | None = option("--memory NAMES", "Memories to compare: durable,paper,infinipot-v.", MOST_USED)
-    budgets: str | None = option("--budget -b COUNTS", "Visual tokens kept; several with commas: 512,6k.", MOST_USED)
+    questions: Path | None = option("--questions FILE", "Questions about the sources, as above.", TOP_PANEL)
+    delays: str | None = option("--delays TIMES", "Delays 0,30s,2m,10m. Default: those that fit.", TOP_PANEL)
+    memories: str | None = option("--memory NAMES", "Memories to compare: durable,paper,infinipot-v.", TOP_PANEL)
+    budgets: str | None = option("--budget -b COUNTS", "Visual tokens kept; several with commas: 512,6k.", TOP_PANEL)
     settings: list[str] | None = option("--set [MEMORY.]NAME=VALUE,...", "A setting of all memories, or of one.")
     intersection: bool = option("--intersection/--no-intersection", "Ask only what fits every delay.", default=True)
     types: str | None = option("--types NAMES", "Question types to ask, or all; default: those whose answers last.")
-    subtitles: str = option("--subtitles FILE|LANG", SUBTITLES, default="off")
+    subtitles: str = option("--subtitles FILE|LANG", SUBTITLES_HELP, default="off")
 
     def plan(
-        self, backbone: Backbone, benchmark: Benchmark | None, streams: Sequence[Stream], fps: float | None
-    ) -> Plan:
+        self, backbone: Backbone, benchmark: Benchmark | None, streams: Sequence[ReplayStream], fps: float | None
+    ) -> ReplayPlan:
         """Return what is to be done. A data set adds its baselines, and has other defaults. ConfigError."""
         from protokv.memories import DEFAULT_MEMORY, MemoryConfig
-        from protokv.replay.dataset import fit_variants
-        from protokv.replay.memories import COMPARED, name_memories, vary_memories
+        from protokv.replay.dataset import fit_memory_variants
+        from protokv.replay.memories import COMPARED_MEMORIES, make_memory_variants, vary_memory_settings
         from protokv.replay.plan import make_plan
-        from protokv.replay.runner import Setup
+        from protokv.replay.runner import TrialSetup
 
         names, budgets, delays = (parse_list(text or "") for text in (self.memories, self.budgets, self.delays))
-        named = name_memories(
-            names or ([DEFAULT_MEMORY] if benchmark else COMPARED),
+        named = make_memory_variants(
+            names or ([DEFAULT_MEMORY] if benchmark else COMPARED_MEMORIES),
             [parse_budget(one) for one in budgets] or [MemoryConfig.of(DEFAULT_MEMORY).budget],
         )
-        variants = vary_memories(named, [parse_variation(text) for text in self.settings or ()])
+        variants = vary_memory_settings(named, [parse_variation(text) for text in self.settings or ()])
         return make_plan(
             streams,
-            fit_variants(variants, streams, backbone, baselines=benchmark is not None),
+            fit_memory_variants(variants, streams, backbone, baselines=benchmark is not None),
             [parse_duration(one) for one in delays] or ([0.0] if benchmark else None),
-            Setup.of(backbone, benchmark, fps=fps),
+            TrialSetup.of(backbone, benchmark, fps=fps),
             intersection=self.intersection,
             types=None if self.types is None else parse_list(self.types),
         )
 
 
-class BenchmarkFlags(Flags, panel="Published benchmarks"):
+class _BenchmarkFlags(Flags, panel="Published benchmarks"):
     """A published benchmark."""
 
-    dataset: str | None = option("--dataset NAME", "A published benchmark instead of sources.", MOST_USED)
+    dataset: str | None = option("--dataset NAME", "A published benchmark instead of sources.", TOP_PANEL)
     data_root: Path | None = option("--data-root DIR", "Folder of the data set, or of several.")
     videos: int | None = option("--videos COUNT", "Take only the first COUNT videos.", min=1)
     judge: str | None = option("--judge MODEL", "Judge of open answers: a model at OPENAI_BASE_URL.")
 
-    def open(self, sources: list[str] | None, study: StudyFlags) -> tuple[Benchmark | None, OpenedStreams]:
+    def open(self, sources: list[str] | None, study: _StudyFlags) -> tuple[Benchmark | None, OpenDataset]:
         """Open what there is to watch, of a data set or of the user. ConfigError, SourceError."""
         from protokv.replay.benchmarks import find_benchmark
-        from protokv.replay.dataset import OpenedStreams, open_dataset
-        from protokv.replay.streams import open_files
+        from protokv.replay.dataset import OpenDataset, open_dataset
+        from protokv.replay.streams import open_replay_files
 
         if self.dataset is not None:
             found = find_benchmark(self.dataset)
@@ -102,14 +102,14 @@ class BenchmarkFlags(Flags, panel="Published benchmarks"):
             raise ConfigError("there is nothing to watch", hint="name videos and --questions, or a --dataset")
         if study.questions is None:
             raise ConfigError("there are no questions about the sources", hint="name a file with --questions")
-        return None, OpenedStreams(open_files(sources, study.questions, study.subtitles), {}, Counter())
+        return None, OpenDataset(open_replay_files(sources, study.questions, study.subtitles), {}, Counter())
 
 
-class ResultFlags(Flags, panel="Results"):
+class _ResultFlags(Flags, panel="Results"):
     """Where the results go."""
 
-    results: Path = option("--output -o FILE", "Results; a run goes on.", MOST_USED, default=Path("results.jsonl"))
-    dry_run: bool = option("--dry-run", "Show the cost of a run; ask nothing.", MOST_USED)
+    results: Path = option("--output -o FILE", "Results; a run goes on.", TOP_PANEL, default=Path("results.jsonl"))
+    dry_run: bool = option("--dry-run", "Show the cost of a run; ask nothing.", TOP_PANEL)
     report: bool = option("--report", "Show the results in SOURCE..., merged; ask nothing.")
     plot: Path | None = option("--plot FILE", "Figure of accuracy over the delay: .png, .pdf, .svg.")
     table: Path | None = option("--csv FILE", "All numbers as a CSV file.")
@@ -117,22 +117,22 @@ class ResultFlags(Flags, panel="Results"):
 
     def check(self, *inputs: object) -> None:
         """Refuse to write over an input, and a figure that cannot be drawn. ConfigError."""
-        from protokv.replay.figure import check_figure
-        from protokv.state.writer import check_not_read
+        from protokv.replay.figure import check_report_figure
+        from protokv.state.writer import refuse_input_as_target
 
         for written in (None if self.report else self.results, self.plot, self.table):
             if written is not None:
-                check_not_read(written, *inputs)
+                refuse_input_as_target(written, *inputs)
         if self.plot:
-            check_figure(self.plot)
+            check_report_figure(self.plot)
 
 
 def replay(
-    sources: Sources = None,
+    sources: _Sources = None,
     *,
-    study: StudyFlags,
-    benchmark: BenchmarkFlags,
-    results: ResultFlags,
+    study: _StudyFlags,
+    benchmark: _BenchmarkFlags,
+    results: _ResultFlags,
     model: WatchFlags,
     output: OutputFlags,
 ) -> None:
@@ -162,11 +162,11 @@ def replay(
         from protokv.backbones import load_backbone
         from protokv.ingestion.options import DEFAULT_MODEL
         from protokv.replay.judges import Judge
-        from protokv.replay.rows import RowFile, read_rows
+        from protokv.replay.rows import AnswerRowFile, read_answer_rows
 
         results.check(*(sources or ()), study.questions)
         if results.report:
-            _show_report(out, read_rows(sources or [results.results]), results, {}, {})
+            _show_report(out, read_answer_rows(sources or [results.results]), results, {}, {})
             return
         model.check()
         known, opened = benchmark.open(sources, study)
@@ -180,27 +180,27 @@ def replay(
         if results.dry_run:
             cost = plan.cost()
             if results.results.exists() and not results.force:
-                rows = RowFile(results.results)
+                rows = AnswerRowFile(results.results)
                 rows.check(plan.trials.values())
                 cost = plan.cost(rows.rows)
             row = {"type": "plan", **cost, "missing": opened.missing, "notes": dict(opened.notes)}
             out.record(row, "hours of video, and answers over all memories")
         elif _run(out, plan, backbone, opened, results, referee):
-            raise typer.Exit(Exit.PARTIAL)
+            raise typer.Exit(ExitCode.PARTIAL)
 
 
 def _run(
-    out: Output, plan: Plan, backbone: Backbone, opened: OpenedStreams, results: ResultFlags, referee: Judge | None
+    out: Output, plan: ReplayPlan, backbone: Backbone, opened: OpenDataset, results: _ResultFlags, referee: Judge | None
 ) -> dict[str, str]:
     """Run the rest of a plan and show the results; return why each video that could not be read was left out."""
     from protokv.replay.judges import judge_rows
-    from protokv.replay.plan import UnreadableVideo, run_plan
-    from protokv.replay.rows import RowFile
+    from protokv.replay.plan import ReplayFailure, run_plan
+    from protokv.replay.rows import AnswerRowFile
 
-    rows, unread = RowFile(results.results, start_over=results.force), dict(opened.missing)
+    rows, unread = AnswerRowFile(results.results, start_over=results.force), dict(opened.missing)
     with handle_signals(out.note) as stop, _ReplayBar(out, plan, rows.rows, unread) as bar:
         for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
-            if isinstance(event, UnreadableVideo) and len(plan.streams) == 1:
+            if isinstance(event, ReplayFailure) and len(plan.streams) == 1:
                 raise event.error
             bar.follow(event)
         keys = [key for key in plan.trials if key in rows.rows]
@@ -218,10 +218,10 @@ def _run(
     return unread
 
 
-class _ReplayBar(Bar):
+class _ReplayBar(ProgressBar):
     """Takes each event of a replay and shows its progress; unreadable videos are told and added to `unread`."""
 
-    def __init__(self, out: Output, plan: Plan, done: Collection[str], unread: MutableMapping[str, str]) -> None:
+    def __init__(self, out: Output, plan: ReplayPlan, done: Collection[str], unread: MutableMapping[str, str]) -> None:
         left = {stream.name: [one.ask.at_s for one in asked if one.key not in done] for stream, asked in plan.answers}
         self._answers, self._given, self._unread = sum(map(len, left.values())), 0, unread
         # Time goes by with the steps that are watched, up to the last question of each video.
@@ -229,16 +229,16 @@ class _ReplayBar(Bar):
         self._watched_s, self._began_s = dict[str, float](), time.monotonic()
         super().__init__(out, f"0 of {self._answers} answers")
 
-    def follow(self, event: AnswerRow | StreamProgress | UnreadableVideo) -> None:
+    def follow(self, event: AnswerRow | ReplayProgress | ReplayFailure) -> None:
         """Show an event."""
-        from protokv.replay.plan import UnreadableVideo
-        from protokv.replay.runner import StreamProgress
+        from protokv.replay.plan import ReplayFailure
+        from protokv.replay.runner import ReplayProgress
 
-        if isinstance(event, UnreadableVideo):
+        if isinstance(event, ReplayFailure):
             self._until_s[event.video] = self._watched_s.get(event.video, 0.0)
             self._unread[event.video] = event.error.message
             self._out.error(f"left out: {event.video}: {event.error.message}")
-        elif not isinstance(event, StreamProgress):
+        elif not isinstance(event, ReplayProgress):
             self._given += 1
         else:
             self._watched_s[event.video] = min(event.stream_time_s, self._until_s[event.video])
@@ -250,34 +250,34 @@ class _ReplayBar(Bar):
 
 
 def _show_report(
-    out: Output, rows: Sequence[AnswerRow], results: ResultFlags, left_out: Row, missing: Mapping[str, str]
+    out: Output, rows: Sequence[AnswerRow], results: _ResultFlags, left_out: Row, missing: Mapping[str, str]
 ) -> None:
     """Show a table on a terminal, one JSON document in a pipe, and write the files that were asked for."""
-    from protokv.replay.report import summarise
-    from protokv.replay.tables import NOTE, save_points, tabulate
+    from protokv.replay.report import summarise_answers
+    from protokv.replay.tables import REPORT_NOTE, save_report_points, tabulate_report
 
     reasons = "; ".join(f"{why.removeprefix('left out, ')}: {n}" for why, n in left_out.items())
     if not rows:
         why = f"there is nothing to show: no question could be asked ({reasons or 'none was there'})"
         raise ConfigError(why, hint="try shorter --delays, a longer stream, --no-intersection, or --types all")
-    report = summarise(rows)
+    report = summarise_answers(rows)
     report["missing"] = dict(missing)
     if out.format is Format.JSON:
         report["facts"] |= {name: str(value) for name, value in left_out.items()}
         out.json(report)
     else:
         # The costs stand below, so that the accuracies at a few delays fit 80 columns.
-        cells = tabulate(report)
+        cells = tabulate_report(report)
         names, costs, whole = list(cells[0])[:-3], list(cells[0])[-3:], cells[0]["questions"]
         one_part = all(row["questions"] == whole for row in cells)
-        spent = grid(["memory", "budget", *costs], [row for row in cells if row["questions"] == whole])
-        facts = pairs(report["facts"] | {"left out": reasons})
-        out.table(facts, "", grid(names[one_part:], cells), NOTE, "", spent)
+        spent = make_grid(["memory", "budget", *costs], [row for row in cells if row["questions"] == whole])
+        facts = make_pairs(report["facts"] | {"left out": reasons})
+        out.table(facts, "", make_grid(names[one_part:], cells), REPORT_NOTE, "", spent)
     if results.table:
-        save_points(report, results.table)
+        save_report_points(report, results.table)
         out.note(f"numbers: {results.table}")
     if results.plot:
-        from protokv.replay.figure import save_figure
+        from protokv.replay.figure import save_report_figure
 
-        save_figure(report, results.plot)
+        save_report_figure(report, results.plot)
         out.note(f"figure: {results.plot}")

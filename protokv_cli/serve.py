@@ -10,36 +10,36 @@ from typing import Annotated
 import typer
 
 from protokv.errors import ConfigError, StateNotFound
-from protokv.texts import cut
-from protokv_cli.exits import Exit
-from protokv_cli.options import MOST_USED, DebugFlags, Flags, MemoryFlags, ModelFlags, option, parse_flags
+from protokv.texts import shorten
+from protokv_cli.exits import ExitCode
+from protokv_cli.options import TOP_PANEL, DebugFlags, Flags, MemoryFlags, ModelFlags, option, parse_flags
 from protokv_cli.output import Output
 from protokv_cli.parsing import parse_duration, parse_every
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")]
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of states, also of those that are added later.")]
 
 
-class ServerFlags(DebugFlags, panel="Server"):
+class _ServerFlags(DebugFlags, panel="Server"):
     """Where the server listens, and what it allows."""
 
-    host: str = option("--host ADDRESS", "Others than this machine need a token.", MOST_USED, default="127.0.0.1")
-    port: int = option("--port NUMBER", "0: any that is free.", MOST_USED, default=8000, min=0, max=65535)
+    host: str = option("--host ADDRESS", "Others than this machine need a token.", TOP_PANEL, default="127.0.0.1")
+    port: int = option("--port NUMBER", "0: any that is free.", TOP_PANEL, default=8000, min=0, max=65535)
     token: str | None = option("--token TOKEN", "Clients must send it; PROTOKV_TOKEN hides it from other users.")
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
     answer_time: str = option("--answer-time TIME", "The longest time for an answer, waiting included.", default="2m")
 
 
-class SessionFlags(Flags, panel="Sessions that clients feed with frames"):
+class _SessionFlags(Flags, panel="Sessions that clients feed with frames"):
     """How many there may be, and when they are committed."""
 
-    most: int = option("--sessions COUNT", "The most at once; 0: none.", MOST_USED, default=0, min=0)
+    most: int = option("--sessions COUNT", "The most at once; 0: none.", TOP_PANEL, default=0, min=0)
     every: str | None = option("--every TIME", "As for ingest. Default: each minute.", parse=parse_every)
     keep: int | None = option("--keep COUNT", "Keep the last COUNT commits of each, for query --at.")
     idle_s: str = option("--idle TIME", "Put away what nobody feeds so long.", default="5m")
 
 
 def serve(
-    states: Folder, *, flags: ServerFlags, model: ModelFlags, sessions: SessionFlags, memory: MemoryFlags
+    states: _Folder, *, flags: _ServerFlags, model: ModelFlags, sessions: _SessionFlags, memory: MemoryFlags
 ) -> None:
     """Answer questions over the web from the states of a folder: on a page, and for clients of OpenAI.
 
@@ -67,21 +67,21 @@ def serve(
         except ImportError as error:
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'protokv[serve]'") from None
         from protokv.backbones import load_backbone
-        from protokv.fleet.plan import find_states
-        from protokv.fleet.states import load_backbone_for
+        from protokv.fleet.plan import find_fleet_states
+        from protokv.fleet.states import load_fleet_backbone
         from protokv.ingestion.options import DEFAULT_MODEL, IngestOptions
 
         try:
-            backbone = load_backbone_for(find_states(str(states)), model.model, **model.placement)
+            backbone = load_fleet_backbone(find_fleet_states(str(states)), model.model, **model.placement)
         except StateNotFound:
             backbone = load_backbone(model.model or DEFAULT_MODEL, **model.placement)
         limits = server.ServerLimits(waiting=flags.waiting, answer_s=parse_duration(flags.answer_time))
-        known, fed = server.States(states, backbone), None
+        known, fed = server.StateFolder(states, backbone), None
         if sessions.most:
             kept = parse_flags(sessions, "most", "idle_s")
             options = IngestOptions(config=memory.config(), thumbnails=memory.thumbnails, **kept)
             bounds = server.SessionLimits(sessions.most, idle_s=parse_duration(sessions.idle_s))
-            fed = server.Sessions(known, options, bounds)
+            fed = server.FedSessions(known, options, bounds)
         app = server.build_app(known, token=flags.token, limits=limits, fed=fed)
         address = f"http://{flags.host}:{flags.port}/"
         out.note(f"states of {states} on {address} and, for clients of OpenAI, {address}v1")
@@ -90,10 +90,10 @@ def serve(
             logging.getLogger(name).addHandler(log)
             logging.getLogger(name).propagate = False
         try:
-            Server(server.configure(app, flags.host, flags.port)).run()
+            Server(server.configure_server(app, flags.host, flags.port)).run()
         except SystemExit:
             # uvicorn has said why, and ends with a code of its own.
-            raise typer.Exit(Exit.FAILURE) from None
+            raise typer.Exit(ExitCode.FAILURE) from None
 
 
 class _Log(logging.Handler):
@@ -108,6 +108,6 @@ class _Log(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         cause = "" if error is None else f": {type(error).__name__}: {' '.join(str(error).split())}"
         text = f"{record.levelname.capitalize()}: {record.getMessage().strip().splitlines()[0]}{cause}"
-        self._out.note(cut(text, 300))
+        self._out.note(shorten(text, 300))
         if error is not None and self._out.debug:
             self._out.note("".join(traceback.format_exception(error)))

@@ -13,7 +13,7 @@ import numpy as np
 from protokv.errors import SourceUnreadable
 from protokv.ingestion import LiveOptions
 from protokv.ingestion.live import LiveSource
-from protokv.video import Damage, Frame, SourceInfo
+from protokv.video import Frame, SourceDamage, SourceInfo
 
 INFO = SourceInfo("rtsp://camera/1", "rtsp", "pyav", "rtsp", "h264", "yuv420p", 48, 32, 0, 10.0, seekable=False)
 EPOCH = 1.8e9
@@ -64,7 +64,7 @@ class World:
 
 
 class Connection(AbstractContextManager):
-    info, texts, notes, damage = INFO, (), (), Damage()
+    info, texts, notes, damage = INFO, (), (), SourceDamage()
 
     def __init__(self, world: World, script: list[Any]) -> None:
         self.world, self.script = world, script

@@ -5,8 +5,8 @@ from typing import Self
 
 import numpy as np
 
-from protokv.video import Damage, Frame, SourceInfo
-from protokv.video.source import drop_before
+from protokv.video import Frame, SourceDamage, SourceInfo
+from protokv.video.source import drop_frames_before
 
 RATE = 2.0
 
@@ -14,7 +14,7 @@ RATE = 2.0
 class Prepared:
     """A source of `n_frames` random frames, two a second; the seed makes it differ from others."""
 
-    damage = Damage()
+    damage = SourceDamage()
     texts, notes, streams_text = (), (), False
 
     def __init__(self, seed: int, n_frames: int) -> None:
@@ -28,7 +28,7 @@ class Prepared:
         def image(i: int) -> np.ndarray:
             return np.random.default_rng([self._seed, i]).integers(0, 256, (32, 48, 3), dtype=np.uint8)
 
-        return drop_before((Frame(i / RATE, image(i), 1 / RATE) for i in range(self._n)), start_s)
+        return drop_frames_before((Frame(i / RATE, image(i), 1 / RATE) for i in range(self._n)), start_s)
 
     def close(self) -> None:
         pass

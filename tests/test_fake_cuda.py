@@ -15,10 +15,10 @@ from protokv.core import arrays
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
-from protokv.ingestion.prefetch import StopRequest, prefetch
-from protokv.memories import CONFIGS, MemoryConfig
-from protokv.video.sampling import Step
-from protokv.video.source import never
+from protokv.ingestion.prefetch import StopRequest, prefetch_steps
+from protokv.memories import MEMORIES, MemoryConfig
+from protokv.video.sampling import VideoStep
+from protokv.video.source import never_stop
 from protokv.words.transcript import Transcript
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
@@ -39,7 +39,7 @@ def is_quick(family: str, kind: str, positions: str) -> bool:
 
 EVERY = [
     pytest.param(*one, id="-".join(one), marks=[] if is_quick(*one) else pytest.mark.slow)
-    for one in product(BUILDERS, CONFIGS, ("stream", "compact"))
+    for one in product(BUILDERS, MEMORIES, ("stream", "compact"))
     if one[2] == "stream" or one[0] not in SLIDING
 ]
 
@@ -93,7 +93,7 @@ def test_a_device_of_its_own_gives_what_the_cpu_gives(
 ) -> None:
     (here, there), config = models(family), small(kind, positions=positions)
     # A device adds in another order than a CPU.
-    monkeypatch.setattr(arrays, "has_data_here", lambda numbers: False)
+    monkeypatch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
     expected = use(here, config, tmp_path / "here.safetensors")
     monkeypatch.undo()
     with fake_cuda():
@@ -104,7 +104,7 @@ def test_a_device_of_its_own_gives_what_the_cpu_gives(
         assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-@pytest.mark.parametrize("config", [small(kind) for kind in CONFIGS], ids=type)
+@pytest.mark.parametrize("config", [small(kind) for kind in MEMORIES], ids=type)
 def test_attention_by_columns_is_about_that_of_the_cpu(models: Models, config: MemoryConfig, tmp_path: Path) -> None:
     here, there = models("qwen2_5_vl", "bfloat16")
     (expected, *_) = use(here, config, tmp_path / "here.safetensors")[1]
@@ -138,11 +138,11 @@ def test_pictures_that_were_prefetched_are_copied_without_a_wait(models: Models)
     backbone = models("qwen2_5_vl")[1]
     frames = [random_frames(index, backbone.frames_per_step) for index in range(4)]
 
-    def read(_: Callable[[], bool]) -> Iterator[Step]:
-        return (Step(index, float(index), one, ()) for index, one in enumerate(frames))
+    def read(_: Callable[[], bool]) -> Iterator[VideoStep]:
+        return (VideoStep(index, float(index), one, ()) for index, one in enumerate(frames))
 
     with fake_cuda() as waits:
-        ready = [step.prepared for step in prefetch(read, backbone, StopRequest(never))]
+        ready = [step.prepared for step in prefetch_steps(read, backbone, StopRequest(never_stop))]
         backbone.embed_steps(ready, [0.0] * len(ready))
         counts = []
         for steps in (ready, list(map(backbone.prepare, frames))):

@@ -11,9 +11,9 @@ from protokv.core import graphs, kernels
 from protokv.core import session as session_module
 from protokv.core.attention import attend
 from protokv.core.backbone import Backbone
-from protokv.core.context import EMPTY, Segment
+from protokv.core.context import EMPTY_BIAS, KVSegment
 from protokv.core.decoding import Decoding, wait_for_token
-from protokv.core.near import Slots
+from protokv.core.near import KVSlots
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape
@@ -122,16 +122,16 @@ def test_the_kernels_of_cuda_equal_the_plain_form(dtype: torch.dtype, queries: i
     g = torch.Generator("cuda").manual_seed(0)
     noise = lambda *size: torch.randn(size, generator=g, device="cuda").to(dtype)  # noqa: E731
     bias = torch.randint(1, 1_000_000, (4, 1003), generator=g, device="cuda").float().log()
-    bias[:, ::7], bias[0] = EMPTY, EMPTY
-    segment = Segment(noise(4, 1003, D), noise(4, 1003, D), bias)
+    bias[:, ::7], bias[0] = EMPTY_BIAS, EMPTY_BIAS
+    segment = KVSegment(noise(4, 1003, D), noise(4, 1003, D), bias)
     query, tail = noise(28, queries, D), (noise(4, n, D), noise(4, n, D))
     expected = plain.attend(query, [segment], tail, D**-0.5)
     near = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     torch.testing.assert_close(attend(query, [segment], tail, D**-0.5), expected, **near)
     # With the columns of the bias at hand, in rows that lie apart.
-    slots = Slots(MemoryShape(1, 4, D, 1, 0, dtype, query.device), far=0, near=1003)
+    slots = KVSlots(MemoryShape(1, 4, D, 1, 0, dtype, query.device), far=0, near=1003)
     slots.keys[0], slots.values[0], slots.bias[0] = segment.keys, segment.values, bias
-    slots.bias.masked_fill_(slots.bias == EMPTY, -torch.inf)
+    slots.bias.masked_fill_(slots.bias == EMPTY_BIAS, -torch.inf)
     shown = slots.context(torch.zeros(1003, 1, dtype=torch.int64, device="cuda")).at(0, query)
     assert (shown[0].keys.shape[2] > D) == (dtype != torch.float32)
     torch.testing.assert_close(attend(query, shown, tail, D**-0.5), expected, **near)
@@ -143,8 +143,8 @@ def test_the_log_sum_exp_knows_the_bias_to_float32(dtype: torch.dtype, D: int) -
     g = torch.Generator("cuda").manual_seed(0)
     query, keys, values = (torch.randn(4, size, D, generator=g, device="cuda").to(dtype) for size in (53, 1003, 1003))
     bias = torch.rand(4, 1003, generator=g, device="cuda") * 14
-    bias[:, ::7], bias[0] = EMPTY, EMPTY
-    _, lse = kernels.biased_attention(query, keys, values, bias, D**-0.5)
+    bias[:, ::7], bias[0] = EMPTY_BIAS, EMPTY_BIAS
+    _, lse = kernels.compute_biased_attention(query, keys, values, bias, D**-0.5)
     exact = (query.double() @ keys.double().transpose(1, 2) * D**-0.5 + bias[:, None]).logsumexp(-1)
     torch.testing.assert_close(lse[1:].double(), exact[1:], rtol=0, atol=1e-4)
     assert lse[0].isfinite().all()

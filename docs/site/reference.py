@@ -67,10 +67,12 @@ def _name_of(parameter: Any) -> str:
 
 def list_exit_codes() -> str:
     """Return a table of the exit codes."""
-    from protokv_cli.exits import Exit
+    from protokv_cli.exits import ExitCode
 
-    meaning = _read_comments(Exit)
-    return _table(("Code", "Name", "Meaning"), *((str(int(one)), f"`{one.name}`", meaning[one.name]) for one in Exit))
+    meaning = _read_comments(ExitCode)
+    return _table(
+        ("Code", "Name", "Meaning"), *((str(int(one)), f"`{one.name}`", meaning[one.name]) for one in ExitCode)
+    )
 
 
 def list_errors() -> str:
@@ -85,16 +87,16 @@ def list_errors() -> str:
 
 def list_settings() -> str:
     """Return the settings that memories share, and for each memory its own settings and other defaults."""
-    from protokv.memories import CONFIGS, MemoryConfig, PrototypeConfig
+    from protokv.memories import MEMORIES, MemoryConfig, PrototypeConfig
 
     parts = ["## All memories", _settings_of(MemoryConfig, frozenset())]
-    with_bank = [name for name, config in CONFIGS.items() if issubclass(config, PrototypeConfig)]
+    with_bank = [name for name, config in MEMORIES.items() if issubclass(config, PrototypeConfig)]
     parts += ["## Memories with prototypes", f"These are {', '.join(f'`{name}`' for name in with_bank)}."]
     parts += [_settings_of(PrototypeConfig, _fields_of(MemoryConfig))]
-    for name, config in CONFIGS.items():
+    for name, config in MEMORIES.items():
         base = config.__mro__[1]
         parts += [f"## {name}", _text_before_sections(config)]
-        if base in CONFIGS.values():
+        if base in MEMORIES.values():
             parts.append(f"It has all settings of [`{base.name}`](#{base.name}).")
         defaults = {one.name: one.default for one in dataclasses.fields(base)}
         changed = {
@@ -104,7 +106,7 @@ def list_settings() -> str:
         }
         if changed:
             parts.append("Other defaults: " + ", ".join(f"`{key}={_value(new)}`" for key, new in changed.items()) + ".")
-        described = {MemoryConfig, PrototypeConfig, *CONFIGS.values()} - {config}
+        described = {MemoryConfig, PrototypeConfig, *MEMORIES.values()} - {config}
         known = next(one for one in config.__mro__ if one in described)
         parts.append(_settings_of(config, _fields_of(known)))
     return "\n\n".join(part for part in parts if part)
@@ -115,7 +117,7 @@ def _fields_of(config: Any) -> frozenset[str]:
 
 
 def _settings_of(config: Any, without: frozenset[str]) -> str:
-    from protokv.core.settings import field_types
+    from protokv.core.settings import read_field_types
 
     texts: dict[str, str] = {}
     for base in reversed(config.__mro__):
@@ -123,7 +125,7 @@ def _settings_of(config: Any, without: frozenset[str]) -> str:
     entries = []
     for one in dataclasses.fields(config):
         if one.name not in without:
-            kind, span = field_types(config)[one.name]
+            kind, span = read_field_types(config)[one.name]
             values = _values(kind)
             if span:
                 values += " from {} to {}".format(*(f"{end:,}".removesuffix(".0") for end in span))
@@ -149,16 +151,16 @@ def list_tensors() -> str:
     import torch
 
     from protokv.core.tensors import MemoryShape
-    from protokv.memories import CONFIGS, DurableConfig
+    from protokv.memories import MEMORIES, DurableConfig
     from protokv.state.thumbnails import Thumbnails
 
     shape = MemoryShape(2, 2, 8, 3, 4, torch.bfloat16, torch.device("cpu"))
     parts = []
     declared: dict[str, Any] = {}
-    for name, config in CONFIGS.items():
+    for name, config in MEMORIES.items():
         # The default memory holds its centres in 8 bits or in 32; its state has the tensors of one of the two.
         forms = [DurableConfig(center_bits=8), DurableConfig(center_bits=32)] if name == "durable" else [config()]
-        declared[name] = [spec for form in forms for spec in CONFIGS[name].memory.declare(form, shape)]
+        declared[name] = [spec for form in forms for spec in MEMORIES[name].memory.declare(form, shape)]
     declared["Thumbnails, of any memory"] = Thumbnails.declare()
     for name, specs in declared.items():
         entries = [
@@ -177,18 +179,20 @@ def list_tensors() -> str:
 def list_events() -> str:
     """Return the keys of each event of `ingest`."""
     from protokv.ingestion import events
-    from protokv.ingestion.estimate import Estimate
+    from protokv.ingestion.estimate import IngestEstimate
     from protokv_cli.ingest_report import name_event
 
     kinds = [(name_event(object.__new__(one)), one) for one in get_args(events.Event)]
-    return "\n\n".join(_keys_of(name, kind) for name, kind in [*kinds, ("estimate", Estimate)])
+    return "\n\n".join(_keys_of(name, kind) for name, kind in [*kinds, ("estimate", IngestEstimate)])
 
 
 def list_fleet_rows() -> str:
     """Return the keys of each kind of row of a fleet."""
-    from protokv.fleet import Failure, Outcome
+    from protokv.fleet import VideoFailure, VideoOutcome
 
-    return "\n\n".join(_keys_of(name, kind) for name, kind in (("video and plan", Outcome), ("failure", Failure)))
+    return "\n\n".join(
+        _keys_of(name, kind) for name, kind in (("video and plan", VideoOutcome), ("failure", VideoFailure))
+    )
 
 
 def list_replay_keys() -> str:
@@ -233,7 +237,7 @@ JSON_TYPES = {
     "dict[str, Any]": "object",
     "dict[str, float]": "object",
     "list[EvidenceSpan]": "list of objects",
-    "Failure": "object",
+    "VideoFailure": "object",
 }
 
 

@@ -19,20 +19,20 @@ from torch.nn.functional import pad
 from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, find_devices, identify, load_model, load_tokenizer, read_decoding
-from protokv.backbones.pixels import check_images, make_processor
-from protokv.core.backbone import MOST_WORDS, Backbone, BackboneIdentity, PreparedStep, Turn
+from protokv.backbones.pixels import check_image_arrays, make_image_processor
+from protokv.core.backbone import MOST_WORD_TOKENS, Backbone, BackboneIdentity, ChatTurn, PreparedStep
 from protokv.core.context import Context
-from protokv.core.decoder import Decoder
+from protokv.core.decoder import LanguageDecoder
 from protokv.core.graphs import Graphs
-from protokv.core.layers import LayerKind, declare_layers
-from protokv.core.packing import check_shapes
+from protokv.core.layers import LayerKind, declare_layer_tensors
+from protokv.core.packing import check_tensor_shapes
 from protokv.core.step import StepPositions, StepTokens, StreamClock
-from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache
+from protokv.core.stream_cache import CACHE_ARGUMENT, MemoryLayer, StreamCache
 from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
 
 
-class Adapter(Backbone):
+class TransformersBackbone(Backbone):
     """A model of transformers: its decoder, embeddings and head, found by its public methods.
 
     A family overrides `make_frames` and `look`, and where it differs what stands beside them. Frames of one size are
@@ -83,7 +83,7 @@ class Adapter(Backbone):
     @staticmethod
     def make_frames(raw: dict[str, Any], of_video: bool) -> Any:
         """Return what prepares frames, by what `read_video_processor` returned; by default frames of one size."""
-        return make_processor(raw)
+        return make_image_processor(raw)
 
     @classmethod
     def identify(cls, path: str, name: str, config: Any, placement: Any) -> BackboneIdentity:
@@ -97,7 +97,7 @@ class Adapter(Backbone):
 
         ModelError: the model has layers that no memory serves.
         """
-        self._model, self._decoder, self._frames = model, Decoder(model), frames
+        self._model, self._decoder, self._frames = model, LanguageDecoder(model), frames
         self._text, self._head = self._decoder.module, model.get_output_embeddings()
         self._embedding = model.get_input_embeddings()
         config = self._decoder.config
@@ -144,13 +144,13 @@ class Adapter(Backbone):
         cache = StreamCache(self._decoder.config)
         with torch.inference_mode():
             self.forward(self.embed_text([0] * 4), self.text_positions(0, 4), cache)
-        return declare_layers(cache.tensors())
+        return declare_layer_tensors(cache.tensors())
 
     def new_cache(self, held: Mapping[str, Tensor] | None = None) -> StreamCache:
         """Return the layers of the model before the first token, or with what `TokenCache.tensors` returned."""
         cache = StreamCache(self._decoder.config)
         if held is not None:
-            check_shapes(held, self._layer_specs)
+            check_tensor_shapes(held, self._layer_specs)
             cache.load_layers(held, self._decoder.layer_devices())
         return cache
 
@@ -159,7 +159,7 @@ class Adapter(Backbone):
         """Return the token ids in front of the video."""
         return self._prompt.prefix_ids
 
-    def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
+    def suffix_ids(self, question: str, turns: Sequence[ChatTurn] = ()) -> list[int]:
         """Return the token ids after the video."""
         return self._prompt.suffix_ids(question, turns)
 
@@ -175,7 +175,7 @@ class Adapter(Backbone):
     def words_ids(self, text: str) -> list[int]:
         """Return the token ids of the words of a step, between those of `words_form`."""
         closing, ids, opening = self._words_parts(text)
-        ids = [token for token in ids if token not in self._prompt.control_ids][:MOST_WORDS]
+        ids = [token for token in ids if token not in self._prompt.control_ids][:MOST_WORD_TOKENS]
         _, blank, _ = self._words_parts("")
         return [*closing, *ids, *opening] if ids != blank else []
 
@@ -224,7 +224,7 @@ class Adapter(Backbone):
         output = self._text(
             **self._inputs(embeddings),
             **self._step_arguments(steps, cache),
-            **{ARGUMENT: cache},
+            **{CACHE_ARGUMENT: cache},
             position_ids=self._decoder.to_ids(positions),
         )
         hidden: Tensor = output.last_hidden_state[0].to(self.device)
@@ -249,7 +249,7 @@ class Adapter(Backbone):
 
     def _process(self, images: np.ndarray[Any, np.dtype[np.uint8]], **settings: Any) -> Any:
         """Return what the image processor makes of the frames of a step. Raises as `prepare`."""
-        check_images(images, self.frames_per_step)
+        check_image_arrays(images, self.frames_per_step)
         try:
             return self._frames(images=list(images), input_data_format="channels_last", return_tensors="pt", **settings)
         except ValueError as error:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from protokv.core.backbone import Turn
+from protokv.core.backbone import ChatTurn
 from protokv.errors import ModelError, QuestionError
-from protokv.texts import admit_question
+from protokv.texts import check_question_text
 
 _QUESTION = "protokv-question-goes-here"
 
@@ -47,7 +47,7 @@ class ChatPrompt:
         self._control = sorted({*tokenizer.all_special_tokens, *added})
         self.control_ids = frozenset(tokenizer.convert_tokens_to_ids(self._control))
         if system is not None:
-            check_text(admit_question(system, "the system prompt"), self._control, "the system prompt")
+            refuse_control_tokens(check_question_text(system, "the system prompt"), self._control, "the system prompt")
         before, video, after = self._render(_QUESTION, ())
         if not video or _QUESTION not in after:
             why = f"the chat template shows no {video_token} followed by the question"
@@ -62,17 +62,17 @@ class ChatPrompt:
         settings: Any = {"template": self._template, "medium": self._medium, "system": text}
         return ChatPrompt(self._tokenizer, self._video_token, **settings)
 
-    def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
+    def suffix_ids(self, question: str, turns: Sequence[ChatTurn] = ()) -> list[int]:
         """Return the token ids after the video. QuestionError: the question is empty, or a text has control tokens."""
-        check_text(question, self._control)
+        refuse_control_tokens(question, self._control)
         for asked, answered in turns:
-            check_text(asked, self._control, "an earlier question")
-            check_text(answered.strip() or "-", self._control, "an earlier answer")
+            refuse_control_tokens(asked, self._control, "an earlier question")
+            refuse_control_tokens(answered.strip() or "-", self._control, "an earlier answer")
         _, _, after = self._render(question, turns)
         ids: list[int] = self._tokenizer.encode(after, add_special_tokens=False)
         return ids
 
-    def _render(self, question: str, turns: Sequence[Turn]) -> tuple[str, str, str]:
+    def _render(self, question: str, turns: Sequence[ChatTurn]) -> tuple[str, str, str]:
         """Return the conversation as text: before the video, its placeholder if there is one, and after it."""
         earlier = [] if self._system is None else [("system", self._system)]
         earlier += [pair for turn in turns for pair in zip(("user", "assistant"), turn, strict=True)]
@@ -91,7 +91,7 @@ class ChatPrompt:
         return {"role": role, "content": text if self._medium == "text" else [{"type": "text", "text": text}]}
 
 
-def check_text(text: str, control: Iterable[str], where: str = "the question") -> None:
+def refuse_control_tokens(text: str, control: Iterable[str], where: str = "the question") -> None:
     """Refuse an empty text, or one that spells a control token. QuestionError; the message begins with `where`."""
     if not text.strip():
         raise QuestionError(f"{where} is empty", hint="ask something, for example: What shape appeared first?")

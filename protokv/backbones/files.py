@@ -20,15 +20,15 @@ from protokv.backbones.sizes import KNOWN_MODELS
 from protokv.errors import ModelError, ModelNotFound, ProtoKVError, did_you_mean
 from protokv.machine import is_out_of_memory
 
-ENTRY_POINTS: Final = "protokv.backbones"
+BACKBONE_ENTRY_POINTS: Final = "protokv.backbones"
 """The group by which an installed package registers `NAME = "MODULE:CLASS"`.
 
 A name with a slash is a model that the package brings (`loading.PackagedModel`). Any other is a family, that is
 the `model_type` of a config, and a `Backbone`.
 """
 
-WEIGHTS: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
+_WEIGHTS: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
 _SAMPLE_BYTES: Final = 1 << 16
 _SAMPLES: Final = 16
 # Fields of a config that do not change the model's arithmetic.
@@ -65,7 +65,7 @@ def read_video_processor(held: Any) -> tuple[dict[str, Any], bool]:
     return {key: value for key, value in raw.items() if value is not None}, bool(of_video)
 
 
-def read_template(path: str) -> str | None:
+def read_chat_template(path: str) -> str | None:
     """Return the chat template of the older file `chat_template.json`, which a tokenizer does not read by itself.
 
     None if the tokenizer carries the right one; without that file it may carry the template of a text-only model.
@@ -79,9 +79,9 @@ def read_template(path: str) -> str | None:
 def list_weight_files(path: str) -> list[Path]:
     """Return the safetensors files of a model folder, in order; they need not exist."""
     folder = Path(path)
-    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
-        return [folder / WEIGHTS]
-    return [folder / name for name in sorted(set(read_model_file(path, INDEX)["weight_map"].values()))]
+    if (folder / _WEIGHTS).is_file() or not (folder / _INDEX).is_file():
+        return [folder / _WEIGHTS]
+    return [folder / name for name in sorted(set(read_model_file(path, _INDEX)["weight_map"].values()))]
 
 
 def digest_weights(path: str) -> str:
@@ -117,27 +117,27 @@ def _without_volatile(value: Any) -> Any:
 @cache
 def find_packaged_models() -> dict[str, EntryPoint]:
     """Return the entry point of every model that an installed package brings, by its name."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if "/" in point.name}
+    return {point.name: point for point in entry_points(group=BACKBONE_ENTRY_POINTS) if "/" in point.name}
 
 
 @cache
-def find_families() -> dict[str, EntryPoint]:
+def find_model_families() -> dict[str, EntryPoint]:
     """Return the entry point of every family that an installed package adds, by its `model_type`."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if "/" not in point.name}
+    return {point.name: point for point in entry_points(group=BACKBONE_ENTRY_POINTS) if "/" not in point.name}
 
 
 # The hub
 
 # The files of a model besides its weights. No code, and no weights in other formats.
-SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
-PATIENCE_S = 3.0  # seconds to wait for the hub; its own client waits 10 s a request, and tries five times
+_SMALL = ("*.json", "*.jinja", "*.txt", "*.model")
+_PATIENCE_S = 3.0  # seconds to wait for the hub; its own client waits 10 s a request, and tries five times
 
 
-def download(name: str, check: Callable[[Path], None], revision: str | None = None) -> Path:
+def download_model(name: str, check: Callable[[Path], None], revision: str | None = None) -> Path:
     """Return the folder of a hub model in the local cache; download the files that are missing there.
 
     `check` is called with the folder of the small files before weights are downloaded, and raises to refuse the model;
-    `revision` is a branch, tag or commit. Raises the hub's errors, which `translate_errors` explains.
+    `revision` is a branch, tag or commit. Raises the hub's errors, which `translate_model_errors` explains.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -150,16 +150,16 @@ def download(name: str, check: Callable[[Path], None], revision: str | None = No
         found = snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=offline)
         return Path(str(found))
 
-    folder = bring(list(SMALL))
+    folder = bring(list(_SMALL))
     check(folder)
     return bring([file.name for file in list_weight_files(str(folder))])
 
 
-def require(name: str, revision: str | None = None) -> None:
-    """Refuse a model that is neither in the cache nor on a reachable hub, without torch. Raises as `download`."""
+def require_hub_model(name: str, revision: str | None = None) -> None:
+    """Refuse a model that is neither in the cache nor on a reachable hub, without torch. Raises as `download_model`."""
     from huggingface_hub import errors
 
-    if find_cached(name, revision) is None and not _is_reachable(name, revision):
+    if find_cached_model(name, revision) is None and not _is_reachable(name, revision):
         raise errors.LocalEntryNotFoundError(f"{name} is not in the cache")
 
 
@@ -172,9 +172,9 @@ def _is_reachable(name: str, revision: str | None) -> bool:
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        HfApi().model_info(name, revision=revision, timeout=PATIENCE_S)
+        HfApi().model_info(name, revision=revision, timeout=_PATIENCE_S)
     except errors.HfHubHTTPError:
-        if find_cached(name, revision) is None:
+        if find_cached_model(name, revision) is None:
             raise
         return False
     except Exception:  # the hub client may raise any error of its HTTP library
@@ -182,7 +182,7 @@ def _is_reachable(name: str, revision: str | None) -> bool:
     return True
 
 
-def find_cached(name: str, revision: str | None = None) -> Path | None:
+def find_cached_model(name: str, revision: str | None = None) -> Path | None:
     """Return the folder of a hub model in the local cache; None if it is not there. Opens no connection."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -194,7 +194,7 @@ def find_cached(name: str, revision: str | None = None) -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 
-def measure_cached() -> dict[str, int]:
+def measure_cached_models() -> dict[str, int]:
     """Return the bytes of each model in the local cache by its name. Opens no connection."""
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
@@ -205,14 +205,14 @@ def measure_cached() -> dict[str, int]:
     return {one.repo_id: one.size_on_disk for one in found if one.repo_type == "model"}
 
 
-def find_commit(folder: str | Path) -> str | None:
+def find_hub_commit(folder: str | Path) -> str | None:
     """Return the commit that a folder of the cache holds; None for any other folder."""
     folder = Path(folder)
     return folder.name if folder.parent.name == "snapshots" else None
 
 
 @contextmanager
-def translate_errors(name: str) -> Iterator[None]:
+def translate_model_errors(name: str) -> Iterator[None]:
     """Turn errors of transformers, safetensors, the hub and torch into one clear line each, a ModelError."""
     try:
         yield

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter
-from protokv.core.backbone import PreparedStep, check_cost
+from protokv.backbones.adapter import TransformersBackbone
+from protokv.core.backbone import PreparedStep, check_frame_cost
 from protokv.errors import ModelError
 
 # Defaults of transformers' video processor; a still image has 280 tokens.
-VIDEO_SETTINGS: Final = {"patch_size": 16, "max_soft_tokens": 70, "pooling_kernel_size": 3, "resample": 3}
+GEMMA4_VIDEO_SETTINGS: Final = {"patch_size": 16, "max_soft_tokens": 70, "pooling_kernel_size": 3, "resample": 3}
 
 
-class Gemma4(Adapter):
+class Gemma4(TransformersBackbone):
     """Gemma 4 of any size that reads images, dense or mixture of experts."""
 
     video_token = "<|video|>"
@@ -45,14 +45,14 @@ class Gemma4(Adapter):
         """Return the image processor, set to frames of a video."""
         from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
-        read = {key: raw[key] for key in VIDEO_SETTINGS if key in raw and (of_video or key != "max_soft_tokens")}
-        return Gemma4ImageProcessorPil(**VIDEO_SETTINGS | read)
+        read = {key: raw[key] for key in GEMMA4_VIDEO_SETTINGS if key in raw and (of_video or key != "max_soft_tokens")}
+        return Gemma4ImageProcessorPil(**GEMMA4_VIDEO_SETTINGS | read)
 
     def limit_frames(self, tokens: int) -> None:
         """Give a frame at most so many tokens: one of the numbers that the image processor knows."""
         from transformers.models.gemma4.image_processing_pil_gemma4 import _SUPPORTED_SOFT_TOKENS
 
-        check_cost(self.identity.name, _SUPPORTED_SOFT_TOKENS, tokens)
+        check_frame_cost(self.identity.name, _SUPPORTED_SOFT_TOKENS, tokens)
         self._frames.max_soft_tokens = tokens
         self.settings = {**self.settings, "frame_tokens": tokens}
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from math import isqrt
 from typing import Any
 
-from protokv.backbones.adapter import Adapter
+from protokv.backbones.adapter import TransformersBackbone
 
 
-class InternVL(Adapter):
+class InternVL(TransformersBackbone):
     """InternVL 3 or 3.5 of any size, with the language model that its config names."""
 
     def __init__(self, model: Any, tokenizer: Any, *parts: Any) -> None:

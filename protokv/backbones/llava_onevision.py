@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter
-from protokv.core.backbone import PreparedStep, Turn
+from protokv.backbones.adapter import TransformersBackbone
+from protokv.core.backbone import ChatTurn, PreparedStep
 from protokv.core.context import Context
 from protokv.core.step import StreamClock
 
-NEWLINE = -1  # stands for the newline among token ids; no vocabulary has this id
+_NEWLINE = -1  # stands for the newline among token ids; no vocabulary has this id
 
 
-class LlavaOnevision(Adapter):
+class LlavaOnevision(TransformersBackbone):
     """LLaVA-OneVision of any size, with the vision tower and the language model that its config names."""
 
     usual_fps = 0.5  # appendix "Raw sequence length" of the paper: 0.5 frames per second and 196 tokens per frame
@@ -37,25 +37,25 @@ class LlavaOnevision(Adapter):
         self._grid = (side, side)
         self.settings = {"frame_height": size["height"], "frame_width": size["width"], "frame_tokens": side**2}
 
-    def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
-        """Return the newline after the video (`NEWLINE`) and the chat prompt after it."""
-        return [NEWLINE, *super().suffix_ids(question, turns)]
+    def suffix_ids(self, question: str, turns: Sequence[ChatTurn] = ()) -> list[int]:
+        """Return the newline after the video (`_NEWLINE`) and the chat prompt after it."""
+        return [_NEWLINE, *super().suffix_ids(question, turns)]
 
     def words_ids(self, text: str) -> list[int]:
         """Return the newline after the video so far, and the words as a line."""
         ids = super().words_ids(text)
-        return [NEWLINE, *ids] if ids else []
+        return [_NEWLINE, *ids] if ids else []
 
     def after_words(
         self, ids: list[int], context: Context, clock: StreamClock
     ) -> tuple[list[int], Context, StreamClock]:
         """Leave out the newline after the video, which stands in front of the words."""
-        return super().after_words(ids[ids[0] == NEWLINE :], context, clock)
+        return super().after_words(ids[ids[0] == _NEWLINE :], context, clock)
 
     def embed_text(self, ids: list[int]) -> Tensor:
-        """Return `[n, E]`, with the model's newline embedding for `NEWLINE`."""
+        """Return `[n, E]`, with the model's newline embedding for `_NEWLINE`."""
         embeddings = super().embed_text([max(token, 0) for token in ids])
-        newline = torch.tensor(ids, device=self.device) == NEWLINE
+        newline = torch.tensor(ids, device=self.device) == _NEWLINE
         return torch.where(newline[:, None], self._newline.to(self.device), embeddings)
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:

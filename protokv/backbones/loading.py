@@ -18,17 +18,17 @@ from typing import Any, Final
 
 import torch
 
-from protokv.backbones.files import digest_weights, find_commit, hash_config, list_weight_files, read_template
-from protokv.core.attention import NAME
+from protokv.backbones.files import digest_weights, find_hub_commit, hash_config, list_weight_files, read_chat_template
+from protokv.core.attention import ATTENTION_NAME
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.decoding import MOST_NEW_TOKENS, Decoding
 from protokv.errors import ConfigError, ModelError, suggest_name
-from protokv.machine import machine_memory_bytes
+from protokv.machine import measure_machine_memory
 
-WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-DEVICE_MAPS: Final = ("auto", "balanced")
-ATTENTION: Final = {"text_config": NAME, "vision_config": "sdpa"}
-QUANTIZATIONS: Final = ("4bit", "8bit")
+_WEIGHT_DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+_DEVICE_MAPS: Final = ("auto", "balanced")
+MODEL_ATTENTION: Final = {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
+_QUANTIZATIONS: Final = ("4bit", "8bit")
 # What bitsandbytes packs together: rows of a linear layer, and weights of a row (its block).
 _ROWS, _BLOCK = 32, 64
 
@@ -68,9 +68,9 @@ class PlacementRequest:
             raise ConfigError(f"device map {device_map} and device {device} both choose devices", hint="leave one out")
         quantization = in_dtype or quantization
         for what, value, known in (
-            ("dtype", plain, WEIGHT_DTYPES),
-            ("quantization", quantization, QUANTIZATIONS),
-            ("device map", device_map, DEVICE_MAPS),
+            ("dtype", plain, _WEIGHT_DTYPES),
+            ("quantization", quantization, _QUANTIZATIONS),
+            ("device map", device_map, _DEVICE_MAPS),
         ):
             if value not in (None, *known):
                 raise ConfigError(f"there is no {what} {value!r}", hint=suggest_name(value, known))
@@ -83,13 +83,13 @@ class PlacementRequest:
         elif self.device.type != "cpu":
             dtype = own_dtype or torch.bfloat16
         else:
-            half = own_dtype in (torch.bfloat16, torch.float16) and multiplies_bfloat16()
+            half = own_dtype in (torch.bfloat16, torch.float16) and has_bfloat16_instructions()
             dtype = torch.bfloat16 if half else torch.float32
         return Placement(dtype, self.device, self.device_map, self.quantization)
 
 
 class PackagedModel(ABC):
-    """What a backbone adds whose files lie in an installed package; `files.ENTRY_POINTS` says how it is registered."""
+    """What a backbone adds whose files lie in an installed package; see `files.BACKBONE_ENTRY_POINTS`."""
 
     @classmethod
     @abstractmethod
@@ -102,7 +102,7 @@ class PackagedModel(ABC):
         return request
 
 
-def multiplies_bfloat16() -> bool:
+def has_bfloat16_instructions() -> bool:
     """Return whether this processor has instructions for products of bfloat16; else they take several times as long."""
     if machine() in ("arm64", "aarch64"):
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -122,7 +122,7 @@ def _find_device(name: str) -> torch.device:
     return device
 
 
-def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[str, str] | str = ATTENTION) -> Any:
+def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[str, str] | str = MODEL_ATTENTION) -> Any:
     """Load a model of transformers class `kind` for inference; `attention` is by part, or of all.
 
     ModelError: some of the model's tensors are in no file. MemoryError: this machine holds less. OSError,
@@ -135,7 +135,7 @@ def load_model(kind: Any, path: str, placement: Placement, attention: Mapping[st
         # Weights on this device take no memory.
         with torch.device("meta"):
             outline = kind(config)
-        settings["quantization_config"] = _quantization_config(placement, list_unquantized(outline))
+        settings["quantization_config"] = _quantization_config(placement, _list_unquantized(outline))
     if placement.device_map is not None or placement.quantization is not None:
         settings["device_map"] = placement.device_map or {"": placement.device}
     model, info = kind.from_pretrained(
@@ -173,7 +173,7 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def list_unquantized(model: Any) -> list[str]:
+def _list_unquantized(model: Any) -> list[str]:
     """Return the names of the linear layers that quantisation leaves alone, on any machine: a state may move.
 
     They are all those outside of the language model, such as the vision tower and the head, and those in it whose sizes
@@ -190,7 +190,7 @@ def list_unquantized(model: Any) -> list[str]:
 
 def _check_memory(path: str, saved: torch.dtype, placement: Placement) -> None:
     """Refuse more weights than the main memory holds; the system would end the process. MemoryError."""
-    available = machine_memory_bytes()
+    available = measure_machine_memory()
     if placement != Placement(placement.dtype, torch.device("cpu")) or available is None:
         return
     size = sum(file.stat().st_size for file in list_weight_files(path))
@@ -221,7 +221,7 @@ def load_tokenizer(path: str) -> tuple[Any, str | None]:
     if not any((Path(path) / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         raise ModelError(f"there is no tokenizer in {path}", hint="copy the tokenizer files of the model there")
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    return tokenizer, read_template(path)
+    return tokenizer, read_chat_template(path)
 
 
 def read_decoding(config: Any) -> Decoding:
@@ -241,7 +241,7 @@ def read_decoding(config: Any) -> Decoding:
         raise ModelError(f"its generation_config.json makes no sense: {error}", hint="correct or remove it") from error
 
 
-def digest_parameters(model: Any) -> str:
+def digest_model_parameters(model: Any) -> str:
     """Return sha256 over a sample of each weight of a model."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
@@ -259,7 +259,7 @@ def identify(path: str, name: str, config: Any, placement: Placement, digest: st
         weights_digest=digest_weights(path) if digest is None else digest,
         dtype=placement.dtype_name,
         # A folder that the user names has no revision, even if its name looks like a commit.
-        revision=None if path == name else find_commit(path),
+        revision=None if path == name else find_hub_commit(path),
     )
 
 

@@ -21,31 +21,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.core.backbone import Backbone, PreparedStep, check_cost
+from protokv.core.backbone import Backbone, PreparedStep, check_frame_cost
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.errors import ConfigError, ModelError, SourceUnreadable
 
-MAX_ASPECT_RATIO = 200
+_MAX_ASPECT_RATIO = 200
 # Limits of a frame of a video, in tokens.
-FEWEST_TOKENS, MOST_TOKENS = 128, 768
+_FEWEST_TOKENS, MOST_FRAME_TOKENS = 128, 768
 
 
 @dataclass(frozen=True, slots=True)
-class PixelConfig:
+class PreprocessorConfig:
     """Settings of the preparation of frames of a Qwen family, read from its preprocessor files."""
 
     patch_size: int = 14  # pixels per side of a patch
     merge_size: int = 2  # patches per side of a token
     temporal_patch_size: int = 2  # frames per token
-    min_pixels: int = FEWEST_TOKENS * 28 * 28  # area of a resized frame
-    max_pixels: int = MOST_TOKENS * 28 * 28
+    min_pixels: int = _FEWEST_TOKENS * 28 * 28  # area of a resized frame
+    max_pixels: int = MOST_FRAME_TOKENS * 28 * 28
     mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)  # per channel, for values in [0, 1]
     std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
     resample: int = 3  # PIL's number of the resampling filter
     strict: bool = False  # no frame exceeds `max_pixels`; the published rounding may, under a low limit
 
     @classmethod
-    def from_files(cls, raw: dict[str, Any]) -> PixelConfig:
+    def from_files(cls, raw: dict[str, Any]) -> PreprocessorConfig:
         """Read the dictionary of a preprocessor file, with the older or newer names of the pixel limits."""
         size = raw.get("size") or {}
         default = cls()
@@ -63,18 +63,18 @@ class PixelConfig:
         """Pixels per side of a token."""
         return self.patch_size * self.merge_size
 
-    def for_video(self) -> PixelConfig:
+    def for_video(self) -> PreprocessorConfig:
         """Return the limits of a frame of a video, as the families' utilities have them, inside those of the files.
 
         The maximum is a twentieth above the files' minimum at least, as there. Files whose own maximum is below the
         utilities' minimum keep their own minimum.
         """
         token = self.token_side**2
-        most = min(self.max_pixels, max(MOST_TOKENS * token, int(self.min_pixels * 1.05)))
-        least = max(self.min_pixels, FEWEST_TOKENS * token)
+        most = min(self.max_pixels, max(MOST_FRAME_TOKENS * token, int(self.min_pixels * 1.05)))
+        least = max(self.min_pixels, _FEWEST_TOKENS * token)
         return replace(self, min_pixels=least if least < most else self.min_pixels, max_pixels=most)
 
-    def with_maximum(self, max_pixels: int) -> PixelConfig:
+    def with_maximum(self, max_pixels: int) -> PreprocessorConfig:
         """Return the same with another maximum, that of a user, which no frame exceeds."""
         return replace(self, min_pixels=min(self.min_pixels, max_pixels), max_pixels=max_pixels, strict=True)
 
@@ -84,14 +84,14 @@ class PixelConfig:
         return {"frames_per_step": self.temporal_patch_size, "fps": fps, **limits}
 
 
-def smart_resize(height: int, width: int, config: PixelConfig) -> tuple[int, int]:
+def smart_resize(height: int, width: int, config: PreprocessorConfig) -> tuple[int, int]:
     """Return height and width in multiples of a token's side, near the aspect ratio, with the area inside the limits.
 
     SourceUnreadable: the frame is more than 200 times as long as it is wide.
     """
     factor = config.token_side
-    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-        why = f"frames of {width} x {height} pixels are too narrow: a side may be {MAX_ASPECT_RATIO} times the other"
+    if max(height, width) > _MAX_ASPECT_RATIO * min(height, width):
+        why = f"frames of {width} x {height} pixels are too narrow: a side may be {_MAX_ASPECT_RATIO} times the other"
         raise SourceUnreadable(why, hint="crop or rescale the video first")
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if rows * columns > config.max_pixels:
@@ -111,7 +111,7 @@ def smart_resize(height: int, width: int, config: PixelConfig) -> tuple[int, int
     return rows, columns
 
 
-def resize(
+def _resize(
     image: np.ndarray[Any, np.dtype[np.uint8]], height: int, width: int, resample: int
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Resize one RGB frame `[*, *, 3]` uint8 with PIL."""
@@ -123,7 +123,7 @@ def resize(
     return np.asarray(Image.fromarray(image).resize((width, height), resample=Image.Resampling(resample)))
 
 
-def patchify(images: np.ndarray[Any, np.dtype[np.uint8]], config: PixelConfig) -> tuple[Tensor, tuple[int, int]]:
+def patchify(images: np.ndarray[Any, np.dtype[np.uint8]], config: PreprocessorConfig) -> tuple[Tensor, tuple[int, int]]:
     """Cut one temporal patch of frames `[temporal_patch_size, height, width, 3]` uint8 into flat patches.
 
     Returns:
@@ -131,7 +131,7 @@ def patchify(images: np.ndarray[Any, np.dtype[np.uint8]], config: PixelConfig) -
         rows and columns of those tokens.
     """
     size = smart_resize(images.shape[1], images.shape[2], config)
-    frames = torch.from_numpy(np.stack([resize(image, *size, config.resample) for image in images]))
+    frames = torch.from_numpy(np.stack([_resize(image, *size, config.resample) for image in images]))
     pixels = frames.permute(0, 3, 1, 2).float() / 255
     mean, std = (torch.tensor(v)[None, :, None, None] for v in (config.mean, config.std))
     pixels = (pixels - mean) / std
@@ -144,24 +144,24 @@ def patchify(images: np.ndarray[Any, np.dtype[np.uint8]], config: PixelConfig) -
     return patches, (rows, columns)
 
 
-def check_images(images: np.ndarray[Any, Any], frames: int) -> None:
+def check_image_arrays(images: np.ndarray[Any, Any], frames: int) -> None:
     """Refuse images that are not `[frames, height, width, 3]` uint8 with at least one pixel. ValueError."""
     shape = images.shape
     if images.dtype != np.uint8 or len(shape) != 4 or (shape[0], shape[3]) != (frames, 3) or 0 in shape:
         raise ValueError(f"a step is [{frames}, height, width, 3] uint8 RGB, got {list(shape)} {images.dtype}")
 
 
-class TimedGrid(Backbone):
+class GridBackbone(Backbone):
     """A backbone whose step is one temporal patch on a grid, at positions (t, h, w) that begin at one origin."""
 
-    _pixels: PixelConfig
+    _pixels: PreprocessorConfig
     _tokens_per_second: float | None  # positions per second; None: one position per step
 
     def limit_frames(self, tokens: int) -> None:
         """Resize frames to at most so many tokens. A step of two frames has the tokens of one."""
         side, most = self._pixels.token_side, self._pixels.max_pixels
         if self._pixels.min_pixels == most and not self._pixels.strict:
-            check_cost(self.identity.name, [most // side**2], tokens)
+            check_frame_cost(self.identity.name, [most // side**2], tokens)
         elif tokens < 1:
             raise ConfigError(f"a frame of {tokens} tokens shows nothing", hint="use a number above 0")
         else:
@@ -170,7 +170,7 @@ class TimedGrid(Backbone):
 
     def prepare(self, images: np.ndarray[Any, np.dtype[np.uint8]]) -> PreparedStep:
         """Cut one temporal patch of frames into patches `[n, pixels]` float32."""
-        check_images(images, self.frames_per_step)
+        check_image_arrays(images, self.frames_per_step)
         return PreparedStep(*patchify(images, self._pixels))
 
     def step_positions(
@@ -182,7 +182,7 @@ class TimedGrid(Backbone):
         t = index if per_second is None else int(time_s * per_second + 1e-6)
         rows, columns = tokens.grid
         highest = (origin + t, origin + rows - 1, origin + columns - 1)
-        seen = origin + cells(tokens.grid, t, self.device)
+        seen = origin + list_grid_cells(tokens.grid, t, self.device)
         if not tokens.words:
             return StepPositions(seen, highest)
         after = self.text_positions(max(start, max(highest) + 1), tokens.words)
@@ -198,7 +198,7 @@ class TimedGrid(Backbone):
         return passed * position_s + 0.999 * min(position_s, clock.step_seconds)
 
 
-def cells(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:
+def list_grid_cells(grid: tuple[int, int], t: int, device: torch.device) -> Tensor:
     """Return (t, row, column) of every visual token in raster order, `[rows * columns, 3]` int64."""
     rows, columns = grid
     cell = torch.arange(rows * columns, device=device)
@@ -217,7 +217,7 @@ _SETTINGS: Final[dict[str, Any]] = {
 _STEPS: Final = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_center_crop": False}
 
 
-def make_processor(raw: dict[str, Any]) -> Any:
+def make_image_processor(raw: dict[str, Any]) -> Any:
     """Return the processor of frames of one size that a preprocessor file asks for. ModelError: it asks for more."""
     # This processor does what the video processor does to a frame, without torchvision.
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -225,11 +225,11 @@ def make_processor(raw: dict[str, Any]) -> Any:
     settings = _SETTINGS | {name: raw[name] for name in _SETTINGS if raw.get(name) not in (None, {})}
     if not {"height", "width"} <= settings["size"].keys():
         raise ModelError(f"the video processor asks for frames of {settings['size']}, expected a height and a width")
-    check_steps(raw)
+    check_preprocessor_steps(raw)
     return SiglipImageProcessorPil(**settings)
 
 
-def check_steps(raw: dict[str, Any]) -> None:
+def check_preprocessor_steps(raw: dict[str, Any]) -> None:
     """Refuse a preprocessor file that leaves out or adds a step. ModelError."""
     for name, value in _STEPS.items():
         if raw.get(name) not in (None, value):

@@ -24,15 +24,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from protokv.backbones.pixels import MOST_TOKENS, PixelConfig, cells
+from protokv.backbones.pixels import MOST_FRAME_TOKENS, PreprocessorConfig, list_grid_cells
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone, PreparedStep
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 
 # Defaults of the family's video processor.
-PIXELS = {"patch_size": 16, "image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
+_PIXELS = {"patch_size": 16, "image_mean": (0.5, 0.5, 0.5), "image_std": (0.5, 0.5, 0.5)}
 # Pixels of all frames of a video together, in the published files.
-TOTAL_PIXELS = {"shortest_edge": 4096, "longest_edge": 25_165_824}
+_TOTAL_PIXELS = {"shortest_edge": 4096, "longest_edge": 25_165_824}
 
 
 class Qwen3VL(QwenVL):
@@ -42,12 +42,12 @@ class Qwen3VL(QwenVL):
     words_form: ClassVar[tuple[str, str, str]] = ("", "{}\n", "")
 
     @staticmethod
-    def make_frames(raw: dict[str, Any], of_video: bool) -> PixelConfig:
+    def make_frames(raw: dict[str, Any], of_video: bool) -> PreprocessorConfig:
         """Read how a folder prepares video frames: its limits for a video of one step, and those of a frame."""
-        pixels = PixelConfig.from_files(PIXELS | {key: value for key, value in raw.items() if key != "size"})
-        total = TOTAL_PIXELS | (raw.get("size") or {} if of_video else {})
+        pixels = PreprocessorConfig.from_files(_PIXELS | {key: value for key, value in raw.items() if key != "size"})
+        total = _TOTAL_PIXELS | (raw.get("size") or {} if of_video else {})
         frames, token = pixels.temporal_patch_size, pixels.token_side**2
-        most = min(raw.get("max_video_tokens", MOST_TOKENS) * token, total["longest_edge"] // frames)
+        most = min(raw.get("max_video_tokens", MOST_FRAME_TOKENS) * token, total["longest_edge"] // frames)
         return replace(pixels, min_pixels=total["shortest_edge"] // frames, max_pixels=most).for_video()
 
     def frame_texts(self, time_s: float) -> tuple[str, str]:
@@ -70,7 +70,7 @@ class Qwen3VL(QwenVL):
         """Return one position per text token; visual tokens stand at the next position plus (0, row, column)."""
         assert tokens.visual is not None
         before, after = tokens.visual.start, len(tokens.embeddings) - tokens.visual.stop
-        seen = start + before + cells(tokens.grid, 0, self.device)
+        seen = start + before + list_grid_cells(tokens.grid, 0, self.device)
         end = start + before + max(tokens.grid)
         places = torch.cat((self.text_positions(start, before), seen, self.text_positions(end, after)))
         rows, columns = tokens.grid

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import vision_utils
 
-from protokv.backbones.adapter import Adapter
-from protokv.backbones.pixels import PixelConfig, TimedGrid
+from protokv.backbones.adapter import TransformersBackbone
+from protokv.backbones.pixels import GridBackbone, PreprocessorConfig
 from protokv.core.backbone import PreparedStep
 
 
-class QwenVL(TimedGrid, Adapter):
+class QwenVL(GridBackbone, TransformersBackbone):
     """Qwen2-VL or Qwen2.5-VL of any size."""
 
     position_components = 3
@@ -31,7 +31,7 @@ class QwenVL(TimedGrid, Adapter):
     def __init__(self, model: Any, *parts: Any) -> None:
         """Wrap a loaded model."""
         super().__init__(model, *parts)
-        self._pixels: PixelConfig = self._frames
+        self._pixels: PreprocessorConfig = self._frames
         self._fed: dict[tuple[tuple[int, int], ...], dict[str, Tensor]] = {}
         self.frames_per_step = self._pixels.temporal_patch_size
         self.settings = self._pixels.settings(self.default_fps)
@@ -39,9 +39,9 @@ class QwenVL(TimedGrid, Adapter):
         self._tokens_per_second: float | None = getattr(model.config.vision_config, "tokens_per_second", None)
 
     @staticmethod
-    def make_frames(raw: dict[str, Any], of_video: bool) -> PixelConfig:
+    def make_frames(raw: dict[str, Any], of_video: bool) -> PreprocessorConfig:
         """Read how a folder prepares video frames; files for video repeat the limits of still images."""
-        return PixelConfig.from_files(raw).for_video()
+        return PreprocessorConfig.from_files(raw).for_video()
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Run temporal patches through the vision tower; it attends within each alone, so this is exact."""

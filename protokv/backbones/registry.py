@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protokv.backbones.files import (
-    ENTRY_POINTS,
-    download,
-    find_cached,
-    find_families,
+    BACKBONE_ENTRY_POINTS,
+    download_model,
+    find_cached_model,
+    find_model_families,
     find_packaged_models,
     list_weight_files,
     read_model_file,
-    require,
-    translate_errors,
+    require_hub_model,
+    translate_model_errors,
 )
 from protokv.errors import ConfigError, ModelError, ModelNotFound
 
@@ -40,11 +40,11 @@ _OWN: Final = {
     "smolvlm": "smolvlm:SmolVLM",
     "internvl": "internvl:InternVL",
 }
-FAMILIES: Final = {
-    kind: EntryPoint(kind, f"protokv.backbones.{where}", ENTRY_POINTS) for kind, where in _OWN.items()
-} | find_families()
+MODEL_FAMILIES: Final = {
+    kind: EntryPoint(kind, f"protokv.backbones.{where}", BACKBONE_ENTRY_POINTS) for kind, where in _OWN.items()
+} | find_model_families()
 """The class of each family by the `model_type` of its config; imported when it is asked for."""
-_UNTESTED: Final = EntryPoint("untested", "protokv.backbones.untested:Untested", ENTRY_POINTS)
+_UNTESTED: Final = EntryPoint("untested", "protokv.backbones.untested:UntestedBackbone", BACKBONE_ENTRY_POINTS)
 
 
 def load_backbone(
@@ -95,28 +95,28 @@ def identify_backbone(
         return family.identify(path, name, config, placement)
 
 
-def hold_model(model: Any, processor: Any) -> Backbone:
+def wrap_model(model: Any, processor: Any) -> Backbone:
     """Return the backbone of a model and a processor of transformers that the caller has loaded.
 
     Its identity is that of the files which the model names, if they are here. Then a tokenizer will do for a processor,
     as they say how frames are prepared. ConfigError: the model is being trained, or this is no processor. ModelError:
     the model or its processor lacks what its family needs, or no memory serves its layers.
     """
-    from protokv.backbones.loading import Placement, digest_parameters, identify
+    from protokv.backbones.loading import Placement, digest_model_parameters, identify
 
     if model.training:
         raise ConfigError("the model is being trained, so its layers are not always the same", hint="call model.eval()")
     config, name = model.config, model.name_or_path or model.config.model_type
-    folder = name if Path(name).is_dir() else str(find_cached(name) or name)
+    folder = name if Path(name).is_dir() else str(find_cached_model(name) or name)
     stored = all(file.is_file() for file in list_weight_files(folder))
     tokenizer = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "apply_chat_template") or (tokenizer is processor and not stored):
         why = f"a {type(processor).__name__} does not prepare both text and frames"
         raise ConfigError(why, hint="give what AutoProcessor.from_pretrained returns for this model")
-    with translate_errors(name):
-        weight, digest = model.get_input_embeddings().weight, None if stored else digest_parameters(model)
+    with translate_model_errors(name):
+        weight, digest = model.get_input_embeddings().weight, None if stored else digest_model_parameters(model)
         identity = identify(folder, name, config, Placement(weight.dtype, weight.device), digest)
-        family: Any = FAMILIES.get(config.model_type, _UNTESTED).load()
+        family: Any = MODEL_FAMILIES.get(config.model_type, _UNTESTED).load()
         frames, template = folder if tokenizer is processor else processor, getattr(processor, "chat_template", None)
         backbone: Backbone = family.hold(model, frames, tokenizer, template, identity)
     return backbone
@@ -124,9 +124,9 @@ def hold_model(model: Any, processor: Any) -> Backbone:
 
 def require_model(name: str, revision: str | None = None) -> None:
     """Refuse a model whose files are nowhere, as `load_backbone` does, before anything heavy is imported."""
-    if on_hub(name, revision):
-        with translate_errors(name):
-            require(name, revision)
+    if is_hub_name(name, revision):
+        with translate_model_errors(name):
+            require_hub_model(name, revision)
 
 
 @contextmanager
@@ -144,26 +144,26 @@ def _resolved(
     packaged: Any = None if point is None else point.load()
     if packaged is not None:
         request, folder = packaged.adjust(request), folder or packaged.folder(name)
-    downloaded = on_hub(name, revision)
+    downloaded = is_hub_name(name, revision)
     path = str(folder or name)
     if packaged is not None and request.device_map is None and request.quantization is None:
         # A packaged model loads without transformers, whose import takes longer than an answer of a small model.
         config = read_model_file(path, "config.json")
         yield packaged, path, config, request.placement(getattr(torch, config["dtype"]))
         return
-    with translate_errors(name):
+    with translate_model_errors(name):
         if downloaded and folder is None:
-            path = str(download(name, _check_family, revision))
+            path = str(download_model(name, _check_family, revision))
         else:
             _check_family(Path(path))
         with quiet_transformers():
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-            yield FAMILIES.get(config.model_type, _UNTESTED).load(), path, config, request.placement(config.dtype)
+            yield MODEL_FAMILIES.get(config.model_type, _UNTESTED).load(), path, config, request.placement(config.dtype)
 
 
-def on_hub(name: str, revision: str | None) -> bool:
+def is_hub_name(name: str, revision: str | None) -> bool:
     """Return True if a name may be one of the hub; raises as `load_backbone` does."""
     packaged = name in find_packaged_models()
     if packaged or Path(name).is_dir():
@@ -182,8 +182,8 @@ def _check_family(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError("there is no config.json in it", hint="name the folder that holds the model's own files")
     kind = read_model_file(str(folder), "config.json").get("model_type")
-    if isinstance(kind, str) and kind not in FAMILIES:
+    if isinstance(kind, str) and kind not in MODEL_FAMILIES:
         from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as OTHERS
-    if not isinstance(kind, str) or (kind not in FAMILIES and kind not in OTHERS):
+    if not isinstance(kind, str) or (kind not in MODEL_FAMILIES and kind not in OTHERS):
         what = "its config.json names no model_type" if kind is None else f"it is a {kind} model"
-        raise ModelError(f"{what}, which is not supported", hint=f"supported families: {', '.join(FAMILIES)}")
+        raise ModelError(f"{what}, which is not supported", hint=f"supported families: {', '.join(MODEL_FAMILIES)}")

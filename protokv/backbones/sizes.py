@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-DTYPES_OF_WEIGHTS: Final = ("float32", "bfloat16", "8bit", "4bit")
+WEIGHT_DTYPES: Final = ("float32", "bfloat16", "8bit", "4bit")
 """The forms of weights that are told; float16 takes what bfloat16 takes."""
 
 # Bytes of a weight. Linear layers in 4bit have one float32 scale for 64 weights.

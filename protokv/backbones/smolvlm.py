@@ -4,7 +4,7 @@ A step has the form of transformers' processor for one frame of a video: a line 
 tokens between the marks of an unsplit image. This text belongs to the step, as in Qwen3-VL. The chat template is the
 one that the processor uses for videos; those of the folders know images only. In front of the frames the processor
 writes `You are provided the following series of eight frames from a 0:00:08 [H:MM:SS] video.` A stream has no length,
-so the sentence stands without both numbers (`INTRO`). All other tokens are the processor's.
+so the sentence stands without both numbers (`_INTRO`). All other tokens are the processor's.
 
 Frames are shrunk or grown to the longest edge of `video_sampling`, then to the square of the vision tower, both by PIL
 with the filter of the file. transformers takes `size`, that of still images, for the first where a file has both.
@@ -18,17 +18,17 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter
+from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.chat import ChatPrompt
-from protokv.backbones.pixels import check_steps
+from protokv.backbones.pixels import check_preprocessor_steps
 from protokv.core.backbone import PreparedStep
 
-INTRO: Final = "You are provided the following series of frames from a video.\n"
-OUTRO: Final = "\n\n"
+_INTRO: Final = "You are provided the following series of frames from a video.\n"
+_OUTRO: Final = "\n\n"
 _OF_FILE: Final = ("image_mean", "image_std", "rescale_factor", "resample", "max_image_size")
 
 
-class SmolVLM(Adapter):
+class SmolVLM(TransformersBackbone):
     """SmolVLM2 of any size: 64 tokens a frame with 256M and 500M, 81 with 2.2B."""
 
     def __init__(self, model: Any, *parts: Any) -> None:
@@ -48,7 +48,7 @@ class SmolVLM(Adapter):
         """Return the prompt by the template that the processor uses for videos, whatever the folder has."""
         from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
-        own = str(DEFAULT_CHAT_TEMPLATE).replace(cls.video_token, INTRO + cls.video_token + OUTRO)
+        own = str(DEFAULT_CHAT_TEMPLATE).replace(cls.video_token, _INTRO + cls.video_token + _OUTRO)
         return super().make_prompt(config, tokenizer, own)
 
     @staticmethod
@@ -56,7 +56,7 @@ class SmolVLM(Adapter):
         """Return the processor of frames that a file asks for; without a size for video, of squares at once."""
         from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-        check_steps(raw)
+        check_preprocessor_steps(raw)
         settings = {name: raw[name] for name in _OF_FILE if name in raw}
         square = settings.get("max_image_size", SmolVLMImageProcessorPil.max_image_size)
         size = (raw.get("video_sampling") or {}).get("video_size") or (of_video and raw.get("size")) or square

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protokv.backbones.adapter import Adapter
+from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.chat import ChatPrompt
 from protokv.core.backbone import PreparedStep
 from protokv.errors import ModelError
@@ -23,7 +23,7 @@ from protokv.errors import ModelError
 _WHOLE = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_scan": False}
 
 
-class Untested(Adapter):
+class UntestedBackbone(TransformersBackbone):
     """Any model of pictures and text."""
 
     otherwise = "protokv.Cache serves it in Python: docs/guides/with-your-model.md"

@@ -28,20 +28,20 @@ def add_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:
         held.index_put_((rows,), new, accumulate=True)
 
 
-def least_from(numbers: Tensor) -> tuple[Tensor, Tensor]:
+def find_least(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Return the least number along the last axis and its first index."""
-    if has_data_here(numbers):
+    if is_readable_by_numpy(numbers):
         place = torch.from_numpy(numbers.numpy().argmin(-1))
         return numbers.gather(-1, place[..., None]).squeeze(-1), place
     least = numbers.min(-1)
     return least.values, least.indices
 
 
-def gather_sums(rows: Tensor, share: Tensor, into: Tensor, stay: Tensor) -> Tensor:
+def sum_weighted_rows(rows: Tensor, share: Tensor, into: Tensor, stay: Tensor) -> Tensor:
     """Return of rows `[B, n, F]`, each times its `share` `[B, n]`, the sums of those that go `into` each of `stay`
     `[B, C]`."""
     B, n, F = rows.shape
-    if has_data_here(rows):
+    if is_readable_by_numpy(rows):
         # One row after the other. A device would add in any order, and has the product at once.
         first = torch.arange(0, B * n, n)[:, None]
         sums = torch.zeros(B * n, F).index_add_(0, (into + first).flatten(), (rows * share[:, :, None]).flatten(0, 1))
@@ -49,12 +49,12 @@ def gather_sums(rows: Tensor, share: Tensor, into: Tensor, stay: Tensor) -> Tens
     return torch.bmm((into[:, None] == stay[:, :, None]) * share[:, None], rows)
 
 
-def has_data_here(numbers: Tensor) -> bool:
+def is_readable_by_numpy(numbers: Tensor) -> bool:
     """Return whether numpy reads numbers in place, several times as fast as torch; a fake tensor has no data."""
     return numbers.device.type == "cpu" and type(numbers) is Tensor
 
 
-def chunks(rows: int, at_once: int, device: torch.device) -> Iterator[slice]:
+def chunk_rows(rows: int, at_once: int, device: torch.device) -> Iterator[slice]:
     """Split work into cache-sized chunks on a CPU, one chunk elsewhere; results do not depend on the size."""
     return split_rows(rows, at_once if device.type == "cpu" else rows)
 

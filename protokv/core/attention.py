@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from protokv.core import kernels
-from protokv.core.context import Context, Segment
+from protokv.core.context import Context, KVSegment
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
-NAME: Final = "protokv"  # the name of our attention in transformers, where `protokv.core.stream_cache` registers it
+ATTENTION_NAME: Final = (
+    "protokv"  # the name of our attention in transformers, where `protokv.core.stream_cache` registers it
+)
 
 
 def attend(
     query: Tensor,
-    segments: Sequence[Segment],
+    segments: Sequence[KVSegment],
     local: tuple[Tensor, Tensor],
     scaling: float,
     causal: Tensor | None = None,
@@ -32,27 +34,27 @@ def attend(
     """Return attention `[Hq, T, D]` of `T` tokens over the slots of a context and over `n` local tokens.
 
     Query `i` of `[Hq, T, D]`, rotated, is local token `n - T + i`; `local` has keys and values `[H, n, D]`. `scaling`
-    is the factor on the logits, usually `D ** -0.5`. `causal` is `causal_mask` of these sizes, if it is at hand.
+    is the factor on the logits, usually `D ** -0.5`. `causal` is `_causal_mask` of these sizes, if it is at hand.
     """
     heads, T, D = query.shape
     keys, values = local
     H, n = keys.shape[:2]
     stacked = query.reshape(H, -1, D)
     if causal is None:
-        causal = causal_mask(T, n, heads // H, query.device)
-    parts = [kernels.attention(stacked, keys, values, causal, scaling)]
+        causal = _causal_mask(T, n, heads // H, query.device)
+    parts = [kernels.compute_attention(stacked, keys, values, causal, scaling)]
     for segment in segments:
         if not segment.keys.shape[1]:
             continue
         turn = segment.query_rotation
         rotated = stacked if turn is None else rotate(stacked, *turn).to(query.dtype)
-        parts.append(kernels.biased_attention(rotated, segment.keys, segment.values, segment.bias, scaling))
+        parts.append(kernels.compute_biased_attention(rotated, segment.keys, segment.values, segment.bias, scaling))
     if T == 1 and len(parts) == 2 and query.device.type == "cpu":
-        return kernels.merge_pair(*parts).reshape(heads, T, D)
-    return kernels.merge(parts).reshape(heads, T, D)
+        return kernels.merge_attention_pair(*parts).reshape(heads, T, D)
+    return kernels.merge_attention(parts).reshape(heads, T, D)
 
 
-def causal_mask(queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
+def _causal_mask(queries: int, tokens: int, groups: int, device: torch.device) -> Tensor | None:
     """Return the mask of the last `queries` of some tokens, `[1, groups * queries, tokens]` float32; None: no need."""
     if queries == 1:
         return None
@@ -60,7 +62,7 @@ def causal_mask(queries: int, tokens: int, groups: int, device: torch.device) ->
     return mask.view(1, groups * queries, tokens)
 
 
-class Masks:
+class AttentionMasks:
     """The masks of a forward, as `attend` takes them, each made once for all layers on a device."""
 
     def __init__(self) -> None:
@@ -78,7 +80,7 @@ class Masks:
         wanted = (queries, tokens, groups, None if mask is None else mask.data_ptr(), device)
         if wanted not in self._made:
             if mask is None:
-                made = causal_mask(queries, tokens, groups, device)
+                made = _causal_mask(queries, tokens, groups, device)
             else:
                 is_bool, none = mask.dtype == torch.bool, torch.zeros(mask.shape, device=device)
                 made = (none.masked_fill_(~mask, -torch.inf) if is_bool else mask.float()).repeat(groups, 1)[None]
@@ -88,7 +90,7 @@ class Masks:
         return self._made[wanted][1]
 
 
-class Room:
+class AnswerRoom:
     """Room of one size for the tokens of an answer: forwarding them is the same operations, wherever they stand."""
 
     slots: Tensor  # of the tokens being forwarded, `[T]` int64
@@ -107,10 +109,10 @@ class Room:
         self.mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
-class LayerTokens:
+class LayerTokenCache:
     """Keys and values of the n tokens of one layer since a context was taken."""
 
-    room: Room | None = None  # of the whole answer; None: it grows
+    room: AnswerRoom | None = None  # of the whole answer; None: it grows
 
     keys: Tensor | None  # `[..., H, n, D]`, on the device of the layer; None before the first
     values: Tensor | None
@@ -122,7 +124,7 @@ class LayerTokens:
     def clear(self) -> None:
         """Forget all tokens."""
         self.keys, self.values, self.length = None, None, 0
-        self._segments: Sequence[Segment] | None = None  # what the present forward reads of the context
+        self._segments: Sequence[KVSegment] | None = None  # what the present forward reads of the context
 
     def fork(self) -> Self:
         """Return the same tokens; nothing is copied."""
@@ -139,7 +141,7 @@ class LayerTokens:
         self.keys, self.values, self.length, self._segments = keys, values, keys.shape[-2], None
         return keys, values
 
-    def _write(self, keys: Tensor, values: Tensor, room: Room) -> tuple[Tensor, Tensor]:
+    def _write(self, keys: Tensor, values: Tensor, room: AnswerRoom) -> tuple[Tensor, Tensor]:
         if self.keys is None or self.values is None:
             size = (*keys.shape[:-2], room.capacity, keys.shape[-1])
             self.keys, self.values = keys.new_zeros(size), values.new_zeros(size)
@@ -174,12 +176,12 @@ class TokenCache:
     queries: list[Tensor] | None = None  # where to add those that read the context, `[Hq, T, D]` of each layer
 
     def __init__(self, layers: int) -> None:
-        self.layers = [LayerTokens(number) for number in range(layers)]
+        self.layers = [LayerTokenCache(number) for number in range(layers)]
         self.context: Context = Context()  # what new tokens attend to besides each other
-        self.masks = Masks()
+        self.masks = AttentionMasks()
 
     @property
-    def memory_layers(self) -> Sequence[LayerTokens]:
+    def memory_layers(self) -> Sequence[LayerTokenCache]:
         """The layers that a memory serves, L."""
         return self.layers
 
@@ -191,7 +193,7 @@ class TokenCache:
     def fork(self, context: Context | None = None) -> Self:
         """Return another with the same tokens, which reads `context`; what it takes stays its own."""
         other = copy(self)
-        other.masks = Masks()
+        other.masks = AttentionMasks()
         other.layers = [other._fork_layer(layer) for layer in self.layers]
         if context is not None:
             other.context = context
@@ -207,11 +209,11 @@ class TokenCache:
         return self.read_layer(layer, query, *layer.append(keys, values), None, scaling)
 
     def read_layer(
-        self, layer: LayerTokens, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+        self, layer: LayerTokenCache, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
     ) -> Tensor:
         """Attend with `[Hq, T, D]`, rotated, to the context in place, and to the tokens `[H, n, D]` of a layer.
 
-        `layer` has taken `keys` and `values`; `mask` is as `Masks` takes it, `scaling` the factor on the logits.
+        `layer` has taken `keys` and `values`; `mask` is as `AttentionMasks` takes it, `scaling` the factor on logits.
         """
         # Attention is the same in any order of features that both sides share.
         query, keys = self.to_halves(query), self.to_halves(keys)

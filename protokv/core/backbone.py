@@ -24,21 +24,21 @@ from protokv.core.context import Context
 from protokv.core.decoding import Decoding
 from protokv.core.graphs import Graphs
 from protokv.core.layers import LayerKind
-from protokv.core.packing import check_shapes
+from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import PreciseRotary
 from protokv.core.step import StepPositions, StepTokens, StreamClock
 from protokv.errors import ConfigError, QuestionError
-from protokv.texts import MOST_QUESTION_CHARACTERS, admit_question
+from protokv.texts import MOST_QUESTION_CHARACTERS, check_question_text
 
-MOST_WORDS: Final = 1024  # the most tokens of what was said in a step; the rest is cut off
+MOST_WORD_TOKENS: Final = 1024  # the most tokens of what was said in a step; the rest is cut off
 
-MOST_QUESTION_TOKENS: Final = 4096
+_MOST_QUESTION_TOKENS: Final = 4096
 """A question of this length takes seconds on a CPU, and its keys and values little memory."""
 
-Turn = tuple[str, str]  # an earlier question of a conversation, and its answer
+ChatTurn = tuple[str, str]  # an earlier question of a conversation, and its answer
 
 
-HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]  # of a hub model: nothing that could be a path
+_HubCommit = Annotated[str, Meta(pattern=r"\A[0-9a-f]{40}\Z")]  # of a hub model: nothing that could be a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class BackboneIdentity:
     config_hash: str  # sha256 of its architecture
     dtype: str  # `float32`, `bfloat16` or `float16`; with `+4bit` or `+8bit` if the weights are quantized
     weights_digest: str  # sha256 over a small sample of its weight files; empty if there are none
-    revision: HubCommit | None = None  # the commit that a hub model was loaded from; None otherwise
+    revision: _HubCommit | None = None  # the commit that a hub model was loaded from; None otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Backbone(ABC):
     def limit_frames(self, tokens: int) -> None:
         """Set the most visual tokens of a step, once, before a session. ConfigError: it cannot."""
         own = self.settings.get("frame_tokens")
-        check_cost(self.identity.name, [own] if isinstance(own, int) else [], tokens)
+        check_frame_cost(self.identity.name, [own] if isinstance(own, int) else [], tokens)
 
     @property
     @abstractmethod
@@ -112,39 +112,39 @@ class Backbone(ABC):
         """Token ids of the chat prompt in front of the video."""
 
     @abstractmethod
-    def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
+    def suffix_ids(self, question: str, turns: Sequence[ChatTurn] = ()) -> list[int]:
         """Token ids of the chat prompt after the video: earlier turns, the question and the start of the answer."""
 
     def question_ids(
-        self, question: str, turns: Sequence[Turn] = (), system: str | None = None
+        self, question: str, turns: Sequence[ChatTurn] = (), system: str | None = None
     ) -> tuple[list[int], int]:
         """Return `suffix_ids` of what is asked, and how many of the turns are in them: the newest that have room.
 
         A conversation is a longer text after the video, so asking changes nothing and a state knows no conversation. A
         system prompt that comes after the video stands in front of the question. A model that does not converse reads
-        the question alone. QuestionError: the question is empty or takes more than `MOST_QUESTION_TOKENS`, or a text
+        the question alone. QuestionError: the question is empty or takes more than `_MOST_QUESTION_TOKENS`, or a text
         contains control tokens.
         """
-        text = admit_question(question)
+        text = check_question_text(question)
         if not self.converses:
             turns, system = (), None
         if system is not None:
-            text = f"{admit_question(system, 'the system prompt').strip()}\n\n{text.strip()}"
+            text = f"{check_question_text(system, 'the system prompt').strip()}\n\n{text.strip()}"
         # Only so many characters can have room, so a long conversation costs little.
         characters = accumulate(len(asked) + len(answered) for asked, answered in reversed(turns))
         turns = turns[len(turns) - bisect_right(list(characters), MOST_QUESTION_CHARACTERS) :]
         for asked, answered in turns:
-            admit_question(asked, "an earlier question")
+            check_question_text(asked, "an earlier question")
             # A model may answer with nothing.
-            admit_question(answered.strip() or "-", "an earlier answer")
+            check_question_text(answered.strip() or "-", "an earlier answer")
 
         def with_last(count: int) -> list[int]:
             return self.suffix_ids(text, turns[len(turns) - count :])
 
-        kept = bisect_right(range(len(turns) + 1), MOST_QUESTION_TOKENS, key=lambda count: len(with_last(count))) - 1
+        kept = bisect_right(range(len(turns) + 1), _MOST_QUESTION_TOKENS, key=lambda count: len(with_last(count))) - 1
         ids = with_last(max(0, kept))
         if kept < 0:
-            size = f"{len(ids):,} tokens; the most is {MOST_QUESTION_TOKENS:,}"
+            size = f"{len(ids):,} tokens; the most is {_MOST_QUESTION_TOKENS:,}"
             raise QuestionError(f"the question has {size}", hint="ask something shorter")
         return ids, kept
 
@@ -155,7 +155,7 @@ class Backbone(ABC):
         a choice is empty or no text, or two begin with the same token.
         """
         found: list[set[int]] = []
-        for text in (admit_question(choice, "a choice").strip() for choice in choices):
+        for text in (check_question_text(choice, "a choice").strip() for choice in choices):
             spelt = (self.encode(space + one) for space in ("", " ") for one in (text, text[0].upper() + text[1:]))
             # Some tokenizers write the space as a token of its own.
             found.append({next((one for one in ids if self.decode([one]).strip()), ids[0]) for ids in spelt if ids})
@@ -290,7 +290,7 @@ class Backbone(ABC):
 
     def new_cache(self, held: Mapping[str, Tensor] | None = None) -> TokenCache:
         """Return its layers without a token, or with what `TokenCache.tensors` returned. StateCorrupt: they lack it."""
-        check_shapes(held or {}, ())
+        check_tensor_shapes(held or {}, ())
         return TokenCache(self.layers)
 
     def unknown_words(self, question: str) -> list[str]:
@@ -298,7 +298,7 @@ class Backbone(ABC):
         return []
 
 
-def check_cost(name: str, possible: Sequence[int], tokens: int) -> None:
+def check_frame_cost(name: str, possible: Sequence[int], tokens: int) -> None:
     """Refuse what frames for a model cannot cost; `possible` are its numbers of tokens. ConfigError."""
     if tokens in possible:
         return

@@ -1,4 +1,4 @@
-"""`PrototypeBank`: K prototypes for each layer and head, by their row in `[L * H * K]`; `Rule`: how tokens enter it."""
+"""`PrototypeBank`: K prototypes a layer and head, by their row in `[L * H * K]`; `BankRule`: how tokens enter it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from protokv.core.arrays import write_rows_
-from protokv.core.near import Move, Tokens
+from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 
-COUNTERS = {
+_COUNTERS = {
     "opened": "tokens that opened a slot",
     "absorbed": "tokens that a prototype absorbed, and repeats",
     "merged": "slots that were merged away",
@@ -45,7 +45,7 @@ class PrototypeBank(StatePart):
     """K prototypes for each of L layers and H KV heads.
 
     Invariants: a slot of mass 0 is free and all zeros but for its `last_step`; Sigma is a covariance; mass comes from
-    opened, absorbed and recycled tokens alone. Counters are `[L, H]` int64, see `COUNTERS`.
+    opened, absorbed and recycled tokens alone. Counters are `[L, H]` int64, see `_COUNTERS`.
     """
 
     key_center: Tensor  # `[L, H, K, D]` float32, c_k, rotation removed
@@ -88,7 +88,7 @@ class PrototypeBank(StatePart):
         slots, P = (*heads, prototypes), shape.position_components
         f32, f64, i64 = torch.float32, torch.float64, torch.int64
         square, touched = (*slot, "xy", "xy_other"), "step that last touched it; -1: none"
-        counters = [(name, what, "tokens" if "tokens" in what else "slots") for name, what in COUNTERS.items()]
+        counters = [(name, what, "tokens" if "tokens" in what else "slots") for name, what in _COUNTERS.items()]
         return (
             *cls.declare_centers(shape, prototypes),
             TensorSpec("bank.mass", slot, slots, i64, "tokens in it; 0: a free slot", "tokens"),
@@ -154,7 +154,7 @@ class PrototypeBank(StatePart):
                 "slots_in_use": int(alive[layer].sum()),
                 "mass_quantiles": _quantiles(self.mass[layer][alive[layer]]),
                 "age_quantiles_steps": _quantiles((step - self.last_step[layer])[alive[layer]]),
-                **{name: int(getattr(self, name)[layer].sum()) for name in COUNTERS},
+                **{name: int(getattr(self, name)[layer].sum()) for name in _COUNTERS},
             }
             for layer in range(self.mass.shape[0])
         ]
@@ -177,7 +177,7 @@ def _quantiles(values: Tensor) -> list[float]:
     return [float(one) for one in values.double().quantile(shares, interpolation="nearest")]
 
 
-class Rule(StatePart):
+class BankRule(StatePart):
     """A rule over one bank: how tokens enter it, and how it is kept. It changes the bank in place."""
 
     told: ClassVar[int] = 0  # how many numbers the host tells it on the device in a step
@@ -191,11 +191,11 @@ class Rule(StatePart):
     def __init__(self, bank: PrototypeBank, config: Any, shape: MemoryShape) -> None:
         """Make the rule over an empty bank of K >= 1 prototypes for each of the heads of `shape`."""
 
-    def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
+    def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
         """See a step before it enters the near window; `before` returns what that holds of the step before it."""
         return
 
-    def tell(self, move: Move) -> Sequence[float]:
+    def tell(self, move: WindowMove) -> Sequence[float]:
         """Return these numbers of a step, before it is seen."""
         return ()
 

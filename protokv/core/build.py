@@ -15,16 +15,16 @@ from torch import Tensor
 from protokv.core.backbone import Backbone
 from protokv.core.layers import LayerKind
 from protokv.core.memory import Memory
-from protokv.core.packing import check_shapes
+from protokv.core.packing import check_tensor_shapes
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.sharding import LayerShards
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, OutOfMemory, StateCorrupt
-from protokv.machine import machine_memory_bytes
+from protokv.machine import measure_machine_memory
 
 
-def make_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
+def make_memory_shape(backbone: Backbone, config: MemoryConfig) -> MemoryShape:
     """Return what a memory must know of a backbone. ConfigError: it has layers that cannot do what a setting says."""
     others = set(backbone.layer_kinds) - {LayerKind.FULL}
     if others and config.recent_frames:
@@ -55,7 +55,7 @@ def build_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary) -> Me
     """Return the empty memory of a config. ConfigError: it does not fit the model. OutOfMemory: nor the device."""
     cls = config.memory
     wanted = sum(spec.nbytes for spec in cls.declare(config, shape))
-    there = sum(map(device_bytes, set(shape.layer_devices or (shape.device,))))
+    there = sum(map(_device_bytes, set(shape.layer_devices or (shape.device,))))
     if wanted > there:
         raise OutOfMemory(
             f"budget: {config.budget} tokens of this model take {wanted / 2**30:.1f} GiB, "
@@ -73,7 +73,7 @@ def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, ten
     these settings leaves such a state; the tensor or setting is named.
     """
     try:
-        check_shapes(tensors, config.memory.declare(config, shape))
+        check_tensor_shapes(tensors, config.memory.declare(config, shape))
         memory = build_memory(config, shape, rotary)
         memory.load(tensors)
     except ConfigError as error:
@@ -81,8 +81,8 @@ def restore_memory(config: MemoryConfig, shape: MemoryShape, rotary: Rotary, ten
     return memory
 
 
-def device_bytes(device: torch.device) -> float:
+def _device_bytes(device: torch.device) -> float:
     """Return the memory of a device, used and free; infinite if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return machine_memory_bytes() or math.inf
+    return measure_machine_memory() or math.inf

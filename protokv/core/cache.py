@@ -16,18 +16,18 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from protokv.core.attention import NAME, Masks
+from protokv.core.attention import ATTENTION_NAME, AttentionMasks
 from protokv.core.build import build_memory
-from protokv.core.context import EMPTY, Context, Segment
-from protokv.core.decoder import Decoder
+from protokv.core.context import EMPTY_BIAS, Context, KVSegment
+from protokv.core.decoder import LanguageDecoder
 from protokv.core.memory import LocalMemory, Memory
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import split_steps
-from protokv.core.stream_cache import ARGUMENT, USE_OURS, StreamCache, layer_tensors
+from protokv.core.stream_cache import ATTENTION_HINT, CACHE_ARGUMENT, StreamCache, read_layer_tensors
 from protokv.core.tensors import MemoryShape, count_bytes
 from protokv.errors import ConfigError
 
-STOCK: Final = ("sdpa", "eager")
+_STOCK: Final = ("sdpa", "eager")
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class MemoryCache(StreamCache):
 
     def __init__(self, model_or_config: Any, config: MemoryConfig, sink: int) -> None:
         """Make it empty, as `protokv.Cache`. ConfigError: no memory serves the model, or this one needs a session."""
-        self.decoder = Decoder(model_or_config)
-        refuse_memory(config)
+        self.decoder = LanguageDecoder(model_or_config)
+        _refuse_memory(config)
         super().__init__(self.decoder.config)
         self.config, self.sink = config, sink
         self._check_attention()
@@ -76,7 +76,7 @@ class MemoryCache(StreamCache):
 
     # Positions `[T, P]` of what was forwarded since the last commit, and slots by layer, where they are read as keys.
     _positions: list[Tensor]
-    _slots: list[Segment]
+    _slots: list[KVSegment]
 
     @property
     def memory(self) -> Memory | None:
@@ -91,13 +91,13 @@ class MemoryCache(StreamCache):
     @property
     def reads_in_place(self) -> bool:  # type: ignore[override]
         """Whether the model attends with our function."""
-        return bool(self.decoder.config._attn_implementation == NAME)
+        return bool(self.decoder.config._attn_implementation == ATTENTION_NAME)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all that it holds."""
         local = [held for layer in self.memory_layers for held in (layer.keys, layer.values) if held is not None]
-        own = count_bytes(*local, *layer_tensors(self.layers).values())
+        own = count_bytes(*local, *read_layer_tensors(self.layers).values())
         return own + (0 if self.memory is None else self.memory.bytes_held)
 
     @_plain_tensors()
@@ -157,7 +157,7 @@ class MemoryCache(StreamCache):
                 setattr(other, name, deepcopy(held, memo))
         for layer in other.memory_layers:
             layer.owner = other
-        other.masks = Masks()
+        other.masks = AttentionMasks()
         other._take_context(Context() if other.memory is None else other.memory.context())
         return other
 
@@ -181,7 +181,7 @@ class MemoryCache(StreamCache):
         return self.fork()._continue(dict(inputs) | {"attention_mask": mask})
 
     def _continue(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(inputs) | self.decoder.step_types(inputs, self) | {ARGUMENT: self}
+        found = dict(inputs) | self.decoder.step_types(inputs, self) | {CACHE_ARGUMENT: self}
         if self.decoder.components > 1 and found.get("position_ids") is None:
             start = max(self.next_position, 0, *(int(one.max()) + 1 for one in self._positions if len(one)))
             found["position_ids"] = self.decoder.position_ids(inputs) + start
@@ -195,7 +195,7 @@ class MemoryCache(StreamCache):
         self._positions.append(positions)
 
     @_plain_tensors()
-    def slots(self, number: int) -> Segment | None:
+    def slots(self, number: int) -> KVSegment | None:
         """Return the slots in use of a layer, to be read as keys; None: there are none, or they are read in place."""
         self._check_current()
         if self.memory is None or self.reads_in_place:
@@ -204,22 +204,22 @@ class MemoryCache(StreamCache):
             self._slots = self._read_slots()
         return self._slots[number]
 
-    def _read_slots(self) -> list[Segment]:
+    def _read_slots(self) -> list[KVSegment]:
         """Return the slots in use of each layer; all layers have as many, for one mask serves them all."""
         # A memory that chooses by the query is refused, so none is needed.
         segments = [self.context.at(number, torch.empty(0))[0] for number in range(len(self.memory_layers))]
-        used = [(segment.bias > EMPTY).any(0) for segment in segments]
+        used = [(segment.bias > EMPTY_BIAS).any(0) for segment in segments]
         most = max(int(one.sum()) for one in used)
         found = []
         for segment, one in zip(segments, used, strict=True):
             some = one.int().argsort(descending=True, stable=True)[:most]
             # In half precision attention keeps columns of the bias behind keys and values.
             keys, values = (part[:, some, : self._head_size] for part in (segment.keys, segment.values))
-            found.append(Segment(self.decoder.from_halves(keys), values, segment.bias[:, some]))
+            found.append(KVSegment(self.decoder.from_halves(keys), values, segment.bias[:, some]))
         shares = "reuse" in (getattr(self.decoder.config, "kv_sharing_modes", None) or ())
         if shares and any(bool(one.bias.any()) for one in found):
             why = "this model has layers that share keys, and stock attention hands them no bias"
-            raise ConfigError(why, hint=USE_OURS)
+            raise ConfigError(why, hint=ATTENTION_HINT)
         return found
 
     def to_halves(self, x: Tensor) -> Tensor:
@@ -261,16 +261,16 @@ class MemoryCache(StreamCache):
     def _check_attention(self) -> None:
         """Refuse attention that cannot read the memory. ConfigError."""
         name = self.decoder.config._attn_implementation
-        if name == NAME:
+        if name == ATTENTION_NAME:
             return
-        if name not in STOCK:
-            raise ConfigError(f"the attention {name} takes no bias, so it cannot read a memory", hint=USE_OURS)
-        if ARGUMENT != "cache":
+        if name not in _STOCK:
+            raise ConfigError(f"the attention {name} takes no bias, so it cannot read a memory", hint=ATTENTION_HINT)
+        if CACHE_ARGUMENT != "cache":
             # Since 5.24 models hand the arguments of their attention function to the cache.
-            raise ConfigError(f"the attention {name} takes a bias from transformers 5.24 on", hint=USE_OURS)
+            raise ConfigError(f"the attention {name} takes a bias from transformers 5.24 on", hint=ATTENTION_HINT)
         if not self.config.memory.hides_recent:
             why = f"{self.config.name} chooses by the query, which the attention {name} does not show"
-            raise ConfigError(why, hint=USE_OURS)
+            raise ConfigError(why, hint=ATTENTION_HINT)
 
 
 def _admit(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -280,7 +280,7 @@ def _admit(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     return inputs
 
 
-def refuse_memory(config: MemoryConfig) -> None:
+def _refuse_memory(config: MemoryConfig) -> None:
     """Refuse settings of a memory that needs a session, which sees more than keys and values. ConfigError."""
     by_session = "protokv.Session keeps it, and so does `protokv ingest`"
     if config.memory.select is not LocalMemory.select or config.listeners():

@@ -1,4 +1,4 @@
-"""`Context`: the tokens that a memory lets the model attend to, as `Segment`s of keys, values and a logit bias.
+"""`Context`: the tokens that a memory lets the model attend to, as `KVSegment`s of keys, values and a logit bias.
 
 Equation 3 of the paper: a slot that stands for `n` tokens has the bias `log n`, an exact token 0, a free slot none.
 Softmax does not depend on order, so slots are never moved and a context has one shape for the life of a stream. Knows
@@ -20,26 +20,26 @@ import torch
 from torch import Tensor
 
 from protokv.core import kernels
-from protokv.core.rotary import PreciseRotary, direction, rotate_by_moves_
+from protokv.core.rotary import PreciseRotary, make_direction, rotate_by_moves_
 
 # The bias of a free slot where attention reads it. Finite, so that slots that are all free have a log-sum-exp, and so
 # low that its exponential is 0 beside that of any slot in use.
-EMPTY = -1e30
+EMPTY_BIAS = -1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class KVSegment:
     """Slots of one layer that attention reads in one product."""
 
-    keys: Tensor  # `[H, N, D]`, model dtype, finite even in free slots; may have `kernels.COLUMNS` behind them
+    keys: Tensor  # `[H, N, D]`, model dtype, finite even in free slots; may have `kernels.BIAS_COLUMNS` behind them
     values: Tensor  # the same
-    bias: Tensor  # `[H, N]` float32, added to the logits: `EMPTY` free, `0` exact token, `log n_k` pseudo-token
+    bias: Tensor  # `[H, N]` float32, added to the logits: `EMPTY_BIAS` free, `0` exact token, `log n_k` pseudo-token
     # cos and sin, `[D]` float32; queries are rotated by it before they meet these keys
     query_rotation: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Anchoring:
+class PositionFacts:
     """Facts of the model and the stream that compact positions need."""
 
     rotary: PreciseRotary  # angles that add up at any position
@@ -56,7 +56,7 @@ class Context:
     shift: int | Tensor = 0  # how much less than in the stream the moving components of tokens forwarded after it are
     next_position: int | Tensor | None = None  # where text after the video starts; None: after the stream
 
-    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+    def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return what one layer reads.
 
         A retrieval memory chooses by `query` `[Hq, T, D]`, rotated, of the tokens being forwarded. Layers are asked in
@@ -76,7 +76,7 @@ class Context:
         """Return the number of distinct times older than the near window, in the layer and head that has most."""
         raise ValueError("this context does not know the positions of its slots")
 
-    def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> Context:
+    def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> Context:
         """Return the same tokens at consecutive positions; `span` are set aside for older ones, None: those needed."""
         raise ValueError("this context does not know the positions of its slots")
 
@@ -85,15 +85,15 @@ class Context:
         return 0
 
 
-class HeldContext(Context):
+class CachedContext(Context):
     """Another context whose segments are made once: an answer reads each once a token."""
 
     def __init__(self, context: Context) -> None:
         """Hold what does not depend on queries."""
-        self._context, self._segments = context, dict[int, tuple[Segment, ...]]()
+        self._context, self._segments = context, dict[int, tuple[KVSegment, ...]]()
         self.shift, self.next_position = context.shift, context.next_position
 
-    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+    def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return what a layer reads."""
         if layer not in self._segments:
             self._segments[layer] = self._context.at(layer, query)
@@ -121,22 +121,24 @@ class SlotContext(Context):
     # returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are seldom asked for
     positions: Callable[[], Tensor] | None = None
     until: int | None = None  # where tokens follow that were hidden by `before`, their earliest time
-    rows: tuple[Tensor, Tensor] | None = None  # keys and values of `kernels.with_columns`, where they are at hand
+    rows: tuple[Tensor, Tensor] | None = (
+        None  # keys and values of `kernels.append_bias_columns`, where they are at hand
+    )
 
-    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+    def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return the slots of this layer."""
         return (self.segment(layer),)
 
     def segment(
         self, layer: int, part: slice = slice(None), query_rotation: tuple[Tensor, Tensor] | None = None
-    ) -> Segment:
+    ) -> KVSegment:
         """Return some slots of a layer as attention reads them."""
         keys, values = self.read(layer, part)
         if self.rows is not None:
             keys, values = (held[layer][:, part] for held in self.rows)
-        elif kernels.takes_columns(keys.shape[-1], keys.dtype, keys.device):
-            keys, values = kernels.with_columns(keys, values, self._columns[layer][:, part])
-        return Segment(keys, values, self._finite_bias[layer][:, part], query_rotation)
+        elif kernels.uses_bias_columns(keys.shape[-1], keys.dtype, keys.device):
+            keys, values = kernels.append_bias_columns(keys, values, self._columns[layer][:, part])
+        return KVSegment(keys, values, self._finite_bias[layer][:, part], query_rotation)
 
     def read(self, layer: int, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Return keys and values `[H, n, D]` of some slots of a layer."""
@@ -145,11 +147,11 @@ class SlotContext(Context):
     # Both are computed once for all layers and all tokens of an answer.
     @cached_property
     def _finite_bias(self) -> Tensor:
-        return self.bias.clamp(min=EMPTY)
+        return self.bias.clamp(min=EMPTY_BIAS)
 
     @cached_property
     def _columns(self) -> Tensor:
-        return kernels.bias_columns(self.bias, self.keys.shape[-1] ** -0.5, self.keys.dtype)
+        return kernels.make_bias_columns(self.bias, self.keys.shape[-1] ** -0.5, self.keys.dtype)
 
     def positions_at(self, layer: int) -> Tensor | None:
         """Return the stream positions of this layer's slots."""
@@ -170,7 +172,7 @@ class SlotContext(Context):
         _, older, rank = self._find_older(self._places())
         return _highest(rank, older, -1) + 1
 
-    def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> Context:
+    def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> Context:
         """Return the same tokens at consecutive positions."""
         places, live, far, never = self._places(), self.bias > -torch.inf, self.far, torch.iinfo(torch.int64).min
         near, older, rank = self._find_older(places)
@@ -178,7 +180,7 @@ class SlotContext(Context):
         near = near if anchoring.near is None else torch.full_like(near, anchoring.near)
         # The near window stays, or moves back to right after the prompt prefix and the older tokens.
         begins = torch.minimum(near, torch.as_tensor(anchoring.origin + span, device=places.device))
-        shift, moving = near - begins, direction(anchoring.moving, places.shape[-1], places.device)
+        shift, moving = near - begins, make_direction(anchoring.moving, places.shape[-1], places.device)
         own, time, chosen = places[..., far, :], places[..., far, 0], older[..., None]
         moves = torch.where(older, torch.where(shift > 0, begins - 1 - rank - time, 0), -shift)
         # The highest position of each component, `[P]`: of older slots, if they stay and if they move, and of all
@@ -236,13 +238,13 @@ class CompactContext(Context):
     """Slots at consecutive positions; at stream positions while these are no more than are needed."""
 
     slots: SlotContext  # the slots at their stream positions
-    anchoring: Anchoring  # the model and the stream
+    anchoring: PositionFacts  # the model and the stream
     moves: Tensor  # `[L, H, F]` int64, added to the moving components of each far slot
     near_rotation: tuple[Tensor, Tensor]  # cos and sin `[D]` of `shift` positions, for queries of the near window
     shift: Tensor  # `[]` int64
     next_position: Tensor  # `[]` int64
 
-    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+    def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return older slots, rotated to where they are shown, and the near window."""
         slots, far = self.slots, self.slots.far
         shown = slots.segment(layer, slice(0, far.stop))

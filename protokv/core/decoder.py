@@ -22,7 +22,7 @@ _ARGUMENTS: Final = ("cache", "past_key_values")
 _HOOKED: WeakSet[Any] = WeakSet()
 
 
-class Decoder:
+class LanguageDecoder:
     """A decoder, of a model or of a config alone."""
 
     model: Any  # None: only its config is known, and positions are taken to be consecutive

@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length", "repetition"]
 MOST_NEW_TOKENS = 16_384  # room for a whole answer may be allocated before its first token
 
 
-class TokenChance(NamedTuple):
+class TokenLogprob(NamedTuple):
     """A token, and its log probability in nats before penalties and temperature."""
 
     id: int
@@ -72,19 +72,19 @@ class Decoding:
             raise ConfigError("a single choice is none", hint="give two or more")
 
 
-MOST_PERIOD = 32
-LEAST_REPEATS = 8
-LEAST_REPEATED = 32
+_MOST_PERIOD = 32
+_LEAST_REPEATS = 8
+_LEAST_REPEATED = 32
 
 
-def is_repeating(ids: Sequence[int]) -> bool:
+def is_looping(ids: Sequence[int]) -> bool:
     """Return whether ids end in one group of tokens again and again, as greedy decoding does when it is stuck.
 
-    The group has at most `MOST_PERIOD` tokens and stands there `LEAST_REPEATS` times and for `LEAST_REPEATED` tokens:
+    The group has at most `_MOST_PERIOD` tokens and stands there `_LEAST_REPEATS` times, for `_LEAST_REPEATED` tokens:
     longer than laughter, and longer than the line below the head of a table.
     """
-    for period in range(1, MOST_PERIOD + 1):
-        n = max(period * LEAST_REPEATS, LEAST_REPEATED)
+    for period in range(1, _MOST_PERIOD + 1):
+        n = max(period * _LEAST_REPEATS, _LEAST_REPEATED)
         if n > len(ids):
             break
         if ids[-n:-period] == ids[period - n :]:
@@ -92,7 +92,7 @@ def is_repeating(ids: Sequence[int]) -> bool:
     return False
 
 
-class Chooser:
+class Sampler:
     """Chooses one token after another for one answer, without waiting for the device."""
 
     def __init__(self, decoding: Decoding, device: torch.device, prompt: Sequence[int] = ()) -> None:
@@ -111,7 +111,7 @@ class Chooser:
         """Return a token id `[1]` int64 for logits `[vocabulary]` float32, on their device."""
         decoding, shown = self._decoding, logits
         if self._ids is not None:
-            shown = penalise(shown, self._ids, decoding.repetition_penalty)
+            shown = penalise_repetition(shown, self._ids, decoding.repetition_penalty)
         if decoding.presence_penalty or decoding.frequency_penalty:
             counts = self._counts = torch.zeros_like(logits) if self._counts is None else self._counts
             shown = shown - decoding.presence_penalty * (counts > 0) - decoding.frequency_penalty * counts
@@ -130,10 +130,10 @@ class Chooser:
         """Return the mean log probability of the chosen tokens; it does not depend on `Decoding`."""
         return float(torch.stack([chances[0] for _, chances in self._chances]).mean())
 
-    def read_chances(self) -> list[list[TokenChance]]:
+    def read_chances(self) -> list[list[TokenLogprob]]:
         """Return the chances at each token: first of the chosen one, then of the `top_logprobs` likeliest."""
         read = ((ids.tolist(), chances.tolist()) for ids, chances in self._chances)
-        return [[TokenChance(*one) for one in zip(*both, strict=True)] for both in read]
+        return [[TokenLogprob(*one) for one in zip(*both, strict=True)] for both in read]
 
     def _choose(self, logits: Tensor) -> Tensor:
         temperature, top_k, top_p = self._decoding.temperature, self._decoding.top_k, self._decoding.top_p
@@ -151,7 +151,7 @@ class Chooser:
         return ids[drawn]
 
 
-def penalise(logits: Tensor, ids: Tensor, penalty: float) -> Tensor:
+def penalise_repetition(logits: Tensor, ids: Tensor, penalty: float) -> Tensor:
     """Return logits `[vocabulary]`, those of tokens in `ids` `[n]` less likely by a penalty; negative ids are none."""
     # Boolean indexing would wait for the device, so what is no token goes into one slot more.
     marks = torch.zeros(len(logits) + 1, dtype=torch.bool, device=ids.device)
@@ -164,7 +164,7 @@ def wait_for_token(token: Tensor) -> int:
     return int(token)
 
 
-class TextStream:
+class Detokenizer:
     """Turns a growing list of ids into pieces of text, until one of the stops has come (`stopped`)."""
 
     def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = ()) -> None:

@@ -15,14 +15,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core.context import EMPTY, Segment
-from protokv.core.parts import Evidence, EvidenceSpan, Reading, SessionView, SpokenWords, Utterance
+from protokv.core.context import EMPTY_BIAS, KVSegment
+from protokv.core.parts import Evidence, EvidenceSpan, Reading, SessionView, TranscriptAttachment, Utterance
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
-NOTICED: Final = 0.02  # share of attention from which a step is named
-MOST_SPANS: Final = 3
-MOST_SAID: Final = 8  # steps of a span whose words are told
+LEAST_STEP_SHARE: Final = 0.02  # share of attention from which a step is named
+_MOST_SPANS: Final = 3
+_MOST_SAID: Final = 8  # steps of a span whose words are told
 
 
 @torch.inference_mode()
@@ -44,9 +44,9 @@ def find_evidence(session: SessionView, reading: Reading) -> Evidence:
             raise ConfigError(f"{name} does not tell what an answer stood on", hint="ask without evidence")
         segments = context.at(layer, query)
         local_keys, _ = reading.cache.memory_layers[layer].read()
-        to_slots, to_local = shares(query[:, -1], segments, local_keys, backbone.head_size**-0.5)
+        to_slots, to_local = measure_shares(query[:, -1], segments, local_keys, backbone.head_size**-0.5)
         bias = torch.cat([segment.bias for segment in segments], 1)
-        to_slots = torch.where(bias > EMPTY, to_slots / bias.clamp(min=0.0).exp(), 0.0)
+        to_slots = torch.where(bias > EMPTY_BIAS, to_slots / bias.clamp(min=0.0).exp(), 0.0)
         found = [(positions[:, prefix:], to_slots[:, prefix:])]  # the prompt prefix stands before the stream
         if len(prelude):
             found.append((prelude.expand(len(to_slots), *prelude.shape), to_local[:, : len(prelude)]))
@@ -57,35 +57,37 @@ def find_evidence(session: SessionView, reading: Reading) -> Evidence:
     by_step: dict[int, float] = {}
     for step, share in zip(torch.cat(steps).tolist(), torch.cat(shares_of_steps).tolist(), strict=True):
         by_step[step] = by_step.get(step, 0.0) + share
-    spans = find_spans(by_step, clock.step_seconds)
+    spans = find_evidence_spans(by_step, clock.step_seconds)
     if transcript is not None:
         spans = tuple(replace(one, words=_words(transcript, one, by_step, clock.step_seconds)) for one in spans)
     return Evidence(spans, backbone.reading_layers is not None)
 
 
 def _words(
-    transcript: SpokenWords, span: EvidenceSpan, by_step: Mapping[int, float], step_seconds: float
+    transcript: TranscriptAttachment, span: EvidenceSpan, by_step: Mapping[int, float], step_seconds: float
 ) -> tuple[Utterance, ...]:
     # A step next to the span touches it, give or take a rounding.
     lines = transcript.between(span.start_s + 1e-6, span.end_s - 1e-6)
-    most = sorted(lines, key=lambda line: -by_step.get(int(line.start_s / step_seconds + 1e-6), 0.0))[:MOST_SAID]
+    most = sorted(lines, key=lambda line: -by_step.get(int(line.start_s / step_seconds + 1e-6), 0.0))[:_MOST_SAID]
     return tuple(sorted(most, key=lambda line: line.start_s))
 
 
-def find_spans(by_step: Mapping[int, float], step_seconds: float) -> tuple[EvidenceSpan, ...]:
-    """Join steps whose share is `NOTICED`, and a single one between two, to spans; return the strongest first."""
+def find_evidence_spans(by_step: Mapping[int, float], step_seconds: float) -> tuple[EvidenceSpan, ...]:
+    """Join steps whose share is `LEAST_STEP_SHARE`, and a single one between two, to spans, strongest first."""
     runs: list[tuple[int, int]] = []
-    for step in sorted(step for step, share in by_step.items() if share >= NOTICED):
+    for step in sorted(step for step, share in by_step.items() if share >= LEAST_STEP_SHARE):
         is_near = runs and step - runs[-1][1] <= 2
         runs.append((runs.pop()[0] if is_near else step, step))
     found = []
     for first, last in runs:
         share = sum(by_step.get(step, 0.0) for step in range(first, last + 1))
         found.append(EvidenceSpan(first * step_seconds, (last + 1) * step_seconds, share))
-    return tuple(sorted(found, key=lambda span: -span.share)[:MOST_SPANS])
+    return tuple(sorted(found, key=lambda span: -span.share)[:_MOST_SPANS])
 
 
-def shares(query: Tensor, segments: Sequence[Segment], local_keys: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+def measure_shares(
+    query: Tensor, segments: Sequence[KVSegment], local_keys: Tensor, scaling: float
+) -> tuple[Tensor, Tensor]:
     """Return the attention weights of the last token `[Hq, D]`, rotated, the mean over the query heads of a KV head.
 
     They are `[H, N]` of the `N` slots of all segments and `[H, n]` of the local tokens, whose keys are `[H, n, D]` and

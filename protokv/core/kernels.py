@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-HALVES = (torch.float16, torch.bfloat16)
-COLUMNS = 8  # columns behind the keys for the bias, three of them in use: rows of keys stay aligned to 16 bytes
+HALF_DTYPES = (torch.float16, torch.bfloat16)
+BIAS_COLUMNS = 8  # columns behind the keys for the bias, three of them in use: rows of keys stay aligned to 16 bytes
 # The part of a free slot in each column, before the scale. It hides the slot beside any other, and lies so near to 0
 # that the logits of slots that are all free are finite and exact in every dtype.
 _FREE = -(2.0**15)
 _FLASH = 256  # the largest head that flash attention takes
 
 
-def attention(
+def compute_attention(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """Return attention of queries `[H, M, D]` over keys and values `[H, N, D]` of one dtype, `N > 0`.
@@ -37,26 +37,26 @@ def attention(
     device, size = query.device.type, query.shape[-1]
     if device == "cpu":
         return _cpu(query, keys, values, mask, scaling)
-    exact = query.dtype not in HALVES or mask is None or mask.shape[1] > 1
+    exact = query.dtype not in HALF_DTYPES or mask is None or mask.shape[1] > 1
     if device == "cuda" and _is_aligned(size) and exact:
         return _efficient(query, keys, values, mask, scaling)
     return _by_products(query, keys, values, mask, scaling)
 
 
-def biased_attention(
+def compute_biased_attention(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Return `attention` with a finite bias `[H, N]` float32; keys and values may have columns (`with_columns`)."""
+    """Return `compute_attention` with a finite bias `[H, N]` float32; keys and values may have its columns."""
     D = query.shape[-1]
     if keys.shape[-1] == D or scaling != D**-0.5:
         # Columns are made for the usual scaling.
         keys, values = keys[..., :D], values[..., :D]
-        if not takes_columns(D, keys.dtype, keys.device):
-            return attention(query, keys, values, bias.unsqueeze(1), scaling)
-        keys, values = with_columns(keys, values, bias_columns(bias, scaling, keys.dtype))
-    wide = functional.pad(query, (0, COLUMNS), value=1.0)
-    if D + COLUMNS > _FLASH or not _has_flash(query.device):
-        out, lse = attention(wide, keys, values, None, scaling)
+        if not uses_bias_columns(D, keys.dtype, keys.device):
+            return compute_attention(query, keys, values, bias.unsqueeze(1), scaling)
+        keys, values = append_bias_columns(keys, values, make_bias_columns(bias, scaling, keys.dtype))
+    wide = functional.pad(query, (0, BIAS_COLUMNS), value=1.0)
+    if D + BIAS_COLUMNS > _FLASH or not _has_flash(query.device):
+        out, lse = compute_attention(wide, keys, values, None, scaling)
         return out[..., :D], lse
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
         wide[None], keys[None], values[None], 0.0, False, False, scale=scaling
@@ -64,10 +64,10 @@ def biased_attention(
     return out[0, ..., :D], lse[0]
 
 
-def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def merge_attention(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Merge attentions over disjoint sets of tokens into the attention over all of them, summed in float32.
 
-    Parts are outputs `[H, M, D]` and their log-sum-exp `[H, M]` float32, as `attention` returns them.
+    Parts are outputs `[H, M, D]` and their log-sum-exp `[H, M]` float32, as `compute_attention` returns them.
     """
     first = parts[0][0]
     if len(parts) == 1:
@@ -81,20 +81,20 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return total
 
 
-def merge_pair(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """Merge two parts as `merge` does, with fewer kinds of calls: for one query on a CPU the calls cost most."""
+def merge_attention_pair(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """Merge two parts as `merge_attention` does, with fewer kinds of calls, which cost most for one query on a CPU."""
     share = (other[1] - one[1]).sigmoid_().unsqueeze(-1)
     return torch.lerp(one[0].float(), other[0].float(), share).to(one[0].dtype)
 
 
-def takes_columns(head_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+def uses_bias_columns(head_size: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether kernels for such keys read the bias of slots from columns of the keys."""
-    return device.type == "cuda" and dtype in HALVES and _is_aligned(head_size)
+    return device.type == "cuda" and dtype in HALF_DTYPES and _is_aligned(head_size)
 
 
-def bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
-    """Return what adds a float32 bias `[..., N]` to logits, times `scaling`: `[..., N, COLUMNS]` of `dtype`."""
-    columns = torch.zeros(*bias.shape, COLUMNS, dtype=dtype, device=bias.device)
+def make_bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
+    """Return what adds a float32 bias `[..., N]` to logits, times `scaling`: `[..., N, BIAS_COLUMNS]` of `dtype`."""
+    columns = torch.zeros(*bias.shape, BIAS_COLUMNS, dtype=dtype, device=bias.device)
     rest = (bias / scaling).clamp_(min=3 * _FREE)
     for column in columns[..., :3].unbind(-1):
         # Each holds what the ones before it have rounded off.
@@ -103,9 +103,9 @@ def bias_columns(bias: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
     return columns
 
 
-def with_columns(keys: Tensor, values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys `[..., N, D + COLUMNS]` with the columns of their bias, and values with as many zeros."""
-    return torch.cat((keys, columns), -1), functional.pad(values, (0, COLUMNS))
+def append_bias_columns(keys: Tensor, values: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys `[..., N, D + BIAS_COLUMNS]` with the columns of their bias, and values with as many zeros."""
+    return torch.cat((keys, columns), -1), functional.pad(values, (0, BIAS_COLUMNS))
 
 
 def _is_aligned(head_size: int) -> bool:

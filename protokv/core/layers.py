@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from protokv.core.sanitize import LARGEST
+from protokv.core.sanitize import LARGEST_NUMBER
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt
 
@@ -27,15 +27,15 @@ class LayerKind(IntEnum):
     LINEAR = 2
 
 
-def declare_layers(held: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+def declare_layer_tensors(held: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     """Declare what layers hold: the kinds, and by the name of a layer `[H, n, D]` of a window, or a state."""
     found = []
     for name, one in held.items():
-        sizes, what = tuple(one.shape), name.split(".")[-1 if is_window(name) else -2]
+        sizes, what = tuple(one.shape), name.split(".")[-1 if is_window_tensor(name) else -2]
         if name == KINDS:
             meaning = "of each layer of the model: its kind (0 full, 1 sliding, 2 linear), and whether it shares tokens"
             found.append(TensorSpec(name, ("model_layer", "field"), sizes, torch.int32, meaning))
-        elif is_window(name):
+        elif is_window_tensor(name):
             dims = tuple(f"{name.rpartition('.')[0]} {axis}" for axis in ("head", "token", "feature"))
             meaning = f"last {what} of a sliding layer, rotated"
             found.append(TensorSpec(name, dims, (sizes[0], None, *sizes[2:]), one.dtype, meaning))
@@ -45,12 +45,12 @@ def declare_layers(held: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     return tuple(found)
 
 
-def is_window(name: str) -> bool:
+def is_window_tensor(name: str) -> bool:
     """Return whether a tensor has the last tokens of a sliding layer."""
     return name.endswith((".keys", ".values"))
 
 
-def describe_layers(held: Mapping[str, Tensor]) -> dict[str, Any]:
+def describe_layer_kinds(held: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the kind of every layer of the model that left this; nothing if all have full attention. StateCorrupt."""
     if not held:
         return {}
@@ -63,12 +63,12 @@ def describe_layers(held: Mapping[str, Tensor]) -> dict[str, Any]:
     return {"layer_kinds": [{"kind": LayerKind(kind).name.lower(), "shared": bool(shares)} for kind, shares in rows]}
 
 
-def settle_tensors(held: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def clean_layer_tensors(held: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what layers hold without numbers that are not finite; nothing waits for the device."""
     settled = {}
     for name, one in held.items():
-        small = one.abs() <= LARGEST
-        if is_window(name):
+        small = one.abs() <= LARGEST_NUMBER
+        if is_window_tensor(name):
             settled[name] = one.masked_fill(~small.all(2, keepdim=True), 0)
         else:
             # It cannot drop single tokens, so it is again as it was before the forward.

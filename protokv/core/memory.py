@@ -13,12 +13,12 @@ from torch import Tensor
 
 from protokv.core.context import Context
 from protokv.core.graphs import Graphs
-from protokv.core.near import Slots
-from protokv.core.packing import unpack
+from protokv.core.near import KVSlots
+from protokv.core.packing import unpack_tensors
 from protokv.core.rotary import Rotary
-from protokv.core.sanitize import Sanitizer
+from protokv.core.sanitize import StepSanitizer
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, add_up
+from protokv.core.tensors import MemoryShape, StatePart, TensorSpec, sum_by_group
 
 
 class Memory(ABC):
@@ -98,17 +98,17 @@ class LocalMemory(Memory):
     """A memory on one device, whose state is declared once and held by `StatePart`s."""
 
     undivided: ClassVar[str] = ""  # why its layers must all be on one device; empty: they need not
-    _slots: Slots
+    _slots: KVSlots
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         """Make an empty memory. ConfigError: the config does not fit the model."""
         self._config, self._shape, self._rotary = config, shape, rotary
-        self._sanitizer = Sanitizer(shape)
+        self._sanitizer = StepSanitizer(shape)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Return the tensors of its state under these settings; a subclass adds its own. Allocates nothing."""
-        return (*Slots.declare(shape), *Sanitizer.declare())
+        return (*KVSlots.declare(shape), *StepSanitizer.declare())
 
     def parts(self) -> Sequence[StatePart]:
         """Return the holders of its state."""
@@ -147,7 +147,7 @@ class LocalMemory(Memory):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state whose form is checked."""
-        tensors = unpack(tensors, self.specs())
+        tensors = unpack_tensors(tensors, self.specs())
         for part in self.parts():
             part.take(tensors)
 
@@ -157,4 +157,4 @@ class LocalMemory(Memory):
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part."""
-        return add_up(sizes for part in self.parts() for sizes in part.nbytes().items())
+        return sum_by_group(sizes for part in self.parts() for sizes in part.nbytes().items())

@@ -1,6 +1,6 @@
 """The near window: the most recent steps, exact, in slots that attention reads in place.
 
-`NearWindow` is a ring of W tokens in the near part of `Slots`. Whole steps leave it, oldest first, when it would exceed
+`NearWindow` is a ring of W tokens in the near part of `KVSlots`. Whole steps leave it, oldest first, before it exceeds
 W; of a step larger than W the last W tokens stay. Invariant: the tokens held are ring positions `start .. start +
 count`, in stream order; their bias is 0, or `-inf` for tokens dropped as not finite, and `-inf` in free slots.
 """
@@ -25,12 +25,12 @@ from protokv.errors import StateCorrupt
 _AXES: Final = {"keys": 2, "values": 2, "positions": 0, "coordinates": 0, "usable": 0}
 
 
-class Slots(StatePart):
+class KVSlots(StatePart):
     """Keys and values `[L, H, P0 + far + near, D]` with a logit bias a slot, all free at first but for the prefix."""
 
     def __init__(self, shape: MemoryShape, *, far: int, near: int) -> None:
         P0, D = shape.sink_tokens, shape.head_size
-        columns = kernels.COLUMNS * kernels.takes_columns(D, shape.dtype, shape.device)
+        columns = kernels.BIAS_COLUMNS * kernels.uses_bias_columns(D, shape.dtype, shape.device)
         size = (shape.layers, shape.kv_heads, P0 + far + near, D + columns)
         keys, values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
         self.keys, self.values = keys[..., :D], values[..., :D]
@@ -60,7 +60,7 @@ class Slots(StatePart):
 
         if self._rows:
             D = self.keys.shape[-1]
-            self._rows[0][..., D:] = kernels.bias_columns(self.bias, D**-0.5, self.keys.dtype)
+            self._rows[0][..., D:] = kernels.make_bias_columns(self.bias, D**-0.5, self.keys.dtype)
         return SlotContext(self.keys, self.values, self.bias, self.far, positions, rows=self._rows)
 
     @staticmethod
@@ -89,7 +89,7 @@ class Slots(StatePart):
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class ExactTokens:
     """Exact tokens in stream order."""
 
     keys: Tensor  # `[L, H, n, D]` model dtype, rotated
@@ -103,7 +103,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class WindowMove:
     """What the next step does to a window, in tokens. Once a window is full, steps of one size make equal moves."""
 
     step: int  # number of the step
@@ -116,13 +116,13 @@ class Move:
 
 
 class NearWindow(StatePart):
-    """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in `Tokens`, of the slots.
+    """A ring of W exact tokens in the near part of the slots; `keys` to `usable` are as in `ExactTokens`, of the slots.
 
     A step is `plan` and `tell`, on the host, and `write`, on the device. What `write` does depends on the sizes of the
-    last `Move` alone; where the ring begins, and which step it is, it reads from `told`.
+    last `WindowMove` alone; where the ring begins, and which step it is, it reads from `told`.
     """
 
-    def __init__(self, slots: Slots, position_components: int, *, steps: int | None = None, told: int = 0) -> None:
+    def __init__(self, slots: KVSlots, position_components: int, *, steps: int | None = None, told: int = 0) -> None:
         """Make an empty window of at most `steps` steps, None: of any number; `tell` takes `told` more numbers."""
         near = slots.near
         self.keys, self.values = slots.keys[:, :, near], slots.values[:, :, near]
@@ -135,7 +135,7 @@ class NearWindow(StatePart):
         self._line = torch.arange(2 * W, device=device)
         # All that the host tells the device in a step: the first slot in use before it, its number, and `told` more.
         self.told = torch.zeros(2 + told, dtype=torch.float64, device=device)
-        self.move = Move(-1, 0, 0, 0, 0, 0)
+        self.move = WindowMove(-1, 0, 0, 0, 0, 0)
         self._found: tuple[Tensor, Tensor] | None = None
         # Tokens of each held step, oldest first. Mirrors `step`, so that eviction asks nothing of the device.
         self._lengths: deque[int] = deque()
@@ -152,13 +152,13 @@ class NearWindow(StatePart):
     def _start(self) -> int:
         return (self.move.start + self.move.leaving) % max(len(self.step), 1)
 
-    def append(self, step: StepKV) -> Tokens:
+    def append(self, step: StepKV) -> ExactTokens:
         """Take a step; return the tokens that left for it, in stream order."""
         self.plan(step.step, len(step.positions))
         self.tell()
         return self.write(step)
 
-    def plan(self, step: int, tokens: int) -> Move:
+    def plan(self, step: int, tokens: int) -> WindowMove:
         """Make room for a step of so many tokens, on the host alone; return what it does."""
         W, held, before, leaving = len(self.step), len(self), self._lengths[-1] if self._lengths else 0, 0
         while self._lengths and (held - leaving + tokens > W or len(self._lengths) == self._steps):
@@ -166,7 +166,7 @@ class NearWindow(StatePart):
         kept = min(tokens, W)
         if kept:
             self._lengths.append(kept)
-        self.move = Move(step, self._start, before, held, leaving, kept, tokens - kept)
+        self.move = WindowMove(step, self._start, before, held, leaving, kept, tokens - kept)
         return self.move
 
     def tell(self, more: Sequence[float] = ()) -> None:
@@ -177,7 +177,7 @@ class NearWindow(StatePart):
         self.told[: len(told)].copy_(told, non_blocking=True)
         self._found = None
 
-    def write(self, step: StepKV) -> Tokens:
+    def write(self, step: StepKV) -> ExactTokens:
         """Take the step that was planned, on the device alone; return the tokens that leave, in stream order."""
         move, (ring, number) = self.move, self._ring()
         usable = torch.ones_like(step.positions[:, 0], dtype=torch.bool) if step.usable is None else step.usable
@@ -190,7 +190,7 @@ class NearWindow(StatePart):
             held.index_fill_(axis, left, free)
         if move.surplus:
             surplus = {name: getattr(step, name).narrow(axis, 0, move.surplus) for name, axis in _AXES.items()}
-            out = Tokens(**{n: torch.cat((getattr(out, n), surplus[n]), axis) for n, axis in _AXES.items()})
+            out = ExactTokens(**{n: torch.cat((getattr(out, n), surplus[n]), axis) for n, axis in _AXES.items()})
         if move.kept:
             slots = ring[move.held :]
             for name, axis in _AXES.items():
@@ -199,12 +199,12 @@ class NearWindow(StatePart):
             self._bias[:, :, slots] = usable[move.surplus :].log()
         return out
 
-    def before(self) -> Tokens:
+    def before(self) -> ExactTokens:
         """Return copies of the tokens of the step before the planned one that are in the window, before `write`."""
         move = self.move
         return self._at(self._ring()[0][move.held - move.before : move.held])
 
-    def newest(self) -> Tokens:
+    def newest(self) -> ExactTokens:
         """Return copies of the tokens of the newest step that are in the window."""
         return self._at(self._ring()[0][self.move.held :])
 
@@ -216,8 +216,8 @@ class NearWindow(StatePart):
             self._found = (some + start).remainder_(max(len(self.step), 1)), number
         return self._found
 
-    def _at(self, slots: Tensor) -> Tokens:
-        return Tokens(**{name: getattr(self, name).index_select(axis, slots) for name, axis in _AXES.items()})
+    def _at(self, slots: Tensor) -> ExactTokens:
+        return ExactTokens(**{name: getattr(self, name).index_select(axis, slots) for name, axis in _AXES.items()})
 
     @staticmethod
     def declare(shape: MemoryShape, tokens: int | None) -> tuple[TensorSpec, ...]:
@@ -256,7 +256,7 @@ class NearWindow(StatePart):
         ring = (start + torch.arange(count, device=self.step.device)) % max(W, 1)
         self._lengths = deque(torch.unique_consecutive(self.step[ring], return_counts=True)[1].tolist())
         n = self._lengths[-1] if self._lengths else 0
-        self.move = Move(last_step, start, 0, count - n, 0, n)
+        self.move = WindowMove(last_step, start, 0, count - n, 0, n)
         self.tell()
         self._bias.fill_(-torch.inf)
         self._bias[:, :, ring] = self.usable[ring].log()

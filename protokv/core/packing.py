@@ -20,7 +20,7 @@ from protokv.errors import StateCorrupt
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def check_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> None:
+def check_tensor_shapes(found: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> None:
     """Check that a state has the declared names, shapes and dtypes, without reading a tensor.
 
     An axis of `SLOTS` may be shorter than declared if it is so in all tensors that have it. StateCorrupt: naming the
@@ -57,7 +57,7 @@ def split_tensors(tensors: Mapping[str, Tensor], *groups: str) -> list[dict[str,
     return list(found.values())
 
 
-def pack(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
+def pack_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
     """Return the tensors of a state without unused slots, contiguous; tensors that lose nothing are not copied."""
     declared = [spec for spec in specs if spec.name in tensors]
     packed = dict(tensors)
@@ -73,8 +73,8 @@ def pack(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str
     return packed
 
 
-def unpack(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
-    """Undo `pack`. The tensors must fit the specs (`check_shapes`); whole ones are not copied."""
+def unpack_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
+    """Undo `pack_tensors`. The tensors must fit the specs (`check_tensor_shapes`); whole ones are not copied."""
     whole = dict(tensors)
     for spec in specs:
         found = tensors.get(spec.name)

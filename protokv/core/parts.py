@@ -12,14 +12,14 @@ from torch import Tensor
 
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone
-from protokv.core.context import Anchoring, Context
+from protokv.core.context import Context, PositionFacts
 from protokv.core.memory import Memory
-from protokv.core.rotary import direction, rotate
+from protokv.core.rotary import make_direction, rotate
 from protokv.core.step import StepTokens, StreamClock
 from protokv.core.tensors import StatePart, TensorSpec
 from protokv.errors import PositionWarning
 
-FAINT: Final = 0.05
+LEAST_EVIDENCE_SHARE: Final = 0.05
 """Share of the strongest span below which the evidence may no longer be in memory. Fitted on development worlds,
 where 71 % of the wrong answers and 15 % of the right ones lay below (n = 101 and 184)."""
 
@@ -54,13 +54,13 @@ class TokenPlacement:
         self._limit = backbone.max_position
         if compact:
             self._rotary = backbone.precise_rotary
-            self._direction = direction(backbone.moving, backbone.position_components, backbone.device)
+            self._direction = make_direction(backbone.moving, backbone.position_components, backbone.device)
 
     def place(self, context: Context, clock: StreamClock) -> Context:
         """Return the context with its tokens where they are shown."""
         if not self._compact:
             return context
-        return context.compact(Anchoring(self._rotary, self._origin, clock.next_position, self._moving))
+        return context.compact(PositionFacts(self._rotary, self._origin, clock.next_position, self._moving))
 
     def forward_positions(self, positions: Tensor, context: Context) -> Tensor:
         """Return where tokens of the stream at `positions` `[T, P]` are forwarded with a placed context."""
@@ -108,7 +108,7 @@ class SessionView(Protocol):
     placement: TokenPlacement
 
     @property
-    def transcript(self) -> SpokenWords | None:
+    def transcript(self) -> TranscriptAttachment | None:
         """What was said so far; None: nobody keeps it."""
 
 
@@ -122,7 +122,7 @@ class SessionListener:
         """Called when the memory has taken a step that attended to `context`."""
 
 
-class Attachment(SessionListener, StatePart):
+class SessionAttachment(SessionListener, StatePart):
     """A part of a session's state besides the memory, such as thumbnails; it listens to the session."""
 
     @staticmethod
@@ -162,10 +162,10 @@ class Evidence:
         """True if the evidence may no longer be in memory; None: not measured for this model."""
         if not self.measured:
             return None
-        return not self.spans or self.spans[0].share < FAINT
+        return not self.spans or self.spans[0].share < LEAST_EVIDENCE_SHARE
 
 
-class SpokenWords(Attachment):
+class TranscriptAttachment(SessionAttachment):
     """An attachment that keeps what was said (`protokv.words.transcript`)."""
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """`PrototypeMemory`: a near window and a bank of prototypes, shown as one context.
 
-A step enters the near window; the tokens that leave it for this step go into the bank under a rule (`Rule`), by which
+A step enters the near window; the tokens that leave it for this step go into the bank under a `BankRule`, by which
 memories of this kind differ. The context has one shape for the life of a stream, `[sink P0 | K * S | W]`. Pseudo-tokens
 are centres of prototypes, keys rotated to the anchor. Only those of prototypes that changed are written again.
 """
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from protokv.core.arrays import write_rows_
-from protokv.core.bank import FarTokens, PrototypeBank, Rule
+from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.context import Context
 from protokv.core.graphs import Graphs
 from protokv.core.memory import LocalMemory
-from protokv.core.near import Move, NearWindow, Slots, Tokens
+from protokv.core.near import ExactTokens, KVSlots, NearWindow, WindowMove
 from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
@@ -77,7 +77,7 @@ class PrototypeConfig(MemoryConfig):
 class PrototypeMemory(LocalMemory):
     """Two tiers: W exact tokens, and K prototypes a layer and KV head that stand for all older ones."""
 
-    rule: ClassVar[type[Rule]]  # by which tokens enter the bank
+    rule: ClassVar[type[BankRule]]  # by which tokens enter the bank
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
@@ -86,7 +86,7 @@ class PrototypeMemory(LocalMemory):
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components, told=self.rule.told)
         self._bank = self.bank_type(config)(shape, K)
-        self._rule: Rule | None = self.rule(self._bank, config, shape) if K else None
+        self._rule: BankRule | None = self.rule(self._bank, config, shape) if K else None
         # Of each prototype its slots among those of all heads, [B * K, S].
         far = torch.arange(self._slots.far.start, self._slots.far.stop, device=shape.device)
         heads = self._slots.keys.shape[2] * torch.arange(shape.layers * shape.kv_heads, device=shape.device)
@@ -97,9 +97,9 @@ class PrototypeMemory(LocalMemory):
         """Return the class of the bank under these settings."""
         return PrototypeBank
 
-    def new_slots(self, config: Any, shape: MemoryShape) -> Slots:
+    def new_slots(self, config: Any, shape: MemoryShape) -> KVSlots:
         """Return the slots that attention reads, all free."""
-        return Slots(shape, far=self.far_slots(config), near=config.near_tokens)
+        return KVSlots(shape, far=self.far_slots(config), near=config.near_tokens)
 
     def far_slots(self, config: Any) -> int:
         """Return how many slots hold pseudo-tokens that stay written."""
@@ -136,7 +136,7 @@ class PrototypeMemory(LocalMemory):
         self.tell(step.step, len(step.positions))
         self.update(step)
 
-    def tell(self, step: int, tokens: int) -> Move:
+    def tell(self, step: int, tokens: int) -> WindowMove:
         """Tell the device, by one copy, all that the next step differs in from others of its size."""
         move = self._near.plan(step, tokens)
         self._near.tell(() if self._rule is None else self._rule.tell(move))
@@ -151,7 +151,7 @@ class PrototypeMemory(LocalMemory):
             self._rule.absorb_(self._far_tokens(leaving), step.step, self._near.told[2:])
             self._rule.maintain_(lambda: self._far_tokens(self._near.newest()).counted_only(), step.step)
 
-    def _far_tokens(self, tokens: Tokens) -> FarTokens:
+    def _far_tokens(self, tokens: ExactTokens) -> FarTokens:
         """Return tokens as the bank takes them: the rotation of their keys removed."""
         keys = unrotate(tokens.keys, *self._rotary(tokens.positions)).flatten(0, 1)
         values = tokens.values.float().flatten(0, 1)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from protokv.core.attention import Room, TokenCache
+from protokv.core.attention import AnswerRoom, TokenCache
 from protokv.core.backbone import Backbone
-from protokv.core.context import Context, HeldContext
+from protokv.core.context import CachedContext, Context
 from protokv.core.graphs import Graphs
 from protokv.core.memory import Memory
 from protokv.core.parts import Reading
@@ -33,7 +33,7 @@ class QuestionReader:
         """Capture where the language model can be captured."""
         self.graphs = Graphs(backbone.device, backbone.why_eager)
         self.cache: TokenCache | None = None
-        self._backbone, self._room = backbone, Room(0, backbone.device)
+        self._backbone, self._room = backbone, AnswerRoom(0, backbone.device)
         self._live: Callable[[], Reading | None] = lambda: None  # the last question whose answer may not be at its end
 
     def read(self, memory: Memory, cache: TokenCache, ids: list[int], start: int, tokens: int) -> Reading | None:
@@ -50,7 +50,7 @@ class QuestionReader:
         if not self.graphs.holds(context):
             return None
         if self.cache is None or self._room.capacity < needed:
-            self._room = Room(max(LEAST_ROOM, 1 << (needed - 1).bit_length()), self._backbone.device)
+            self._room = AnswerRoom(max(LEAST_ROOM, 1 << (needed - 1).bit_length()), self._backbone.device)
             self.cache = cache.fork(context)
             for layer in self.cache.memory_layers:
                 layer.room = self._room
@@ -72,7 +72,7 @@ class QuestionReader:
         return self._backbone.logits(hidden[-1])
 
     def _hold(self, memory: Memory) -> Context:
-        context = HeldContext(memory.recall())
+        context = CachedContext(memory.recall())
         for layer in range(self._backbone.layers):
             context.at(layer, torch.empty(0))
         return context

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.packing import check_shapes
+from protokv.core.packing import check_tensor_shapes
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepTokens
 from protokv.core.tensors import MemoryShape, TensorSpec
@@ -64,7 +64,7 @@ class RecentSteps:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the steps of a state. StateCorrupt: the rows do not divide the tokens into steps, or tensors differ."""
-        check_shapes(tensors, self.specs())
+        check_tensor_shapes(tensors, self.specs())
         if not tensors:
             return
         own = {name: tensor.to(self._shape.device, copy=True) for name, tensor in tensors.items()}

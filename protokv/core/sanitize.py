@@ -1,7 +1,7 @@
-"""`Sanitizer`: drops tokens whose keys or values hold numbers that cannot be used, before a memory takes them.
+"""`StepSanitizer`: drops tokens whose keys or values hold numbers that cannot be used, before a memory takes them.
 
-A token is dropped if any number of its keys or values, in any layer and head, is not finite or is beyond `LARGEST`, up
-to which squares weighted with the mass of 10**9 tokens are finite in float32. Dropped tokens are set to 0 and marked
+A token is dropped if any number of its keys or values, in any layer and head, is not finite or above `LARGEST_NUMBER`,
+up to which squares weighted with a mass of 10**9 tokens are finite in float32. Dropped tokens are set to 0 and marked
 (`StepKV.usable`): shapes do not change, and nothing waits for the device, which counts the drops.
 """
 
@@ -16,10 +16,10 @@ from torch import Tensor
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 
-LARGEST: Final = 2.0**40  # a power of two: the same number in every dtype that reaches so far
+LARGEST_NUMBER: Final = 2.0**40  # a power of two: the same number in every dtype that reaches so far
 
 
-class Sanitizer(StatePart):
+class StepSanitizer(StatePart):
     """Admits the steps of one memory and counts the tokens that it drops."""
 
     def __init__(self, shape: MemoryShape) -> None:
@@ -48,4 +48,4 @@ def find_usable(keys: Tensor, values: Tensor) -> Tensor:
     """Return which tokens of keys and values `[L, H, T, D]` hold only usable numbers, `[T]` bool."""
     # A comparison with NaN is false.
     largest = torch.maximum(keys.abs(), values.abs()).amax((0, 1, 3))
-    return largest <= min(LARGEST, torch.finfo(keys.dtype).max)
+    return largest <= min(LARGEST_NUMBER, torch.finfo(keys.dtype).max)

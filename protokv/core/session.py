@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 
 from protokv.core.attention import TokenCache
-from protokv.core.backbone import Backbone, PreparedStep, Turn
-from protokv.core.build import build_memory, choose_rotary, make_shape, restore_memory
-from protokv.core.context import HeldContext
-from protokv.core.decoding import Chooser, Decoding, FinishReason, TextStream, TokenChance, is_repeating, wait_for_token
+from protokv.core.backbone import Backbone, ChatTurn, PreparedStep
+from protokv.core.build import build_memory, choose_rotary, make_memory_shape, restore_memory
+from protokv.core.context import CachedContext
+from protokv.core.decoding import Decoding, Detokenizer, FinishReason, Sampler, TokenLogprob, is_looping, wait_for_token
 from protokv.core.evidence import find_evidence
 from protokv.core.graphs import Graphs
-from protokv.core.layers import declare_layers
+from protokv.core.layers import declare_layer_tensors
 from protokv.core.memory import Memory
 from protokv.core.packing import split_tensors
 from protokv.core.parts import (
-    Attachment,
     Evidence,
     PositionedStep,
     Reading,
+    SessionAttachment,
     SessionListener,
-    SpokenWords,
     TokenPlacement,
+    TranscriptAttachment,
 )
 from protokv.core.pushed import PushedFrames
 from protokv.core.reading import QuestionReader
@@ -41,9 +41,9 @@ from protokv.core.settings import MemoryConfig, check_fps
 from protokv.core.step import StepTokens, StreamClock, split_steps
 from protokv.core.tensors import TensorSpec, count_bytes
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.timings import Timings, stage
+from protokv.timings import Timings, time_stage
 
-Images = np.ndarray[Any, np.dtype[np.uint8]]
+_Images = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Answer:
     finish_reason: FinishReason = "stop"  # also: it has the most tokens allowed, or it repeated itself
     turns: int = 0  # earlier turns of the conversation that the model read, the newest ones
     # of each token, first the one that was chosen; None unless `Decoding.top_logprobs` asks for them
-    chances: list[list[TokenChance]] | None = None
+    chances: list[list[TokenLogprob]] | None = None
     probabilities: Mapping[str, float] | None = None  # of each choice, together 1; None: there were none to choose from
 
 
@@ -84,14 +84,14 @@ class Session:
         memory: Memory,
         cache: TokenCache,
         clock: StreamClock,
-        attachments: Sequence[Attachment] = (),
+        attachments: Sequence[SessionAttachment] = (),
     ) -> None:
         """Join a backbone and a memory that has its prompt prefix; `start` and `resume` make them from a config."""
         self.backbone, self.config, self.memory, self.cache, self.clock = backbone, config, memory, cache, clock
         self.attachments = list(attachments)
         self.placement = TokenPlacement(backbone, config.positions == "compact")
         self._memory_listeners = config.listeners()
-        self.recent = RecentSteps(config, make_shape(backbone, config))
+        self.recent = RecentSteps(config, make_memory_shape(backbone, config))
         self.words_end = None if self.transcript is None else self.transcript.words_end(clock)
         self.intact = True
         self._renew_graphs()
@@ -105,7 +105,7 @@ class Session:
         config: MemoryConfig,
         *,
         fps: float | None = None,
-        attachments: Sequence[Attachment] = (),
+        attachments: Sequence[SessionAttachment] = (),
     ) -> Session:
         """Start an empty stream: the prompt prefix is forwarded and becomes the sink of the memory.
 
@@ -115,7 +115,7 @@ class Session:
         """
         rate = backbone.default_fps if fps is None else fps
         check_fps(rate)
-        memory = build_memory(config, make_shape(backbone, config), choose_rotary(backbone, config))
+        memory = build_memory(config, make_memory_shape(backbone, config), choose_rotary(backbone, config))
         prefix, cache = len(backbone.prefix_ids), backbone.new_cache()
         with torch.inference_mode():
             backbone.forward(backbone.embed_text(backbone.prefix_ids), backbone.text_positions(0, prefix), cache)
@@ -131,7 +131,7 @@ class Session:
         config: MemoryConfig,
         clock: StreamClock,
         tensors: Mapping[str, Tensor],
-        attachments: Sequence[Attachment] = (),
+        attachments: Sequence[SessionAttachment] = (),
     ) -> Session:
         """Continue a saved session of the same backbone and config; `attachments` have the tensors that are theirs.
 
@@ -143,15 +143,15 @@ class Session:
         attached = {spec.name for one in attachments for spec in one.declare()}
         kept = {name: one for name, one in tensors.items() if name not in attached}
         layers, recent, own = split_tensors(kept, "layers", "recent")
-        memory = restore_memory(config, make_shape(backbone, config), choose_rotary(backbone, config), own)
+        memory = restore_memory(config, make_memory_shape(backbone, config), choose_rotary(backbone, config), own)
         session = cls(backbone, config, memory, backbone.new_cache(layers), clock, attachments)
         session.recent.load(recent)
         return session
 
     @property
-    def transcript(self) -> SpokenWords | None:
+    def transcript(self) -> TranscriptAttachment | None:
         """The attachment that keeps what was said; None: there is none."""
-        return next((one for one in self.attachments if isinstance(one, SpokenWords)), None)
+        return next((one for one in self.attachments if isinstance(one, TranscriptAttachment)), None)
 
     @property
     def listeners(self) -> list[SessionListener]:
@@ -159,7 +159,7 @@ class Session:
         return [*self.attachments, *self._memory_listeners]
 
     @torch.inference_mode()
-    def watch(self, images: Images, time_s: float | None = None, words: Sequence[str] = ()) -> None:
+    def watch(self, images: _Images, time_s: float | None = None, words: Sequence[str] = ()) -> None:
         """Take one step of the stream, `[frames_per_step, height, width, 3]` uint8 RGB, and the texts said meanwhile.
 
         `time_s` is the stream time of the first frame; None: the step follows the last one without a gap.
@@ -198,14 +198,14 @@ class Session:
         forward. Each attends to the memory before the chunk, to the earlier steps of the chunk exactly, and to itself;
         then the memory takes them one by one. Until the first eviction this equals watching them one by one.
         """
-        with stage(self.timings, "vision tower"), torch.inference_mode():
+        with time_stage(self.timings, "vision tower"), torch.inference_mode():
             tokens = self.backbone.embed_steps(steps, [self._mean_time(start_s) for start_s in starts_s])
             if any(words):
                 tokens = list(map(self.backbone.add_words, tokens, words))
         self.take(tokens, starts_s)
 
     @torch.inference_mode()
-    def embed(self, images: Images, start_s: float, words: Sequence[str] = ()) -> StepTokens:
+    def embed(self, images: _Images, start_s: float, words: Sequence[str] = ()) -> StepTokens:
         """Return what the vision tower makes of a step, and its words, at stream time `start_s`, for `take`."""
         return self.backbone.add_words(self.backbone.embed_step(images, self._mean_time(start_s)), words)
 
@@ -215,11 +215,11 @@ class Session:
         together = len(steps) if self.memory.joins_steps else 1
         for start in range(0, len(steps), together):
             some = slice(start, start + together)
-            with stage(self.timings, "memory"):
+            with time_stage(self.timings, "memory"):
                 placed = self.position_steps(steps[some], starts_s[some])
-            with stage(self.timings, "forward"):
+            with time_stage(self.timings, "forward"):
                 forwarded = self.forward(placed)
-            with stage(self.timings, "memory"):
+            with time_stage(self.timings, "memory"):
                 self.append(placed, *forwarded)
         self._tell_graphs()
 
@@ -347,7 +347,7 @@ class Session:
         decoding: Decoding | None = None,
         *,
         evidence: bool = False,
-        turns: Sequence[Turn] = (),
+        turns: Sequence[ChatTurn] = (),
         system: str | None = None,
     ) -> Answer:
         """Return the whole answer at once; arguments are those of `stream`."""
@@ -372,7 +372,7 @@ class Session:
         decoding: Decoding | None = None,
         *,
         evidence: bool = False,
-        turns: Sequence[Turn] = (),
+        turns: Sequence[ChatTurn] = (),
         system: str | None = None,
     ) -> Generator[str, None, Answer]:
         """Answer from memory alone, piece by piece. Changes nothing; the generator returns the `Answer`.
@@ -382,7 +382,7 @@ class Session:
         earlier questions with their answers, and `system` stands in front of the question.
 
         Raises:
-            QuestionError: a text is empty, longer than `MOST_QUESTION_TOKENS`, or contains control tokens.
+            QuestionError: a text is empty, longer than `_MOST_QUESTION_TOKENS`, or contains control tokens.
             ConfigError: evidence is wanted and the memory does not know the positions of its slots.
         """
         decoding = decoding or self.backbone.decoding
@@ -402,8 +402,8 @@ class Session:
             yield best
             return Answer(question, best, *cost, sure, found, turns=kept, probabilities=shares)
         # Penalties count the text before and after the video; -1 stands for the video between the two.
-        choose = Chooser(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
-        text = TextStream(self.backbone.decode, decoding.stop)
+        choose = Sampler(decoding, self.backbone.device, [*self.backbone.prefix_ids, -1, *asked])
+        text = Detokenizer(self.backbone.decode, decoding.stop)
         chosen = choose(reading.logits[-1])
         token = wait_for_token(chosen)
         first = time.perf_counter()
@@ -420,7 +420,7 @@ class Session:
                 finish_reason = "length"
                 break
             # Greedy decoding repeats for ever once it repeats; a drawn answer may leave the loop.
-            if decoding.temperature == 0 and is_repeating(ids):
+            if decoding.temperature == 0 and is_looping(ids):
                 finish_reason = "repetition"
                 break
             with torch.inference_mode():
@@ -468,7 +468,7 @@ class Session:
         if clock == self.words_end and self.memory.hides_recent and not prelude:
             ids, context, clock = backbone.after_words(ids, context, clock)
         context = placement.place(context, clock)
-        start, cache = placement.text_start(context, clock), self.cache.fork(HeldContext(context))
+        start, cache = placement.text_start(context, clock), self.cache.fork(CachedContext(context))
         if prelude:
             steps = [tokens for tokens, _ in prelude]
             shown = placement.forward_positions(torch.cat(positions), context)
@@ -486,7 +486,7 @@ class Session:
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Return the declarations of these tensors."""
-        return (*self.memory.specs(), *declare_layers(self.cache.tensors()), *self.recent.specs())
+        return (*self.memory.specs(), *declare_layer_tensors(self.cache.tensors()), *self.recent.specs())
 
     @property
     def state_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""`MemoryConfig`: settings that every memory shares, how settings are checked, and `CONFIGS`, which finds them by name.
+"""`MemoryConfig`: settings that every memory shares, how they are checked, and `MEMORIES`, which finds them by name.
 
 A setting is a field of a frozen dataclass, annotated with its type and the least and greatest value of a number:
 `Annotated[int, 1, 1024]`. Sizes that depend on the model are checked when the memory is built.
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from protokv.core.memory import LocalMemory
     from protokv.core.parts import SessionListener
 
-MOST_TOKENS: Final = 2**24  # the largest budget: more than any device holds, and no product of settings overflows
+MOST_BUDGET: Final = 2**24  # the largest budget: more than any device holds, and no product of settings overflows
 
-Positions = Literal["stream", "compact"]
-Share = Annotated[float, 0, 1]
-Weight = Annotated[float, 0, 1e6]  # its square times any key of a real model is a finite float32
+PositionMode = Literal["stream", "compact"]
+ShareSetting = Annotated[float, 0, 1]
+WeightSetting = Annotated[float, 0, 1e6]  # its square times any key of a real model is a finite float32
 
 DEFAULT_MEMORY: Final = "durable"  # the memory that is used where none is named
-ENTRY_POINTS: Final = "protokv.memories"
-OWN_MEMORY: Final = "PROTOKV_MEMORY"
+_ENTRY_POINTS: Final = "protokv.memories"
+MEMORY_VARIABLE: Final = "PROTOKV_MEMORY"
 """The variable of `--memory`. If it is `MODULE:CLASS`, states of that memory can be read."""
 
 _MULTIPLES: Final = {"": 1, "k": 1_000, "m": 1_000_000}
 
-MOST_FPS: Final = 240
+_MOST_FPS: Final = 240
 """The most sampled frames a second: no camera is faster, and a step stays longer than the rounding of time stamps."""
 
 
@@ -60,15 +60,15 @@ class MemoryConfig:
     name: ClassVar[str]
     memory: ClassVar[type[LocalMemory]]
 
-    budget: Annotated[int, 1, MOST_TOKENS] = 6000
-    positions: Positions = "stream"
+    budget: Annotated[int, 1, MOST_BUDGET] = 6000
+    positions: PositionMode = "stream"
     recent_frames: Annotated[int, 0, 4096] = 0
     seed: Annotated[int, 0, 2**63 - 1] = 0
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
-        for name, hint in field_types(cls).items():
-            check_value(name, getattr(self, name), *hint)
+        for name, hint in read_field_types(cls).items():
+            _check_value(name, getattr(self, name), *hint)
         self.check()
 
     def check(self) -> None:
@@ -112,11 +112,11 @@ class MemoryConfig:
         """Return the settings of a memory by its name; a budget may be written as "6k". ConfigError as `from_dict`."""
         if isinstance(budget := settings.get("budget"), str):
             settings["budget"] = parse_budget(budget)
-        return MemoryConfig.from_dict({"kind": CONFIGS.load(name) if ":" in name else name} | settings)
+        return MemoryConfig.from_dict({"kind": MEMORIES.load(name) if ":" in name else name} | settings)
 
     def with_fields(self, changes: Mapping[str, Any]) -> Self:
         """Return this config with some fields changed; the checks of `from_dict` apply."""
-        return replace(self, **known_fields(type(self), changes))
+        return replace(self, **_known_fields(type(self), changes))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values: the name under `kind`, and each field."""
@@ -131,26 +131,26 @@ class MemoryConfig:
         """
         settings = dict(data)
         name = settings.pop("kind", DEFAULT_MEMORY)
-        known = isinstance(name, str) and name in CONFIGS
-        if not known and ":" in (own := os.environ.get(OWN_MEMORY, "")):
-            known = CONFIGS.load(own) == name
+        known = isinstance(name, str) and name in MEMORIES
+        if not known and ":" in (own := os.environ.get(MEMORY_VARIABLE, "")):
+            known = MEMORIES.load(own) == name
         if not known:
-            raise ConfigError(f"there is no memory {shorten_value(name)}", hint=suggest_name(name, CONFIGS))
-        return CONFIGS[name](**known_fields(CONFIGS[name], settings))
+            raise ConfigError(f"there is no memory {format_setting_value(name)}", hint=suggest_name(name, MEMORIES))
+        return MEMORIES[name](**_known_fields(MEMORIES[name], settings))
 
 
-class Configs(Mapping[str, type[MemoryConfig]]):
+class MemoryRegistry(Mapping[str, type[MemoryConfig]]):
     """The settings of each memory by its name; a class is imported when it is asked for first.
 
     `protokv.memories` adds its own, an installed package others by an entry point: `NAME = "MODULE:CLASS"`.
     """
 
     def __init__(self) -> None:
-        self._entries = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+        self._entries = {entry.name: entry for entry in entry_points(group=_ENTRY_POINTS)}
 
     def add(self, name: str, where: str) -> None:
         """Add settings under a name, `where` as in an entry point."""
-        self._entries[name] = EntryPoint(name, where, ENTRY_POINTS)
+        self._entries[name] = EntryPoint(name, where, _ENTRY_POINTS)
 
     def load(self, where: str) -> str:
         """Add the settings at `MODULE:CLASS`; return their name. The module is installed, or in the current folder.
@@ -161,7 +161,7 @@ class Configs(Mapping[str, type[MemoryConfig]]):
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.append(here)
         try:
-            cls = EntryPoint("", where, ENTRY_POINTS).load()
+            cls = EntryPoint("", where, _ENTRY_POINTS).load()
         except (ImportError, AttributeError, ValueError) as error:
             hint = "name it MODULE:CLASS, with a module that is installed or in this folder"
             raise ConfigError(f"memory {where}: {error}", hint=hint) from error
@@ -182,11 +182,11 @@ class Configs(Mapping[str, type[MemoryConfig]]):
         return len(self._entries)
 
 
-CONFIGS: Final = Configs()
+MEMORIES: Final = MemoryRegistry()
 
 
 @cache
-def field_types(cls: Any) -> dict[str, tuple[Any, tuple[float, float] | None]]:
+def read_field_types(cls: Any) -> dict[str, tuple[Any, tuple[float, float] | None]]:
     """Return of each field of a config class its type, and the least and greatest value of a number."""
     hints = get_type_hints(cls, localns={"LocalMemory": object}, include_extras=True)
     found = {}
@@ -196,7 +196,7 @@ def field_types(cls: Any) -> dict[str, tuple[Any, tuple[float, float] | None]]:
     return found
 
 
-def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:
+def _known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return keyword arguments for a config class from plain values; refuse unknown names."""
     known = sorted(field.name for field in fields(cls))
     for name in data:
@@ -205,7 +205,7 @@ def known_fields(cls: type[MemoryConfig], data: Mapping[str, Any]) -> dict[str, 
     return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
 
 
-def check_value(name: str, value: Any, kind: Any, span: tuple[float, float] | None) -> None:
+def _check_value(name: str, value: Any, kind: Any, span: tuple[float, float] | None) -> None:
     """Refuse a value of another type than `kind`, or a number outside of a span. In Python True equals 1; here not."""
     if get_origin(kind) is Literal:
         right = any(type(value) is type(one) and value == one for one in get_args(kind))
@@ -222,7 +222,7 @@ def check_value(name: str, value: Any, kind: Any, span: tuple[float, float] | No
         right = all(low <= part <= high for part in (value if isinstance(value, tuple) else (value,)))
         expected = f"{low} to {high}"
     if not right:
-        raise ConfigError(f"{name}: expected {expected}, got {shorten_value(value)}")
+        raise ConfigError(f"{name}: expected {expected}, got {format_setting_value(value)}")
 
 
 def parse_budget(text: str) -> int:
@@ -236,12 +236,12 @@ def parse_budget(text: str) -> int:
 
 
 def check_fps(fps: float) -> None:
-    """Refuse a number of sampled frames a second that is not above 0 and at most `MOST_FPS`; NaN too."""
-    if not 0 < fps <= MOST_FPS:
-        raise ConfigError(f"fps is {fps:g}", hint=f"use a number of frames per second above 0, at most {MOST_FPS}")
+    """Refuse a number of sampled frames a second that is not above 0 and at most `_MOST_FPS`; NaN too."""
+    if not 0 < fps <= _MOST_FPS:
+        raise ConfigError(f"fps is {fps:g}", hint=f"use a number of frames per second above 0, at most {_MOST_FPS}")
 
 
-def shorten_value(value: object) -> str:
+def format_setting_value(value: object) -> str:
     """Return a value as Python writes it, on one line of at most 80 characters."""
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protokv.core.context import Anchoring, Context, Segment
+from protokv.core.context import Context, KVSegment, PositionFacts
 from protokv.core.memory import LocalMemory, Memory
-from protokv.core.packing import unpack
+from protokv.core.packing import unpack_tensors
 from protokv.core.rotary import Rotary
 from protokv.core.sanitize import find_usable
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
-from protokv.core.tensors import MemoryShape, TensorSpec, add_up
+from protokv.core.tensors import MemoryShape, TensorSpec, sum_by_group
 from protokv.errors import ConfigError
 
-CPU = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
-def split_shape(shape: MemoryShape) -> list[MemoryShape]:
+def split_memory_shape(shape: MemoryShape) -> list[MemoryShape]:
     """Return the shapes of the longest runs of layers that stand on one device, in order."""
     runs: list[MemoryShape] = []
     first = 0
@@ -49,7 +49,7 @@ class LayerShards(Memory):
             raise ConfigError(why, hint="load the model on one device, or use another memory")
         self.bounded, self.joins_steps = cls.bounded, cls.joins_steps
         self._specs = cls.declare(config, shape)
-        self._runs = split_shape(shape)
+        self._runs = split_memory_shape(shape)
         self._parts = [cls(config, own, rotary) for own in self._runs]
 
     def start(self, keys: Tensor, values: Tensor) -> None:
@@ -66,7 +66,7 @@ class LayerShards(Memory):
         """Take one step; each part takes its layers, and all drop the tokens that any of them would drop."""
         usable = step.usable
         if usable is None:
-            each = (find_usable(step.keys[run.own_layers], step.values[run.own_layers]).to(CPU) for run in self._runs)
+            each = (find_usable(step.keys[run.own_layers], step.values[run.own_layers]).to(_CPU) for run in self._runs)
             usable = torch.stack(list(each)).all(0)
         steps = [
             replace(
@@ -86,11 +86,11 @@ class LayerShards(Memory):
 
     def context(self) -> Context:
         """Return the contexts of all parts."""
-        return ShardedContext(self._runs, [part.context() for part in self._parts])
+        return _ShardedContext(self._runs, [part.context() for part in self._parts])
 
     def recall(self) -> Context:
         """Return the contexts of a question in all parts."""
-        return ShardedContext(self._runs, [part.recall() for part in self._parts])
+        return _ShardedContext(self._runs, [part.recall() for part in self._parts])
 
     def specs(self) -> tuple[TensorSpec, ...]:
         """Return those of the memory of all layers."""
@@ -104,7 +104,7 @@ class LayerShards(Memory):
             if any(whole.name in state for state in states):
                 # A part that needs it no longer has left it out.
                 pieces = [
-                    state[whole.name].cpu() if whole.name in state else spec.allocate(CPU)
+                    state[whole.name].cpu() if whole.name in state else spec.allocate(_CPU)
                     for state, spec in zip(states, own, strict=True)
                 ]
                 joined[whole.name] = pieces[0] if whole.layer_axis is None else torch.cat(pieces, whole.layer_axis)
@@ -112,7 +112,7 @@ class LayerShards(Memory):
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take a state of the memory of all layers, however it was split when it was saved."""
-        tensors = unpack(tensors, self._specs)
+        tensors = unpack_tensors(tensors, self._specs)
         for run, part in zip(self._runs, self._parts, strict=True):
             own = dict(tensors)
             for spec in self._specs:
@@ -122,7 +122,7 @@ class LayerShards(Memory):
 
     def nbytes(self) -> dict[str, int]:
         """Return bytes by part over all devices; tensors that all layers share are held once a device."""
-        return add_up(sizes for part in self._parts for sizes in part.nbytes().items())
+        return sum_by_group(sizes for part in self._parts for sizes in part.nbytes().items())
 
     def report(self) -> dict[str, Any]:
         """Return the report of the memory of all layers."""
@@ -137,7 +137,7 @@ class LayerShards(Memory):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedContext(Context):
+class _ShardedContext(Context):
     """The contexts of runs of layers."""
 
     runs: Sequence[MemoryShape]
@@ -154,7 +154,7 @@ class ShardedContext(Context):
         ends = (part.next_position for part in self.parts)
         return max((int(end) for end in ends if end is not None), default=None)
 
-    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+    def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return the segments of the layer's part."""
         part, own = self._find_part(layer)
         return part.at(own, query)
@@ -169,9 +169,9 @@ class ShardedContext(Context):
         pairs = zip(self.runs, self.parts, strict=True)
         return next((part, layer - run.first_layer) for run, part in pairs if layer < run.own_layers.stop)
 
-    def before(self, time: int) -> ShardedContext:
+    def before(self, time: int) -> _ShardedContext:
         """Hide later tokens in all parts."""
-        return ShardedContext(self.runs, [part.before(time) for part in self.parts])
+        return _ShardedContext(self.runs, [part.before(time) for part in self.parts])
 
     def visible_tokens(self) -> int:
         """Return those of the part that has most."""
@@ -181,7 +181,7 @@ class ShardedContext(Context):
         """Return that of the part that has most."""
         return max(int(part.far_span()) for part in self.parts)
 
-    def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> ShardedContext:
+    def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> _ShardedContext:
         """Return all parts with one span set aside, and moved by one shift.
 
         If no token is near, each part finds another time at which the near window would begin, and so another shift.
@@ -192,6 +192,6 @@ class ShardedContext(Context):
         shift = max(int(part.shift) for part in parts)
         latest = replace(anchoring, near=anchoring.origin + int(span) + shift)
         pairs = zip(self.parts, parts, strict=True)
-        return ShardedContext(
+        return _ShardedContext(
             self.runs, [moved if int(moved.shift) == shift else part.compact(latest, span) for part, moved in pairs]
         )

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from protokv.errors import StateCorrupt
 
-MOST_COUNT: Final = 2**48
+MOST_STREAM_COUNT: Final = 2**48
 """More than any stream has steps, tokens or positions, and so few that sums and products of two stay in 64 bits."""
 
-StreamCount = Annotated[int, Meta(ge=0, lt=MOST_COUNT)]
+_StreamCount = Annotated[int, Meta(ge=0, lt=MOST_STREAM_COUNT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class StepTokens:
     def coordinates(self) -> Tensor:
         """Return the centre (x, y) of every token's cell, `[T, 2]` float32 in [0, 1]; text lies in the middle."""
         coordinates = torch.full((len(self), 2), 0.5, device=self.embeddings.device)
-        coordinates[self.visual or slice(None)] = cell_centres(self.grid, coordinates.device)
+        coordinates[self.visual or slice(None)] = make_cell_centres(self.grid, coordinates.device)
         return coordinates
 
 
@@ -106,10 +106,10 @@ def split_steps(
 class StreamClock:
     """Where a stream stands."""
 
-    steps: StreamCount  # steps watched; also the index of the next one
-    stream_time_s: Annotated[float, Meta(ge=0, lt=MOST_COUNT)]  # at the end of the last step, 0 before the first
-    next_position: StreamCount  # one more than the highest rotary position in use; text starts here
-    tokens_seen: StreamCount  # tokens of the steps watched
+    steps: _StreamCount  # steps watched; also the index of the next one
+    stream_time_s: Annotated[float, Meta(ge=0, lt=MOST_STREAM_COUNT)]  # at the end of the last step, 0 before the first
+    next_position: _StreamCount  # one more than the highest rotary position in use; text starts here
+    tokens_seen: _StreamCount  # tokens of the steps watched
     fps: Annotated[float, Meta(ge=1e-6, le=1e6)]  # sampled frames a second
     frames_per_step: Annotated[int, Meta(ge=1, le=1000)]  # sampled frames that make a step
 
@@ -121,7 +121,7 @@ class StreamClock:
     def check(self) -> None:
         """Raise StateCorrupt if the fields contradict each other, or the stream is longer than a state can tell."""
         reached = max(self.steps, self.tokens_seen, self.next_position, self.stream_time_s)
-        if reached >= MOST_COUNT:
+        if reached >= MOST_STREAM_COUNT:
             raise StateCorrupt(f"clock: a stream that has come to {reached:g} is at the end of what a state can count")
         if not (self.tokens_seen > 0) == (self.steps > 0) == (self.stream_time_s > 0):
             raise StateCorrupt(
@@ -131,7 +131,7 @@ class StreamClock:
             raise StateCorrupt(f"clock.tokens_seen: {self.tokens_seen} tokens in {self.steps} steps")
 
 
-def cell_centres(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
+def make_cell_centres(grid: tuple[int, int], device: torch.device | None = None) -> Tensor:
     """Return (x, y) of the cells of a grid in raster order, `[rows * columns, 2]` float32 in [0, 1]."""
     rows, columns = grid
     y = (torch.arange(rows, dtype=torch.float32, device=device) + 0.5) / rows

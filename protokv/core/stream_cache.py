@@ -24,20 +24,20 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttent
 from transformers.integrations import sdpa_attention
 from transformers.masking_utils import sdpa_mask
 
-from protokv.core.attention import NAME, LayerTokens, Masks, TokenCache
-from protokv.core.context import Context, Segment
-from protokv.core.layers import KINDS, LayerKind, is_window, settle_tensors
+from protokv.core.attention import ATTENTION_NAME, AttentionMasks, LayerTokenCache, TokenCache
+from protokv.core.context import Context, KVSegment
+from protokv.core.layers import KINDS, LayerKind, clean_layer_tensors, is_window_tensor
 from protokv.errors import ConfigError, StateCorrupt
 
-ARGUMENT: Final = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else (
+CACHE_ARGUMENT: Final = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else (
     "past_key_values"
 )  # fmt: skip
 """The argument of a model that takes a cache; transformers renamed it in 5.24."""
-USE_OURS: Final = 'load the model with attn_implementation="protokv"'
+ATTENTION_HINT: Final = 'load the model with attn_implementation="protokv"'
 _LAYER: Final = "protokv_layer"  # the attribute of the keys that a memory layer returns: the layer
 
 
-class MemoryLayer(LayerTokens, CacheLayerMixin):  # type: ignore[misc]
+class MemoryLayer(LayerTokenCache, CacheLayerMixin):  # type: ignore[misc]
     """A layer with full attention, as transformers calls it; keys and values are `[1, H, n, D]`."""
 
     is_sliding = False
@@ -89,10 +89,10 @@ class MemoryLayer(LayerTokens, CacheLayerMixin):  # type: ignore[misc]
         if slots is None:
             return local
         if kwargs is None:
-            raise ConfigError("this model hands no bias to its attention", hint=USE_OURS)
+            raise ConfigError("this model hands no bias to its attention", hint=ATTENTION_HINT)
         bias = torch.cat((slots.bias, slots.bias.new_zeros(slots.bias.shape[0], self.length)), 1)
         groups = self.owner.query_heads // key_states.shape[1]
-        # Half precision has no number as low as `EMPTY`.
+        # Half precision has no number as low as `EMPTY_BIAS`.
         bias = bias.clamp(min=torch.finfo(key_states.dtype).min / 2).to(key_states.dtype)
         each = bias.repeat_interleave(groups, 0)[None, :, None]
         kwargs["position_bias"] = each.expand(1, -1, key_states.shape[2], -1)
@@ -120,7 +120,7 @@ class MemoryLayer(LayerTokens, CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-def attention_forward(
+def _attention_forward(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
@@ -142,8 +142,8 @@ def attention_forward(
     return attended.transpose(0, 1).unsqueeze(0), None
 
 
-AttentionInterface.register(NAME, attention_forward)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(ATTENTION_NAME, _attention_forward)
+AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
 
 class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
@@ -169,7 +169,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         # Of each layer, and whether it shares the tokens of an earlier one.
         self.kinds = [_find_kind(layer, name) for layer, name in zip(layers, named, strict=True)]
         self.query_heads: int = config.num_attention_heads
-        self.context, self.masks, self.seen = Context(), Masks(), 0
+        self.context, self.masks, self.seen = Context(), AttentionMasks(), 0
         self._settled: dict[str, Tensor] = {}  # what transformers' own layers held when the tokens since then began
 
     @property
@@ -195,15 +195,15 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         self.seen += self.length
         super().settle()
         if len(self.memory_layers) < len(self.layers):
-            self._settled = settle_tensors(layer_tensors(self.layers), self._settled)
-            restore_layers(self.layers, self._settled, self.seen)
+            self._settled = clean_layer_tensors(read_layer_tensors(self.layers), self._settled)
+            _restore_layers(self.layers, self._settled, self.seen)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what layers hold that the memory does not serve; nothing if all have full attention."""
         if len(self.memory_layers) == len(self.layers):
             return {}
         kinds = torch.tensor([tuple(map(int, row)) for row in self.kinds], dtype=torch.int32)
-        return {KINDS: kinds} | layer_tensors(self.layers)
+        return {KINDS: kinds} | read_layer_tensors(self.layers)
 
     def load_layers(self, held: Mapping[str, Tensor], devices: Sequence[torch.device], seen: int | None = None) -> None:
         """Take what `tensors` returned, on any device, to the devices of all layers of the model.
@@ -217,11 +217,11 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
             self._settled = {
                 name: one.to(devices[int(name.split(".")[1])]) for name, one in held.items() if name != KINDS
             }
-            self.seen = restore_layers(self.layers, self._settled, seen)
+            self.seen = _restore_layers(self.layers, self._settled, seen)
         except (KeyError, ValueError, IndexError, AttributeError) as error:
             raise StateCorrupt("the state has layers that this model has not") from error
 
-    def slots(self, number: int) -> Segment | None:
+    def slots(self, number: int) -> KVSegment | None:
         """Return the slots of a layer that are to be read as keys; None: none are."""
         return None
 
@@ -235,7 +235,7 @@ def _find_kind(layer: Any, name: str) -> tuple[LayerKind, bool]:
     return (LayerKind.SLIDING if name.startswith("sliding") else LayerKind.FULL), True
 
 
-def layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
+def read_layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
     """Return what transformers' own layers hold, as `protokv.core.layers` names it; keys and values `[H, n, D]`."""
     found: dict[str, Tensor] = {}
     for i, layer in enumerate(layers):
@@ -251,8 +251,8 @@ def layer_tensors(layers: Sequence[Any]) -> dict[str, Tensor]:
     return found
 
 
-def restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: int | None = None) -> int:
-    """Give transformers' own layers what `layer_tensors` returned; states, which they write to, are copied.
+def _restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: int | None = None) -> int:
+    """Give transformers' own layers what `read_layer_tensors` returned; states, which they write to, are copied.
 
     Returns `seen`, tokens before these, as masks count; None: as many as a window holds. KeyError, ValueError,
     IndexError, AttributeError: these layers hold nothing of that name, or a shorter window.
@@ -260,7 +260,7 @@ def restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: i
     for name, held in tensors.items():
         _, number, kind, *rest = name.split(".")
         layer = layers[int(number)]
-        if is_window(name):
+        if is_window_tensor(name):
             if held.shape[1] >= layer.sliding_window:
                 raise ValueError(f"{name} is longer than the window")
             if not layer.is_initialized:

@@ -75,10 +75,10 @@ class StatePart(ABC):
     def nbytes(self) -> dict[str, int]:
         """Return bytes by group of tensors, buffers included."""
         held = ((name.partition(".")[0], count_bytes(tensor)) for name, tensor in self.live_tensors().items())
-        return add_up(chain(held, ((group, count_bytes(*tensors)) for group, tensors in self.buffers().items())))
+        return sum_by_group(chain(held, ((group, count_bytes(*tensors)) for group, tensors in self.buffers().items())))
 
 
-def add_up(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
+def sum_by_group(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return the sum of each group, in order of first appearance."""
     total: dict[str, int] = {}
     for group, size in sizes:

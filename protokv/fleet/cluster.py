@@ -18,25 +18,25 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from protokv.errors import ConfigError
-from protokv.fleet.run import POLL_S, WorkerDied
-from protokv.fleet.worker import Recipe, Worker
+from protokv.fleet.run import WORKER_POLL_S, WorkerDied
+from protokv.fleet.worker import FleetWorker, JobRecipe
 
-REACH_S = 10.0  # within which the head of a cluster answers
+_REACH_S = 10.0  # within which the head of a cluster answers
 
 
-class _Actor(Worker):
+class _Actor(FleetWorker):
     """A worker in the folder of the coordinator, so that relative paths mean the same on every machine."""
 
-    def __init__(self, recipe: Recipe, folder: str) -> None:
+    def __init__(self, recipe: JobRecipe, folder: str) -> None:
         super().__init__(recipe, "auto")
         with contextlib.suppress(OSError):
             os.chdir(folder)
 
 
-class RayPool(contextlib.AbstractContextManager["RayPool"]):
-    """A `Pool` of actors in a cluster; leaving it ends the connection, and with it the actors."""
+class RayWorkerPool(contextlib.AbstractContextManager["RayWorkerPool"]):
+    """A `WorkerPool` of actors in a cluster; leaving it ends the connection, and with it the actors."""
 
-    def __init__(self, recipe: Recipe, address: str | None = None, n: int | None = None) -> None:
+    def __init__(self, recipe: JobRecipe, address: str | None = None, n: int | None = None) -> None:
         """Connect to the cluster at `address`, for `n` actors. ConfigError if there is none.
 
         Without an address it is that of `RAY_ADDRESS`, one that runs on this machine, or a new one. Without a number
@@ -46,7 +46,7 @@ class RayPool(contextlib.AbstractContextManager["RayPool"]):
             if address is not None:
                 # Ray itself tries for more than a minute.
                 host, _, port = address.removeprefix("ray://").rpartition(":")
-                socket.create_connection((host, int(port)), timeout=REACH_S).close()
+                socket.create_connection((host, int(port)), timeout=_REACH_S).close()
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (OSError, RuntimeError, ValueError, OverflowError) as error:
             first = str(error).strip().partition("\n")[0]
@@ -67,7 +67,7 @@ class RayPool(contextlib.AbstractContextManager["RayPool"]):
             if index not in self._actors:
                 self._actors[index] = actor = self._make.remote(self._recipe, str(Path.cwd()))
                 ready = actor.__ray_ready__.remote()
-                while not ray.wait([ready], timeout=POLL_S)[0]:
+                while not ray.wait([ready], timeout=WORKER_POLL_S)[0]:
                     if self._stopped:
                         raise WorkerDied("there was no room for it in the cluster")
             return ray.get(getattr(self._actors[index], verb).remote(*args))

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.state.store import FORMS, is_url, name_state
-from protokv.video.address import LIVE, VIDEO_SUFFIXES, default_stem, local_name, public_name, source_kind
-from protokv.video.bucket import is_object, list_objects
+from protokv.state.store import STATE_FORMS, is_remote_state, make_state_name
+from protokv.video.address import LIVE, VIDEO_SUFFIXES, redact_address, show_address, source_kind, source_stem
+from protokv.video.bucket import in_bucket, list_bucket
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class VideoJob:
     """One video: its source as `open_source` takes it, and the key of its state, a relative path with `/`."""
 
     source: str
@@ -28,51 +28,51 @@ class Job:
 
     def to_dict(self) -> dict[str, str]:
         """Return plain JSON for reports; an address is without its secrets."""
-        return {"source": local_name(self.source), "key": self.key}
+        return {"source": show_address(self.source), "key": self.key}
 
 
-def plan(sources: Iterable[str]) -> list[Job]:
+def plan_fleet(sources: Iterable[str]) -> list[VideoJob]:
     """Return every video once, in the order of the sources; within a folder or prefix sorted by name.
 
     ConfigError if two videos have one key, or one is live; SourceNotFound if a folder or prefix holds none.
     """
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, VideoJob] = {}
     for job in (job for source in sources for job in _expand(source)):
         if source_kind(job.source) in LIVE:
-            why = f"{public_name(job.source)} is live, and workers are for videos that end"
+            why = f"{redact_address(job.source)} is live, and workers are for videos that end"
             raise ConfigError(why, hint=f"give it a run of its own: protokv ingest SOURCE -o {job.key}.safetensors")
         other = jobs.setdefault(job.key, job)
         if other.source != job.source:
-            why = f"{local_name(other.source)} and {local_name(job.source)} would both have the state {job.key}"
+            why = f"{show_address(other.source)} and {show_address(job.source)} would both have the state {job.key}"
             hint = "name a folder that holds both, whose states have their paths, or ingest them into two folders"
             raise ConfigError(why, hint=hint)
     return list(jobs.values())
 
 
-def is_several(source: str) -> bool:
+def is_video_folder(source: str) -> bool:
     """Return True if a source stands for the videos below it, not for one."""
-    if is_object(source):
+    if in_bucket(source):
         return source.endswith("/") or glob.has_magic(source)
     return source_kind(source) == "file" and Path(source).is_dir()
 
 
-def _expand(source: str) -> Iterator[Job]:
-    if not is_several(source):
-        yield Job(source, make_key(source))
+def _expand(source: str) -> Iterator[VideoJob]:
+    if not is_video_folder(source):
+        yield VideoJob(source, make_video_key(source))
         return
     files = (path for path in Path(source).rglob("*") if path.is_file())
     below = ((path.relative_to(source).as_posix(), str(path)) for path in files)
-    videos = [(name, path) for name, path in (list_objects(source) if is_object(source) else below) if _is_video(name)]
+    videos = [(name, path) for name, path in (list_bucket(source) if in_bucket(source) else below) if _is_video(name)]
     if not videos:
         raise SourceNotFound(f"there is no video in {source}", hint="check its spelling; names end in .mp4, .mkv, ...")
     for name, path in sorted(videos):
-        yield Job(path, _cut_suffix(name))
+        yield VideoJob(path, _cut_suffix(name))
 
 
-def make_key(source: str) -> str:
+def make_video_key(source: str) -> str:
     """Return the key of a single video."""
-    if source_kind(source) != "file" and not is_object(source):
-        return default_stem(source)
+    if source_kind(source) != "file" and not in_bucket(source):
+        return source_stem(source)
     # The name of an object is the last part of its address.
     return _cut_suffix(PurePosixPath(Path(source).as_posix()).name) or "video"
 
@@ -87,25 +87,25 @@ def _cut_suffix(name: str) -> str:
     return str(path.with_suffix("")) if path.suffix.lower() in VIDEO_SUFFIXES else str(path)
 
 
-def locate_state(place: str, key: str) -> str:
+def locate_fleet_state(place: str, key: str) -> str:
     """Return where the state of a key is."""
     folder, slash, stem = key.rpartition("/")
-    name = folder + slash + name_state(stem)
-    return f"{place.rstrip('/')}/{name}" if is_url(place) else str(Path(place, name))
+    name = folder + slash + make_state_name(stem)
+    return f"{place.rstrip('/')}/{name}" if is_remote_state(place) else str(Path(place, name))
 
 
-def is_place(path: str) -> bool:
+def is_state_folder(path: str) -> bool:
     """Return True if a path stands for the states below it, not for one."""
-    if is_url(path):
+    if is_remote_state(path):
         return path.endswith("/")
     folder = Path(path)
-    return folder.suffix not in FORMS and (folder.is_dir() or path.endswith(("/", os.sep)))
+    return folder.suffix not in STATE_FORMS and (folder.is_dir() or path.endswith(("/", os.sep)))
 
 
-def find_states(place: str) -> list[str]:
+def find_fleet_states(place: str) -> list[str]:
     """Return the states below a place, sorted by name, without reading them. StateNotFound if there is none."""
-    if is_url(place):
-        found = sorted(address for name, address in list_objects(place) if name.endswith(tuple(FORMS)))
+    if is_remote_state(place):
+        found = sorted(address for name, address in list_bucket(place) if name.endswith(tuple(STATE_FORMS)))
     else:
         found = sorted(_walk(Path(place)))
     if not found:
@@ -117,6 +117,6 @@ def _walk(folder: Path) -> Iterator[str]:
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         # A .zarr is a folder itself; the name of a kept commit ends in its time and not in a suffix.
-        states = [name for name in (*folders, *names) if name.endswith(tuple(FORMS)) and not name.startswith(".")]
+        states = [name for name in (*folders, *names) if name.endswith(tuple(STATE_FORMS)) and not name.startswith(".")]
         folders[:] = [name for name in folders if name not in states]
         yield from (str(Path(where, name)) for name in states)

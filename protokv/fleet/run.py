@@ -1,6 +1,6 @@
-"""Run a fleet: hand videos to workers as they become free, and yield one `Outcome` per video.
+"""Run a fleet: hand videos to workers as they become free, and yield one `VideoOutcome` per video.
 
-A thread waits for each worker: a process of this machine (`LocalPool`) or an actor of a cluster (`RayPool`). A
+A thread waits for each worker: a process here (`LocalWorkerPool`) or an actor of a cluster (`RayWorkerPool`). A
 worker that dies is replaced and its video tried again, from its last commit. A mistake that concerns all videos (no
 such model, a worker that dies while it loads the model) ends the fleet.
 """
@@ -21,12 +21,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from protokv.errors import ModelError
-from protokv.fleet.plan import Job, locate_state
-from protokv.fleet.worker import Failure, Outcome, Recipe, Worker
+from protokv.fleet.plan import VideoJob, locate_fleet_state
+from protokv.fleet.worker import FleetWorker, JobRecipe, VideoFailure, VideoOutcome
 
 # A video may take its worker with it this often before it fails: it, or a machine that is taken away, may be to blame.
-ATTEMPTS = 3
-POLL_S = 0.2  # between two calls of `should_stop`
+VIDEO_ATTEMPTS = 3
+WORKER_POLL_S = 0.2  # between two calls of `should_stop`
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -34,26 +34,26 @@ class WorkerDied(Exception):
     """The worker is gone, and with it the call; the message says why."""
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     """`size` workers, numbered from 0; a context manager that ends them."""
 
     size: int
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
-        """Call a method of a `Worker` and wait for it; start the worker if there is none. WorkerDied if it dies."""
+        """Call a method of a `FleetWorker` and wait for it; start it if there is none. WorkerDied if it dies."""
 
     def stop(self) -> None:
         """Let every worker commit and return after its step."""
 
 
-class LocalPool(AbstractContextManager["LocalPool"]):
-    """A `Pool` of processes on this machine, on the devices in turn.
+class LocalWorkerPool(AbstractContextManager["LocalWorkerPool"]):
+    """A `WorkerPool` of processes on this machine, on the devices in turn.
 
     The death of a process breaks its whole executor, so each worker has an executor of its own: only its task is lost,
     and it keeps its device. A worker ends with its coordinator.
     """
 
-    def __init__(self, recipe: Recipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
+    def __init__(self, recipe: JobRecipe, n: int = 1, devices: Sequence[str] = ("auto",)) -> None:
         """Start nothing yet; `n` processes will use the devices, named as in `load_backbone`."""
         self.size, self._recipe, self._devices = n, recipe, devices
         self._executors: list[ProcessPoolExecutor | None] = [None] * n
@@ -88,10 +88,10 @@ class LocalPool(AbstractContextManager["LocalPool"]):
         self._scratch.cleanup()
 
 
-_workers: list[Worker] = []  # that of this process; none in the coordinator's
+_workers: list[FleetWorker] = []  # that of this process; none in the coordinator's
 
 
-def _begin(recipe: Recipe, device: str, scratch: str, stopped: Any) -> None:
+def _begin(recipe: JobRecipe, device: str, scratch: str, stopped: Any) -> None:
     tempfile.tempdir = scratch
 
     def end_with_parent() -> None:
@@ -100,7 +100,7 @@ def _begin(recipe: Recipe, device: str, scratch: str, stopped: Any) -> None:
             # The state has its last commit.
             os._exit(1)
 
-    _workers.append(Worker(recipe, device, lambda: bool(stopped.value)))
+    _workers.append(FleetWorker(recipe, device, lambda: bool(stopped.value)))
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
@@ -109,13 +109,13 @@ def _call(verb: str, args: tuple[Any, ...]) -> Any:
 
 
 def run_fleet(
-    jobs: Iterable[Job],
-    pool: Pool,
+    jobs: Iterable[VideoJob],
+    pool: WorkerPool,
     place: str,
     *,
     max_failures: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Outcome]:
+) -> Iterator[VideoOutcome]:
     """Bring every video to its state at `place`; yield one outcome per video, in the order in which they end.
 
     Videos are taken as workers become free. No other is begun after `max_failures`, or once `should_stop`, asked five
@@ -124,7 +124,7 @@ def run_fleet(
     ModelError, ConfigError: the model cannot be loaded; other videos in work are committed first.
     """
     waiting, failed, over = iter(jobs), 0, threading.Event()
-    free, in_work = list(range(pool.size)), dict[Future[Outcome], int]()
+    free, in_work = list(range(pool.size)), dict[Future[VideoOutcome], int]()
     with ThreadPoolExecutor(pool.size, "fleet") as threads:
         try:
             while True:
@@ -133,7 +133,7 @@ def run_fleet(
                     in_work[threads.submit(_ingest, pool, index, job, place, over)] = index
                 if not in_work:
                     return
-                for ended in wait(in_work, POLL_S, FIRST_COMPLETED).done:
+                for ended in wait(in_work, WORKER_POLL_S, FIRST_COMPLETED).done:
                     free.append(in_work.pop(ended))
                     outcome = ended.result()
                     failed += outcome.status == "failed"
@@ -150,13 +150,13 @@ def run_fleet(
                 pool.stop()
 
 
-def _ingest(pool: Pool, index: int, job: Job, place: str, over: threading.Event) -> Outcome:
+def _ingest(pool: WorkerPool, index: int, job: VideoJob, place: str, over: threading.Event) -> VideoOutcome:
     """Bring one video to its state with the worker at `index`; once `over`, a worker that died is not replaced."""
-    lost = Outcome(job, locate_state(place, job.key), "stopped")
-    for attempt in range(1, ATTEMPTS + 1):
+    lost = VideoOutcome(job, locate_fleet_state(place, job.key), "stopped")
+    for attempt in range(1, VIDEO_ATTEMPTS + 1):
         verb = "examine"
         try:
-            found: Outcome = pool.call(index, verb, job)
+            found: VideoOutcome = pool.call(index, verb, job)
             if found.status not in ("done", "failed"):
                 pool.call(index, verb := "load")
                 found = pool.call(index, verb := "watch", found)
@@ -170,4 +170,4 @@ def _ingest(pool: Pool, index: int, job: Job, place: str, over: threading.Event)
                 raise ModelError(why, hint=hint) from death
             message = f"{death}, {attempt} times"
     hint = "try it alone, with --debug; if memory ran out, use fewer --workers"
-    return replace(lost, status="failed", attempts=ATTEMPTS, failure=Failure("WorkerDied", message, hint))
+    return replace(lost, status="failed", attempts=VIDEO_ATTEMPTS, failure=VideoFailure("WorkerDied", message, hint))

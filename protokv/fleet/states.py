@@ -7,24 +7,24 @@ from typing import Any
 
 from protokv.core.backbone import Backbone
 from protokv.errors import StateError
-from protokv.fleet.plan import find_states
-from protokv.fleet.worker import Failure, read_damage
-from protokv.state.checkpoint import load_recorded_backbone, read_memory_config
-from protokv.state.reader import Reader
+from protokv.fleet.plan import find_fleet_states
+from protokv.fleet.worker import VideoFailure, read_recorded_damage
+from protokv.state.checkpoint import load_recorded_backbone, read_state_memory_config
+from protokv.state.reader import StateReader
 
 _COLUMNS = "stream_time_s", "steps", "tokens_seen", "file_bytes", "memory", "model", "damage", "failure"
 
 
-def survey(place: str) -> Iterator[dict[str, Any]]:
+def survey_fleet(place: str) -> Iterator[dict[str, Any]]:
     """Yield a row per state, sorted by name: plain JSON, with unknown values as None. StateNotFound if there is none.
 
     `failure` says why a state cannot be read.
     """
-    for state in find_states(place):
+    for state in find_fleet_states(place):
         row: dict[str, Any] = {"state": state, "source": None, "complete": False, **dict.fromkeys(_COLUMNS)}
         try:
-            reader = Reader.open(state)
-            header, clock, config = reader.header, reader.header.clock, read_memory_config(reader.header)
+            reader = StateReader.open(state)
+            header, clock, config = reader.header, reader.header.clock, read_state_memory_config(reader.header)
             row |= {
                 "source": (header.source or {}).get("name"),
                 "complete": header.complete,
@@ -32,14 +32,14 @@ def survey(place: str) -> Iterator[dict[str, Any]]:
                 "file_bytes": reader.file_bytes,
                 "memory": f"{config.name}, {config.budget} tokens",
                 "model": header.backbone.name,
-                "damage": read_damage(header) or None,
+                "damage": read_recorded_damage(header) or None,
             }
         except StateError as error:
-            row["failure"] = Failure.from_error(error).message
+            row["failure"] = VideoFailure.from_error(error).message
         yield row
 
 
-def load_backbone_for(
+def load_fleet_backbone(
     states: Iterable[str], name: str | None, revision: str | None = None, *, device: str, device_map: str | None
 ) -> Backbone:
     """Load the model of the first readable state; arguments as for `load_recorded_backbone`.
@@ -49,7 +49,7 @@ def load_backbone_for(
     reasons = list[StateError]()
     for state in states:
         try:
-            header = Reader.open(state).header
+            header = StateReader.open(state).header
             return load_recorded_backbone(header, name, revision, device=device, device_map=device_map)
         except StateError as error:
             reasons.append(error)

@@ -17,30 +17,30 @@ from typing import TYPE_CHECKING, Any, Literal
 from protokv.backbones import identify_backbone
 from protokv.core.backbone import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
-from protokv.fleet.plan import Job, locate_state
-from protokv.ingestion.continuation import check_equal, check_options
+from protokv.fleet.plan import VideoJob, locate_fleet_state
+from protokv.ingestion.continuation import check_continued_options, check_field
 from protokv.ingestion.events import SourceNoted, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest_events
-from protokv.state.checkpoint import check_fits
-from protokv.state.header import Header
-from protokv.state.reader import Reader
+from protokv.state.checkpoint import check_state_fits
+from protokv.state.header import StateHeader
+from protokv.state.reader import StateReader
 from protokv.state.sources import list_fingerprints
-from protokv.video import Damage
+from protokv.video import SourceDamage
 from protokv.video.address import source_kind
-from protokv.video.bucket import is_object
+from protokv.video.bucket import in_bucket
 from protokv.video.registry import fingerprint_source, open_source
-from protokv.video.source import never
+from protokv.video.source import never_stop
 from protokv.words import find as words
 
 if TYPE_CHECKING:
     from protokv.core.backbone import Backbone
 
-Status = Literal["new", "unfinished", "changed", "done", "watched", "stopped", "failed"]
+_Status = Literal["new", "unfinished", "changed", "done", "watched", "stopped", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class JobRecipe:
     """How every video of a fleet becomes a state.
 
     `backbone` of the options is a name, which each worker loads once. Their `overwrite` starts over a state of other
@@ -60,7 +60,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class VideoFailure:
     """Why a video has no complete, undamaged state."""
 
     kind: str  # the error of a single `ingest`; Damaged: the state has what could be read; WorkerDied: at each attempt
@@ -68,7 +68,7 @@ class Failure:
     hint: str = ""  # what to do
 
     @classmethod
-    def from_error(cls, error: Exception) -> Failure:
+    def from_error(cls, error: Exception) -> VideoFailure:
         """Return an error on one line."""
         kind = type(error).__name__
         told = error if isinstance(error, ProtoKVError) else ProtoKVError(f"{kind}: {error}")
@@ -76,17 +76,17 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VideoOutcome:
     """What is left to do for a video before a run, or the result of it.
 
     Status before: "new" without a state, "unfinished" to continue it, "changed" to start over. After: "watched" to its
     end by this run, or "stopped" on request after a commit. Both: "done" before this run, or "failed".
     """
 
-    job: Job
+    job: VideoJob
     state: str  # its path
-    status: Status
-    standing: Status = "new"  # the status before the run
+    status: _Status
+    standing: _Status = "new"  # the status before the run
     steps: int = 0  # of the state now
     stream_time_s: float = 0.0  # of the state now
     watched_s: float = 0.0  # seconds of stream that this run added
@@ -94,7 +94,7 @@ class Outcome:
     file_bytes: int = 0  # of the state now
     elapsed_s: float = 0.0  # seconds that the worker was busy with it
     attempts: int = 1  # how often it was begun
-    failure: Failure | None = None  # why it failed; of a watched or finished video, its damage
+    failure: VideoFailure | None = None  # why it failed; of a watched or finished video, its damage
     notes: tuple[str, ...] = ()  # what a user should know of the video that is no damage
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,10 +106,10 @@ class Outcome:
         return row
 
 
-class Worker:
+class FleetWorker:
     """One model on one device, and one video at a time."""
 
-    def __init__(self, recipe: Recipe, device: str, should_stop: Callable[[], bool] = never) -> None:
+    def __init__(self, recipe: JobRecipe, device: str, should_stop: Callable[[], bool] = never_stop) -> None:
         """Load nothing yet. `should_stop` is called after every step."""
         self._recipe, self._device, self._stopped = recipe, device, False
         self._stops = lambda: self._stopped or should_stop()
@@ -124,13 +124,13 @@ class Worker:
         """Load the model, the first time. Raises as `load_backbone`."""
         self._backbone = self._backbone or self._recipe.load(self._device)
 
-    def examine(self, job: Job) -> Outcome:
+    def examine(self, job: VideoJob) -> VideoOutcome:
         """Return what is left to do for a video. Raises if there is no model, which concerns all videos."""
         self._identity = self._identity or self._recipe.identify(self._device)
-        return examine(job, self._recipe, self._identity)
+        return examine_video(job, self._recipe, self._identity)
 
-    def watch(self, found: Outcome) -> Outcome:
-        """Ingest what is left of a video, as `examine` found it."""
+    def watch(self, found: VideoOutcome) -> VideoOutcome:
+        """Ingest what is left of a video, as `examine_video` found it."""
         self.load()
         began, notes, anew = time.perf_counter(), list[str](), found.status == "changed"
         options = replace(self._recipe.options, backbone=self._backbone, device=self._device, overwrite=anew)
@@ -144,7 +144,7 @@ class Worker:
                     elif isinstance(event, Summary):
                         summary = event
         except Exception as error:
-            failure = Failure.from_error(error)
+            failure = VideoFailure.from_error(error)
             return replace(found, status="failed", elapsed_s=time.perf_counter() - began, failure=failure)
         state: dict[str, Any] = {name: getattr(summary, name) for name in ("steps", "stream_time_s", "file_bytes")}
         return replace(
@@ -153,58 +153,58 @@ class Worker:
             status="watched" if summary.complete or summary.damaged else "stopped",
             watched_s=summary.stream_time_s - found.stream_time_s,
             elapsed_s=time.perf_counter() - began,
-            failure=Failure("Damaged", damage) if (damage := summary.damage or summary.words_lost) else None,
+            failure=VideoFailure("Damaged", damage) if (damage := summary.damage or summary.words_lost) else None,
             notes=tuple(notes),
         )
 
 
-def preview(jobs: Iterable[Job], recipe: Recipe) -> Iterator[Outcome]:
+def preview_fleet(jobs: Iterable[VideoJob], recipe: JobRecipe) -> Iterator[VideoOutcome]:
     """Yield what a run would do with each video, with the seconds left; writes nothing. Raises if there is no model."""
     identity, options = recipe.identify(recipe.options.device), recipe.options
     for job in jobs:
-        found = examine(job, recipe, identity)
-        if found.status not in ("done", "failed") and source_kind(job.source) == "file" and not is_object(job.source):
+        found = examine_video(job, recipe, identity)
+        if found.status not in ("done", "failed") and source_kind(job.source) == "file" and not in_bucket(job.source):
             try:
                 with open_source(job.source, options.decoder, max_pixels=options.max_frame_pixels) as opened:
                     found = replace(found, notes=tuple(opened.notes))
                     if opened.info.duration_s is not None:
                         found = replace(found, left_s=max(0.0, opened.info.duration_s - found.stream_time_s))
             except Exception as error:
-                found = replace(found, status="failed", failure=Failure.from_error(error))
+                found = replace(found, status="failed", failure=VideoFailure.from_error(error))
         yield found
 
 
-def examine(job: Job, recipe: Recipe, identity: BackboneIdentity) -> Outcome:
+def examine_video(job: VideoJob, recipe: JobRecipe, identity: BackboneIdentity) -> VideoOutcome:
     """Return what is left to do for a video, by the header of its state.
 
     It fails if the video is not there, or if the state cannot be read or is of another video, model, memory or rate.
     """
-    target = locate_state(recipe.place, job.key)
+    target = locate_fleet_state(recipe.place, job.key)
     try:
         ours = fingerprint_source(job.source)
         try:
-            reader = Reader.open(target)
+            reader = StateReader.open(target)
             _check_settings(target, reader.header, recipe, identity)
         except StateNotFound:
-            return Outcome(job, target, "new")
+            return VideoOutcome(job, target, "new")
         except (StateCorrupt, StateMismatch):
             if not recipe.options.overwrite:
                 raise
-            return Outcome(job, target, "changed", "changed")
+            return VideoOutcome(job, target, "changed", "changed")
         header = reader.header
         if _is_changed(job.source, target, ours, header, recipe.options):
-            return Outcome(job, target, "changed", "changed")
-        status: Status = "done" if header.complete else "unfinished"
-        found = Outcome(job, target, status, status, header.clock.steps, header.clock.stream_time_s)
+            return VideoOutcome(job, target, "changed", "changed")
+        status: _Status = "done" if header.complete else "unfinished"
+        found = VideoOutcome(job, target, status, status, header.clock.steps, header.clock.stream_time_s)
         if status == "unfinished":
             return found
-        failure = Failure("Damaged", damage) if (damage := read_damage(header)) else None
+        failure = VideoFailure("Damaged", damage) if (damage := read_recorded_damage(header)) else None
         return replace(found, left_s=0.0, file_bytes=reader.file_bytes, failure=failure)
     except Exception as error:
-        return Outcome(job, target, "failed", failure=Failure.from_error(error))
+        return VideoOutcome(job, target, "failed", failure=VideoFailure.from_error(error))
 
 
-def _is_changed(source: str, target: str, ours: str | None, header: Header, options: IngestOptions) -> bool:
+def _is_changed(source: str, target: str, ours: str | None, header: StateHeader, options: IngestOptions) -> bool:
     """Return True if a video, or its subtitles, is not the one that a state has watched. StateMismatch."""
     if ours is None or ours not in list_fingerprints(header):
         # A video that changed under its name is watched anew; one of another name needs --force.
@@ -215,31 +215,31 @@ def _is_changed(source: str, target: str, ours: str | None, header: Header, opti
             raise StateMismatch(why, hint=hint)
         return True
     # A text track changes with its container.
-    before, choice = words.recorded_subtitles(header.source), options.subtitles
+    before, choice = words.read_recorded_subtitles(header.source), options.subtitles
     file = words.find_subtitle_file(source, choice, forced=before.get("kind") != "track")
     if file is not None:
         return words.identify_subtitles(before) != words.describe_subtitle_file(file)
-    if choice in (words.AUTO, words.OFF):
-        return before.get("kind") == "file" or (choice == words.OFF and before != {})
+    if choice in (words.SUBTITLES_AUTO, words.SUBTITLES_OFF):
+        return before.get("kind") == "file" or (choice == words.SUBTITLES_OFF and before != {})
     return words.shorten_language(str(before.get("language", ""))) != words.shorten_language(choice)
 
 
-def read_damage(header: Header) -> str:
+def read_recorded_damage(header: StateHeader) -> str:
     """Return the damage of the last source of a state, or of its subtitles; empty if all was read."""
-    lost = words.recorded_subtitles(header.source).get("lost")
-    return Damage.from_dict((header.source or {}).get("damage")).message or str(lost or "")
+    lost = words.read_recorded_subtitles(header.source).get("lost")
+    return SourceDamage.from_dict((header.source or {}).get("damage")).message or str(lost or "")
 
 
-def _check_settings(target: str, header: Header, recipe: Recipe, identity: BackboneIdentity) -> None:
+def _check_settings(target: str, header: StateHeader, recipe: JobRecipe, identity: BackboneIdentity) -> None:
     """Refuse a state of another model, memory, system prompt, rate or cost of a frame."""
     options = recipe.options
     try:
-        check_fits(header, identity)
-        check_options(target, header, options)
+        check_state_fits(header, identity)
+        check_continued_options(target, header, options)
         if options.fps is not None:
-            check_equal(target, "fps", header.clock.fps, options.fps)
+            check_field(target, "fps", header.clock.fps, options.fps)
         if (wanted := options.frame_tokens) is not None:
-            check_equal(target, "frame_tokens", header.settings.get("frame_tokens", "the model's own"), wanted)
+            check_field(target, "frame_tokens", header.settings.get("frame_tokens", "the model's own"), wanted)
     except ProtoKVError as error:
         hint = "ingest into another folder, or start such states over with --force"
         raise type(error)(error.message, hint=hint) from error

@@ -18,11 +18,11 @@ from protokv.ingestion.events import (
     Summary,
     WordsLost,
 )
-from protokv.ingestion.options import NEVER, Every, IngestOptions, LiveOptions, StandingQuestion
+from protokv.ingestion.options import COMMIT_NEVER, Every, IngestOptions, LiveOptions, StandingQuestion
 from protokv.ingestion.run import ingest, ingest_events
 
 __all__ = [
-    "NEVER", "Answered", "Commit", "Event", "Every", "FramesDropped", "IngestOptions", "LiveOptions", "Progress",
+    "COMMIT_NEVER", "Answered", "Commit", "Event", "Every", "FramesDropped", "IngestOptions", "LiveOptions", "Progress",
     "SourceLost", "SourceNoted", "SourceRecovered", "StandingQuestion", "Started", "Summary", "WordsLost", "ingest",
     "ingest_events",
 ]  # fmt: skip

@@ -13,11 +13,11 @@ from protokv.core.session import Session
 from protokv.ingestion.events import Answered
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import StandingQuestion
-from protokv.state.sources import MOST_CHARACTERS, MOST_KEPT, KeptAnswer
-from protokv.timings import stage
+from protokv.state.sources import MOST_ANSWER_CHARACTERS, MOST_KEPT_ANSWERS, KeptAnswer
+from protokv.timings import time_stage
 
 
-class Asker:
+class StandingAsker:
     """Asks what is due, and has the last answers for the state: `kept`, oldest first."""
 
     def __init__(
@@ -38,12 +38,12 @@ class Asker:
             if int(now_s / one.every_s + 1e-6) == int(before_s / one.every_s + 1e-6):
                 continue
             dropped = live.frames_dropped if live else 0
-            with stage(session.timings, "questions"):
+            with time_stage(session.timings, "questions"):
                 answer = session.ask(one.text, decoding, evidence=one.evidence)
             shares = {choice: round(share, 4) for choice, share in (answer.probabilities or {}).items()}
             news = Answered(
-                question=one.text[:MOST_CHARACTERS],
-                answer=answer.text[:MOST_CHARACTERS],
+                question=one.text[:MOST_ANSWER_CHARACTERS],
+                answer=answer.text[:MOST_ANSWER_CHARACTERS],
                 stream_time_s=now_s,
                 mean_logprob=round(answer.mean_logprob, 6),
                 probability=shares.get(answer.text),
@@ -57,7 +57,7 @@ class Asker:
             if not one.on_change or last is None or last.casefold() != news.answer.casefold():
                 found.append(news)
                 self.kept.append(KeptAnswer(*(getattr(news, field) for field in KeptAnswer.__slots__)))
-            if len(self.kept) > MOST_KEPT:
+            if len(self.kept) > MOST_KEPT_ANSWERS:
                 # The oldest whose question has a newer answer: `on_change` compares with the last.
                 newest = {row.question: row for row in self.kept}
                 self.kept.remove(next((row for row in self.kept if newest[row.question] is not row), self.kept[0]))

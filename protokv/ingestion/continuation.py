@@ -16,16 +16,16 @@ from protokv.core.backbone import Backbone
 from protokv.errors import StateMismatch
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import IngestOptions
-from protokv.state.checkpoint import read_memory_config
-from protokv.state.header import Header, State
-from protokv.state.sources import SourcePart, next_source_part, read_source_part, source_records
+from protokv.state.checkpoint import read_state_memory_config
+from protokv.state.header import State, StateHeader
+from protokv.state.sources import SourcePart, list_source_records, next_source_part, read_source_part
 from protokv.state.store import StatePath
 from protokv.video import Source
 from protokv.words import Subtitles
-from protokv.words.find import identify_subtitles, name_subtitles, recorded_subtitles
+from protokv.words.find import identify_subtitles, name_subtitles, read_recorded_subtitles
 
 
-def find_continued_segment(
+def find_continued_source_part(
     path: StatePath, state: State, source: Source, *, append: bool
 ) -> tuple[SourcePart, Mapping[str, Any]]:
     """Find where the source begins in the stream of a state, or stands in it already; and the state's record of it.
@@ -34,7 +34,7 @@ def find_continued_segment(
     empty if nothing of the source was watched. StateMismatch: the state is of another source, or its last source is not
     watched to its end.
     """
-    last, ours, records = state.source or {}, source.info.fingerprint, source_records(state)
+    last, ours, records = state.source or {}, source.info.fingerprint, list_source_records(state)
     if isinstance(source, LiveSource):
         if (last.get("kind"), last.get("name")) == (source.info.kind, source.info.name):
             part = replace(read_source_part(state), done=False)
@@ -58,7 +58,7 @@ def find_continued_segment(
 
 
 def _another_source(path: StatePath, state: State, source: Source) -> StateMismatch:
-    theirs = source_records(state)[0].get("name")
+    theirs = list_source_records(state)[0].get("name")
     if theirs is None:
         what = "frames from a program"
     elif theirs == source.info.name:
@@ -70,33 +70,33 @@ def _another_source(path: StatePath, state: State, source: Source) -> StateMisma
     return StateMismatch(why, hint=hint)
 
 
-def check_options(path: StatePath, state: Header, options: IngestOptions) -> None:
+def check_continued_options(path: StatePath, state: StateHeader, options: IngestOptions) -> None:
     """Refuse another memory, system prompt or chunk than the state's. StateMismatch, naming the setting."""
     # Read the state's memory as a config, so that settings newer than the state have their defaults.
-    found = read_memory_config(state)
+    found = read_state_memory_config(state)
     # Whether there are words, and how large a step is, is settled where the stream begins.
     config = options.config.with_words(bool(getattr(found, "words", False)))
     config = config.for_step(getattr(found, "step_tokens", 0))
     theirs, ours = found.to_dict(), config.to_dict()
     for field in theirs:
-        check_equal(path, f"memory.{field}", theirs[field], ours.get(field))
+        check_field(path, f"memory.{field}", theirs[field], ours.get(field))
     # Each step attended to the others of its chunk, and has read the system prompt; without one, it is the state's.
     if options.chunk is not None:
-        check_equal(path, "chunk", (state.source or {}).get("chunk", 1), options.chunk)
+        check_field(path, "chunk", (state.source or {}).get("chunk", 1), options.chunk)
     if options.system is not None:
-        check_equal(path, "system prompt", state.settings.get("system"), options.system)
+        check_field(path, "system prompt", state.settings.get("system"), options.system)
 
 
-def check_sampling(path: StatePath, state: State, backbone: Backbone, fps: float | None) -> None:
+def check_continued_sampling(path: StatePath, state: State, backbone: Backbone, fps: float | None) -> None:
     """Refuse another rate, or other frames for the model, than the state's. StateMismatch, naming the field."""
-    check_equal(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
+    check_field(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
     for field in sorted(state.settings.keys() & backbone.settings.keys()):
-        check_equal(path, field, state.settings[field], backbone.settings[field])
+        check_field(path, field, state.settings[field], backbone.settings[field])
 
 
-def check_subtitles(path: StatePath, record: Mapping[str, Any], subtitles: Subtitles) -> None:
+def check_continued_subtitles(path: StatePath, record: Mapping[str, Any], subtitles: Subtitles) -> None:
     """Refuse other subtitles than those on record of a source that was begun. StateMismatch."""
-    theirs, ours = recorded_subtitles(record), subtitles.record
+    theirs, ours = read_recorded_subtitles(record), subtitles.record
     if subtitles.live and "live" in record and theirs.get("kind") != "file":
         return  # a live source shows its tracks with its first frame, and may have others each time
     if record and identify_subtitles(theirs) != identify_subtitles(ours):
@@ -106,7 +106,7 @@ def check_subtitles(path: StatePath, record: Mapping[str, Any], subtitles: Subti
         raise StateMismatch(why, hint="choose with --subtitles, write to another path, or start over with --force")
 
 
-def check_equal(path: StatePath, field: str, found: object, wanted: object) -> None:
+def check_field(path: StatePath, field: str, found: object, wanted: object) -> None:
     """Refuse a difference between a state and this run. StateMismatch, naming the field."""
     if found != wanted:
         why = f"the state at {path} cannot be continued: its {field} is {found}, this run's is {wanted}"

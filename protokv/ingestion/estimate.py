@@ -15,18 +15,18 @@ from protokv.state.thumbnails import Thumbnails
 from protokv.video import Source, open_source, read_steps
 from protokv.words import Subtitles
 from protokv.words.find import find_subtitles, name_subtitles
-from protokv.words.transcript import MOST_BYTES, Transcript
+from protokv.words.transcript import MOST_TRANSCRIPT_BYTES, Transcript
 
 # Steps that are timed, after one that warms up. A full memory makes them slower, so steps are watched before them until
 # it is full, for at most this many seconds.
-STEPS, FILL_S = 8, 5.0
+_STEPS, _FILL_S = 8, 5.0
 
-HEAD_BYTES = 8 << 10
+_HEAD_BYTES = 8 << 10
 """About what a state takes beside its tensors of the stream and its thumbnails: its header, and its small tensors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class IngestEstimate:
     """The cost of an ingest; None where it needs a duration that the source does not say."""
 
     source: str  # its name
@@ -44,9 +44,9 @@ class Estimate:
     notes: list[str]  # what a user should know of the source
 
 
-def most_bytes(session: Session, thumbnails: Thumbnails | None, *, words: bool = False) -> int | None:
+def bound_state_bytes(session: Session, thumbnails: Thumbnails | None, *, words: bool = False) -> int | None:
     """Return the most bytes of a state's tensors, its thumbnails and, with `words`, its transcript; None: they grow."""
-    attached = (thumbnails.capacity_bytes if thumbnails else 0) + words * MOST_BYTES
+    attached = (thumbnails.capacity_bytes if thumbnails else 0) + words * MOST_TRANSCRIPT_BYTES
     beside = attached + session.state_bytes - session.memory.bytes_held
     return None if session.memory.most_bytes is None else session.memory.most_bytes + beside
 
@@ -59,13 +59,13 @@ def estimate_end_bytes(session: Session, end_s: float, thumbnails: Thumbnails | 
     tokens, budget, most = round(clock.tokens_seen * share), session.config.budget, memory.most_bytes
     # Each token, until the memory is full.
     kept = tokens * token_bytes if most is None else min(tokens, budget) * min(token_bytes, most // budget)
-    return kept + HEAD_BYTES + (0 if thumbnails is None else thumbnails.capacity_bytes)
+    return kept + _HEAD_BYTES + (0 if thumbnails is None else thumbnails.capacity_bytes)
 
 
-def estimate(source: str | os.PathLike[str], options: IngestOptions) -> Estimate:
+def estimate_ingest(source: str | os.PathLike[str], options: IngestOptions) -> IngestEstimate:
     """Watch the first steps of a video, with its words, and extrapolate to the rest.
 
-    Steps become slower while the memory fills. If that takes longer than `FILL_S`, a long stream takes longer than this
+    Steps become slower while the memory fills. If that takes longer than `_FILL_S`, a long stream takes more than this
     says. SourceError: it is not there, or not one frame can be read. ModelError: the model cannot be loaded.
     ConfigError: the memory fits neither the model nor the machine, or an option is out of range.
     """
@@ -77,16 +77,16 @@ def estimate(source: str | os.PathLike[str], options: IngestOptions) -> Estimate
         return _try_steps(video, session, subtitles, options.thumbnails)
 
 
-def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnails: int) -> Estimate:
+def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnails: int) -> IngestEstimate:
     info, fps, step_s = source.info, session.clock.fps, session.clock.step_seconds
     length_s = info.duration_s
-    ends, began, tried = deque[float](maxlen=STEPS + 1), time.perf_counter(), 0
+    ends, began, tried = deque[float](maxlen=_STEPS + 1), time.perf_counter(), 0
     for step in read_steps(source, fps, session.clock.frames_per_step):
         session.watch(step.images, step.time_s, subtitles.between(step.time_s, step.time_s + step_s))
         tried += 1
         ends.append(time.perf_counter())
-        filled = session.clock.tokens_seen > session.config.budget or ends[-1] - began > FILL_S
-        if tried > STEPS and filled:
+        filled = session.clock.tokens_seen > session.config.budget or ends[-1] - began > _FILL_S
+        if tried > _STEPS and filled:
             break
     else:
         # Read to its end: what it says of itself may be wrong, as of recordings that were joined.
@@ -97,14 +97,14 @@ def _try_steps(source: Source, session: Session, subtitles: Subtitles, thumbnail
     per_step = session.clock.tokens_seen / tried
     steps = None if length_s is None else math.ceil(length_s / step_s - 1e-6)
     pictures = Thumbnails(thumbnails) if thumbnails else None
-    return Estimate(
+    return IngestEstimate(
         source=info.name,
         duration_s=length_s,
         steps=steps,
         tokens=None if steps is None else round(steps * per_step),
         tokens_per_step=per_step,
         state_bytes=session.state_bytes,
-        most_bytes=most_bytes(session, pictures, words=subtitles.may_come),
+        most_bytes=bound_state_bytes(session, pictures, words=subtitles.may_come),
         end_bytes=None if steps is None else estimate_end_bytes(session, steps * step_s, pictures),
         seconds=None if steps is None or tried == 1 else steps * (ends[-1] - ends[0]) / (len(ends) - 1),
         tried_steps=tried,

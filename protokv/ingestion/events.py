@@ -126,5 +126,5 @@ class Summary:
     words_lost: str = ""  # what of the subtitles could not be read; empty: nothing
 
 
-News = SourceNoted | WordsLost | SourceLost | SourceRecovered | FramesDropped | Answered
-Event = Started | Progress | News | Commit | Summary
+_News = SourceNoted | WordsLost | SourceLost | SourceRecovered | FramesDropped | Answered
+Event = Started | Progress | _News | Commit | Summary

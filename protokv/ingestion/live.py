@@ -1,4 +1,4 @@
-"""Live sources in an ingest: `LiveSource`, the thread that reads it (`Feed`), and the queue between them (`Mailbox`).
+"""Live sources in an ingest: `LiveSource`, the thread that reads it (`_Feed`), the queue between them (`LiveQueue`).
 
 The thread connects, samples frames, notices a loss, and connects again. The times of every connection begin at 0. Here
 they become stream times, at multiples of the sampling interval, each at most once and never back: the first frame of an
@@ -18,35 +18,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from protokv.core.pushed import GAP_S
+from protokv.core.pushed import STREAM_GAP_S
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceError, SourceNotFound, SourceUnreadable
 from protokv.ingestion.events import FramesDropped, SourceLost, SourceRecovered
 from protokv.ingestion.options import LiveOptions
-from protokv.ingestion.prefetch import ASK_S
+from protokv.ingestion.prefetch import STOP_POLL_S
 from protokv.state.sources import SourcePart, WallClockLog
-from protokv.video import Damage, Source, SourceInfo
-from protokv.video.address import PIPE, STREAMED, public_name, source_kind, waits_for_publisher
-from protokv.video.sampling import Sample, Step, make_step
-from protokv.video.source import Frame, FrameRequest, SubtitleLine, TextTrack, never
+from protokv.video import Source, SourceDamage, SourceInfo
+from protokv.video.address import PIPE, STREAMED_SOURCES, redact_address, source_kind, waits_for_publisher
+from protokv.video.sampling import SampledFrame, VideoStep, make_video_step
+from protokv.video.source import Frame, FrameRequest, SubtitleLine, TextTrack, never_stop
 
 # Dropped frames before the two rates are reported: fewer may be a hiccup.
-MANY = 8
+_MANY = 8
 
 # A thread that has to end is waited for this long: FFmpeg may wait for the network longer, and ends by itself.
-LEAVE_S = 2.0
+_LEAVE_S = 2.0
 
 # Steps that wait for the model; lines of text, of which the oldest go.
-ROOM, ROOM_OF_LINES = 8, 100
+_ROOM, _ROOM_OF_LINES = 8, 100
 
 # Listening that ends sooner failed, for instance because the port is taken; it needs a pause before the next attempt.
-LISTENED_S = 1.0
+_LISTENED_S = 1.0
 _LOST = "look at the source; --give-up says how long one that is lost is tried again"
 
 # Its own: a thread that draws from Python's generator disturbs whoever has seeded it.
 _JITTER = random.Random()
 
 
-class Connection(NamedTuple):
+class _Connection(NamedTuple):
     """The source gives frames, the first one at `stream_s`, which is `real_s` seconds after 1970 began."""
 
     info: SourceInfo
@@ -55,14 +55,14 @@ class Connection(NamedTuple):
     texts: tuple[TextTrack, ...]
 
 
-class Silence(NamedTuple):
+class _Silence(NamedTuple):
     """No frames came for so long that it is a gap, although the connection held."""
 
     from_s: float
     to_s: float
 
 
-class ConnectionEnd(NamedTuple):
+class LiveConnectionEnd(NamedTuple):
     """The source gives no more: its last interval ended at `stream_s`. It is tried again unless it `ended`."""
 
     stream_s: float
@@ -71,7 +71,7 @@ class ConnectionEnd(NamedTuple):
     error: ProtoKVError | None = None
 
 
-FeedItem = Step | Connection | Silence | ConnectionEnd
+_FeedItem = VideoStep | _Connection | _Silence | LiveConnectionEnd
 
 
 class LiveSource(Source):
@@ -96,10 +96,10 @@ class LiveSource(Source):
         """Prepare; `connect(should_stop, size)` opens the source, `opened` is the first connection if there is one."""
         self.address, self.options, self._connect, self._opened = address, options, connect, opened
         self.clock, self.now = clock, now
-        name, kind = public_name(address), source_kind(address)
+        name, kind = redact_address(address), source_kind(address)
         self.info = SourceInfo(name, kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
         self.log, self.texts = WallClockLog(), ()
-        self._feed: Feed | None = None
+        self._feed: _Feed | None = None
         self._reading: Source | None = None
         self._away_s: float | None = None
 
@@ -119,9 +119,9 @@ class LiveSource(Source):
         return [lines.popleft() for _ in range(len(lines))]
 
     @property
-    def damage(self) -> Damage:
+    def damage(self) -> SourceDamage:
         """None: `log` counts what is lost and damaged."""
-        return Damage()
+        return SourceDamage()
 
     def _read(self, request: FrameRequest) -> Iterator[Frame]:
         raise SourceUnreadable(f"{self.info.name} is live", hint="give it to ingest")
@@ -151,7 +151,7 @@ class LiveSource(Source):
 
     def steps(
         self, fps: float, frames_per_step: int, segment: SourcePart, stream_s: float, should_stop: Callable[[], bool]
-    ) -> Iterator[Step | SourceLost | SourceRecovered | FramesDropped | None]:
+    ) -> Iterator[VideoStep | SourceLost | SourceRecovered | FramesDropped | None]:
         """Give steps in stream time counted from the start of the segment, news, and None while nothing comes.
 
         `segment` is the part of the stream that this source fills, and the stream stands at `stream_s`. `should_stop`
@@ -161,23 +161,23 @@ class LiveSource(Source):
         if log.anchors:
             since_stream_s, since_s = log.anchors[-1]
             elapsed_s = max(0.0, self.now() - since_s + since_stream_s - start_s)
-        self._feed = feed = Feed(self, fps, frames_per_step, stream_s - start_s, elapsed_s)
+        self._feed = feed = _Feed(self, fps, frames_per_step, stream_s - start_s, elapsed_s)
         dropped, damaged = log.frames_dropped, log.frames_damaged
         # Of the connection: when it began, the frames watched, and how many were dropped before it.
         since_s, watched, before, reported = self.clock(), 0, 0, False
         while not should_stop():
-            item, lost = feed.mailbox.get(ASK_S), feed.mailbox.dropped
+            item, lost = feed.mailbox.get(STOP_POLL_S), feed.mailbox.dropped
             log.frames_dropped, log.frames_damaged = dropped + lost, damaged + feed.frames_damaged
-            if isinstance(item, Step):
+            if isinstance(item, VideoStep):
                 yield item
                 watched, passed_s = watched + len(item.decoders), self.clock() - since_s
-                if lost - before >= MANY and passed_s > 0 and not reported:
+                if lost - before >= _MANY and passed_s > 0 and not reported:
                     reported = True
                     yield FramesDropped((watched + lost - before) / passed_s, watched / passed_s)
-            elif isinstance(item, Connection):
+            elif isinstance(item, _Connection):
                 since_s, watched, before = self.clock(), 0, lost
                 yield from self._begin(item, start_s + item.stream_s)
-            elif isinstance(item, ConnectionEnd):
+            elif isinstance(item, LiveConnectionEnd):
                 yield from self._lose(item, start_s + item.stream_s)
                 if item.ended:
                     return
@@ -187,7 +187,7 @@ class LiveSource(Source):
                 log.begin_gap(start_s + item.from_s, "no frames came")
                 log.end_gap(start_s + item.to_s)
 
-    def _begin(self, item: Connection, stream_s: float) -> Iterator[SourceRecovered]:
+    def _begin(self, item: _Connection, stream_s: float) -> Iterator[SourceRecovered]:
         self.texts = item.texts
         self.log.add_anchor(stream_s, item.real_s)
         # Frames keep the size of the first ones for the life of the stream.
@@ -200,7 +200,7 @@ class LiveSource(Source):
             yield SourceRecovered(self.info.name, stream_s, self.clock() - self._away_s)
         self._away_s = None
 
-    def _lose(self, item: ConnectionEnd, stream_s: float) -> Iterator[SourceLost]:
+    def _lose(self, item: LiveConnectionEnd, stream_s: float) -> Iterator[SourceLost]:
         if item.error is not None and item.ended:
             raise item.error
         if not item.ended and self.log.anchors:
@@ -218,7 +218,7 @@ class LiveSource(Source):
         return opened
 
 
-class Feed:
+class _Feed:
     """The steps and news of a live source, from its own thread. A step that is cut short gets its last frame again."""
 
     def __init__(
@@ -229,12 +229,12 @@ class Feed:
         `elapsed_s` is real time since the stream began; None: it begins with the first frame.
         """
         kind, options = source_kind(source.address), source.options
-        self.mailbox = Mailbox(ROOM, wait=options.waits(kind))
+        self.mailbox = LiveQueue(_ROOM, wait=options.waits(kind))
         # Lines of text that came, each with the number of its track, in stream time.
-        self.lines: deque[tuple[int, SubtitleLine]] = deque(maxlen=ROOM_OF_LINES)
+        self.lines: deque[tuple[int, SubtitleLine]] = deque(maxlen=_ROOM_OF_LINES)
         self._source, self._clock, self._fps, self._n = source, source.clock, fps, frames_per_step
         # The step that has begun, how many were made, and the first slot that none of them reaches; a slot is 1 / fps.
-        self._group: list[Sample] = []
+        self._group: list[SampledFrame] = []
         self._made, self._next_slot = 0, math.ceil(from_s * fps - 1e-6)
         # Whether the source gave frames, to this run or to an earlier one.
         self._ever = from_s > 0
@@ -251,12 +251,12 @@ class Feed:
         """End the thread, even while it waits."""
         self._stop.set()
         self.mailbox.close()
-        self._thread.join(LEAVE_S)
+        self._thread.join(_LEAVE_S)
 
     def _run(self) -> None:
         lost_s: float | None = None
         retry_s, give_up_s = self._source.options.retry_s, self._source.options.give_up_s
-        pauses = backoff(*retry_s)
+        pauses = _backoff(*retry_s)
         while not self._stop.is_set():
             since_s = self._clock()
             frames, why, error = self._read()
@@ -266,9 +266,9 @@ class Feed:
             self._end_step()
             self._ever = self._ever or frames > 0
             lost_s = now_s if frames or lost_s is None else lost_s
-            waited = self._listens and (frames > 0 or now_s - since_s >= LISTENED_S)
+            waited = self._listens and (frames > 0 or now_s - since_s >= _LISTENED_S)
             if waited or frames:
-                pauses = backoff(*retry_s)
+                pauses = _backoff(*retry_s)
             pause_s = 0.0 if waited else next(pauses)
             # Do not retry a wrong address, unless the user said for how long. Cameras lock out a client that tries a
             # password again and again.
@@ -277,9 +277,9 @@ class Feed:
             if hopeless or self._once or (give_up_s is not None and now_s + pause_s - lost_s >= give_up_s):
                 if not (self._once and frames > 0):
                     error = error or SourceError(f"the source is lost: {why}", hint=_LOST)
-                self.mailbox.put(ConnectionEnd(end_s, why, ended=True, error=error))
+                self.mailbox.put(LiveConnectionEnd(end_s, why, ended=True, error=error))
                 return
-            self.mailbox.put(ConnectionEnd(end_s, why))
+            self.mailbox.put(LiveConnectionEnd(end_s, why))
             self._stop.wait(pause_s)
 
     def _read(self) -> tuple[int, str, ProtoKVError | None]:
@@ -303,17 +303,17 @@ class Feed:
                             self._began_s = alive_s - frame.time_s
                         elapsed_s = alive_s - frame.time_s - self._began_s
                         offset_s = max(self._next_slot, math.ceil(elapsed_s * fps - 1e-6)) / fps
-                        self.mailbox.put(Connection(source.info, offset_s, self._source.now(), source.texts))
+                        self.mailbox.put(_Connection(source.info, offset_s, self._source.now(), source.texts))
                     self._keep_lines(source, offset_s)
                     slot = math.floor((offset_s + frame.time_s) * fps + 1e-6)
-                    if frames and slot - self._next_slot > GAP_S * fps:
-                        gap = Silence(self._next_slot / fps, slot / fps)
+                    if frames and slot - self._next_slot > STREAM_GAP_S * fps:
+                        gap = _Silence(self._next_slot / fps, slot / fps)
                         self._end_step()
                         self.mailbox.put(gap)
                     if slot < self._next_slot:
                         continue
                     frames, self._next_slot = frames + 1, slot + 1
-                    self._group.append(Sample(slot / fps, frame.image, frame.decoder))
+                    self._group.append(SampledFrame(slot / fps, frame.image, frame.decoder))
                     self.frames_damaged = damaged + source.damage.frames_lost + source.damage.frames_damaged
                     if len(self._group) == self._n:
                         self._end_step()
@@ -332,7 +332,7 @@ class Feed:
     def _end_step(self) -> None:
         """Give the step that has begun, if one has: the next frames do not follow on its last one."""
         if self._group:
-            step, self._group = make_step(self._made, self._group, self._n), []
+            step, self._group = make_video_step(self._made, self._group, self._n), []
             self._made, self._next_slot = self._made + 1, max(self._next_slot, round(step.time_s * self._fps) + self._n)
             self.mailbox.put(step)
 
@@ -340,7 +340,7 @@ class Feed:
         self.lines.extend((number, line.shift(offset_s)) for number, line in source.new_lines())
 
 
-def backoff(first_s: float, longest_s: float, draw: Callable[[], float] = _JITTER.random) -> Iterator[float]:
+def _backoff(first_s: float, longest_s: float, draw: Callable[[], float] = _JITTER.random) -> Iterator[float]:
     """Give pauses in seconds before the next attempt: each twice as long as the last, up to a limit.
 
     Half of a pause is drawn at random, so that many readers of one camera do not come back in step (Brooker,
@@ -352,7 +352,7 @@ def backoff(first_s: float, longest_s: float, draw: Callable[[], float] = _JITTE
         pause_s = min(2 * pause_s, longest_s)
 
 
-class Mailbox:
+class LiveQueue:
     """A bounded queue between the thread that reads a live source and the session that watches it.
 
     While it holds `room` steps, it makes the reader `wait` or drops the oldest one, so a camera is never blocked and
@@ -361,14 +361,14 @@ class Mailbox:
 
     def __init__(self, room: int, *, wait: bool) -> None:
         self._room, self._wait, self._closed = room, wait, False
-        self._items: deque[FeedItem] = deque()
+        self._items: deque[_FeedItem] = deque()
         self._changed = threading.Condition()
         self.dropped = 0  # frames so far
 
-    def put(self, item: FeedItem) -> None:
+    def put(self, item: _FeedItem) -> None:
         """Add a step or news; a closed mailbox takes no step."""
         with self._changed:
-            if isinstance(item, Step):
+            if isinstance(item, VideoStep):
                 if self._wait:
                     self._changed.wait_for(lambda: len(self._steps()) < self._room or self._closed)
                 if self._closed:
@@ -379,7 +379,7 @@ class Mailbox:
             self._items.append(item)
             self._changed.notify_all()
 
-    def get(self, timeout_s: float) -> FeedItem | None:
+    def get(self, timeout_s: float) -> _FeedItem | None:
         """Return the oldest item; None if none came in time."""
         with self._changed:
             self._changed.wait_for(lambda: self._items, timeout_s)
@@ -393,11 +393,11 @@ class Mailbox:
             self._closed = True
             self._changed.notify_all()
 
-    def _steps(self) -> list[Step]:
-        return [one for one in self._items if isinstance(one, Step)]
+    def _steps(self) -> list[VideoStep]:
+        return [one for one in self._items if isinstance(one, VideoStep)]
 
 
-def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None) -> Source | None:
+def open_live_source(source: str | os.PathLike[str], options: LiveOptions, max_pixels: int | None) -> Source | None:
     """Open a source that is read as a stream; return None for a file.
 
     A video on a server, which has an end, is read like a file; every other source is a `LiveSource`. SourceError: it is
@@ -405,13 +405,13 @@ def open_stream(source: str | os.PathLike[str], options: LiveOptions, max_pixels
     """
     text, opened = os.fspath(source), None
     kind = source_kind(text)
-    if kind not in STREAMED:
+    if kind not in STREAMED_SOURCES:
         return None
     from protokv.video.av_source import AVSource
 
     how: dict[str, Any] = {"max_pixels": max_pixels, "timeout_s": min(options.lost_after_s(kind), 1e6)}
 
-    def connect(should_stop: Callable[[], bool] = never, size: tuple[int, int] | None = None) -> Source:
+    def connect(should_stop: Callable[[], bool] = never_stop, size: tuple[int, int] | None = None) -> Source:
         return AVSource(text, should_stop=should_stop, size=size, options=dict(options.input), **how)
 
     if kind in ("http", "https"):

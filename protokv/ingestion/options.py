@@ -13,24 +13,24 @@ from protokv.core.settings import check_fps
 from protokv.errors import ConfigError, suggest_name
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.state.checkpoint import load_recorded_backbone
-from protokv.state.header import Header
-from protokv.state.thumbnails import DEFAULT as THUMBNAILS
-from protokv.state.thumbnails import MOST as MOST_THUMBNAILS
+from protokv.state.header import StateHeader
+from protokv.state.thumbnails import DEFAULT_THUMBNAILS as THUMBNAILS
+from protokv.state.thumbnails import MOST_THUMBNAILS
 from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
-from protokv.video.source import Part
+from protokv.video.source import SourceSlice
 from protokv.words import Subtitles
 
 DEFAULT_MODEL = "protokv/mini"
 """The model where none is named."""
 
 # A live source without a frame for this time is lost.
-STALL_S = 20.0
+_STALL_S = 20.0
 
 # Steps of a file that go through the model together. Two take 1.4 times as long a step, eight hardly less than four.
-FILE_CHUNK = 4
+FILE_CHUNK_STEPS = 4
 # A forward of thousands of tokens gains nothing more, and its attention grows with their square.
-MOST_STEPS = 64
+_MOST_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Every:
         return n_steps >= (self.n_steps or inf) or seconds >= (self.seconds or inf) or wall_s >= (self.wall_s or inf)
 
 
-MINUTELY = Every(wall_s=60.0)
+EVERY_MINUTE = Every(wall_s=60.0)
 """The default: a kill loses little, and a commit a minute costs little."""
 
-LIVE = Every(wall_s=5.0)
+COMMIT_WHEN_LIVE = Every(wall_s=5.0)
 """The default of live sources: questions are about what has just happened."""
 
-NEVER = Every()
+COMMIT_NEVER = Every()
 """Only at the end."""
 
 
@@ -86,7 +86,7 @@ class LiveOptions:
 
     def lost_after_s(self, kind: str) -> float:
         """Return the seconds without a frame after which a source of this kind is lost."""
-        return self.stall_s or (inf if kind == PIPE else STALL_S)
+        return self.stall_s or (inf if kind == PIPE else _STALL_S)
 
     def waits(self, kind: str) -> bool:
         """Return True if a source of this kind waits for the model, and False if its oldest frames are dropped."""
@@ -153,8 +153,8 @@ class IngestOptions:
     live: LiveOptions = field(default_factory=LiveOptions)
 
     def __post_init__(self) -> None:
-        if self.chunk is not None and not 1 <= self.chunk <= MOST_STEPS:
-            raise ConfigError(f"a chunk of {self.chunk} steps makes no sense", hint=f"use 1 to {MOST_STEPS}")
+        if self.chunk is not None and not 1 <= self.chunk <= _MOST_STEPS:
+            raise ConfigError(f"a chunk of {self.chunk} steps makes no sense", hint=f"use 1 to {_MOST_STEPS}")
         if not 0 <= self.thumbnails <= MOST_THUMBNAILS:
             raise ConfigError(f"cannot keep {self.thumbnails} thumbnails", hint=f"use 0 to {MOST_THUMBNAILS}")
         if self.fps is not None:
@@ -175,7 +175,7 @@ class IngestOptions:
         """Keywords of `identify_backbone` for the model of a new state."""
         return self.placement | {"name": self.backbone or DEFAULT_MODEL, "dtype": self.dtype or "auto"}
 
-    def load_model(self, state: Header | None = None) -> Backbone:
+    def load_model(self, state: StateHeader | None = None) -> Backbone:
         """Return the model of a new state, or the one to continue a state with; it is loaded unless it is given.
 
         Raises ModelError, or StateMismatch if it is not the state's.
@@ -194,6 +194,6 @@ class IngestOptions:
         return self.config.with_words(True) if subtitles.may_come else self.config
 
     def cut_part(self, video: Source) -> Source:
-        """Return the part of an open source that is to be watched; all of it by default. Raises as `Part`."""
+        """Return the part of an open source that is to be watched; all of it by default. Raises as `SourceSlice`."""
         whole = not self.start_s and self.duration_s is None
-        return video if whole else Part(video, self.start_s, self.duration_s)
+        return video if whole else SourceSlice(video, self.start_s, self.duration_s)

@@ -13,27 +13,27 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from protokv.core.backbone import Backbone, PreparedStep
-from protokv.timings import Timings, stage
-from protokv.video import Damage
-from protokv.video.sampling import Step
-from protokv.video.source import Image, never
+from protokv.timings import Timings, time_stage
+from protokv.video import SourceDamage
+from protokv.video.sampling import VideoStep
+from protokv.video.source import Image, never_stop
 
 # Steps that wait to be taken. A keyframe takes as long as several other frames; more only hold memory.
-DEPTH = 4
+PREFETCH_DEPTH = 4
 
 # After this many seconds, a waiting caller is asked again whether to stop.
-ASK_S = 0.1
+STOP_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyStep:
-    """A step without its pictures, but a small one if it is wanted; the rest as in `Step`."""
+class PrefetchedStep:
+    """A step without its pictures, but a small one if it is wanted; the rest as in `VideoStep`."""
 
     time_s: float
     prepared: PreparedStep
     thumbnail: Image | None
     decoders: tuple[str, ...]
-    damage: Damage
+    damage: SourceDamage
     mark: int
 
 
@@ -43,7 +43,7 @@ class StopRequest:
     `is_over` says that it has reached its end.
     """
 
-    def __init__(self, should_stop: Callable[[], bool], reaches_end: Callable[[], bool] = never) -> None:
+    def __init__(self, should_stop: Callable[[], bool], reaches_end: Callable[[], bool] = never_stop) -> None:
         self._should_stop, self._reaches_end = should_stop, reaches_end
         self.decided = self.is_over = False
 
@@ -54,15 +54,15 @@ class StopRequest:
         return self.decided
 
 
-def prefetch(
-    open_steps: Callable[[Callable[[], bool]], Iterator[Step]],
+def prefetch_steps(
+    open_steps: Callable[[Callable[[], bool]], Iterator[VideoStep]],
     backbone: Backbone,
     stop: StopRequest,
     *,
-    depth: int = DEPTH,
+    depth: int = PREFETCH_DEPTH,
     shrink: Callable[[Image], Image] | None = None,
     timings: Timings | None = None,
-) -> Generator[ReadyStep, None, None]:
+) -> Generator[PrefetchedStep, None, None]:
     """Give the steps of a source in order, until it ends or soon after the caller wants to stop.
 
     `open_steps` begins reading, given a function that tells whether to stop. One thread iterates it, and in another one
@@ -74,20 +74,20 @@ def prefetch(
     def unwanted() -> bool:
         return left.is_set() or stop.decided
 
-    def read() -> Step | None:
+    def read() -> VideoStep | None:
         if unwanted():
             return None
-        with stage(timings, "decode"):
+        with time_stage(timings, "decode"):
             return next(steps, None)
 
-    def prepare(reading: Future[Step | None]) -> ReadyStep | None:
+    def prepare(reading: Future[VideoStep | None]) -> PrefetchedStep | None:
         step = reading.result()
         if step is None:
             return None
-        with stage(timings, "preprocess"):
+        with time_stage(timings, "preprocess"):
             prepared = backbone.prepare(step.images).pinned_for(backbone.device)
             thumbnail = None if shrink is None else shrink(step.images[0])
-        return ReadyStep(step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark)
+        return PrefetchedStep(step.time_s, prepared, thumbnail, step.decoders, step.damage, step.mark)
 
     steps = open_steps(unwanted)
     reader, preparer = (ThreadPoolExecutor(1, f"protokv-prefetch-{name}") for name in ("read", "prepare"))
@@ -95,9 +95,9 @@ def prefetch(
     ahead = deque(preparer.submit(prepare, reader.submit(read)) for _ in range(depth + 1))
     try:
         while True:
-            with stage(timings, "wait for frames"):
+            with time_stage(timings, "wait for frames"):
                 while not stop.ask() and not ahead[0].done():
-                    wait([ahead[0]], ASK_S)
+                    wait([ahead[0]], STOP_POLL_S)
             item = None if stop.decided else ahead.popleft().result()
             if item is None:
                 return

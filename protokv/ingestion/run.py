@@ -18,29 +18,29 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion import continuation
 from protokv.ingestion.events import Event, Summary
-from protokv.ingestion.live import LiveSource, open_stream
-from protokv.ingestion.options import FILE_CHUNK, LIVE, MINUTELY, IngestOptions
+from protokv.ingestion.live import LiveSource, open_live_source
+from protokv.ingestion.options import COMMIT_WHEN_LIVE, EVERY_MINUTE, FILE_CHUNK_STEPS, IngestOptions
 from protokv.ingestion.prefetch import StopRequest
-from protokv.ingestion.watching import Run, RunStart
+from protokv.ingestion.watching import IngestRun, RunStart
 from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import from_state
+from protokv.state.checkpoint import restore_session
 from protokv.state.reader import load_state
-from protokv.state.sources import SourcePart, read_answers
-from protokv.state.store import StatePath, find_store, name_state
-from protokv.state.writer import check_not_read
-from protokv.timings import Timings, stage
+from protokv.state.sources import SourcePart, read_kept_answers
+from protokv.state.store import StatePath, find_store, make_state_name
+from protokv.state.writer import refuse_input_as_target
+from protokv.timings import Timings, time_stage
 from protokv.video import Source, address, open_source
-from protokv.video.bucket import is_object
-from protokv.video.source import never
+from protokv.video.bucket import in_bucket
+from protokv.video.source import never_stop
 from protokv.words import Subtitles
 from protokv.words.find import find_subtitles
 from protokv.words.transcript import Transcript
 
-AnySource = str | os.PathLike[str] | Source
+_AnySource = str | os.PathLike[str] | Source
 
 
 def ingest(
-    source: AnySource, target: StatePath | None = None, config: MemoryConfig | None = None, **options: Any
+    source: _AnySource, target: StatePath | None = None, config: MemoryConfig | None = None, **options: Any
 ) -> Summary:
     """Watch a source, or the rest of it, and keep the state on disk; return what came of it.
 
@@ -52,12 +52,12 @@ def ingest(
 
 
 def ingest_events(
-    source: AnySource,
+    source: _AnySource,
     target: StatePath | None = None,
     config: MemoryConfig | None = None,
     *,
     options: IngestOptions | None = None,
-    should_stop: Callable[[], bool] = never,
+    should_stop: Callable[[], bool] = never_stop,
     timings: Timings | None = None,
     **settings: Any,
 ) -> Generator[Event, None, None]:
@@ -91,14 +91,14 @@ def ingest_events(
     options = replace(options or IngestOptions(), **settings)
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.info.name
     # The name of an object is the last part of its address.
-    stem = Path(name).stem if is_object(name) else address.default_stem(name)
-    path = name_state(stem) if target is None else target
-    check_not_read(path, source)
+    stem = Path(name).stem if in_bucket(name) else address.source_stem(name)
+    path = make_state_name(stem) if target is None else target
+    refuse_input_as_target(path, source)
     find_store(path).check_target()
     if options.transcribe is not None:
-        from protokv.words.speech import write_subtitles
+        from protokv.words.speech import transcribe_to_subtitles
 
-        write_subtitles(source, options.subtitles, options.transcribe, options.device, should_stop)
+        transcribe_to_subtitles(source, options.subtitles, options.transcribe, options.device, should_stop)
     with ExitStack() as opened:
         video = _open_source(source, options, opened)
         # Lock before the state is read, so that nobody else writes between this and the first commit.
@@ -114,17 +114,17 @@ def ingest_events(
             gone_s = max(session.clock.stream_time_s - from_s, time.monotonic() - began_s if live else 0.0)
             return for_s is not None and gone_s >= for_s
 
-        every = options.every or (LIVE if live else MINUTELY)
-        run = Run(start, video, store, options, timings)
+        every = options.every or (COMMIT_WHEN_LIVE if live else EVERY_MINUTE)
+        run = IngestRun(start, video, store, options, timings)
         yield from run.watch(every, StopRequest(should_stop, reaches_end))
 
 
-def _open_source(source: AnySource, options: IngestOptions, opened: ExitStack) -> Source:
+def _open_source(source: _AnySource, options: IngestOptions, opened: ExitStack) -> Source:
     """Return the part of the source that is to be watched; open it unless it is open already."""
     video = source
     if isinstance(video, str | os.PathLike):
         pixels = options.max_frame_pixels
-        found = open_stream(video, options.live, pixels)
+        found = open_live_source(video, options.live, pixels)
         video = opened.enter_context(found or open_source(video, options.decoder, max_pixels=pixels))
     if not isinstance(video, LiveSource):
         return options.cut_part(video)
@@ -141,22 +141,22 @@ def _start(
     with suppress(StateNotFound):
         state = None if options.overwrite else load_state(path)
     if state is None:
-        with stage(timings, "model"):
+        with time_stage(timings, "model"):
             model = options.load_model()
-        with stage(timings, "state"):
+        with time_stage(timings, "state"):
             config = options.config_for(subtitles)
             session = Session.start(model, config, fps=options.fps, attachments=[Transcript()])
-            chunk = options.chunk or (1 if isinstance(video, LiveSource) else FILE_CHUNK)
+            chunk = options.chunk or (1 if isinstance(video, LiveSource) else FILE_CHUNK_STEPS)
             return RunStart(session, SourcePart(), {}, subtitles, chunk)
-    segment, record = continuation.find_continued_segment(path, state, video, append=options.append)
-    continuation.check_subtitles(path, record, subtitles)
-    continuation.check_options(path, state, options)
-    with stage(timings, "model"):
+    segment, record = continuation.find_continued_source_part(path, state, video, append=options.append)
+    continuation.check_continued_subtitles(path, record, subtitles)
+    continuation.check_continued_options(path, state, options)
+    with time_stage(timings, "model"):
         model = options.load_model(state)
-    continuation.check_sampling(path, state, model, options.fps)
-    with stage(timings, "state"):
-        session = from_state(state, model)
+    continuation.check_continued_sampling(path, state, model, options.fps)
+    with time_stage(timings, "state"):
+        session = restore_session(state, model)
     if isinstance(video, LiveSource):
         video.continue_from(record, state.clock.stream_time_s)
     chunk = options.chunk or (state.source or {}).get("chunk", 1)
-    return RunStart(session, segment, record, subtitles, chunk, read_answers(state))
+    return RunStart(session, segment, record, subtitles, chunk, read_kept_answers(state))

@@ -15,23 +15,23 @@ from typing import Any, Literal
 
 from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
-from protokv.ingestion.asking import Asker
-from protokv.ingestion.estimate import estimate_end_bytes, most_bytes
+from protokv.ingestion.asking import StandingAsker
+from protokv.ingestion.estimate import bound_state_bytes, estimate_end_bytes
 from protokv.ingestion.events import Commit, Event, Progress, SourceLost, SourceNoted, Started, Summary, WordsLost
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import Every, IngestOptions
-from protokv.ingestion.prefetch import DEPTH, ReadyStep, StopRequest, prefetch
-from protokv.state.checkpoint import to_state
-from protokv.state.reader import Reader
-from protokv.state.sources import KeptAnswer, SourcePart, end_time
-from protokv.state.store import Store
-from protokv.state.thumbnails import Thumbnails, shrink
-from protokv.timings import Timings, stage
-from protokv.video import Damage, Source, read_steps
-from protokv.video.sampling import Step
+from protokv.ingestion.prefetch import PREFETCH_DEPTH, PrefetchedStep, StopRequest, prefetch_steps
+from protokv.state.checkpoint import make_state
+from protokv.state.reader import StateReader
+from protokv.state.sources import KeptAnswer, SourcePart, find_source_end
+from protokv.state.store import StateStore
+from protokv.state.thumbnails import Thumbnails, make_thumbnail
+from protokv.timings import Timings, time_stage
+from protokv.video import Source, SourceDamage, read_steps
+from protokv.video.sampling import VideoStep
 from protokv.words import Subtitles
-from protokv.words.find import name_subtitles, recorded_subtitles
-from protokv.words.transcript import check_words
+from protokv.words.find import name_subtitles, read_recorded_subtitles
+from protokv.words.transcript import check_memory_takes_words
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RunStart:
     answers: Sequence[KeptAnswer] = ()  # that the state keeps
 
 
-class Run:
+class IngestRun:
     """One run over one source: watches steps, commits states, and adds up damage.
 
     A live source is waited for and goes on after a loss, with an event for each. Its thread gives the steps, so nothing
@@ -54,22 +54,22 @@ class Run:
     """
 
     def __init__(
-        self, start: RunStart, source: Source, store: Store, options: IngestOptions, timings: Timings | None = None
+        self, start: RunStart, source: Source, store: StateStore, options: IngestOptions, timings: Timings | None = None
     ) -> None:
         session, segment, record = start.session, start.segment, start.record
         self._session, self._source, self._store, self._segment = session, source, store, segment
         self._live = source if isinstance(source, LiveSource) else None
         self._chunk, self._timings, session.timings = start.chunk, timings, timings
-        self._asker = Asker(session, options.ask, start.answers, self._live)
+        self._asker = StandingAsker(session, options.ask, start.answers, self._live)
         self._thumbnails = limit_thumbnails(session, options.thumbnails)
         self._subtitles, self._loss_reported = start.subtitles, False
         self._noted: set[str] = set()
         if self._subtitles.may_come:
-            check_words(session.backbone, session.config)
-        if lost := recorded_subtitles(record).get("lost"):
+            check_memory_takes_words(session.backbone, session.config)
+        if lost := read_recorded_subtitles(record).get("lost"):
             self._subtitles.lost = str(lost)
         # The wall clock log of a live source holds the losses of earlier runs.
-        self._damage = Damage() if self._live else Damage.from_dict(record.get("damage"))
+        self._damage = SourceDamage() if self._live else SourceDamage.from_dict(record.get("damage"))
         self._decoders: Counter[str] = Counter(record.get("decoders"))
         mark = record.get("mark")
         self._mark = mark if type(mark) is int else None
@@ -129,24 +129,24 @@ class Run:
             what = f"no frame of {self._source.info.name} can be read"
             raise SourceUnreadable(what, hint="look at it: is it a video, and is it whole?")
 
-    def _read_file(self, stop: StopRequest) -> Generator[ReadyStep, None, None]:
-        pictures, depth = shrink if self._thumbnails else None, max(DEPTH, self._chunk)
-        return prefetch(
+    def _read_file(self, stop: StopRequest) -> Generator[PrefetchedStep, None, None]:
+        pictures, depth = make_thumbnail if self._thumbnails else None, max(PREFETCH_DEPTH, self._chunk)
+        return prefetch_steps(
             self._open_steps, self._session.backbone, stop, depth=depth, shrink=pictures, timings=self._timings
         )
 
-    def _read_live(self, source: LiveSource, stop: StopRequest) -> Generator[ReadyStep | Event | None, None, None]:
+    def _read_live(self, source: LiveSource, stop: StopRequest) -> Generator[PrefetchedStep | Event | None, None, None]:
         clock, backbone = self._first, self._session.backbone
         for item in source.steps(clock.fps, clock.frames_per_step, self._segment, clock.stream_time_s, stop.ask):
-            if isinstance(item, Step):
-                thumbnail = None if self._thumbnails is None else shrink(item.images[0])
-                with stage(self._timings, "preprocess"):
+            if isinstance(item, VideoStep):
+                thumbnail = None if self._thumbnails is None else make_thumbnail(item.images[0])
+                with time_stage(self._timings, "preprocess"):
                     prepared = backbone.prepare(item.images)
-                yield ReadyStep(item.time_s, prepared, thumbnail, item.decoders, item.damage, item.mark)
+                yield PrefetchedStep(item.time_s, prepared, thumbnail, item.decoders, item.damage, item.mark)
             else:
                 yield item
 
-    def _open_steps(self, unwanted: Callable[[], bool]) -> Iterator[Step]:
+    def _open_steps(self, unwanted: Callable[[], bool]) -> Iterator[VideoStep]:
         return read_steps(
             self._source,
             self._first.fps,
@@ -158,7 +158,7 @@ class Run:
             should_stop=unwanted,
         )
 
-    def _watch_chunk(self, steps: list[ReadyStep]) -> Iterator[Event]:
+    def _watch_chunk(self, steps: list[PrefetchedStep]) -> Iterator[Event]:
         starts_s = [self._segment.start_s + step.time_s for step in steps]
         first, before_s = self._session.clock.steps, self._session.clock.stream_time_s
         texts = [self._texts_at(step.time_s) for step in steps]
@@ -183,7 +183,7 @@ class Run:
             # Its track may show only now.
             session.settle(session.config.with_words(True))
         try:
-            check_words(session.backbone, session.config)
+            check_memory_takes_words(session.backbone, session.config)
         except ConfigError as error:
             self._subtitles, texts = Subtitles((), self._subtitles.record, error.message), []
         return texts
@@ -218,8 +218,8 @@ class Run:
         if self._subtitles.record:
             lost = {"lost": self._subtitles.lost} if self._subtitles.lost else {}
             record["words"] = {**self._subtitles.record, **lost}
-        with stage(self._timings, "commit"):
-            state = to_state(self._session, source=self._segment.record(record), complete=self._complete)
+        with time_stage(self._timings, "commit"):
+            state = make_state(self._session, source=self._segment.record(record), complete=self._complete)
             self._bytes = self._store.commit(state)
         return Commit(str(self._store.path), self._committed.steps, self._committed.stream_time_s, self._bytes)
 
@@ -248,7 +248,7 @@ class Run:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=session.state_bytes,
-            most_bytes=most_bytes(session, self._thumbnails, words=self._subtitles.may_come),
+            most_bytes=bound_state_bytes(session, self._thumbnails, words=self._subtitles.may_come),
             notice=session.backbone.notice,
             model=session.backbone.identity.name,
             dtype=session.backbone.identity.dtype,
@@ -274,7 +274,7 @@ class Run:
         clock, segment = self._session.clock, self._segment
         watched_s = clock.stream_time_s
         if self._complete:
-            watched_s = end_time(watched_s, segment.start_s, self._source.info.duration_s, clock)
+            watched_s = find_source_end(watched_s, segment.start_s, self._source.info.duration_s, clock)
         return Summary(
             state=str(self._store.path),
             steps=clock.steps,
@@ -283,7 +283,7 @@ class Run:
             tokens_seen=clock.tokens_seen,
             state_bytes=self._session.state_bytes,
             # A state that was just written may have been moved away since: do not ask the disk.
-            file_bytes=Reader.open(self._store.path).file_bytes if self._bytes is None else self._bytes,
+            file_bytes=StateReader.open(self._store.path).file_bytes if self._bytes is None else self._bytes,
             elapsed_s=time.perf_counter() - self._began,
             complete=self._complete,
             damaged=not self._damage.ok,
@@ -295,13 +295,13 @@ class Run:
 
 
 def _take_steps(
-    reading: Iterator[ReadyStep | Event | None], n: int
-) -> tuple[list[ReadyStep], list[Event | None], SourceError | None]:
+    reading: Iterator[PrefetchedStep | Event | None], n: int
+) -> tuple[list[PrefetchedStep], list[Event | None], SourceError | None]:
     """Return the next `n` steps; fewer before news, which come next, before an error, or at the end."""
-    steps: list[ReadyStep] = []
+    steps: list[PrefetchedStep] = []
     try:
         for item in reading:
-            if not isinstance(item, ReadyStep):
+            if not isinstance(item, PrefetchedStep):
                 return steps, [item], None
             steps.append(item)
             if len(steps) == n:

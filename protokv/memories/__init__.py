@@ -1,4 +1,4 @@
-"""Memories: what a stream is kept in. One file each, its settings beside its rule; `CONFIGS` finds them by name.
+"""Memories: what a stream is kept in. One file each, its settings beside its rule; `MEMORIES` finds them by name.
 
 A memory that is added here adds a line to `_MEMORIES`; one that lives elsewhere, an entry point of the group
 `protokv.memories`. Nothing is imported before it is used, so that the command line knows all names at no cost.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from protokv.core.settings import CONFIGS as CONFIGS
 from protokv.core.settings import DEFAULT_MEMORY as DEFAULT_MEMORY
+from protokv.core.settings import MEMORIES as MEMORIES
 from protokv.core.settings import MemoryConfig as MemoryConfig
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _MEMORIES = {
     "full": ("full", "FullConfig"),
 }
 for _name, (_file, _class) in _MEMORIES.items():
-    CONFIGS.add(_name, f"{__name__}.{_file}:{_class}")
+    MEMORIES.add(_name, f"{__name__}.{_file}:{_class}")
 
 _HOMES = {name: f"{__name__}.{file}" for file, name in _MEMORIES.values()} | {
     "CompressedConfig": f"{__name__}.compressed",

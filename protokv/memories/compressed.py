@@ -1,6 +1,6 @@
 """`CompressedMemory`: exact tokens that are compressed when the next step would exceed the budget.
 
-Subclasses (`InfiniPotV`, `Hermes`) decide which tokens a compression keeps. `KeptTokens` holds the slots of the budget,
+Subclasses (`InfiniPotV`, `Hermes`) decide which tokens a compression keeps. `_KeptTokens` has the slots of the budget,
 `[far | near | free]`: far tokens were chosen by each layer or head for itself, near tokens are whole steps, the same in
 all heads. Both are in stream order. The border between them moves; the shape does not.
 """
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from protokv.core.context import Context
 from protokv.core.memory import LocalMemory
-from protokv.core.near import Slots
+from protokv.core.near import KVSlots
 from protokv.core.rotary import Rotary
-from protokv.core.settings import MemoryConfig, Share
+from protokv.core.settings import MemoryConfig, ShareSetting
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
@@ -34,7 +34,7 @@ class CompressedConfig(MemoryConfig):
         kept_share: fraction of the budget that a compression keeps; the rest is room for new steps.
     """
 
-    kept_share: Share = 0.75
+    kept_share: ShareSetting = 0.75
 
     @property
     def compressed_tokens(self) -> int:
@@ -47,13 +47,13 @@ class CompressedMemory(LocalMemory):
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self._slots = Slots(shape, far=config.budget, near=0)
-        self._kept = KeptTokens(self._slots, shape)
+        self._slots = KVSlots(shape, far=config.budget, near=0)
+        self._kept = _KeptTokens(self._slots, shape)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare M tokens besides."""
-        return (*super().declare(config, shape), *KeptTokens.declare(shape, config.budget))
+        return (*super().declare(config, shape), *_KeptTokens.declare(shape, config.budget))
 
     def parts(self) -> Sequence[StatePart]:
         """Return the kept tokens besides."""
@@ -119,22 +119,22 @@ class ScoredMemory(CompressedMemory):
         for parts in zip(*kept.parts, strict=True):
             worth = self.score(*(part[:, :held].float() for part in parts[:2]))
             worth[:, held - sum(newest) :] = torch.inf
-            index = mark_best(worth, keep).nonzero()[:, 1].view(-1, keep)
+            index = mark_highest_scores(worth, keep).nonzero()[:, 1].view(-1, keep)
             for part in parts:
                 part[:, :keep] = part[heads, index]
         kept.truncate(keep, newest)
 
 
-def mark_best(score: Tensor, n: int) -> Tensor:
+def mark_highest_scores(score: Tensor, n: int) -> Tensor:
     """Mark the `n` highest scores of each row of `[H, N]`, `[H, N]` bool; of equal scores the later."""
     order = score.flip(-1).argsort(dim=-1, descending=True, stable=True)[:, :n]
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, score.shape[1] - 1 - order, True)
 
 
-class KeptTokens(StatePart):
+class _KeptTokens(StatePart):
     """M slots for each layer and head: `keys` and `values` are views of the slots; `declare` has the others."""
 
-    def __init__(self, slots: Slots, shape: MemoryShape) -> None:
+    def __init__(self, slots: KVSlots, shape: MemoryShape) -> None:
         held = slots.far
         self.keys, self.values = slots.keys[:, :, held], slots.values[:, :, held]
         self._bias = slots.bias[:, :, held]

@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from protokv.core.rotary import Rotary
-from protokv.core.settings import MemoryConfig, Share
+from protokv.core.settings import MemoryConfig, ShareSetting
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
 from protokv.memories.window import SlidingWindow
 
-FRAMES_PER_GROUP = 4  # frames
+_FRAMES_PER_GROUP = 4  # frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class DyCokeConfig(MemoryConfig):
 
     name: ClassVar[str] = "dycoke"
 
-    merge_share: Share = 0.7
+    merge_share: ShareSetting = 0.7
 
 
 class DyCoke(SlidingWindow):
@@ -47,12 +47,12 @@ class DyCoke(SlidingWindow):
 
     def __init__(self, config: DyCokeConfig, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self._group = FrameGroup(shape)
+        self._group = _FrameGroup(shape)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the window and the features to compare with."""
-        return (*super().declare(config, shape), *FrameGroup.declare(shape))
+        return (*super().declare(config, shape), *_FrameGroup.declare(shape))
 
     def parts(self) -> Sequence[StatePart]:
         """Return the parts of the window, and the group of frames."""
@@ -68,7 +68,7 @@ class DyCoke(SlidingWindow):
         return similarity.argsort(stable=True)[:n].sort().values
 
 
-class FrameGroup(StatePart):
+class _FrameGroup(StatePart):
     """The features `[V, E]` that the next step is compared with, none at first, and its index in its group."""
 
     def __init__(self, shape: MemoryShape) -> None:
@@ -84,7 +84,7 @@ class FrameGroup(StatePart):
         compared = self._reference if self._index > 0 else None
         if self._index in (0, 2):
             self._reference = features.clone(memory_format=torch.contiguous_format)
-        self._index = (self._index + 1) % FRAMES_PER_GROUP
+        self._index = (self._index + 1) % _FRAMES_PER_GROUP
         return compared
 
     @staticmethod

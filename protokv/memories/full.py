@@ -16,7 +16,7 @@ from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.memories.window import SlidingWindow
 
 # A state may have any budget, so a full cache makes room for this many tokens at first, or for its budget if smaller.
-FIRST_TOKENS: Final = 1 << 14
+_FIRST_TOKENS: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class FullCache(SlidingWindow):
         return (*LocalMemory.declare(config, shape), *NearWindow.declare(shape, None))
 
     def _first_capacity(self) -> int:
-        return min(int(self._config.budget), FIRST_TOKENS)
+        return min(int(self._config.budget), _FIRST_TOKENS)
 
     def append(self, step: StepKV) -> None:
         """Take one step; double the window first if the step does not fit."""

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from protokv.core.parts import PositionedStep, SessionListener, SessionView
 from protokv.core.rotary import rerotate
-from protokv.core.settings import Share
+from protokv.core.settings import ShareSetting
 from protokv.errors import ConfigError
-from protokv.memories.compressed import CompressedConfig, CompressedMemory, mark_best
+from protokv.memories.compressed import CompressedConfig, CompressedMemory, mark_highest_scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,8 @@ class HermesConfig(CompressedConfig):
 
     name: ClassVar[str] = "hermes"
 
-    shallow_share: Share = 0.1
-    deep_share: Share = 0.3
+    shallow_share: ShareSetting = 0.1
+    deep_share: ShareSetting = 0.3
 
     def check(self) -> None:
         """Refuse bands that overlap."""
@@ -56,7 +56,7 @@ class HermesConfig(CompressedConfig):
 
     def listeners(self) -> Sequence[SessionListener]:
         """Return the one that forwards the pseudo queries."""
-        return (ProbeListener(),)
+        return (_ProbeListener(),)
 
 
 class Hermes(CompressedMemory):
@@ -67,7 +67,7 @@ class Hermes(CompressedMemory):
 
     def probes_for(self, tokens: int) -> Sequence[str]:
         """Return the three pseudo queries if the step would exceed the budget."""
-        return PROBES if len(self._kept) and self._exceeds(tokens) else ()
+        return PROBE_TEXTS if len(self._kept) and self._exceeds(tokens) else ()
 
     def compact(self, queries: Sequence[Tensor], tokens: int) -> None:
         """Make room for a step of `tokens`, ranked by the attention of the pseudo queries."""
@@ -75,10 +75,10 @@ class Hermes(CompressedMemory):
         P0, held = self._shape.sink_tokens, self._slots.context(kept.positions[0, 0, :0]).keys
         seen = []
         for layer in range(self._shape.layers):
-            band, _ = find_band(self._config, layer, self._shape.layers)
+            band, _ = _find_band(self._config, layer, self._shape.layers)
             # Prefix and kept tokens are neighbours in the slots.
             keys = held[layer, :, : P0 + n]
-            seen.append(measure_attention(queries[band][layer].to(keys.device), keys, P0))
+            seen.append(_measure_attention(queries[band][layer].to(keys.device), keys, P0))
         self._drop(seen, self._room_beside(tokens))
 
     def _compress(self, keep: int) -> None:
@@ -86,15 +86,15 @@ class Hermes(CompressedMemory):
         self._drop([None] * self._shape.layers, keep)
 
     def _drop(self, attention: Sequence[Tensor | None], keep: int) -> None:
-        """Keep the `keep` tokens of each layer that `rank` scores highest, and the newest step whole if it fits."""
+        """Keep the `keep` tokens of each layer that `_rank` scores highest, and the newest step whole if it fits."""
         kept, n = self._kept, len(self._kept)
         newest = kept.newest_within(keep)
         older, room = n - sum(newest), keep - sum(newest)
         newest_slots = torch.arange(older, n, device=kept.step.device)
-        for layer, score in enumerate(rank(self._config, attention, n, kept.step.device)):
-            band, _ = find_band(self._config, layer, self._shape.layers)
-            summarised = band == DEEP and room > 0
-            (chosen,) = mark_best(score[None, :older], room - summarised)
+        for layer, score in enumerate(_rank(self._config, attention, n, kept.step.device)):
+            band, _ = _find_band(self._config, layer, self._shape.layers)
+            summarised = band == _DEEP and room > 0
+            (chosen,) = mark_highest_scores(score[None, :older], room - summarised)
             if summarised:
                 chosen[self._summarise(layer, ~chosen)] = True
             index = torch.cat((chosen.nonzero().squeeze(1), newest_slots))
@@ -115,33 +115,33 @@ class Hermes(CompressedMemory):
         return last
 
 
-LOCAL: Final = (
+_LOCAL: Final = (
     "Describe the current scene in detail, focusing on specific objects, fine-grained actions, and spatial "
     "relationships."
 )
-GLOBAL: Final = (
+_GLOBAL: Final = (
     "Summarize the video narrative, identifying main characters, key events, timeline changes, and the overall theme."
 )
-PROBES: Final = (LOCAL, f"{LOCAL}; {GLOBAL}", GLOBAL)
+PROBE_TEXTS: Final = (_LOCAL, f"{_LOCAL}; {_GLOBAL}", _GLOBAL)
 """The pseudo queries of the shallow, middle and deep layers, worded as in the released code."""
 
-SHALLOW, MIDDLE, DEEP = range(3)
-BAND_SMOOTHING: Final = (0.1, 0.3, 0.4)
+_SHALLOW, _MIDDLE, _DEEP = range(3)
+_BAND_SMOOTHING: Final = (0.1, 0.3, 0.4)
 """For each band, the share of the next layer's score in a layer's score."""
-STEEPEST, FLATTEST = 20.0, 0.5
+_STEEPEST, _FLATTEST = 20.0, 0.5
 
 
-def find_band(config: HermesConfig, layer: int, layers: int) -> tuple[int, float]:
+def _find_band(config: HermesConfig, layer: int, layers: int) -> tuple[int, float]:
     """Return the band of a layer and its depth inside the middle band, in [0, 1)."""
     first, last = int(layers * config.shallow_share), int(layers * (1 - config.deep_share))
     if layer < first:
-        return SHALLOW, 0.0
+        return _SHALLOW, 0.0
     if layer >= last:
-        return DEEP, 0.0
-    return MIDDLE, (layer - first) / (last - first)
+        return _DEEP, 0.0
+    return _MIDDLE, (layer - first) / (last - first)
 
 
-def measure_attention(queries: Tensor, keys: Tensor, n_sink: int) -> Tensor:
+def _measure_attention(queries: Tensor, keys: Tensor, n_sink: int) -> Tensor:
     """Return the attention of probe tokens to held tokens, `[n]` float32: the mean over query heads and probe tokens.
 
     `queries` are `[Hq, t, D]`; `keys` `[H, n_sink + n, D]` of the prompt prefix and of held tokens share the softmax.
@@ -153,22 +153,22 @@ def measure_attention(queries: Tensor, keys: Tensor, n_sink: int) -> Tensor:
     return mean[n_sink:]
 
 
-def rank(config: HermesConfig, attention: Sequence[Tensor | None], n: int, device: torch.device) -> list[Tensor]:
+def _rank(config: HermesConfig, attention: Sequence[Tensor | None], n: int, device: torch.device) -> list[Tensor]:
     """Score the `n` held tokens of every layer in stream order, `[n]` float32 each.
 
-    `attention` has for each layer the result of `measure_attention`, or None to rank by recency alone.
+    `attention` has for each layer the result of `_measure_attention`, or None to rank by recency alone.
     """
     layers = len(attention)
     age = torch.arange(n - 1, -1, -1, device=device, dtype=torch.float32) / max(n - 1, 1)
     scores = []
     for layer, seen in enumerate(attention):
-        band, progress = find_band(config, layer, layers)
+        band, progress = _find_band(config, layer, layers)
         recent_share = (1.0, 1.0 - 0.9 * progress, 0.0)[band] if seen is not None else 1.0
-        steepness = STEEPEST - (STEEPEST - FLATTEST) * progress
+        steepness = _STEEPEST - (_STEEPEST - _FLATTEST) * progress
         score = recent_share * _spread(torch.exp(-steepness * age))
         scores.append(score if seen is None else score + (1 - recent_share) * _spread(seen.to(device)))
     for layer in range(layers - 2, -1, -1):
-        share = BAND_SMOOTHING[find_band(config, layer, layers)[0]]
+        share = _BAND_SMOOTHING[_find_band(config, layer, layers)[0]]
         scores[layer] = (1 - share) * scores[layer] + share * scores[layer + 1]
     return scores
 
@@ -181,7 +181,7 @@ def _spread(values: Tensor) -> Tensor:
     return (values - low) / (high - low + 1e-6)
 
 
-class ProbeListener(SessionListener):
+class _ProbeListener(SessionListener):
     """Forwards the pseudo queries before a step that calls for a compression, as questions without an answer."""
 
     def before_append(self, session: SessionView, step: PositionedStep) -> None:
@@ -190,10 +190,10 @@ class ProbeListener(SessionListener):
         assert isinstance(memory, Hermes)
         tokens = len(step.positions)
         if probes := memory.probes_for(tokens):
-            memory.compact([find_queries(session, text) for text in probes], tokens)
+            memory.compact([_find_queries(session, text) for text in probes], tokens)
 
 
-def find_queries(session: SessionView, text: str) -> Tensor:
+def _find_queries(session: SessionView, text: str) -> Tensor:
     """Return the queries `[L, Hq, t, D]` of a text after the video, at stream positions."""
     backbone, placement = session.backbone, session.placement
     ids = backbone.suffix_ids(text)

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from protokv.core.arrays import add_rows_
-from protokv.core.settings import Share
-from protokv.memories.compressed import CompressedConfig, CompressedMemory, mark_best
+from protokv.core.settings import ShareSetting
+from protokv.memories.compressed import CompressedConfig, CompressedMemory, mark_highest_scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class InfiniPotVConfig(CompressedConfig):
 
     name: ClassVar[str] = "infinipot-v"
 
-    redundancy_share: Share = 0.5
-    recent_share: Share = 0.25
+    redundancy_share: ShareSetting = 0.5
+    recent_share: ShareSetting = 0.25
 
 
 class InfiniPotV(CompressedMemory):
@@ -72,12 +72,12 @@ class InfiniPotV(CompressedMemory):
         # Layer by layer: float32 scores of all layers would take several times the bytes of the memory.
         for keys, values, positions, coordinates, step in zip(*kept.parts, strict=True):
             cached = keys[:, :held].float()
-            similarity = measure_redundancy(
+            similarity = _measure_redundancy(
                 cached[:, :older], coordinates[:, :older], cached[:, older:], coordinates[0, older:held]
             )
-            chosen = mark_best(-similarity, by_redundancy)
+            chosen = mark_highest_scores(-similarity, by_redundancy)
             norm = values[:, :older].float().norm(dim=-1)
-            chosen |= mark_best(norm.masked_fill_(chosen, -torch.inf), keep - recent - by_redundancy)
+            chosen |= mark_highest_scores(norm.masked_fill_(chosen, -torch.inf), keep - recent - by_redundancy)
             # `nonzero` gives stream order.
             index = torch.cat((chosen.nonzero()[:, 1].view(H, keep - recent), newest), 1)
             for part in (keys, values, positions, coordinates, step):
@@ -95,7 +95,7 @@ class InfiniPotV(CompressedMemory):
         return recent
 
 
-def measure_redundancy(keys: Tensor, coordinates: Tensor, recent: Tensor, recent_coordinates: Tensor) -> Tensor:
+def _measure_redundancy(keys: Tensor, coordinates: Tensor, recent: Tensor, recent_coordinates: Tensor) -> Tensor:
     """Return the mean cosine similarity of keys to recent ones at equal coordinates, `[H, N]` in [-1, 1]; 0 without.
 
     Keys `[H, N, D]` stand at `[H, N, 2]`, recent ones `[H, R, D]` at `[R, 2]`, the same for all heads; all are float32.

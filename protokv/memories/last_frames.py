@@ -1,4 +1,4 @@
-"""`LastFrames`: a question sees the last N steps and nothing older. The baseline without memory.
+"""`LastFramesMemory`: a question sees the last N steps and nothing older. The baseline without memory.
 
 Source: SimpleStream (EvolvingLMMs-Lab, 2026), arXiv 2604.02317, which gives the last N frames (4 by default) and the
 question to the plain model. The same: an answer depends on the prompt prefix and the last N steps alone. What differs:
@@ -20,9 +20,9 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from protokv.core.context import Anchoring, Context, SlotContext
-from protokv.core.near import NearWindow, Slots
-from protokv.core.settings import MOST_TOKENS, MemoryConfig
+from protokv.core.context import Context, PositionFacts, SlotContext
+from protokv.core.near import KVSlots, NearWindow
+from protokv.core.settings import MOST_BUDGET, MemoryConfig
 from protokv.memories.window import SlidingWindow
 
 
@@ -36,7 +36,7 @@ class LastFramesConfig(MemoryConfig):
 
     name: ClassVar[str] = "last-frames"
 
-    last_steps: Annotated[int, 1, MOST_TOKENS] = 4
+    last_steps: Annotated[int, 1, MOST_BUDGET] = 4
 
     @property
     def horizon(self) -> int:
@@ -44,13 +44,13 @@ class LastFramesConfig(MemoryConfig):
         return max(self.last_steps + 1, self.recent_frames)
 
 
-class LastFrames(SlidingWindow):
+class LastFramesMemory(SlidingWindow):
     """The last N whole steps that fit the budget; of a step larger than the budget, its last tokens."""
 
     joins_steps = False
 
-    def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
-        slots = Slots(self._shape, far=0, near=capacity)
+    def _allocate(self, capacity: int) -> tuple[KVSlots, NearWindow]:
+        slots = KVSlots(self._shape, far=0, near=capacity)
         return slots, NearWindow(slots, self._shape.position_components, steps=self._config.last_steps)
 
     def context(self) -> Context:
@@ -58,7 +58,7 @@ class LastFrames(SlidingWindow):
         everything = self._slots.context(self._near.positions)
         sink, places = slice(0, everything.far.start), everything.positions
         assert places is not None
-        return PrefixContext(
+        return _PrefixContext(
             everything.keys[:, :, sink],
             everything.values[:, :, sink],
             everything.bias[:, :, sink],
@@ -73,7 +73,7 @@ class LastFrames(SlidingWindow):
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixContext(SlotContext):
+class _PrefixContext(SlotContext):
     """The prompt prefix. Compact, a new step stands after it as if the stream began there."""
 
     newest: Callable[[], int] = lambda: -1  # returns the time of the newest token of the stream, -1 before the first
@@ -83,9 +83,9 @@ class PrefixContext(SlotContext):
         """Return 0: no token is older than the shown ones."""
         return 0
 
-    def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> PrefixContext:
+    def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> _PrefixContext:
         """Return the same slots, shifted so that the token after the newest one comes first."""
         return replace(self, shift=max(0, self.newest() + 1 - anchoring.origin))
 
 
-LastFramesConfig.memory = LastFrames
+LastFramesConfig.memory = LastFramesMemory

@@ -11,7 +11,7 @@ the question chose. What differs:
   tokens in the source, is no larger. A step larger than the budget is filed as several blocks.
 - Each layer chooses when the query of the question arrives, a mean over all tokens after the video, the template's
   included. The source forwards the question once to choose, and again in the whole prompt. A query arrives rotated;
-  this memory sets the question's position (`Retrieval.next_position`), so it can remove the rotation.
+  this memory sets the question's position (`RetrievalContext.next_position`), so it can remove the rotation.
 - Steps are encoded one at a time, and the prefix keeps its positions; in the source it stands at one fixed distance.
 - With M-RoPE, which the source does not know, the moving components of a block are packed.
 
@@ -29,15 +29,15 @@ import torch
 from torch import Tensor
 
 from protokv.core import kernels
-from protokv.core.context import EMPTY, Anchoring, Context, Segment
+from protokv.core.context import EMPTY_BIAS, Context, KVSegment, PositionFacts
 from protokv.core.rotary import Rotary, rerotate, unrotate
-from protokv.core.settings import MemoryConfig, Positions
+from protokv.core.settings import MemoryConfig, PositionMode
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories.window import SlidingWindow
 
-LOCAL_TOKENS: Final = 15_000
+_LOCAL_TOKENS: Final = 15_000
 """The local window of ReKV's released code."""
 
 
@@ -47,12 +47,12 @@ class ReKVConfig(MemoryConfig):
 
     name: ClassVar[str] = "rekv"
 
-    positions: Positions = "compact"
+    positions: PositionMode = "compact"
 
     @property
     def near_tokens(self) -> int:
         """W, tokens of the window that new steps attend to."""
-        return min(LOCAL_TOKENS, self.budget)
+        return min(_LOCAL_TOKENS, self.budget)
 
 
 class ReKV(SlidingWindow):
@@ -63,12 +63,12 @@ class ReKV(SlidingWindow):
 
     def __init__(self, config: ReKVConfig, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self._archive = Archive(shape, rotary, config.budget)
+        self._archive = _Archive(shape, rotary, config.budget)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the local window and the archive."""
-        return (*super().declare(config, shape), *Archive.declare(shape))
+        return (*super().declare(config, shape), *_Archive.declare(shape))
 
     def parts(self) -> Sequence[StatePart]:
         """Return the parts of the window, and the archive."""
@@ -84,7 +84,7 @@ class ReKV(SlidingWindow):
         """Return the prefix and the blocks that a question will choose. Valid until `append`, for one question each."""
         sink, archive = self._slots.sink, self._archive
         prefix = self._slots.keys[:, :, sink], self._slots.values[:, :, sink]
-        return Retrieval(archive, archive.block_keys, prefix, next_position=archive.next_position)
+        return RetrievalContext(archive, archive.block_keys, prefix, next_position=archive.next_position)
 
     def report(self) -> dict[str, Any]:
         """Return the tokens in the local window and in the archive."""
@@ -93,7 +93,7 @@ class ReKV(SlidingWindow):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class _Block:
     """Consecutive tokens of one step, on the host."""
 
     kv: Tensor  # `[L, 2, H, T, D]` model dtype, keys rotated at their stream positions, then values
@@ -110,7 +110,7 @@ class Block:
         return min(self.low[c] for c in components), max(self.high[c] for c in components)
 
 
-class Archive(StatePart):
+class _Archive(StatePart):
     """Every token of the stream, exact, outside the device, in blocks in stream order with one key each.
 
     Each block is a separate allocation (pinned for CUDA), so nothing moves when the archive grows, and what one layer
@@ -120,7 +120,7 @@ class Archive(StatePart):
     def __init__(self, shape: MemoryShape, rotary: Rotary, budget: int) -> None:
         """Make an empty archive; a question reads at most `budget` tokens of it."""
         self._shape, self.rotary, self.budget = shape, rotary, budget
-        self.blocks: list[Block] = []
+        self.blocks: list[_Block] = []
         self.next_position = shape.sink_tokens
 
     @property
@@ -149,7 +149,7 @@ class Archive(StatePart):
         kv = torch.empty((L, 2, H, T, D), dtype=keys.dtype, pin_memory=self._shape.device.type == "cuda")
         kv[:, 0], kv[:, 1] = keys, values
         held = positions.cpu().clone()
-        self.blocks.append(Block(kv, held, key, held.amin(0).tolist(), held.amax(0).tolist()))
+        self.blocks.append(_Block(kv, held, key, held.amin(0).tolist(), held.amax(0).tolist()))
 
     @staticmethod
     def declare(shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -201,24 +201,24 @@ class Archive(StatePart):
 
 
 @dataclass(slots=True)
-class Retrieval(Context):
+class RetrievalContext(Context):
     """The prompt prefix and, in each layer, the blocks with the highest scores for the question.
 
     The first forward is the question, whose tokens stand at `next_position` and the following positions, the same in
     every component. The answer's tokens read the blocks that it chose.
     """
 
-    archive: Archive  # the blocks; they must not change while this is in use
+    archive: _Archive  # the blocks; they must not change while this is in use
     block_keys: Tensor  # theirs, `[B, L, H, D]`
     prefix: tuple[Tensor, Tensor]  # its keys and values, `[L, H, P0, D]` each
     next_position: int
     shift: int = 0
-    packed: Anchoring | None = None  # how chosen blocks are packed; None: they stay at their stream positions
+    packed: PositionFacts | None = None  # how chosen blocks are packed; None: they stay at their stream positions
     packed_end: int = 0  # right above the newest of them
-    _chosen: dict[int, list[Block]] = field(default_factory=dict, init=False)
-    _shown: dict[int, Segment] = field(default_factory=dict, init=False)
+    _chosen: dict[int, list[_Block]] = field(default_factory=dict, init=False)
+    _shown: dict[int, KVSegment] = field(default_factory=dict, init=False)
 
-    def at(self, layer: int, query: Tensor) -> tuple[Segment, ...]:
+    def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return prefix and chosen blocks in stream order, in `P0 + min(budget, tokens of the archive)` slots."""
         if layer not in self._shown:
             self._chosen[layer] = [self.archive.blocks[index] for index in self._choose(layer, query)]
@@ -243,7 +243,7 @@ class Retrieval(Context):
         """Return an upper bound of the distinct times of the chosen blocks, for any choice."""
         return self._most_positions((0,))
 
-    def compact(self, anchoring: Anchoring, span: int | Tensor | None = None) -> Retrieval:
+    def compact(self, anchoring: PositionFacts, span: int | Tensor | None = None) -> RetrievalContext:
         """Return the same context with chosen blocks packed: each takes only the positions that its tokens span.
 
         Blocks keep their stream positions while all of them are shown. Text has one position in all layers: so room is
@@ -275,7 +275,7 @@ class Retrieval(Context):
             chosen.append(index)
         return sorted(chosen)
 
-    def _read(self, layer: int, blocks: Sequence[Block]) -> Segment:
+    def _read(self, layer: int, blocks: Sequence[_Block]) -> KVSegment:
         sink, n = self.prefix[0][layer], sum(map(len, blocks))
         H, P0, D = sink.shape
         held = sink.new_zeros((2, H, P0 + min(self.archive.budget, self.archive.tokens), D))
@@ -286,7 +286,7 @@ class Retrieval(Context):
             start += len(block)
         keys, values = held
         bias = torch.zeros(keys.shape[:2], device=keys.device)
-        bias[:, P0 + n :] = EMPTY
+        bias[:, P0 + n :] = EMPTY_BIAS
         if self.packed is not None and blocks:
             before = torch.cat([block.positions for block in blocks])
             after = before.clone()
@@ -298,10 +298,11 @@ class Retrieval(Context):
                 stop, end = stop - len(block), end - (high + 1 - low)
             moved = rerotate(keys[:, P0 : P0 + n], before.to(sink.device), after.to(sink.device), self.packed.rotary)
             keys[:, P0 : P0 + n] = moved
-        if kernels.takes_columns(D, keys.dtype, keys.device):
+        if kernels.uses_bias_columns(D, keys.dtype, keys.device):
             # Once for all tokens of an answer.
-            keys, values = kernels.with_columns(keys, values, kernels.bias_columns(bias, D**-0.5, keys.dtype))
-        return Segment(keys, values, bias)
+            columns = kernels.make_bias_columns(bias, D**-0.5, keys.dtype)
+            keys, values = kernels.append_bias_columns(keys, values, columns)
+        return KVSegment(keys, values, bias)
 
     def _most_positions(self, components: Sequence[int]) -> int:
         """Return an upper bound of the positions that the chosen blocks take; exact if all blocks have one size."""

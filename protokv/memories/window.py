@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from protokv.core.context import Context
 from protokv.core.memory import LocalMemory
-from protokv.core.near import NearWindow, Slots
+from protokv.core.near import KVSlots, NearWindow
 from protokv.core.rotary import Rotary
 from protokv.core.settings import MemoryConfig
 from protokv.core.step import StepKV
@@ -37,8 +37,8 @@ class SlidingWindow(LocalMemory):
         """Return the number of tokens to allocate at first."""
         return int(self._config.near_tokens)
 
-    def _allocate(self, capacity: int) -> tuple[Slots, NearWindow]:
-        slots = Slots(self._shape, far=0, near=capacity)
+    def _allocate(self, capacity: int) -> tuple[KVSlots, NearWindow]:
+        slots = KVSlots(self._shape, far=0, near=capacity)
         return slots, NearWindow(slots, self._shape.position_components)
 
     @classmethod

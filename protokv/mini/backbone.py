@@ -17,21 +17,21 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from protokv.backbones.chat import check_text
+from protokv.backbones.chat import refuse_control_tokens
 from protokv.backbones.files import digest_weights, read_model_file
 from protokv.backbones.loading import PackagedModel, Placement, PlacementRequest
-from protokv.backbones.pixels import PixelConfig, TimedGrid
+from protokv.backbones.pixels import GridBackbone, PreprocessorConfig
 from protokv.core.attention import TokenCache
-from protokv.core.backbone import MOST_WORDS, BackboneIdentity, PreparedStep, Turn
+from protokv.core.backbone import MOST_WORD_TOKENS, BackboneIdentity, ChatTurn, PreparedStep
 from protokv.core.step import StepTokens
-from protokv.mini.network import LanguageModel, VisionTower, select_prefix
+from protokv.mini.network import MiniLanguageModel, MiniVisionTower, select_weights_by_prefix
 
-IDENTITY: Final = "identity.json"
-FOLDERS: Final = {f"protokv/mini{name}": f"weights{name}" for name in ("", "-order", "-words")}
+IDENTITY_FILE: Final = "identity.json"
+_FOLDERS: Final = {f"protokv/mini{name}": f"weights{name}" for name in ("", "-order", "-words")}
 """`-order` has four more layers and also reads order and counts appearances; `-words` two more, and reads words too."""
 
 
-class Embedded(TimedGrid, PackagedModel):
+class Embedded(GridBackbone, PackagedModel):
     """`protokv/mini`, `protokv/mini-order` and `protokv/mini-words`."""
 
     position_components = 3
@@ -43,10 +43,10 @@ class Embedded(TimedGrid, PackagedModel):
         weights = load_file(path / "model.safetensors")
         weights = {name: tensor.to(placement.device, placement.dtype) for name, tensor in weights.items()}
         text = config["text_config"]
-        self._vision = VisionTower(config["vision_config"], select_prefix(weights, "visual."))
-        self._language = LanguageModel(text, select_prefix(weights, "model."))
+        self._vision = MiniVisionTower(config["vision_config"], select_weights_by_prefix(weights, "visual."))
+        self._language = MiniLanguageModel(text, select_weights_by_prefix(weights, "model."))
         self._tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        self._pixels = PixelConfig.from_files(read_model_file(str(path), "preprocessor_config.json"))
+        self._pixels = PreprocessorConfig.from_files(read_model_file(str(path), "preprocessor_config.json"))
         self.identity, embedding = identity, self._language.embedding
         self.dtype, self.device = embedding.dtype, embedding.device
         self.layers: int = text["num_hidden_layers"]
@@ -68,7 +68,7 @@ class Embedded(TimedGrid, PackagedModel):
     @classmethod
     def folder(cls, name: str) -> Path:
         """Return the folder of an embedded model."""
-        return Path(__file__).with_name(FOLDERS[name])
+        return Path(__file__).with_name(_FOLDERS[name])
 
     @classmethod
     def adjust(cls, request: PlacementRequest) -> PlacementRequest:
@@ -89,7 +89,7 @@ class Embedded(TimedGrid, PackagedModel):
         return BackboneIdentity(
             name=name,
             family=config["model_type"],
-            config_hash=json.loads((Path(path) / IDENTITY).read_text(encoding="utf-8"))["config_hash"],
+            config_hash=json.loads((Path(path) / IDENTITY_FILE).read_text(encoding="utf-8"))["config_hash"],
             weights_digest=digest_weights(path),
             dtype=placement.dtype_name,
         )
@@ -99,14 +99,14 @@ class Embedded(TimedGrid, PackagedModel):
         """Return the token ids in front of the video."""
         return self._prefix
 
-    def suffix_ids(self, question: str, turns: Sequence[Turn] = ()) -> list[int]:
+    def suffix_ids(self, question: str, turns: Sequence[ChatTurn] = ()) -> list[int]:
         """Return the token ids after the video; turns are left out, as the model was not trained on them."""
-        check_text(question, self._control)
+        refuse_control_tokens(question, self._control)
         return self.encode(f"<|vision_end|>{question.strip()}<|im_end|>\n<|im_start|>assistant\n")
 
     def words_ids(self, text: str) -> list[int]:
         """Return the token ids of subtitles between two segments of video, without unknown words."""
-        ids = [token for token in self.encode(text) if token not in self._control_ids][:MOST_WORDS]
+        ids = [token for token in self.encode(text) if token not in self._control_ids][:MOST_WORD_TOKENS]
         return [*self.encode("<|vision_end|>"), *ids, *self.encode("<|vision_start|>")] if ids else []
 
     def decode(self, ids: list[int]) -> str:

@@ -18,10 +18,10 @@ from torch.nn import functional
 from protokv.core.attention import TokenCache
 from protokv.core.rotary import rotate
 
-EPSILON = 1e-6
+_EPSILON = 1e-6
 
 
-class VisionTower:
+class MiniVisionTower:
     """Patches to visual tokens, each step by itself."""
 
     def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -33,10 +33,10 @@ class VisionTower:
         self._theta: float = config["rope_parameters"]["rope_theta"]
         # The stride of the convolution is its kernel, so it is one product.
         self._projection = weights["patch_embed.proj.weight"].flatten(1)
-        self._blocks = [select_prefix(weights, f"blocks.{i}.") for i in range(config["depth"])]
+        self._blocks = [select_weights_by_prefix(weights, f"blocks.{i}.") for i in range(config["depth"])]
         for block in self._blocks:
             _join(block, "mlp.in", "mlp.gate_proj", "mlp.up_proj")
-        self._merger = select_prefix(weights, "merger.")
+        self._merger = select_weights_by_prefix(weights, "merger.")
 
     def __call__(self, patches: Tensor, grid: tuple[int, int]) -> Tensor:
         """Return visual tokens `[B, n, E]` of patches `[B, n * merge**2, pixels]` in their order, of one dtype."""
@@ -57,7 +57,7 @@ class VisionTower:
         return _linear(functional.gelu(_linear(cells, w, "mlp.0")), w, "mlp.2")
 
 
-class LanguageModel:
+class MiniLanguageModel:
     """Embeddings to hidden states and logits, over a `TokenCache`."""
 
     def __init__(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -67,7 +67,7 @@ class LanguageModel:
         self._heads: int = config["num_key_value_heads"]
         self.embedding = weights["embed_tokens.weight"]
         self._last_norm = weights["norm.weight"]
-        self._layers = [select_prefix(weights, f"layers.{i}.") for i in range(config["num_hidden_layers"])]
+        self._layers = [select_weights_by_prefix(weights, f"layers.{i}.") for i in range(config["num_hidden_layers"])]
         for layer in self._layers:
             _join(layer, "qkv", *(f"self_attn.{name}_proj" for name in "qkv"))
             _join(layer, "mlp.in", "mlp.gate_proj", "mlp.up_proj")
@@ -102,7 +102,7 @@ class LanguageModel:
         return functional.linear(hidden, self.embedding).float()
 
 
-def select_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def select_weights_by_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the weights whose names start with a prefix, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
@@ -125,7 +125,7 @@ def _gated(x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)).to(x.dtype)
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + _EPSILON)).to(x.dtype)
 
 
 @lru_cache(maxsize=4)

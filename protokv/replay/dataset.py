@@ -20,31 +20,31 @@ import torch
 from protokv.core.backbone import Backbone
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.memories import LastFramesConfig, SlidingWindowConfig
-from protokv.replay.benchmarks.base import Benchmark, Video
-from protokv.replay.benchmarks.files import find_file, find_video
-from protokv.replay.memories import Variant
-from protokv.replay.questions import Question
-from protokv.replay.streams import ReplayFile, Stream
-from protokv.video import Step
-from protokv.video.registry import fingerprint
-from protokv.video.sampling import group_steps, sample
+from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo
+from protokv.replay.benchmarks.files import find_dataset_file, find_dataset_video
+from protokv.replay.memories import MemoryVariant
+from protokv.replay.questions import ReplayQuestion
+from protokv.replay.streams import ReplayFile, ReplayStream
+from protokv.video import VideoStep
+from protokv.video.registry import fingerprint_file
+from protokv.video.sampling import group_samples, sample_frames
 from protokv.video.source import Frame
-from protokv.words.find import AUTO, OFF
+from protokv.words.find import SUBTITLES_AUTO, SUBTITLES_OFF
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedStreams:
+class OpenDataset:
     """An opened data set: a stream for each readable video."""
 
-    streams: Sequence[Stream]
+    streams: Sequence[ReplayStream]
     missing: dict[str, str]  # name of a video -> why it cannot be read
     notes: Counter[str]  # what was left out or differs from the publication -> how often
 
 
-class KeyFrames(Stream):
+class _KeyFrames(ReplayStream):
     """An array of key frames `[n, h, w, 3]` uint8 (`.npy`), one a second."""
 
-    def __init__(self, path: Path, questions: Sequence[Question]) -> None:
+    def __init__(self, path: Path, questions: Sequence[ReplayQuestion]) -> None:
         """Open the array without reading it. SourceUnreadable: it is not such an array."""
         try:
             self._frames = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -54,17 +54,17 @@ class KeyFrames(Stream):
         if self._frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or 0 in shape:
             raise SourceUnreadable(f"{path} is not [n, h, w, 3] uint8: {list(shape)} {self._frames.dtype}")
         self.name, self.length_s, self.questions = path.name, float(shape[0]), questions
-        self.facts: dict[str, Any] = {"size_bytes": path.stat().st_size, "fingerprint": fingerprint(path)}
+        self.facts: dict[str, Any] = {"size_bytes": path.stat().st_size, "fingerprint": fingerprint_file(path)}
 
-    def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
+    def steps(self, fps: float, frames_per_step: int) -> Iterator[VideoStep]:
         """Sample the key frames by their times."""
         frames = (Frame(float(i), np.asarray(frame), 1.0) for i, frame in enumerate(self._frames))
-        return group_steps(sample(frames, fps), frames_per_step)
+        return group_samples(sample_frames(frames, fps), frames_per_step)
 
 
 def open_dataset(
-    benchmark: Benchmark, root: Path, *, most_videos: int | None = None, subtitles: str = OFF
-) -> OpenedStreams:
+    benchmark: Benchmark, root: Path, *, most_videos: int | None = None, subtitles: str = SUBTITLES_OFF
+) -> OpenDataset:
     """Open the videos of a data set, or the first `most_videos` of its annotations.
 
     `root` is its folder, or one with a folder of its name. `subtitles` says which enter the stream; `auto` also takes
@@ -76,8 +76,8 @@ def open_dataset(
     # VideoMME has a folder of its own name in its folder.
     if root.name != benchmark.name and (own := root / benchmark.name).is_dir():
         root = own
-    notes, missing, streams = Counter[str](), dict[str, str](), list[Stream]()
-    asked: dict[Video, list[Question]] = {}
+    notes, missing, streams = Counter[str](), dict[str, str](), list[ReplayStream]()
+    asked: dict[BenchmarkVideo, list[ReplayQuestion]] = {}
     for video, question in benchmark.read(root, notes):
         asked.setdefault(video, []).append(question)
     for video, questions in islice(asked.items(), most_videos):
@@ -86,7 +86,7 @@ def open_dataset(
         except SourceError as error:
             missing[video.name] = error.message
             continue
-        notes["videos without subtitles"] += subtitles != OFF and not stream.has_words
+        notes["videos without subtitles"] += subtitles != SUBTITLES_OFF and not stream.has_words
         stream.questions = [
             replace(
                 question,
@@ -100,25 +100,25 @@ def open_dataset(
         why = next(iter(missing.values()), "the annotations name none")
         why = f"none of the {len(missing)} videos of {benchmark.name} can be read below {root}: {why}"
         raise SourceNotFound(why, hint="samples/benchmarks/README.md says how each data set is laid out")
-    return OpenedStreams(streams, missing, +notes)
+    return OpenDataset(streams, missing, +notes)
 
 
-def _open(video: Video, questions: Sequence[Question], root: Path, subtitles: str) -> Stream:
-    path = find_video(root, video.path)
+def _open(video: BenchmarkVideo, questions: Sequence[ReplayQuestion], root: Path, subtitles: str) -> ReplayStream:
+    path = find_dataset_video(root, video.path)
     if path is None:
         raise SourceNotFound(f"video {video.path} is not below {root}")
-    stream: Stream
+    stream: ReplayStream
     if path.suffix == ".npy":
-        stream = KeyFrames(path, questions)
+        stream = _KeyFrames(path, questions)
     else:
-        if subtitles == AUTO and (file := find_file(root, [f"subtitle/{path.stem}.srt"])) is not None:
+        if subtitles == SUBTITLES_AUTO and (file := find_dataset_file(root, [f"subtitle/{path.stem}.srt"])) is not None:
             subtitles = str(file)
         stream = ReplayFile(path, questions, subtitles)
     stream.name = video.name
     return stream
 
 
-def _place(question: Question, video: Video, length_s: float, notes: Counter[str]) -> float:
+def _place(question: ReplayQuestion, video: BenchmarkVideo, length_s: float, notes: Counter[str]) -> float:
     """Return the reference time of a question in this file."""
     if question.reference == "end":
         return length_s
@@ -131,12 +131,12 @@ def _place(question: Question, video: Video, length_s: float, notes: Counter[str
     return min(at_s, length_s)
 
 
-TEXT_ONLY: Final = "text only"
+TEXT_ONLY_VARIANT: Final = "text only"
 
 
-def fit_variants(
-    variants: Sequence[Variant], streams: Sequence[Stream], backbone: Backbone, *, baselines: bool
-) -> list[Variant]:
+def fit_memory_variants(
+    variants: Sequence[MemoryVariant], streams: Sequence[ReplayStream], backbone: Backbone, *, baselines: bool
+) -> list[MemoryVariant]:
     """Give memories a share for words if a stream has words, and add the baselines that are not among them.
 
     The last frames have the budget that they need. With words they keep their positions: some models cannot show words
@@ -147,7 +147,7 @@ def fit_variants(
     if not baselines:
         return variants
     tokens = _measure_step(backbone)
-    found = [Variant(TEXT_ONLY, SlidingWindowConfig(budget=1), blind=True)]
+    found = [MemoryVariant(TEXT_ONLY_VARIANT, SlidingWindowConfig(budget=1), blind=True)]
     for frames in (4, 16):
         steps = -(-frames // backbone.frames_per_step)
         # As in SimpleStream: encoded anew for each question, right after the prompt.
@@ -157,7 +157,7 @@ def fit_variants(
             recent_frames=steps * backbone.frames_per_step,
             positions="stream" if words else "compact",
         )
-        found.append(Variant(f"last {frames} frames", config))
+        found.append(MemoryVariant(f"last {frames} frames", config))
     named = {variant.label for variant in variants}
     return [*variants, *(variant for variant in found if variant.label not in named)]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig
-from protokv.replay.report import Report
+from protokv.replay.report import ReplayReport
 from protokv.replay.tables import format_delay
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _LINES: Final = ("-", "--", ":", "-.")
 _FORMS: Final = (".png", ".pdf", ".svg")
 
 
-def check_figure(path: str | Path) -> None:
+def check_report_figure(path: str | Path) -> None:
     """Refuse a figure that cannot be drawn, before hours of work. ConfigError: no matplotlib, form, or folder."""
     if find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib", hint="pip install 'protokv[plot]'")
@@ -33,9 +33,9 @@ def check_figure(path: str | Path) -> None:
         raise ConfigError(f"cannot draw to {path}: there is no folder {Path(path).parent}", hint="make it first")
 
 
-def save_figure(report: Report, path: str | Path) -> None:
-    """Draw a figure in the form of the suffix. ConfigError: as `check_figure`."""
-    check_figure(path)
+def save_report_figure(report: ReplayReport, path: str | Path) -> None:
+    """Draw a figure in the form of the suffix. ConfigError: as `check_report_figure`."""
+    check_report_figure(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.4), layout="constrained")
@@ -50,7 +50,7 @@ def save_figure(report: Report, path: str | Path) -> None:
         raise ConfigError(f"cannot draw to {path}: {error}", hint="name a file in a folder of yours") from error
 
 
-def _draw_curves(axis: Axes, report: Report) -> None:
+def _draw_curves(axis: Axes, report: ReplayReport) -> None:
     """Draw a curve for each memory, in its colour, at each budget, in the budget's style of lines."""
     from matplotlib.transforms import ScaledTranslation
 

@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple
 
 from protokv.errors import ConfigError, JudgeError
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.rows import AnswerRow, RowFile
+from protokv.replay.rows import AnswerRow, AnswerRowFile
 
 
-class Case(NamedTuple):
+class JudgeCase(NamedTuple):
     """An answer to judge."""
 
     question: str
@@ -47,7 +47,7 @@ JUDGE_SYSTEM: Final = (
     "- Evaluate the correctness of the prediction compared to the answer."
 )
 
-JUDGE_USER: Final = (
+_JUDGE_USER: Final = (
     "Please evaluate the following video-based question-answer pair:\n\n"
     "Question: {question}\nCorrect Answer: {expected}\nPredicted Answer: {prediction}\n\n"
     "Provide your evaluation only as a yes/no and score where the score is an integer value between 0 and 5, with 5 "
@@ -57,10 +57,10 @@ JUDGE_USER: Final = (
     "string. For example, your response should look like this: {{'pred': 'yes', 'score': 4.8}}."
 )
 
-PROMPT_HASH: Final = hashlib.sha256(f"{JUDGE_SYSTEM}\0{JUDGE_USER}".encode()).hexdigest()[:12]
+JUDGE_HASH: Final = hashlib.sha256(f"{JUDGE_SYSTEM}\0{_JUDGE_USER}".encode()).hexdigest()[:12]
 
 
-def read_reply(text: str) -> Verdict:
+def read_verdict(text: str) -> Verdict:
     """Read the verdict from a reply: a Python dictionary, alone or between other words.
 
     ValueError: there is none, or it is not yes or no with 0 to 5 points.
@@ -93,25 +93,25 @@ class Judge:
             raise ConfigError("this judge needs a key", hint="set OPENAI_API_KEY, and OPENAI_BASE_URL if need be")
         self._client = openai.OpenAI(timeout=60.0, max_retries=6)
         self._model = model
-        self.label = f"{model} at {self._client.base_url.host}, prompt {PROMPT_HASH}"
+        self.label = f"{model} at {self._client.base_url.host}, prompt {JUDGE_HASH}"
 
-    def read(self, cases: Collection[Case]) -> Iterator[tuple[Case, Verdict | None]]:
+    def read(self, cases: Collection[JudgeCase]) -> Iterator[tuple[JudgeCase, Verdict | None]]:
         """Judge cases, several at once; None: there is no verdict. JudgeError: it cannot judge."""
         with ThreadPoolExecutor(8) as pool:
             yield from zip(cases, pool.map(self._ask, cases), strict=True)
 
-    def _ask(self, case: Case) -> Verdict | None:
+    def _ask(self, case: JudgeCase) -> Verdict | None:
         """Return a verdict; None if there is none after some tries."""
         import openai
 
-        text = JUDGE_USER.format(**case._asdict())
+        text = _JUDGE_USER.format(**case._asdict())
         messages: Any = [{"role": "system", "content": JUDGE_SYSTEM}, {"role": "user", "content": text}]
         for _ in range(3):
             try:
                 completion = self._client.chat.completions.create(
                     model=self._model, messages=messages, max_tokens=300, temperature=0
                 )
-                return read_reply(completion.choices[0].message.content or "")
+                return read_verdict(completion.choices[0].message.content or "")
             except (openai.APITimeoutError, openai.RateLimitError, openai.InternalServerError):
                 return None  # the client has retried it already
             except (openai.APIStatusError, openai.APIConnectionError) as error:
@@ -122,15 +122,15 @@ class Judge:
         return None
 
 
-def judge_rows(results: RowFile, keys: Sequence[str], judge: Judge) -> Iterator[AnswerRow | None]:
+def judge_rows(results: AnswerRowFile, keys: Sequence[str], judge: Judge) -> Iterator[AnswerRow | None]:
     """Judge the open answers in `results` with these keys that this judge has not judged yet.
 
     Yields each judged row once it is in the file, or None without a verdict: the row keeps its old one.
     """
-    left: dict[Case, list[AnswerRow]] = {}
+    left: dict[JudgeCase, list[AnswerRow]] = {}
     for row in [results.rows[key] for key in keys if key in results.rows]:
         if row.dataset in BENCHMARKS and BENCHMARKS[row.dataset].open_ended and row.judge != judge.label:
-            left.setdefault(Case(row.question, row.expected, row.prediction), []).append(row)
+            left.setdefault(JudgeCase(row.question, row.expected, row.prediction), []).append(row)
     for case, verdict in judge.read(left):
         for row in left[case]:
             if verdict is not None:

@@ -9,12 +9,12 @@ from typing import Any, Final
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig, MemoryConfig
 
-COMPARED: Final = ("full", "durable", "continuity", "paper", "sliding-window", "infinipot-v")
+COMPARED_MEMORIES: Final = ("full", "durable", "continuity", "paper", "sliding-window", "infinipot-v")
 """Memories that are compared on videos if none is named."""
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class MemoryVariant:
     """A memory under test."""
 
     label: str  # its name in tables
@@ -32,7 +32,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Variation:
+class Sweep:
     """A setting and the values to compare."""
 
     memory: str | None  # the memory whose setting changes; None: every memory
@@ -40,22 +40,22 @@ class Variation:
     values: Sequence[tuple[str, Any]]  # each value, after its text in tables
 
 
-def name_memories(names: Sequence[str], budgets: Sequence[int]) -> list[Variant]:
-    """Return memories by their names, at each budget; see `drop_repeated`. ConfigError: a name is unknown."""
+def make_memory_variants(names: Sequence[str], budgets: Sequence[int]) -> list[MemoryVariant]:
+    """Return memories by their names, at each budget; see `drop_repeated_variants`. ConfigError: a name is unknown."""
     configs = [MemoryConfig.of(name, budget=budget) for budget in budgets for name in names]
-    return drop_repeated([Variant(config.name, config) for config in configs])
+    return drop_repeated_variants([MemoryVariant(config.name, config) for config in configs])
 
 
-def drop_repeated(variants: Sequence[Variant]) -> list[Variant]:
+def drop_repeated_variants(variants: Sequence[MemoryVariant]) -> list[MemoryVariant]:
     """Keep each memory once per budget, and the full cache, which ignores its budget, once."""
-    found: dict[tuple[str, int], Variant] = {}
+    found: dict[tuple[str, int], MemoryVariant] = {}
     for variant in variants:
         budget = 0 if variant.config.name == FullConfig.name else variant.budget
         found.setdefault((variant.label, budget), variant)
     return list(found.values())
 
 
-def vary_memories(variants: Sequence[Variant], variations: Sequence[Variation]) -> list[Variant]:
+def vary_memory_settings(variants: Sequence[MemoryVariant], variations: Sequence[Sweep]) -> list[MemoryVariant]:
     """Replace each memory by one variant per combination of values.
 
     ConfigError: a variation names a memory that is not compared, or an unknown setting or value.
@@ -70,10 +70,12 @@ def vary_memories(variants: Sequence[Variant], variations: Sequence[Variation]) 
     return found
 
 
-def _vary(variant: Variant, variation: Variation) -> list[Variant]:
+def _vary(variant: MemoryVariant, variation: Sweep) -> list[MemoryVariant]:
     if variation.memory not in (None, variant.config.name):
         return [variant]
     return [
-        Variant(f"{variant.label} {variation.setting}={text}", variant.config.with_fields({variation.setting: value}))
+        MemoryVariant(
+            f"{variant.label} {variation.setting}={text}", variant.config.with_fields({variation.setting: value})
+        )
         for text, value in variation.values
     ]

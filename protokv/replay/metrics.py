@@ -1,8 +1,8 @@
 """Accuracies with intervals, paired differences, floors, and quantiles of latencies, from rows of results.
 
 Answers about one video go together: a memory that lost its evidence gets all of its questions wrong. So the bootstrap
-draws videos with all of their answers (cluster bootstrap: Davison and Hinkley 1997, section 3.8; percentiles of `DRAWS`
-seeded draws). A difference is of answers to the same questions at the same delay.
+draws videos with all of their answers (cluster bootstrap: Davison and Hinkley 1997, section 3.8; percentiles of
+`_DRAWS` seeded draws). A difference is of answers to the same questions at the same delay.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from protokv.replay.rows import AnswerRow
 
-DRAWS: Final = 2000
+_DRAWS: Final = 2000
 # A number on fewer of either is marked: its interval is wide, or a few videos decide it.
 FEW_QUESTIONS, FEW_VIDEOS = 100, 5
 _Z: Final = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
 
 
-def bound_share(right: int, n: int) -> tuple[float, float]:
+def bound_accuracy(right: int, n: int) -> tuple[float, float]:
     """Return Wilson's 95 % score interval of `right` of n > 0 answers (Wilson 1927)."""
     share, whole = right / n, 1 + _Z * _Z / n
     middle = (share + _Z * _Z / (2 * n)) / whole
@@ -33,7 +33,7 @@ def bound_share(right: int, n: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def measure_floor(rows: Iterable[AnswerRow]) -> float:
+def score_majority(rows: Iterable[AnswerRow]) -> float:
     """Return the accuracy of the most frequent answer of each question's type, which needs no video; NaN of no rows."""
     answers: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     for row in rows:
@@ -44,7 +44,7 @@ def measure_floor(rows: Iterable[AnswerRow]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class AccuracyDifference:
     """Accuracy of one memory less that of another, with its 95 % interval; `n` questions about `videos` videos."""
 
     share: float
@@ -54,7 +54,7 @@ class Difference:
     videos: int
 
 
-def resample(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+def bootstrap(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     """Return the 95 % interval of the mean of scores by video, at least one, by bootstrap over videos."""
     sums = np.array([sum(found) for found in scores.values()], dtype=float)
     counts = np.array([len(found) for found in scores.values()], dtype=float)
@@ -63,7 +63,7 @@ def resample(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def compare_paired(rows: Iterable[AnswerRow], others: Iterable[AnswerRow]) -> Difference | None:
+def compare_paired(rows: Iterable[AnswerRow], others: Iterable[AnswerRow]) -> AccuracyDifference | None:
     """Compare rows with others over the questions and delays that both answered; None if there is none.
 
     The interval is the widest of three: the bootstrap over videos, which is too narrow for few videos; the normal one
@@ -78,15 +78,15 @@ def compare_paired(rows: Iterable[AnswerRow], others: Iterable[AnswerRow]) -> Di
     flat = [score for found in scores.values() for score in found]
     if not flat:
         return None
-    low, high = resample(scores)
+    low, high = bootstrap(scores)
     share, half = sum(flat) / len(flat), max(_Z * float(np.std(flat)) / math.sqrt(len(flat)), 3 / len(flat))
     low, high = max(-1.0, min(low, share - half)), min(1.0, max(high, share + half))
-    return Difference(share, low, high, len(flat), len(scores))
+    return AccuracyDifference(share, low, high, len(flat), len(scores))
 
 
 @lru_cache(maxsize=8)
 def _draw(videos: int) -> NDArray[np.float64]:
-    """Return how often each draw takes each video, `[DRAWS, videos]`."""
+    """Return how often each draw takes each video, `[_DRAWS, videos]`."""
     rng = np.random.default_rng([17, videos])
-    found: NDArray[np.float64] = rng.multinomial(videos, np.full(videos, 1 / videos), size=DRAWS).astype(float)
+    found: NDArray[np.float64] = rng.multinomial(videos, np.full(videos, 1 / videos), size=_DRAWS).astype(float)
     return found

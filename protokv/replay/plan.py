@@ -10,20 +10,20 @@ from typing import Any
 
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceError, suggest_name
-from protokv.replay.memories import Variant
-from protokv.replay.questions import ALL_TYPES, DELAY_LADDER_S, QuestionSchedule, fit_delays, schedule
-from protokv.replay.rows import AnswerRow, RowFile, Trial
-from protokv.replay.runner import PlannedAnswer, Setup, StreamProgress, replay_stream
-from protokv.replay.streams import Stream
+from protokv.replay.memories import MemoryVariant
+from protokv.replay.questions import ALL_TYPES, DELAY_LADDER_S, QuestionSchedule, fit_delays, plan_asks
+from protokv.replay.rows import AnswerRow, AnswerRowFile, ReplayTrial
+from protokv.replay.runner import PlannedAnswer, ReplayProgress, TrialSetup, replay_stream
+from protokv.replay.streams import ReplayStream
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """What to ask of which stream, when, under which memories, and how."""
 
-    streams: Sequence[tuple[Stream, QuestionSchedule]]
-    variants: Sequence[Variant]
-    setup: Setup
+    streams: Sequence[tuple[ReplayStream, QuestionSchedule]]
+    variants: Sequence[MemoryVariant]
+    setup: TrialSetup
 
     @property
     def dropped(self) -> Counter[str]:
@@ -31,12 +31,12 @@ class Plan:
         return sum((asked.dropped for _, asked in self.streams), Counter())
 
     @cached_property
-    def answers(self) -> list[tuple[Stream, list[PlannedAnswer]]]:
+    def answers(self) -> list[tuple[ReplayStream, list[PlannedAnswer]]]:
         """Every stream with every question at every delay under every memory."""
         return [(stream, self.setup.plan_answers(stream, asked, self.variants)) for stream, asked in self.streams]
 
     @property
-    def trials(self) -> dict[str, Trial]:
+    def trials(self) -> dict[str, ReplayTrial]:
         """Key -> trial, of everything that is asked."""
         return {one.key: one.trial for _, planned in self.answers for one in planned}
 
@@ -54,16 +54,16 @@ class Plan:
 
 
 def make_plan(
-    streams: Sequence[Stream],
-    variants: Sequence[Variant],
+    streams: Sequence[ReplayStream],
+    variants: Sequence[MemoryVariant],
     delays_s: Sequence[float] | None,
-    setup: Setup,
+    setup: TrialSetup,
     *,
     wanted_s: Sequence[float] = DELAY_LADDER_S,
     intersection: bool = True,
     types: Collection[str] | None = None,
-) -> Plan:
-    """Schedule every stream; see `schedule` for the arguments. Without delays, fit `wanted_s` to the streams.
+) -> ReplayPlan:
+    """Schedule every stream; see `plan_asks` for the arguments. Without delays, fit `wanted_s` to the streams.
 
     ConfigError: two memories have the same name and budget, or two streams the same name; no question has one of the
     types.
@@ -79,14 +79,14 @@ def make_plan(
         rooms = [stream.length_s - question.reference_s for stream in streams for question in stream.questions]
         delays_s = fit_delays(rooms, wanted_s)
     scheduled = [
-        (stream, schedule(stream.questions, delays_s, stream.length_s, intersection=intersection, types=types))
+        (stream, plan_asks(stream.questions, delays_s, stream.length_s, intersection=intersection, types=types))
         for stream in streams
     ]
-    return Plan(scheduled, variants, setup)
+    return ReplayPlan(scheduled, variants, setup)
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadableVideo:
+class ReplayFailure:
     """A video that could not be read to its end, and why; answers given before are kept."""
 
     video: str
@@ -94,8 +94,8 @@ class UnreadableVideo:
 
 
 def run_plan(
-    plan: Plan, backbone: Backbone, results: RowFile, *, should_stop: Callable[[], bool] = lambda: False
-) -> Iterator[AnswerRow | StreamProgress | UnreadableVideo]:
+    plan: ReplayPlan, backbone: Backbone, results: AnswerRowFile, *, should_stop: Callable[[], bool] = lambda: False
+) -> Iterator[AnswerRow | ReplayProgress | ReplayFailure]:
     """Run what is not done in `results` yet; every row is in the file before it is yielded.
 
     After a video that cannot be read comes the next one. `should_stop` is called after every step. ConfigError: the
@@ -110,6 +110,6 @@ def run_plan(
                     results.append(event)
                 yield event
         except SourceError as error:
-            yield UnreadableVideo(stream.name, error)
+            yield ReplayFailure(stream.name, error)
         if should_stop():
             return

@@ -22,9 +22,9 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.texts import admit_question
+from protokv.texts import check_question_text
 
-Reference = Literal["evidence", "query", "end"]
+DelayStart = Literal["evidence", "query", "end"]
 
 ASK_SLACK_S = 1e-6  # container durations are rounded: an ask this far after the end still counts
 DELAY_LADDER_S = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)  # by default
@@ -32,7 +32,7 @@ ALL_TYPES = "all"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ReplayQuestion:
     """One question about one stream."""
 
     id: str  # unique within its stream
@@ -40,7 +40,7 @@ class Question:
     answer: str
     type: str  # as the data set has it; may be empty
     reference_s: float  # t0, seconds of stream time; infinite for the end of a stream that is not opened yet
-    reference: Reference  # the meaning of t0: end of the evidence, query time of the data set, or end of the stream
+    reference: DelayStart  # the meaning of t0: end of the evidence, query time of the data set, or end of the stream
     dataset: str = ""  # its benchmark; empty for any other question
     prompt: str = ""  # the wording of the benchmark with its options, whose letter is the answer; empty: the text
     retrospective: bool = True  # the answer stays true while the stream goes on
@@ -64,7 +64,7 @@ class _Row(msgspec.Struct):
     video: str | None = None
 
 
-def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
+def load_questions(path: str | Path) -> list[tuple[str | None, ReplayQuestion]]:
     """Read the questions of a JSON-lines file, each with the name of its video (`video`), or None.
 
     A row has `question`, `answer`, optionally `type` and `id`, and its time in seconds: `evidence_s`, or else `ask_s`.
@@ -79,28 +79,28 @@ def load_questions(path: str | Path) -> list[tuple[str | None, Question]]:
     return [_parse(line, f"{file.name} line {number}", number) for number, line in lines if line.strip()]
 
 
-def _parse(line: bytes, where: str, number: int) -> tuple[str | None, Question]:
+def _parse(line: bytes, where: str, number: int) -> tuple[str | None, ReplayQuestion]:
     try:
         row = msgspec.json.decode(line, type=_Row)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         hint = 'one object per line: {"question": "...", "answer": "...", "ask_s": 95}'
         raise ConfigError(f"{where}: {error}", hint=hint) from error
-    admit_question(row.question, f"{where}: the question")
+    check_question_text(row.question, f"{where}: the question")
     time = row.ask_s if row.evidence_s is None else row.evidence_s
     if time is None or not row.answer.strip():
         raise ConfigError(f"{where}: expected an answer, and evidence_s or ask_s, from which delays are counted")
-    reference: Reference = "query" if row.evidence_s is None else "evidence"
+    reference: DelayStart = "query" if row.evidence_s is None else "evidence"
     name = str(number if row.id is None else row.id)
-    return row.video, Question(
+    return row.video, ReplayQuestion(
         name, row.question.strip(), row.answer.strip(), row.type, time, reference, retrospective=row.lasts
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class DelayedQuestion:
     """A question at one delay, asked when the stream has reached `at_s`."""
 
-    question: Question
+    question: ReplayQuestion
     delay_s: float
 
     @property
@@ -113,7 +113,7 @@ class Ask:
 class QuestionSchedule:
     """The asks of one stream in order of time, and reason -> number of questions left out."""
 
-    asks: tuple[Ask, ...]
+    asks: tuple[DelayedQuestion, ...]
     dropped: Counter[str]
 
     @property
@@ -122,8 +122,8 @@ class QuestionSchedule:
         return len({ask.question.id for ask in self.asks})
 
 
-def schedule(
-    questions: Iterable[Question],
+def plan_asks(
+    questions: Iterable[ReplayQuestion],
     delays_s: Sequence[float],
     length_s: float,
     *,
@@ -139,7 +139,7 @@ def schedule(
     if not delays_s:
         raise ConfigError("there is no delay to ask at", hint="for example --delays 0,30s,2m")
     sweep = any(delay > 0 for delay in delays_s)
-    asks: list[Ask] = []
+    asks: list[DelayedQuestion] = []
     dropped: Counter[str] = Counter()
     for question in questions:
         if types is not None and question.type not in types and ALL_TYPES not in types:
@@ -151,7 +151,7 @@ def schedule(
             if not valid or (intersection and len(valid) < len(delays_s)):
                 dropped["beyond the end of the stream" + " at some delay" * bool(valid)] += 1
             else:
-                asks += [Ask(question, delay) for delay in valid]
+                asks += [DelayedQuestion(question, delay) for delay in valid]
     asks.sort(key=lambda ask: (ask.at_s, ask.question.id))
     return QuestionSchedule(tuple(asks), dropped)
 
@@ -170,18 +170,18 @@ def fit_delays(rooms_s: Sequence[float], wanted: Sequence[float] = DELAY_LADDER_
     return fitting if len(fitting) <= 4 else [fitting[0], *fitting[-3:]]
 
 
-F1_RIGHT: Final = 0.5
-F1_RULE: Final = f"offline, token F1 of {F1_RIGHT:g} or more"
+LEAST_RIGHT_F1: Final = 0.5
+F1_SCORING_RULE: Final = f"offline, token F1 of {LEAST_RIGHT_F1:g} or more"
 """The rule for an open answer without a judge."""
 
 
-def is_expected(answer: str, expected: str) -> bool:
+def is_expected_answer(answer: str, expected: str) -> bool:
     """Return True if two answers are equal but for case, spaces and a final full stop."""
     given, wanted = (" ".join(text.casefold().split()).rstrip(".") for text in (answer, expected))
     return given == wanted
 
 
-def token_f1(answer: str, expected: str) -> float:
+def score_token_f1(answer: str, expected: str) -> float:
     """Return the harmonic mean of precision and recall of the words, without articles, as SQuAD counts them."""
     given, wanted = Counter(_words(answer)), Counter(_words(expected))
     if not given or not wanted:

@@ -13,16 +13,16 @@ from typing import Any, Final
 import numpy as np
 
 from protokv.memories import DEFAULT_MEMORY, FullConfig
-from protokv.replay.benchmarks import BENCHMARKS, find_group
+from protokv.replay.benchmarks import BENCHMARKS, find_question_group
 from protokv.replay.benchmarks.base import OTHER_GROUP
-from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS, bound_share, compare_paired, measure_floor, resample
+from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS, bootstrap, bound_accuracy, compare_paired, score_majority
 from protokv.replay.rows import AnswerRow
-from protokv.texts import count_text
+from protokv.texts import format_count
 
-Report = Mapping[str, Any]
-Cells = Mapping[tuple[Any, ...], Sequence[AnswerRow]]
+ReplayReport = Mapping[str, Any]
+_Cells = Mapping[tuple[Any, ...], Sequence[AnswerRow]]
 
-POINT_COLUMNS: Final = (
+REPORT_COLUMNS: Final = (
     "part", "name", "memory", "budget", "delay_s", "n", "videos", "accuracy", "low", "high", "thin", "points", "than",
     "difference", "difference_low", "difference_high", "ttft_ms_median", "ttft_ms_p95", "total_ms_median",
     "total_ms_p95", "step_ms", "context_tokens", "state_bytes", "compression",
@@ -41,21 +41,23 @@ _STARTS: Final = {
 }
 
 
-def summarise(rows: Sequence[AnswerRow], group: Callable[[str, str], str] = find_group) -> dict[str, Any]:
+def summarise_answers(
+    rows: Sequence[AnswerRow], group: Callable[[str, str], str] = find_question_group
+) -> dict[str, Any]:
     """Return the report of at least one answer.
 
     - `facts`: name -> text of everything that the numbers depend on.
     - `videos`, `questions`, `delays_s`, `groups`: what was asked; groups in the order of the data set, none if all
       questions are of one.
     - `floor`, `floors`: accuracy of the most frequent answer of each question's type: of all, and by group.
-    - `points`: by `POINT_COLUMNS`.
+    - `points`: by `REPORT_COLUMNS`.
     - `means`: of a benchmark, the numbers that papers print, for every memory, budget and delay.
 
     `group` returns the group of a type of questions in a data set.
     """
     grouped = {row.type: group(row.type, row.dataset) for row in rows}
     groups = _order_groups(rows, set(grouped.values()))
-    floors = {name: measure_floor([row for row in rows if grouped[row.type] == name]) for name in groups}
+    floors = {name: score_majority([row for row in rows if grouped[row.type] == name]) for name in groups}
     cells: dict[tuple[Any, ...], list[AnswerRow]] = {}
     for row in rows:
         parts = [("all", "all"), ("type", row.type), *([("group", grouped[row.type])] if groups else [])]
@@ -67,7 +69,7 @@ def summarise(rows: Sequence[AnswerRow], group: Callable[[str, str], str] = find
         "questions": len({(row.video, row.question_id) for row in rows}),
         "delays_s": sorted({row.delay_s for row in rows}),
         "groups": groups,
-        "floor": round(measure_floor(rows), 4),
+        "floor": round(score_majority(rows), 4),
         "floors": {name: round(floor, 4) for name, floor in floors.items()},
         "points": list(_list_points(cells)),
         "means": list(_list_means(cells)),
@@ -82,7 +84,7 @@ def _order_groups(rows: Sequence[AnswerRow], present: set[str]) -> list[str]:
     return found if len(found) > 1 else []
 
 
-def _list_points(cells: Cells) -> Iterator[dict[str, Any]]:
+def _list_points(cells: _Cells) -> Iterator[dict[str, Any]]:
     labels = dict.fromkeys((memory, budget) for _, _, memory, budget, _ in cells)
     names = [memory for memory, _ in labels]
     own = DEFAULT_MEMORY if DEFAULT_MEMORY in names else names[0]
@@ -90,7 +92,7 @@ def _list_points(cells: Cells) -> Iterator[dict[str, Any]]:
     for (part, name, memory, budget, delay_s), rows in cells.items():
         other = full if memory == own else None if memory == FullConfig.name else (own, budget)
         others = cells.get((part, name, *other, delay_s), ()) if other is not None else ()
-        label = dict(zip(POINT_COLUMNS, (part, name, memory, budget, delay_s), strict=False))
+        label = dict(zip(REPORT_COLUMNS, (part, name, memory, budget, delay_s), strict=False))
         yield label | _measure_accuracy(rows) | _measure_difference(rows, others) | _measure_costs(rows)
 
 
@@ -100,7 +102,7 @@ def _measure_accuracy(rows: Sequence[AnswerRow]) -> dict[str, Any]:
         scores.setdefault(row.video, []).append(row.correct)
     right = sum(row.correct for row in rows)
     # The bootstrap gives no interval to videos that agree, and too narrow a one to few videos.
-    lows, highs = zip(resample(scores), bound_share(right, len(rows)), strict=True)
+    lows, highs = zip(bootstrap(scores), bound_accuracy(right, len(rows)), strict=True)
     found: dict[str, Any] = {
         "n": len(rows),
         "videos": len(scores),
@@ -138,7 +140,7 @@ def _measure_costs(rows: Sequence[AnswerRow]) -> dict[str, Any]:
     }
 
 
-def _list_means(cells: Cells) -> Iterator[dict[str, Any]]:
+def _list_means(cells: _Cells) -> Iterator[dict[str, Any]]:
     for (part, _, memory, budget, delay_s), rows in cells.items():
         if part == "all" and rows[0].dataset in BENCHMARKS:
             scores: dict[str, list[bool]] = {}
@@ -162,15 +164,15 @@ def _list_facts(rows: Sequence[AnswerRow]) -> dict[str, str]:
     )
     settings = "".join(f", {name} {value}" for name, value in first.frames.items() if name != "fps")
     facts = {
-        "asked": f"{count_text(len(questions), 'question')} about {count_text(len(videos), 'video')}",
+        "asked": f"{format_count(len(questions), 'question')} about {format_count(len(videos), 'video')}",
         "delay counts from": ", ".join(f"{_STARTS[name]} ({n})" for name, n in sorted(starts.items())),
-        "without watching": f"{measure_floor(rows):.0%} right, by always the most frequent answer of a type",
+        "without watching": f"{score_majority(rows):.0%} right, by always the most frequent answer of a type",
         "model": f"{first.model['name']}, {first.model['dtype']}, weights {first.model['weights_digest'][:12] or '-'}",
         "ran on": ", ".join(sorted({row.device for row in rows})),
         "frames": f"{first.stream['fps']:g} a second, {per_step:.1f} tokens a step{settings}",
     }
     if with_words:
-        facts["subtitles"] = f"of {count_text(len(with_words), 'video')}, in the stream and within the budget"
+        facts["subtitles"] = f"of {format_count(len(with_words), 'video')}, in the stream and within the budget"
     if first.dataset in BENCHMARKS:
         benchmark = BENCHMARKS[first.dataset]
         judges = Counter(row.judge or "the rule of the data set" for row in rows)

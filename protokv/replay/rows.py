@@ -16,17 +16,17 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from protokv.core.settings import shorten_value
+from protokv.core.settings import format_setting_value
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.replay.questions import Reference
+from protokv.replay.questions import DelayStart
 
-PROTOCOL: Final = 1
+_PROTOCOL: Final = 1
 """Grows when the same settings give other questions, times or frames."""
-R = TypeVar("R")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class ReplayTrial:
     """One question at one delay under one memory, with everything that decides the answer."""
 
     video: str
@@ -34,7 +34,7 @@ class Trial:
     question: str
     type: str
     expected: str
-    reference: Reference  # the meaning of t0
+    reference: DelayStart  # the meaning of t0
     reference_s: float  # t0, seconds of stream time
     delay_s: float  # seconds after t0
     memory: str  # the label of the memory
@@ -43,7 +43,7 @@ class Trial:
     stream: dict[str, Any]  # the world's settings or the file's fingerprint, and the sampling
     model: dict[str, Any]  # its identity, as states have it
     decoding: dict[str, Any]
-    protocol: int = PROTOCOL
+    protocol: int = _PROTOCOL
     dataset: str = ""  # the benchmark of the question; empty for any other
     prompt: str = ""  # the wording of the benchmark
     prompt_hash: str = ""  # of the benchmark's templates
@@ -74,7 +74,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRow(Trial):
+class AnswerRow(ReplayTrial):
     """A trial and its result."""
 
     asked_s: float  # stream time of the question: the end of the first step that reaches t0 + delay
@@ -91,28 +91,28 @@ class AnswerRow(Trial):
     judge: str = ""  # the judge of `correct`; empty: the rule of the data set
 
 
-def read_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:
+def read_answer_rows(paths: Iterable[str | Path]) -> list[AnswerRow]:
     """Read the rows of some files, packed with gzip if they end in .gz; of equal rows keep the last one.
 
-    SourceNotFound: a file does not exist. ConfigError: as `decode_rows`, or the rows are of different studies.
+    SourceNotFound: a file does not exist. ConfigError: as `decode_answer_rows`, or the rows are of different studies.
     """
     rows: dict[str, AnswerRow] = {}
     facts: dict[str, Any] = {}
     for path in map(Path, paths):
         if not path.is_file():
             raise SourceNotFound(f"there are no results at {path}", hint="protokv replay ... -o results.jsonl")
-        for number, row in decode_rows(path, AnswerRow):
-            check_study(facts, row, f"{path} line {number} is", "show the results of each study by itself")
+        for number, row in decode_answer_rows(path, AnswerRow):
+            _check_study(facts, row, f"{path} line {number} is", "show the results of each study by itself")
             rows[row.key] = row
     return list(rows.values())
 
 
-def decode_rows(path: Path, kind: type[R]) -> Iterator[tuple[int, R]]:
+def decode_answer_rows(path: Path, kind: type[_R]) -> Iterator[tuple[int, _R]]:
     """Yield each row of a file with the number of its line; a torn last line is left out, and so are unknown keys.
 
     ConfigError: a line that is not the last one is no row, or a packed file is damaged.
     """
-    lines = read_text(path).split("\n")
+    lines = read_results_text(path).split("\n")
     for number, line in enumerate(lines, start=1):
         try:
             if line.strip():
@@ -122,7 +122,7 @@ def decode_rows(path: Path, kind: type[R]) -> Iterator[tuple[int, R]]:
                 raise ConfigError(f"{path} line {number} is not a row of results: {error}") from error
 
 
-def check_study(facts: dict[str, Any], trial: Trial, where: str, hint: str) -> None:
+def _check_study(facts: dict[str, Any], trial: ReplayTrial, where: str, hint: str) -> None:
     """Add the facts of a trial to those of a study. ConfigError: it contradicts one; names it with both values."""
     for name, value in trial.study.items():
         if name in facts and facts[name] != value:
@@ -138,14 +138,14 @@ def _differ(old: Any, new: Any) -> tuple[str, str]:
             if old.get(key) != new.get(key):
                 was, now = _differ(old.get(key), new.get(key))
                 return f"{key} {was}", f"{key} {now}"
-    return shorten_value(old), shorten_value(new)
+    return format_setting_value(old), format_setting_value(new)
 
 
 # The beginning of a row; only a torn row may be cut off.
 _ROW_START: Final = b'{"video": '
 
 
-def read_text(path: Path) -> str:
+def read_results_text(path: Path) -> str:
     """Return a file of results as text, unpacked if it ends in .gz. ConfigError: it cannot be read."""
     try:
         return (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
@@ -153,7 +153,7 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read as results: {error}") from error
 
 
-def cut_torn_row(path: Path, start: bytes) -> None:
+def cut_torn_answer_row(path: Path, start: bytes) -> None:
     """Cut off a torn last line. ConfigError: it does not begin like a row, with `start`."""
     whole, newline, torn = path.read_bytes().rpartition(b"\n")
     if torn and torn[: len(start)] != start[: len(torn)]:
@@ -162,7 +162,7 @@ def cut_torn_row(path: Path, start: bytes) -> None:
         path.write_bytes(whole + newline)
 
 
-class RowFile:
+class AnswerRowFile:
     """A file that rows are appended to, and its `rows` by key."""
 
     def __init__(self, path: str | Path, *, start_over: bool = False) -> None:
@@ -170,8 +170,8 @@ class RowFile:
         self._path = Path(path)
         if start_over or not self._path.exists():
             self._path.write_text("", encoding="utf-8")
-        self.rows = {row.key: row for row in read_rows([self._path])}
-        cut_torn_row(self._path, _ROW_START)
+        self.rows = {row.key: row for row in read_answer_rows([self._path])}
+        cut_torn_answer_row(self._path, _ROW_START)
 
     def append(self, row: AnswerRow) -> None:
         """Append one row."""
@@ -179,10 +179,10 @@ class RowFile:
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
         self.rows[row.key] = row
 
-    def check(self, trials: Iterable[Trial]) -> None:
+    def check(self, trials: Iterable[ReplayTrial]) -> None:
         """Refuse trials of another study. ConfigError: a row and a trial contradict each other."""
         facts: dict[str, Any] = {}
         for row in self.rows.values():
             facts.update(row.study)
         for trial in trials:
-            check_study(facts, trial, f"{self._path} holds results", "name another file with -o, or use --force")
+            _check_study(facts, trial, f"{self._path} holds results", "name another file with -o, or use --force")

@@ -23,31 +23,31 @@ from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.benchmarks.base import Benchmark
-from protokv.replay.memories import Variant
-from protokv.replay.questions import ASK_SLACK_S, Ask, QuestionSchedule, is_expected
-from protokv.replay.rows import AnswerRow, Trial
-from protokv.replay.streams import Stream
+from protokv.replay.memories import MemoryVariant
+from protokv.replay.questions import ASK_SLACK_S, DelayedQuestion, QuestionSchedule, is_expected_answer
+from protokv.replay.rows import AnswerRow, ReplayTrial
+from protokv.replay.streams import ReplayStream
 from protokv.words.transcript import Transcript
 
-SHORT_ANSWER = Decoding(max_new_tokens=16)
+_SHORT_ANSWER = Decoding(max_new_tokens=16)
 # What a row says of decoding; a replay uses nothing else.
 _DECODING = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class TrialSetup:
     """How streams are watched and questions answered, in all trials of a run."""
 
     model: dict[str, str]  # its identity, as states have it
     fps: float  # sampled frames per second
     frames_per_step: int
-    decoding: Decoding = SHORT_ANSWER
+    decoding: Decoding = _SHORT_ANSWER
     frames: dict[str, Any] = field(default_factory=dict)  # the backbone's settings
 
     @classmethod
     def of(cls, backbone: Backbone, benchmark: Benchmark | None = None, *, fps: float | None = None) -> Self:
         """Return the setup of a backbone: unless `fps` is given, at the rate of the benchmark, or at its own."""
-        decoding = SHORT_ANSWER
+        decoding = _SHORT_ANSWER
         if benchmark is not None:
             fps, decoding = fps or benchmark.fps, Decoding(max_new_tokens=benchmark.max_new_tokens)
         rate = backbone.default_fps if fps is None else fps
@@ -55,14 +55,16 @@ class Setup:
         model = {name: one for name, one in asdict(backbone.identity).items() if name != "revision"}
         return cls(model, float(rate), backbone.frames_per_step, decoding, dict(backbone.settings))
 
-    def plan_answers(self, stream: Stream, plan: QuestionSchedule, variants: Sequence[Variant]) -> list[PlannedAnswer]:
+    def plan_answers(
+        self, stream: ReplayStream, plan: QuestionSchedule, variants: Sequence[MemoryVariant]
+    ) -> list[PlannedAnswer]:
         """Return everything that is asked about a stream, memory by memory."""
         asked = [(variant, ask, self._trial(stream, ask, variant)) for variant in variants for ask in plan.asks]
         return [PlannedAnswer(variant, ask, trial, trial.key) for variant, ask, trial in asked]
 
-    def _trial(self, stream: Stream, ask: Ask, variant: Variant) -> Trial:
+    def _trial(self, stream: ReplayStream, ask: DelayedQuestion, variant: MemoryVariant) -> ReplayTrial:
         question = ask.question
-        return Trial(
+        return ReplayTrial(
             video=stream.name,
             question_id=question.id,
             question=question.text,
@@ -88,14 +90,14 @@ class Setup:
 class PlannedAnswer:
     """A question at a delay under a memory. The `key` of the trial is costly and made once."""
 
-    variant: Variant
-    ask: Ask
-    trial: Trial
+    variant: MemoryVariant
+    ask: DelayedQuestion
+    trial: ReplayTrial
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class StreamProgress:
+class ReplayProgress:
     """How much of a stream was watched, after every step; a blind memory's own clock does not move."""
 
     video: str
@@ -110,7 +112,7 @@ class _Run:
     """The stream under one memory, what is left to ask, and the seconds of the memory's updates."""
 
     session: Session
-    variant: Variant
+    variant: MemoryVariant
     left: list[PlannedAnswer]
     warm: bool = False
     waiting: deque[tuple[StepTokens, float]] = field(default_factory=deque)
@@ -139,7 +141,7 @@ class _Run:
         self.busy_s += time.perf_counter() - began
 
     def answer(
-        self, now: StreamProgress, until_s: float, decoding: Decoding, causal: bool | None
+        self, now: ReplayProgress, until_s: float, decoding: Decoding, causal: bool | None
     ) -> Iterator[AnswerRow]:
         """Ask what is due at a stream time: causal queries, the others, or all."""
         due = [one for one in self.left if one.ask.at_s <= until_s and causal in (None, one.ask.question.causal)]
@@ -150,7 +152,7 @@ class _Run:
         for one in due:
             yield self._ask(one.trial, now, decoding)
 
-    def _ask(self, trial: Trial, now: StreamProgress, decoding: Decoding) -> AnswerRow:
+    def _ask(self, trial: ReplayTrial, now: ReplayProgress, decoding: Decoding) -> AnswerRow:
         session, text = self.session, trial.prompt or trial.question
         if not self.warm:
             session.ask(text, decoding)
@@ -162,7 +164,7 @@ class _Run:
             **{field.name: getattr(trial, field.name) for field in fields(trial)},
             asked_s=now.stream_time_s,
             prediction=answer.text,
-            correct=is_expected(answer.text, trial.expected)
+            correct=is_expected_answer(answer.text, trial.expected)
             if benchmark is None
             else benchmark.is_right(answer.text, trial.expected, trial.type),
             judge="" if benchmark is None else benchmark.judge,
@@ -178,24 +180,24 @@ class _Run:
 
 def replay_stream(
     backbone: Backbone,
-    stream: Stream,
+    stream: ReplayStream,
     asked: Sequence[PlannedAnswer],
-    setup: Setup,
+    setup: TrialSetup,
     *,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Iterator[AnswerRow | StreamProgress]:
+) -> Iterator[AnswerRow | ReplayProgress]:
     """Watch a stream once, and ask its questions under every memory; a memory without a question is not run.
 
-    Yields a `StreamProgress` after every step, when `should_stop` is called, and an `AnswerRow` for each answer.
+    Yields a `ReplayProgress` after every step, when `should_stop` is called, and an `AnswerRow` for each answer.
     """
-    left: dict[Variant, list[PlannedAnswer]] = {}
+    left: dict[MemoryVariant, list[PlannedAnswer]] = {}
     for one in asked:
         left.setdefault(one.variant, []).append(one)
     runs = [
         _Run(Session.start(backbone, variant.config, fps=setup.fps, attachments=[Transcript()]), variant, own)
         for variant, own in left.items()
     ]
-    now = StreamProgress(stream.name, stream.length_s)
+    now = ReplayProgress(stream.name, stream.length_s)
 
     def answer(until_s: float, causal: bool | None = None) -> Iterator[AnswerRow]:
         for run in runs:
@@ -213,7 +215,7 @@ def replay_stream(
         for run in runs:
             run.watch(tokens, step.time_s)
         seen = now.tokens_seen + len(tokens.embeddings)
-        now = StreamProgress(stream.name, stream.length_s, end_s, now.steps + 1, seen)
+        now = ReplayProgress(stream.name, stream.length_s, end_s, now.steps + 1, seen)
         yield from answer(end_s + ASK_SLACK_S, causal=False)
         yield now
         if should_stop() or not runs:

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from protokv.errors import ConfigError, SourceUnreadable
-from protokv.replay.questions import Question, load_questions
-from protokv.video import Step, open_source, read_steps
-from protokv.words.find import OFF, find_subtitles, identify_subtitles
+from protokv.replay.questions import ReplayQuestion, load_questions
+from protokv.video import VideoStep, open_source, read_steps
+from protokv.words.find import SUBTITLES_OFF, find_subtitles, identify_subtitles
 
 
-class Stream(ABC):
+class ReplayStream(ABC):
     """Something to watch, and what to ask about it."""
 
     name: str  # as it stands in the results
     length_s: float  # seconds of stream time
     facts: dict[str, Any]  # everything that decides its frames, as plain JSON values
-    questions: Sequence[Question]
+    questions: Sequence[ReplayQuestion]
     has_words: bool = False  # it may have subtitles
 
     @abstractmethod
-    def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
+    def steps(self, fps: float, frames_per_step: int) -> Iterator[VideoStep]:
         """Yield its steps in order."""
 
     def words(self, start_s: float, end_s: float) -> list[str]:
@@ -31,10 +31,10 @@ class Stream(ABC):
         return []
 
 
-class ReplayFile(Stream):
+class ReplayFile(ReplayStream):
     """A video file."""
 
-    def __init__(self, path: str | Path, questions: Sequence[Question], subtitles: str = OFF) -> None:
+    def __init__(self, path: str | Path, questions: Sequence[ReplayQuestion], subtitles: str = SUBTITLES_OFF) -> None:
         """Open the file to learn its length, and read the subtitles that enter the stream (`find_subtitles`), if any.
 
         SourceError: it or its subtitles cannot be read, or it says no length or has none in the wanted language.
@@ -54,7 +54,7 @@ class ReplayFile(Stream):
             self.facts["subtitles"] = identify_subtitles(self._words.record)
         self.questions = questions
 
-    def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
+    def steps(self, fps: float, frames_per_step: int) -> Iterator[VideoStep]:
         """Read the file once."""
         with open_source(self._path) as source:
             yield from read_steps(source, fps, frames_per_step)
@@ -64,13 +64,15 @@ class ReplayFile(Stream):
         return self._words.between(start_s, end_s)
 
 
-def open_files(sources: Sequence[str | Path], questions: str | Path, subtitles: str = OFF) -> list[Stream]:
+def open_replay_files(
+    sources: Sequence[str | Path], questions: str | Path, subtitles: str = SUBTITLES_OFF
+) -> list[ReplayStream]:
     """Open video files with their questions and subtitles; a row without the name of a video is about the only one.
 
     SourceError: a file is missing or cannot be read. ConfigError: a question is about another video, or names none of
     several.
     """
-    own: dict[str, list[Question]] = {str(source): [] for source in sources}
+    own: dict[str, list[ReplayQuestion]] = {str(source): [] for source in sources}
     by_name = {name: str(source) for source in sources for name in (Path(source).name, Path(source).stem, str(source))}
     for video, question in load_questions(questions):
         if video is None and len(own) > 1:

@@ -11,9 +11,9 @@ from typing import Any, Final
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig
 from protokv.replay.metrics import FEW_QUESTIONS, FEW_VIDEOS
-from protokv.replay.report import POINT_COLUMNS, Report
+from protokv.replay.report import REPORT_COLUMNS, ReplayReport
 
-NOTE: Final = (
+REPORT_NOTE: Final = (
     "Right answers and their 95% interval. Difference: in points, at the longest delay, on the same questions; it may "
     f"be chance if the interval contains 0. *: fewer than {FEW_QUESTIONS} questions or {FEW_VIDEOS} videos."
 )
@@ -27,8 +27,8 @@ def format_delay(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def tabulate(report: Report) -> list[dict[str, str]]:
-    """Return a table of text, a row after the other with the names of its columns; `NOTE` says how to read it.
+def tabulate_report(report: ReplayReport) -> list[dict[str, str]]:
+    """Return a table of text, a row after the other with the names of its columns; `REPORT_NOTE` says how to read it.
 
     It has the accuracies at every delay, of all questions and each group, differences, costs, and means of a set.
     """
@@ -56,11 +56,11 @@ def tabulate(report: Report) -> list[dict[str, str]]:
     return [dict(zip_longest(head, row, fillvalue="")) for row in rows]
 
 
-def save_points(report: Report, path: str | Path) -> None:
-    """Write every point, by `POINT_COLUMNS`. ConfigError: the file cannot be written."""
+def save_report_points(report: ReplayReport, path: str | Path) -> None:
+    """Write every point, by `REPORT_COLUMNS`. ConfigError: the file cannot be written."""
     try:
         with Path(path).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, POINT_COLUMNS)
+            writer = csv.DictWriter(file, REPORT_COLUMNS)
             writer.writeheader()
             writer.writerows(report["points"])
     except OSError as error:

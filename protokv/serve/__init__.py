@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protokv.serve.app import ServerLimits, build_app, configure
-from protokv.serve.sessions import SessionLimits, Sessions
-from protokv.serve.states import States
+from protokv.serve.app import ServerLimits, build_app, configure_server
+from protokv.serve.sessions import FedSessions, SessionLimits
+from protokv.serve.states import StateFolder
 
-__all__ = ["ServerLimits", "SessionLimits", "Sessions", "States", "build_app", "configure"]
+__all__ = ["FedSessions", "ServerLimits", "SessionLimits", "StateFolder", "build_app", "configure_server"]

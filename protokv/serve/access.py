@@ -22,7 +22,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(:[0-9]{1,5})?")
 _TOKEN = re.compile(r"[!-~]+")
 
 
-class Access:
+class AccessCheck:
     """Refuses who may not ask."""
 
     def __init__(self, token: str | None) -> None:

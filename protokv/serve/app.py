@@ -26,16 +26,16 @@ from starlette.routing import Route
 from protokv.core.session import Answer
 from protokv.errors import ConfigError, ProtoKVError, StateNotFound
 from protokv.serve import chat, sessions
-from protokv.serve.access import Access
-from protokv.serve.page import Page
-from protokv.serve.sessions import Sessions
-from protokv.serve.states import States
-from protokv.texts import cut
+from protokv.serve.access import AccessCheck
+from protokv.serve.page import WebPage
+from protokv.serve.sessions import FedSessions
+from protokv.serve.states import StateFolder
+from protokv.texts import shorten
 
 # How often it is looked for sessions that nobody feeds.
 _SWEEP_S = 1.0
 
-Handler = Callable[[Request], Awaitable[Response]]
+_Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,18 @@ class ServerLimits:
     answer_s: float = 120.0  # the longest time for an answer, waiting included
 
 
-class TooMuch(ProtoKVError):
+class _TooMuch(ProtoKVError):
     """A question goes beyond the limits."""
 
 
 def build_app(
-    states: States, *, token: str | None = None, limits: ServerLimits | None = None, fed: Sessions | None = None
+    states: StateFolder, *, token: str | None = None, limits: ServerLimits | None = None, fed: FedSessions | None = None
 ) -> Starlette:
     """Build the application; without a token (`Authorization: Bearer TOKEN`) everybody on this machine may ask.
 
     With `fed`, clients may feed sessions. ConfigError: no client could send the token.
     """
-    server, page = _Server(states, Access(token), limits or ServerLimits(), fed), Page(states)
+    server, page = _Server(states, AccessCheck(token), limits or ServerLimits(), fed), WebPage(states)
     feed = server.routes("/v1/streaming/sessions", fed) if fed is not None else []
     return Starlette(
         routes=[
@@ -74,7 +74,7 @@ def build_app(
     )
 
 
-def configure(app: Starlette, host: str, port: int) -> uvicorn.Config:
+def configure_server(app: Starlette, host: str, port: int) -> uvicorn.Config:
     """Return how uvicorn serves an application: at most 128 connections. It logs to `logging` alone."""
     return uvicorn.Config(
         app,
@@ -94,7 +94,7 @@ def configure(app: Starlette, host: str, port: int) -> uvicorn.Config:
 
 
 class _Server:
-    def __init__(self, states: States, access: Access, limits: ServerLimits, fed: Sessions | None) -> None:
+    def __init__(self, states: StateFolder, access: AccessCheck, limits: ServerLimits, fed: FedSessions | None) -> None:
         self._states, self._access, self._limits, self._fed = states, access, limits, fed
         self._pool = ThreadPoolExecutor(1, "protokv-serve")
         self._waiting = 0
@@ -109,7 +109,7 @@ class _Server:
         if self._fed is not None:
             self._fed.put_away(every_one=True)
 
-    async def _sweep(self, fed: Sessions) -> None:
+    async def _sweep(self, fed: FedSessions) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
             await self._work(fed.put_away)
@@ -118,11 +118,11 @@ class _Server:
         """Call in the thread of the model."""
         return asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
-    def routes(self, path: str, fed: Sessions) -> list[Route]:
+    def routes(self, path: str, fed: FedSessions) -> list[Route]:
         """Return the routes by which sessions are fed."""
 
         async def begin(request: Request) -> Response:
-            asked = sessions.parse_opening(await self._body(request, self._limits.body_bytes))
+            asked = sessions.parse_session_request(await self._body(request, self._limits.body_bytes))
             return JSONResponse(await self._work(fed.open, asked), 201)
 
         async def push(request: Request) -> Response:
@@ -133,7 +133,7 @@ class _Server:
                 raise ConfigError("time_s: expected seconds") from None
             with (one := fed.find(name)).admit(fed.limits.frames_per_second):
                 body = await self._body(request, fed.limits.frame_bytes)
-                image = await anyio.to_thread.run_sync(sessions.read_frame, body, fed.limits.frame_pixels)
+                image = await anyio.to_thread.run_sync(sessions.decode_uploaded_frame, body, fed.limits.frame_pixels)
                 return JSONResponse(await self._work(fed.push, name, one, image, time_s))
 
         async def end(request: Request) -> Response:
@@ -147,7 +147,7 @@ class _Server:
         models = [{"id": name, "object": "model", "created": s, "owned_by": "protokv"} for name, s in times.items()]
         return JSONResponse({"object": "list", "data": models})
 
-    def guard(self, handler: Handler) -> Handler:
+    def guard(self, handler: _Handler) -> _Handler:
         """Return a handler that answers only those who may ask."""
 
         async def guarded(request: Request) -> Response:
@@ -158,11 +158,11 @@ class _Server:
 
     async def answer(self, request: Request) -> Response:
         """Answer a question, whole or in pieces."""
-        asked = chat.parse_chat(await self._body(request, self._limits.body_bytes), self._states.decoding)
+        asked = chat.parse_chat_request(await self._body(request, self._limits.body_bytes), self._states.decoding)
         path = self._states.find(asked.model)
         if self._waiting >= self._limits.waiting:
-            raise TooMuch("too many questions at once; ask again later")
-        pieces, reply = self._ask(asked, path, request), chat.Completion(asked, self._states.decode)
+            raise _TooMuch("too many questions at once; ask again later")
+        pieces, reply = self._ask(asked, path, request), chat.ChatCompletion(asked, self._states.decode)
         # Errors come before the first piece, so they have their HTTP status in a stream too.
         item = await anext(pieces)
         if asked.stream:
@@ -203,7 +203,7 @@ class _Server:
                 try:
                     item = await asyncio.wait_for(queue.get(), max(0.0, until_s - time.monotonic()))
                 except TimeoutError:
-                    raise TooMuch(f"no answer in {self._limits.answer_s:g} s; ask again later") from None
+                    raise _TooMuch(f"no answer in {self._limits.answer_s:g} s; ask again later") from None
                 if isinstance(item, BaseException):
                     raise item
                 yield item
@@ -248,7 +248,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         return error.detail, error.status_code
     if not isinstance(error, ProtoKVError):
         return "the server made a mistake; its log says which", 500
-    known = ((StateNotFound, 404), (ConfigError, 400), (TooMuch, 503))
+    known = ((StateNotFound, 404), (ConfigError, 400), (_TooMuch, 503))
     # Otherwise the state is damaged, or another model made it.
     return error.message, next((status for kind, status in known if isinstance(error, kind)), 409)
 
@@ -256,7 +256,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 def _describe(error: Exception) -> dict[str, Any]:
     message, status = _explain(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": cut(" ".join(message.split())), "type": kind, "param": None, "code": None}
+    return {"message": shorten(" ".join(message.split())), "type": kind, "param": None, "code": None}
 
 
 async def _refuse(_: Request, error: Exception) -> Response:

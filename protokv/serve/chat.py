@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from protokv.core.backbone import Turn
-from protokv.core.decoding import Decoding, TokenChance
+from protokv.core.backbone import ChatTurn
+from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.core.session import Answer
 from protokv.errors import ConfigError, ProtoKVError
-from protokv.texts import admit_question, find_broken, read_json
+from protokv.texts import check_question_text, find_broken_character, read_json
 
-MOST_ANSWER_TOKENS = 1024
+_MOST_ANSWER_TOKENS = 1024
 _LENGTHS = "max_completion_tokens", "max_tokens"
 
 # Fields that a state cannot serve: the values that ask for nothing, and what to do instead.
@@ -39,7 +39,7 @@ class ChatRequest:
 
     model: str
     text: str
-    turns: Sequence[Turn]
+    turns: Sequence[ChatTurn]
     system: str | None
     decoding: Decoding
     stream: bool
@@ -47,7 +47,7 @@ class ChatRequest:
     evidence: bool = False  # say on which spans of the stream the answer stands; not in OpenAI's interface
 
 
-def parse_chat(body: bytes, published: Decoding) -> ChatRequest:
+def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
     """Return the request in a body; `published` is how the model chooses tokens where the request does not say.
 
     ConfigError: a state cannot answer it; the field is named.
@@ -78,7 +78,7 @@ def _read_object(body: bytes) -> dict[str, Any]:
     for name, (allowed, instead) in _UNUSED.items():
         if data.get(name) not in allowed:
             raise ConfigError(f"{name}: {instead}")
-    if not isinstance(data.get("model"), str) or find_broken(data["model"]) is not None:
+    if not isinstance(data.get("model"), str) or find_broken_character(data["model"]) is not None:
         raise ConfigError("model: expected the name of a state")
     return data
 
@@ -90,7 +90,7 @@ def _read_decoding(data: Mapping[str, Any], published: Decoding) -> Decoding:
     top = _number(data, ("top_logprobs",), 0, 0, 20)
     return replace(
         published,
-        max_new_tokens=int(min(_number(data, _LENGTHS, published.max_new_tokens, 1, 2**53), MOST_ANSWER_TOKENS)),
+        max_new_tokens=int(min(_number(data, _LENGTHS, published.max_new_tokens, 1, 2**53), _MOST_ANSWER_TOKENS)),
         temperature=_number(data, ("temperature",), published.temperature, 0.0, 2.0),
         top_p=_number(data, ("top_p",), published.top_p, 1e-6, 1.0),
         presence_penalty=_number(data, ("presence_penalty",), 0.0, -2.0, 2.0),
@@ -110,7 +110,7 @@ def _read_texts(data: Mapping[str, Any], name: str, most: int) -> tuple[str, ...
     return tuple(texts)
 
 
-def _read_messages(messages: object) -> tuple[str, list[Turn], str | None]:
+def _read_messages(messages: object) -> tuple[str, list[ChatTurn], str | None]:
     """Return the question, the turns before it, and the system prompt. ConfigError.
 
     Messages of one role in a row are one text. What the assistant writes before the first question is left out.
@@ -133,7 +133,7 @@ def _read_messages(messages: object) -> tuple[str, list[Turn], str | None]:
     role, question = texts.pop()
     if role != "user":
         raise ConfigError("messages: the last one must have the role user")
-    admit_question(question, "messages: the question")
+    check_question_text(question, "messages: the question")
     turns = [(asked, answer) for (_, asked), (_, answer) in zip(texts[::2], texts[1::2], strict=True)]
     return question, turns, "\n\n".join(filter(str.strip, system)) or None
 
@@ -160,7 +160,7 @@ def _number(data: Mapping[str, Any], names: tuple[str, ...], default: float, lea
 _UNENDED = {"logprobs": None, "finish_reason": None}
 
 
-class Completion:
+class ChatCompletion:
     """An answer as OpenAI's chat completions have it: whole, or a stream of events."""
 
     def __init__(self, request: ChatRequest, decode: Callable[[list[int]], str]) -> None:
@@ -204,7 +204,7 @@ class Completion:
             found = {"content": [{**chosen, "top_logprobs": top} for chosen, *top in each], "refusal": None}
         return {"logprobs": found, "finish_reason": "stop" if answer.finish_reason == "stop" else "length"}
 
-    def _chance(self, one: TokenChance) -> dict[str, Any]:
+    def _chance(self, one: TokenLogprob) -> dict[str, Any]:
         text = self._decode([one.id])
         return {"token": text, "logprob": one.log_probability, "bytes": list(text.encode())}
 

@@ -16,15 +16,15 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from protokv.serve.states import States
+from protokv.serve.states import StateFolder
 from protokv.state.reader import read_thumbnails
-from protokv.state.sources import WallClockLog, describe_sources, read_answers
+from protokv.state.sources import WallClockLog, describe_sources, read_kept_answers
 
 
-class Page:
+class WebPage:
     """The routes of the page."""
 
-    def __init__(self, states: States) -> None:
+    def __init__(self, states: StateFolder) -> None:
         """Read the file."""
         self._states, self._html = states, Path(__file__).with_name("page.html").read_text(encoding="utf-8")
         self._headers = {"Content-Security-Policy": _policy(self._html), **_PRIVATE}
@@ -48,7 +48,7 @@ class Page:
             "complete": header.complete,
             "model": header.backbone.name,
             "memory": header.memory.get("kind"),
-            "answers": [asdict(one) for one in read_answers(header)],
+            "answers": [asdict(one) for one in read_kept_answers(header)],
             "live": log and {"lost": log.lost, "committed": log.committed_at, "anchors": log.anchors},
             "thumbnails": [
                 {"time_s": one.time_s, "src": f"data:image/jpeg;base64,{base64.b64encode(one.jpeg).decode()}"}

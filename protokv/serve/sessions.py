@@ -22,17 +22,17 @@ import msgspec
 from PIL import Image, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 
-from protokv.core.pushed import GAP_S, as_rgb
+from protokv.core.pushed import STREAM_GAP_S, convert_picture_to_rgb
 from protokv.core.session import Session
-from protokv.errors import ConfigError, StateMismatch, shown
-from protokv.ingestion.options import MINUTELY, IngestOptions
+from protokv.errors import ConfigError, StateMismatch, clean_text
+from protokv.ingestion.options import EVERY_MINUTE, IngestOptions
 from protokv.ingestion.watching import limit_thumbnails
-from protokv.serve.states import States
-from protokv.state.checkpoint import to_state
-from protokv.state.reader import Reader
+from protokv.serve.states import StateFolder
+from protokv.state.checkpoint import make_state
+from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
-from protokv.state.store import Store, find_store
-from protokv.state.thumbnails import shrink
+from protokv.state.store import StateStore, find_store
+from protokv.state.thumbnails import make_thumbnail
 
 _KIND = "pushed"
 # Times count from the beginning of a stream. Seconds since 1970 would be a silence of decades.
@@ -51,7 +51,7 @@ class SessionLimits:
     age_s: float = 7 * 86400.0  # until it is put away although it is fed
 
 
-class SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What a client asks for: a name (None: a new one), sampled frames a second, and a system prompt."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")] | None = None
@@ -59,36 +59,38 @@ class SessionRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     system_prompt: str | None = None
 
 
-def parse_opening(body: bytes) -> SessionRequest:
+def parse_session_request(body: bytes) -> _SessionRequest:
     """Return the request in a body. ConfigError."""
     try:
-        return msgspec.json.decode(body or b"{}", type=SessionRequest)
+        return msgspec.json.decode(body or b"{}", type=_SessionRequest)
     except (msgspec.MsgspecError, ValueError) as error:
         what = "a session takes name, fps and system_prompt, and is asked at /v1/chat/completions"
-        raise ConfigError(f"{shown(error)}; {what}") from None
+        raise ConfigError(f"{clean_text(error)}; {what}") from None
 
 
-def read_frame(file: bytes, most_pixels: int) -> Any:
+def decode_uploaded_frame(file: bytes, most_pixels: int) -> Any:
     """Return the picture `[h, w, 3]` uint8 RGB in a JPEG, WebP or PNG file. ConfigError; HTTPException, 413."""
     try:
         with Image.open(io.BytesIO(file), formats=("JPEG", "WEBP", "PNG")) as image:
             if image.width * image.height > most_pixels:
                 raise HTTPException(413, f"a frame has at most {most_pixels:,} pixels")
-            return as_rgb(image)
+            return convert_picture_to_rgb(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow names an object in memory where it knows no format.
-        why = "" if isinstance(error, UnidentifiedImageError) else f": {shown(error)}"
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {clean_text(error)}"
         raise ConfigError(f"the frame is no whole JPEG, WebP or PNG{why}") from None
 
 
-class FedSession:
+class _FedSession:
     """A session while it is fed. `busy`: a frame of it is on its way; `held`: the right to write its state."""
 
     busy, frames, held = False, 0, ExitStack()
 
-    def __init__(self, path: Path, store: Store, session: Session, log: WallClockLog, options: IngestOptions) -> None:
+    def __init__(
+        self, path: Path, store: StateStore, session: Session, log: WallClockLog, options: IngestOptions
+    ) -> None:
         self.path, self.session, self._store, self._log = path, session, store, log
-        self._pictures, self._every = limit_thumbnails(session, options.thumbnails), options.every or MINUTELY
+        self._pictures, self._every = limit_thumbnails(session, options.thumbnails), options.every or EVERY_MINUTE
         self._time_s, self._saved = session.clock.stream_time_s, session.clock
         self._opened_s = self._fed_s = self._saved_s = time.monotonic()
         self._second = self._in_second = 0
@@ -116,12 +118,13 @@ class FedSession:
         if time_s > self._time_s + _LONGEST_SILENCE_S:
             raise ConfigError("time_s counts seconds from the beginning of the session")
         watched = self.session.push(image, time_s)
-        if time_s - self._time_s > GAP_S:
+        if time_s - self._time_s > STREAM_GAP_S:
             self._log.begin_gap(self._time_s, "no frames came")
         self._log.end_gap(time_s)
         self._log.add_anchor(time_s, now_s)
         if watched and self._pictures is not None:
-            self._pictures.add(clock.steps, self.session.clock.stream_time_s - clock.step_seconds, shrink(image))
+            shown_s = self.session.clock.stream_time_s - clock.step_seconds
+            self._pictures.add(clock.steps, shown_s, make_thumbnail(image))
         self._time_s, self.frames, self._fed_s = time_s, self.frames + 1, time.monotonic()
         clock, saved, passed_s = self.session.clock, self._saved, self._fed_s - self._saved_s
         steps = clock.steps - saved.steps
@@ -141,28 +144,28 @@ class FedSession:
         self._log.committed_at = time.time()
         log = {"fingerprint": self._log.stream, "live": asdict(self._log)}
         source = {"name": self.path.stem, "kind": _KIND, "decoder": "pil", **log}
-        self._store.commit(to_state(self.session, source=source, complete=complete))
+        self._store.commit(make_state(self.session, source=source, complete=complete))
         self._saved, self._saved_s = self.session.clock, time.monotonic()
 
 
-class Sessions:
+class FedSessions:
     """The sessions that are fed. `find` is for any thread, and the rest for that of the model."""
 
-    def __init__(self, states: States, options: IngestOptions, limits: SessionLimits | None = None) -> None:
+    def __init__(self, states: StateFolder, options: IngestOptions, limits: SessionLimits | None = None) -> None:
         """Begin without any; they will be in the folder of `states`.
 
         Of `options` the memory, `every`, `keep` and `thumbnails` count, and for new sessions `fps` and `system`.
         """
         self._states, self._options, self.limits = states, options, limits or SessionLimits()
-        self._fed = dict[str, FedSession]()
+        self._fed = dict[str, _FedSession]()
 
-    def find(self, name: str) -> FedSession:
+    def find(self, name: str) -> _FedSession:
         """Return the session of a name. HTTPException, 404."""
         if (found := self._fed.get(name)) is None:
             raise HTTPException(404, "no such session is fed; POST /v1/streaming/sessions with its name goes on")
         return found
 
-    def open(self, asked: SessionRequest) -> dict[str, Any]:
+    def open(self, asked: _SessionRequest) -> dict[str, Any]:
         """Begin a session, or go on with the state of its name; return the reply.
 
         HTTPException: it is fed already, or there are too many. ConfigError: it cannot be as asked. StateError.
@@ -179,21 +182,21 @@ class Sessions:
         with ExitStack() as held:
             store = held.enter_context(find_store(path, keep=self._options.keep))
             session, log = self._start(asked) if known is None else self._resume(path)
-            fed = FedSession(path, store, session, log, self._options)
+            fed = _FedSession(path, store, session, log, self._options)
             fed.commit()
             fed.held = held.pop_all()
             self._fed[name], self._states.fed[path] = fed, session
         clock, model = session.clock, session.backbone.identity.name
         return {"session_id": name, "model": model, "fps": clock.fps, "stream_time_s": clock.stream_time_s}
 
-    def _start(self, asked: SessionRequest) -> tuple[Session, WallClockLog]:
+    def _start(self, asked: _SessionRequest) -> tuple[Session, WallClockLog]:
         backbone, system = self._states.backbone, asked.system_prompt or self._options.system
         backbone = backbone if system is None else backbone.with_system(system)
         session = Session.start(backbone, self._options.config, fps=asked.fps or self._options.fps)
         return session, WallClockLog(anchors=[(0.0, time.time())])
 
     def _resume(self, path: Path) -> tuple[Session, WallClockLog]:
-        reader = Reader.open(path)
+        reader = StateReader.open(path)
         log = WallClockLog.read(reader.header.source)
         if log is None or (reader.header.source or {}).get("kind") != _KIND:
             raise StateMismatch("the state of this name is not of a session", hint="choose another name")
@@ -201,8 +204,8 @@ class Sessions:
         log.begin_gap(session.clock.stream_time_s, "nobody watched")
         return session, log
 
-    def push(self, name: str, fed: FedSession, image: Any, time_s: float | None) -> dict[str, Any]:
-        """Watch a frame; return the reply. Raises as `find` and `FedSession.push`."""
+    def push(self, name: str, fed: _FedSession, image: Any, time_s: float | None) -> dict[str, Any]:
+        """Watch a frame; return the reply. Raises as `find` and `_FedSession.push`."""
         if self.find(name) is not fed:
             raise HTTPException(409, "this session was put away meanwhile")
         try:

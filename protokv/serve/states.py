@@ -13,17 +13,17 @@ from pathlib import Path
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateNotFound
-from protokv.fleet.plan import find_states
-from protokv.state.reader import Reader
+from protokv.fleet.plan import find_fleet_states
+from protokv.state.reader import StateReader
 
 # Sessions that stay in memory for the next question.
-MOST_SESSIONS = 8
+_MOST_SESSIONS = 8
 
 
-class States:
+class StateFolder:
     """The states that are in a folder when they are asked for."""
 
-    def __init__(self, folder: str | os.PathLike[str], backbone: Backbone, most: int = MOST_SESSIONS) -> None:
+    def __init__(self, folder: str | os.PathLike[str], backbone: Backbone, most: int = _MOST_SESSIONS) -> None:
         """Read nothing yet; `backbone` made the states, and `most` is the number of sessions to keep."""
         self.folder, self.backbone, self._most = Path(folder), backbone, most
         self._root = self.folder.resolve()
@@ -34,7 +34,7 @@ class States:
     def list_all(self) -> dict[str, Path]:
         """Return the states by name: the path below the folder, without the suffix unless two differ only in it."""
         try:
-            found = [Path(one) for one in find_states(str(self.folder))]
+            found = [Path(one) for one in find_fleet_states(str(self.folder))]
         except StateNotFound:
             return {}
         below = {_text(one.relative_to(self.folder)): one for one in found if self._is_inside(one)}
@@ -75,7 +75,7 @@ class States:
             return fed
         known = self._sessions.pop(path, None)
         if known is None or known[0] != version:
-            known = (version, Reader.open(path).session(self.backbone))
+            known = (version, StateReader.open(path).session(self.backbone))
         self._sessions[path] = known
         while len(self._sessions) > self._most:
             self._sessions.popitem(last=False)

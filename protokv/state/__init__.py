@@ -1,11 +1,11 @@
 """States on disk and in object stores: a header and named tensors, whole or absent, verified on loading.
 
 The path chooses the form: `.safetensors`, `.pt` or a `.zarr` folder; one of the first two also at `s3://`, `gs://` and
-`az://`. `protokv.state.reader.Reader.open(path)` is the way in, for commands and servers that show a state or ask it:
+`az://`. `protokv.state.reader.StateReader.open` is the way in, for commands and servers that show a state or ask it:
 
-    reader = Reader.open(path)                # reads the header: reader.header, .commits_s
+    reader = StateReader.open(path)           # reads the header: reader.header, .commits_s
     reader.at(90.0).session().ask("...")      # the commit at 90 s; loads tensors and model
-    describe(path), compare(a, b)             # the documents of `protokv inspect`
+    describe_state(path), compare_states(a, b) # the documents of `protokv inspect`
 
-`protokv.state.writer.save` is the way out, and `protokv.state.store.Store` holds the lock of a longer one.
+`protokv.state.writer.save` is the way out, and `protokv.state.store.StateStore` holds the lock of a longer one.
 """

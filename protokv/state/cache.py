@@ -7,17 +7,17 @@ from typing import Any, Self
 import torch
 
 from protokv.backbones.files import hash_config
-from protokv.backbones.loading import digest_parameters
+from protokv.backbones.loading import digest_model_parameters
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.build import restore_memory
 from protokv.core.cache import MemoryCache
-from protokv.core.layers import declare_layers
-from protokv.core.packing import pack, split_tensors
+from protokv.core.layers import declare_layer_tensors
+from protokv.core.packing import pack_tensors, split_tensors
 from protokv.core.step import StreamClock
 from protokv.core.stream_cache import MemoryLayer
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
-from protokv.state.checkpoint import CACHE, check_fits, read_memory_config
+from protokv.state.checkpoint import CACHE_STATE_KIND, check_state_fits, read_state_memory_config
 from protokv.state.header import State
 from protokv.state.reader import load_state
 from protokv.state.store import StatePath
@@ -93,9 +93,9 @@ class Cache(MemoryCache):
             memory=self.config.to_dict(),
             # A cache knows steps, not seconds. As everywhere, the prompt prefix is not counted.
             clock=StreamClock(self.steps, float(self.steps), self.next_position, self.seen - sink, 1.0, 1),
-            settings={"kind": CACHE},
-            tensors=pack(own, specs) | others,
-            specs=(*specs, *declare_layers(others)),
+            settings={"kind": CACHE_STATE_KIND},
+            tensors=pack_tensors(own, specs) | others,
+            specs=(*specs, *declare_layer_tensors(others)),
         )
         save_state(state, path)
 
@@ -106,12 +106,12 @@ class Cache(MemoryCache):
         StateError if nothing is there, it is damaged, or another model made it.
         """
         state = load_state(path)
-        if state.settings.get("kind") != CACHE:
+        if state.settings.get("kind") != CACHE_STATE_KIND:
             raise StateMismatch(f"{path} is the state of a session", hint="open it with protokv.load")
-        cache = cls(model, memory=read_memory_config(state))
+        cache = cls(model, memory=read_state_memory_config(state))
         if "sink.keys" not in state.tensors or state.tensors["sink.keys"].ndim != 4:
             raise StateCorrupt(f"{path}: tensor sink.keys is missing")
-        check_fits(state, cache._identify(state.tensors["sink.keys"].dtype))
+        check_state_fits(state, cache._identify(state.tensors["sink.keys"].dtype))
         cache._restore(state)
         return cache
 
@@ -136,5 +136,5 @@ class Cache(MemoryCache):
             family=config.model_type,
             config_hash=hash_config(config.to_dict()),
             dtype=str(dtype).removeprefix("torch."),
-            weights_digest="" if model is None else digest_parameters(model),
+            weights_digest="" if model is None else digest_model_parameters(model),
         )

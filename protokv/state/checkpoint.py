@@ -11,23 +11,26 @@ from contextlib import suppress
 from typing import Any
 
 from protokv.backbones import load_backbone
-from protokv.backbones.files import find_cached, find_packaged_models
+from protokv.backbones.files import find_cached_model, find_packaged_models
 from protokv.core.backbone import Backbone, BackboneIdentity
-from protokv.core.packing import pack
+from protokv.core.packing import pack_tensors
 from protokv.core.session import Session
-from protokv.core.settings import OWN_MEMORY
-from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, shown
-from protokv.memories import CONFIGS, MemoryConfig
-from protokv.state.header import Header, State
+from protokv.core.settings import MEMORY_VARIABLE
+from protokv.errors import ConfigError, ModelError, ProtoKVError, StateCorrupt, StateMismatch, clean_text
+from protokv.memories import MEMORIES, MemoryConfig
+from protokv.state.header import State, StateHeader
 from protokv.state.thumbnails import Thumbnails
 from protokv.words.transcript import Transcript
 
-ATTACHED = (*Thumbnails.declare(), *Transcript.declare())  # the tensors that any state may have besides its memory
+ATTACHED_TENSORS = (
+    *Thumbnails.declare(),
+    *Transcript.declare(),
+)  # the tensors that any state may have besides its memory
 
-CACHE = "protokv.Cache"  # what the settings of a state say whose maker was a cache, not a session
+CACHE_STATE_KIND = "protokv.Cache"  # what the settings of a state say whose maker was a cache, not a session
 
 
-def to_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
+def make_state(session: Session, *, source: dict[str, Any] | None = None, complete: bool = False) -> State:
     """Return the state of a session, without unused slots; arguments as `save`.
 
     The tensors may be the live ones, so save the state before the next step. StateCorrupt if the clock is impossible.
@@ -42,22 +45,22 @@ def to_state(session: Session, *, source: dict[str, Any] | None = None, complete
         settings=session.backbone.settings,
         source=source,
         complete=complete,
-        tensors=pack(tensors, specs) | attached,
-        specs=(*specs, *ATTACHED),
+        tensors=pack_tensors(tensors, specs) | attached,
+        specs=(*specs, *ATTACHED_TENSORS),
     )
 
 
-def from_state(state: State, backbone: Backbone) -> Session:
+def restore_session(state: State, backbone: Backbone) -> Session:
     """Return the session of a state; its model has the system prompt that the state was made with.
 
     Raises:
         StateMismatch: another model or dtype made the state; the field is named.
         StateCorrupt: its memory, clock or system prompt makes no sense.
     """
-    if state.settings.get("kind") == CACHE:
+    if state.settings.get("kind") == CACHE_STATE_KIND:
         why = "it is the state of a protokv.Cache"
         raise StateMismatch(why, hint="protokv.Cache.load(path, model) goes on with it")
-    check_fits(state, backbone.identity)
+    check_state_fits(state, backbone.identity)
     system = state.settings.get("system")
     if system != backbone.settings.get("system"):
         try:
@@ -66,22 +69,22 @@ def from_state(state: State, backbone: Backbone) -> Session:
             raise StateCorrupt(f"the system prompt of the state: {error.message}") from error
     thumbnails = Thumbnails.read(state.tensors)
     attachments = [Transcript.of(state.tensors), *([thumbnails] if thumbnails else [])]
-    return Session.resume(backbone, read_memory_config(state), state.clock, state.tensors, attachments)
+    return Session.resume(backbone, read_state_memory_config(state), state.clock, state.tensors, attachments)
 
 
-def read_memory_config(header: Header) -> MemoryConfig:
+def read_state_memory_config(header: StateHeader) -> MemoryConfig:
     """Return the memory settings of a state. StateMismatch: it is not known here. StateCorrupt: a setting is wrong."""
     try:
         return MemoryConfig.from_dict(header.memory)
     except ConfigError as error:
         kind = header.memory.get("kind")
-        if isinstance(kind, str) and kind not in CONFIGS:
-            why = f"the state is of the memory {shown(kind)}, which is not known here"
-            raise StateMismatch(why, hint=f"if it is yours, export {OWN_MEMORY}=MODULE:CLASS") from error
+        if isinstance(kind, str) and kind not in MEMORIES:
+            why = f"the state is of the memory {clean_text(kind)}, which is not known here"
+            raise StateMismatch(why, hint=f"if it is yours, export {MEMORY_VARIABLE}=MODULE:CLASS") from error
         raise StateCorrupt(f"the memory settings of the state: {error.message}") from error
 
 
-def check_fits(header: Header, identity: BackboneIdentity) -> None:
+def check_state_fits(header: StateHeader, identity: BackboneIdentity) -> None:
     """Check that this model made a state, under whatever name. StateMismatch, with the first field that differs."""
     for name in ("family", "config_hash", "dtype", "weights_digest"):
         saved, ours = getattr(header.backbone, name), getattr(identity, name)
@@ -92,7 +95,7 @@ def check_fits(header: Header, identity: BackboneIdentity) -> None:
 
 
 def load_recorded_backbone(
-    header: Header, name: str | None = None, revision: str | None = None, **placement: Any
+    header: StateHeader, name: str | None = None, revision: str | None = None, **placement: Any
 ) -> Backbone:
     """Load the model that the caller names, or else the one that a state names.
 
@@ -114,18 +117,18 @@ def load_recorded_backbone(
     return backbone
 
 
-def _load(header: Header, name: str | None, revision: str | None, placement: dict[str, Any]) -> Backbone:
+def _load(header: StateHeader, name: str | None, revision: str | None, placement: dict[str, Any]) -> Backbone:
     named, commit = header.backbone.name, header.backbone.revision if revision is None else revision
     if (own := name or named) not in find_packaged_models():
-        folder = find_cached(named, commit) if name is None or (name == named and revision is None) else None
+        folder = find_cached_model(named, commit) if name is None or (name == named and revision is None) else None
         if folder is not None:
             return load_backbone(named, folder=folder, **placement)
     if name is not None or named in find_packaged_models():
         return load_backbone(own, revision=revision, **placement)
-    where = f" at revision {shown(commit)}" if commit else ""
-    option = f" --revision {shlex.quote(shown(commit))}" if commit else ""
+    where = f" at revision {clean_text(commit)}" if commit else ""
+    option = f" --revision {shlex.quote(clean_text(commit))}" if commit else ""
     raise ModelError(
-        f"the state names the model {shown(named)}{where}, which is not in the local cache of hub models; "
+        f"the state names the model {clean_text(named)}{where}, which is not in the local cache of hub models; "
         "a state does not make protokv open other folders or download anything",
-        hint=f"if you know this model, name it yourself: --model {shlex.quote(shown(named))}{option}",
+        hint=f"if you know this model, name it yourself: --model {shlex.quote(clean_text(named))}{option}",
     )

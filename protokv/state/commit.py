@@ -2,7 +2,7 @@
 
 A commit writes `.NAME.partial` beside the path, syncs it and puts it in place in one step; then it syncs the folder. A
 folder swaps names with the old folder, if the system can do that. Otherwise the old one is moved to `.NAME.previous`
-first, and `recover`, which readers and writers call, moves it back if a crash came between the two moves. The next
+first, and `recover_state`, which readers and writers call, moves it back if a crash came between the two. The next
 commit removes what a killed one has left.
 
 `lock` keeps other writers away by `filelock`. The kernel frees the lock when the process ends, however it ends, so a
@@ -24,7 +24,7 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 
 from protokv import errors
-from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch, StateNotFound, shown
+from protokv.errors import StateCorrupt, StateError, StateLocked, StateMismatch, StateNotFound, clean_text
 
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or write elsewhere"),
@@ -38,19 +38,19 @@ _UNSUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, err
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def replace(path: Path, write: Callable[[Path], object], kept: Path | None = None) -> None:
+def replace_state(path: Path, write: Callable[[Path], object], kept: Path | None = None) -> None:
     """Let `write` create and sync a file or folder at a temporary path, then put it in place of `path`.
 
     The old entry gets the name `kept`, or is removed. OSError: it stays, unless only its new name failed.
     """
-    recover(path)
+    recover_state(path)
     made, aside = _hidden(path, "partial"), _hidden(path, "previous")
     _remove(made)
     _remove(aside)
     try:
         write(made)
         if path.is_dir():
-            old = made if exchange(made, path) else path.replace(aside)
+            old = made if exchange_paths(made, path) else path.replace(aside)
             if old is not made:
                 made.replace(path)
             if kept is not None:
@@ -65,7 +65,7 @@ def replace(path: Path, write: Callable[[Path], object], kept: Path | None = Non
             made.replace(path)
         sync_folder(path.parent)
     finally:
-        recover(path)
+        recover_state(path)
         # What cannot be removed now, the next commit removes.
         with suppress(OSError):
             _remove(made)
@@ -73,14 +73,14 @@ def replace(path: Path, write: Callable[[Path], object], kept: Path | None = Non
         _remove(aside)
 
 
-def recover(path: Path) -> None:
+def recover_state(path: Path) -> None:
     """Move a state back that an interrupted commit had moved aside."""
     if not os.path.lexists(path):
         with suppress(FileNotFoundError):
             _hidden(path, "previous").replace(path)
 
 
-def retire(path: Path, kept: Path) -> None:
+def remove_kept_state(path: Path, kept: Path) -> None:
     """Remove a kept state of the one at `path`; it disappears atomically."""
     made = _hidden(path, "partial")
     _remove(made)
@@ -110,7 +110,7 @@ def sync_folder(folder: Path) -> None:
         os.close(number)
 
 
-def exchange(a: Path, b: Path) -> bool:
+def exchange_paths(a: Path, b: Path) -> bool:
     """Swap two names atomically; return False if the system cannot."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
     if call is None:
@@ -172,7 +172,7 @@ def explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except StateError:
         raise
     except Exception as error:
-        why = error if isinstance(error, ValueError) else errors.system_error(error)
+        why = error if isinstance(error, ValueError) else errors.find_system_error(error)
         if why is None:
             raise
         hint = _HINTS.get(getattr(why, "errno", None) or 0, "")
@@ -191,15 +191,15 @@ def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except errors.ProtoKVError:
         raise
     except Exception as error:
-        why = errors.system_error(error)
+        why = errors.find_system_error(error)
         if why is None:
-            raise StateCorrupt(f"{where}: it cannot be read as a state ({shown(error)})") from error
+            raise StateCorrupt(f"{where}: it cannot be read as a state ({clean_text(error)})") from error
         if getattr(why, "errno", None) in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-            raise not_found(path) from None
+            raise make_not_found(path) from None
         raise StateError(f"cannot read the state {where}: {errors.read_cause(why)}") from error
 
 
-def not_found(path: str | os.PathLike[str]) -> StateNotFound:
+def make_not_found(path: str | os.PathLike[str]) -> StateNotFound:
     """Return the error of a state that does not exist."""
     hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"
     return StateNotFound(f"no state at {os.fspath(path)}", hint=hint)

@@ -18,33 +18,33 @@ import torch
 from torch import Tensor
 
 from protokv.core.build import restore_memory
-from protokv.core.layers import declare_layers, describe_layers
+from protokv.core.layers import declare_layer_tensors, describe_layer_kinds
 from protokv.core.memory import Memory
 from protokv.core.packing import split_tensors
 from protokv.core.recent import RecentSteps
 from protokv.core.tensors import MemoryShape, TensorSpec, count_bytes
 from protokv.errors import StateCorrupt
 from protokv.memories import MemoryConfig
-from protokv.state.checkpoint import ATTACHED, read_memory_config
-from protokv.state.header import Header, State
-from protokv.state.reader import Reader
-from protokv.state.sources import WallClockLog, describe_sources, read_answers
+from protokv.state.checkpoint import ATTACHED_TENSORS, read_state_memory_config
+from protokv.state.header import State, StateHeader
+from protokv.state.reader import StateReader
+from protokv.state.sources import WallClockLog, describe_sources, read_kept_answers
 from protokv.state.store import StatePath, find_store
 from protokv.state.thumbnails import Thumbnails
-from protokv.state.writer import check_not_read, check_replaceable
+from protokv.state.writer import check_state_replaceable, refuse_input_as_target
 from protokv.words.transcript import Transcript
 
 
-def describe(
+def describe_state(
     path: StatePath, *, at_s: float | None = None, digests: bool = True, values: bool = False
 ) -> dict[str, Any]:
     """Return the JSON document of a state, or of its newest kept commit not after `at_s`. StateError.
 
     `digests` verifies the digests of the tensors; `values` lists the checks under `verified`, and checks the budget.
     """
-    reader = Reader.open(path, at_s=at_s, verify=digests)
+    reader = StateReader.open(path, at_s=at_s, verify=digests)
     state = reader.state
-    config, memory, _ = restore(state)
+    config, memory, _ = _restore(state)
     found, wall_clock = Thumbnails.read(state.tensors), WallClockLog.read(state.source)
     pictures = [] if found is None else found.all()
     layers, recent, _ = split_tensors(state.tensors, "layers", "recent")
@@ -91,7 +91,7 @@ def describe(
             "tokens_exact": exact,
             "exact_from_s": exact_from_s,
             "live": None if wall_clock is None else wall_clock.describe(),
-            "answers": [asdict(one) for one in read_answers(state)],
+            "answers": [asdict(one) for one in read_kept_answers(state)],
             "compression": clock.tokens_seen / kept if kept else 1.0,
         },
         "bytes": {"total": sum(parts.values()), **parts, "file": reader.file_bytes},
@@ -99,7 +99,7 @@ def describe(
         if pictures
         else None,
         **memory.report(),
-        **describe_layers(layers),
+        **describe_layer_kinds(layers),
         **({"verified": _list_checks(state, config, memory)} if values else {}),
     }
 
@@ -129,25 +129,25 @@ def _exact_tokens(state: State, memory: Memory) -> tuple[int | None, float | Non
     return len(exact), float(exact.min()) * state.clock.step_seconds if len(exact) else state.clock.stream_time_s
 
 
-def restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]]:
+def _restore(state: State) -> tuple[MemoryConfig, Memory, tuple[TensorSpec, ...]]:
     """Return the memory of a state, without a model, and all declarations. StateCorrupt, naming what makes no sense."""
     state.clock.check()
     Transcript.of(state.tensors)
-    config, shape = read_memory_config(state), _read_shape(state)
+    config, shape = read_state_memory_config(state), _read_shape(state)
 
     def no_rotation(positions: Tensor) -> tuple[Tensor, Tensor]:
         # The report does not depend on the rotation of keys, and the model's is not at hand.
         size = (*positions.shape[:-1], shape.head_size)
         return torch.ones(size), torch.zeros(size)
 
-    attached = {spec.name for spec in ATTACHED}
+    attached = {spec.name for spec in ATTACHED_TENSORS}
     kept = {name: one for name, one in state.tensors.items() if name not in attached}
     layers, recent, own = split_tensors(kept, "layers", "recent")
     recent_steps = RecentSteps(config, shape)
     recent_steps.load(recent)
-    describe_layers(layers)
+    describe_layer_kinds(layers)
     memory = restore_memory(config, shape, no_rotation, own)
-    return config, memory, (*memory.specs(), *declare_layers(layers), *recent_steps.specs(), *ATTACHED)
+    return config, memory, (*memory.specs(), *declare_layer_tensors(layers), *recent_steps.specs(), *ATTACHED_TENSORS)
 
 
 def _read_shape(state: State) -> MemoryShape:
@@ -162,7 +162,9 @@ def _read_shape(state: State) -> MemoryShape:
     return MemoryShape(L, H, D, components, P0, dtype, cpu, frames_per_step=frames)
 
 
-def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, digests: bool = True) -> dict[str, Any]:
+def convert_state(
+    path: StatePath, target: StatePath, *, overwrite: bool = False, digests: bool = True
+) -> dict[str, Any]:
     """Write the same state in the form that the path `target` chooses; return paths and stored bytes.
 
     A state of the same sources at `target` is replaced, with `overwrite` anything. `digests` verifies the state.
@@ -171,25 +173,25 @@ def convert(path: StatePath, target: StatePath, *, overwrite: bool = False, dige
         ConfigError: `target` is the state itself.
         StateError: the state is damaged, something else is at `target`, or it cannot be written.
     """
-    check_not_read(target, path)
+    refuse_input_as_target(target, path)
     with find_store(target) as store:
-        state = Reader.open(path, verify=digests).state
+        state = StateReader.open(path, verify=digests).state
         Thumbnails.read(state.tensors)
-        _, _, specs = restore(state)
+        _, _, specs = _restore(state)
         if not overwrite:
-            check_replaceable(target, state)
+            check_state_replaceable(target, state)
         written = store.commit(replace(state, specs=specs))
     return {"state": str(path), "output": str(target), "bytes": written}
 
 
-def compare(a: State, b: State) -> dict[str, Any]:
+def compare_states(a: State, b: State) -> dict[str, Any]:
     """Return how two states differ, as a JSON document: bit for bit, so 0.0 and -0.0 differ, and NaNs of other bits.
 
     An entry of `header` has the `field`, such as `a.b[0].c`, and its values `a` and `b`; None where a state lacks it.
     An entry of `tensors` has dtype and shape in `a` and `b`; the rest is None if they differ, and `max_abs_difference`
     also if it is not finite.
     """
-    ours, theirs = (dict(flatten(Header.to_json(state))) for state in (a, b))
+    ours, theirs = (dict(_flatten(StateHeader.to_json(state))) for state in (a, b))
     header = [
         {"field": name, "a": ours.get(name), "b": theirs.get(name)}
         for name in {**ours, **theirs}
@@ -217,10 +219,10 @@ def _compare_tensors(name: str, a: Tensor | None, b: Tensor | None) -> dict[str,
     return {**entry, **counts, "max_abs_difference": most if math.isfinite(most) else None}
 
 
-def flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
+def _flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """Return the path, such as `a.b[0].c`, and the value of every field of a JSON document."""
     if isinstance(value, dict) and value:
-        return [one for k, v in value.items() for one in flatten(v, f"{path}.{k}" if path else str(k))]
+        return [one for k, v in value.items() for one in _flatten(v, f"{path}.{k}" if path else str(k))]
     if isinstance(value, (list, tuple)) and value:
-        return [one for i, v in enumerate(value) for one in flatten(v, f"{path}[{i}]")]
+        return [one for i, v in enumerate(value) for one in _flatten(v, f"{path}[{i}]")]
     return [(path, value)]

@@ -25,20 +25,20 @@ from torch import Tensor
 
 from protokv.errors import StateCorrupt
 from protokv.state.commit import write_state_file
-from protokv.state.header import KEY, NAMES, State, digest_tensors, tensor_bytes, unseal
+from protokv.state.header import DTYPE_NAMES, HEADER_KEY, State, digest_tensors, unseal_header, view_tensor_bytes
 
 
-class Stored:
+class StoredState:
     """A state of `nbytes` stored bytes whose `header` is verified. Its tensors are mapped, not read yet."""
 
     def __init__(self, document: object, tensors: Mapping[str, Tensor], nbytes: int) -> None:
         """Check everything that needs no byte of a tensor. StateCorrupt; StateMismatch if a newer version wrote it."""
-        self.header, self._digests = unseal(document)
+        self.header, self._digests = unseal_header(document)
         self._tensors, self.nbytes = tensors, nbytes
         if set(self._digests) != set(tensors):
             raise StateCorrupt("digests: expected one for every tensor and no other")
         for name, one in tensors.items():
-            if not isinstance(one, Tensor) or one.dtype not in NAMES or not one.is_contiguous():
+            if not isinstance(one, Tensor) or one.dtype not in DTYPE_NAMES or not one.is_contiguous():
                 raise StateCorrupt(f"tensor {name}: expected a tensor whose numbers lie in order")
         # Tensors that share bytes could take far more memory than the file.
         if (needed := sum(one.nbytes for one in tensors.values())) > nbytes:
@@ -53,7 +53,7 @@ class Stored:
         return copies
 
 
-class Form(ABC):
+class StateForm(ABC):
     """How a state lies at a path: `suffix` chooses it, and `is_folder` says what is there."""
 
     suffix: ClassVar[str]
@@ -64,7 +64,7 @@ class Form(ABC):
         """Create and sync the file or folder. The tensors are contiguous and on the CPU. OSError."""
 
     @abstractmethod
-    def map(self, path: Path) -> Stored:
+    def map(self, path: Path) -> StoredState:
         """Map the tensors of the file or folder. An exception of a library means that it is no state."""
 
     def is_foreign(self, path: Path) -> bool:
@@ -72,7 +72,7 @@ class Form(ABC):
         return not path.is_file()
 
 
-class SafetensorsForm(Form):
+class SafetensorsForm(StateForm):
     """One `.safetensors` file."""
 
     suffix = ".safetensors"
@@ -84,42 +84,42 @@ class SafetensorsForm(Form):
         begin, entries = 0, {}
         for name, tensor in order:
             end = begin + tensor.nbytes
-            entry = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+            entry = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
             entries[name], begin = entry, end
-        head = json.dumps({"__metadata__": {KEY: document}, **entries}, separators=(",", ":")).encode()
+        head = json.dumps({"__metadata__": {HEADER_KEY: document}, **entries}, separators=(",", ":")).encode()
         head += b" " * (-len(head) % 8)
 
         def fill(file: BinaryIO) -> None:
             file.write(len(head).to_bytes(8, "little") + head)
             for _, tensor in order:
-                file.write(tensor_bytes(tensor).data)
+                file.write(view_tensor_bytes(tensor).data)
 
         write_state_file(path, fill)
 
-    def map(self, path: Path) -> Stored:
+    def map(self, path: Path) -> StoredState:
         """Map the file. The library checks the head, offsets and shapes against its size."""
         with safe_open(path, framework="pt", device="cpu") as library:
             tensors = {name: library.get_tensor(name) for name in library.keys()}  # noqa: SIM118
-            return Stored((library.metadata() or {}).get(KEY), tensors, path.stat().st_size)
+            return StoredState((library.metadata() or {}).get(HEADER_KEY), tensors, path.stat().st_size)
 
 
-class PtForm(Form):
+class PtForm(StateForm):
     """One `.pt` file."""
 
     suffix = ".pt"
 
     def write(self, path: Path, document: str, state: State) -> None:
         """Write the file with torch.save, which writes whole storages: each tensor gets its own."""
-        content = {KEY: document, "tensors": {name: one.clone() for name, one in sorted(state.tensors.items())}}
+        content = {HEADER_KEY: document, "tensors": {name: one.clone() for name, one in sorted(state.tensors.items())}}
         try:
             write_state_file(path, lambda file: torch.save(content, file))
         except RuntimeError as error:
             # torch hides the error of the file in its own.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
-    def map(self, path: Path) -> Stored:
+    def map(self, path: Path) -> StoredState:
         """Map the tensors; none is larger than the file."""
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(content, dict) or not isinstance(content.get("tensors"), dict):
-            raise StateCorrupt(f"a file of torch.save but no state: it lacks the field {KEY}")
-        return Stored(content.get(KEY), content["tensors"], path.stat().st_size)
+            raise StateCorrupt(f"a file of torch.save but no state: it lacks the field {HEADER_KEY}")
+        return StoredState(content.get(HEADER_KEY), content["tensors"], path.stat().st_size)

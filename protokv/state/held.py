@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from protokv.backbones.registry import hold_model
-from protokv.core.attention import NAME
+from protokv.backbones.registry import wrap_model
+from protokv.core.attention import ATTENTION_NAME
 from protokv.core.session import Session
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
 from protokv.state.reader import load
@@ -41,10 +41,10 @@ def watching(
         ModelError, StateError: as `load_backbone` and `load`.
     """
     config = memory if isinstance(memory, MemoryConfig) else MemoryConfig.of(memory, budget=budget, **settings)
-    backbone, text = hold_model(model, processor), model.config.get_text_config(decoder=True)
+    backbone, text = wrap_model(model, processor), model.config.get_text_config(decoder=True)
     before = text._attn_implementation
     try:
-        model.set_attn_implementation({"text_config": NAME})
+        model.set_attn_implementation({"text_config": ATTENTION_NAME})
         yield Session.start(backbone, config, fps=fps) if state is None else load(state, backbone)
     finally:
         model.set_attn_implementation({"text_config": before})

@@ -1,6 +1,6 @@
-"""`Reader`: the way in to a saved state, for whoever shows it or asks it.
+"""`StateReader`: the way in to a saved state, for whoever shows it or asks it.
 
-`Reader.open` reads the header alone, and the rest is read when it is first used. A kept commit counts only if its
+`StateReader.open` reads the header alone, and the rest is read when it is first used. A kept commit counts only if its
 header says that it is an earlier moment of the same stream: same model, memory, rate and sources.
 """
 
@@ -13,44 +13,44 @@ from typing import Any
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateError, StateNotFound
-from protokv.state.checkpoint import from_state, load_recorded_backbone
-from protokv.state.forms import Stored
-from protokv.state.header import Header, State
-from protokv.state.sources import WallClockLog, is_before, source_records
-from protokv.state.store import StatePath, Store, find_store
+from protokv.state.checkpoint import load_recorded_backbone, restore_session
+from protokv.state.forms import StoredState
+from protokv.state.header import State, StateHeader
+from protokv.state.sources import WallClockLog, is_before, list_source_records
+from protokv.state.store import StatePath, StateStore, find_store
 from protokv.state.thumbnails import Thumbnail, Thumbnails
-from protokv.timings import Timings, stage
+from protokv.timings import Timings, time_stage
 from protokv.words.transcript import Transcript
 
-ROUNDING_S = 5e-4  # names of kept commits are rounded to milliseconds
+_ROUNDING_S = 5e-4  # names of kept commits are rounded to milliseconds
 
 
 @dataclass(frozen=True)
-class Reader:
+class StateReader:
     """One commit of a state. What is read from the path raises as `load_state`.
 
     A commit that comes meanwhile may be newer than `header`; what `state` and `session` hold is one commit.
     """
 
     path: StatePath
-    header: Header  # of the current commit
+    header: StateHeader  # of the current commit
     file_bytes: int  # stored, without kept commits
     at_s: float | None = None  # `state` is the newest kept commit not after this stream time; None: the last
     verify: bool = True  # whether the digests of the tensors are checked
 
     @classmethod
-    def open(cls, path: StatePath, *, at_s: float | None = None, verify: bool = True) -> Reader:
+    def open(cls, path: StatePath, *, at_s: float | None = None, verify: bool = True) -> StateReader:
         """Read and verify the header of a state; arguments as the attributes. Raises as `load_state`."""
         return cls(path, *find_store(path, to_read=True).read_header(), at_s, verify)
 
-    def at(self, at_s: float | None) -> Reader:
+    def at(self, at_s: float | None) -> StateReader:
         """Return the reader of the newest kept commit not after this stream time; nothing is read yet."""
         return replace(self, at_s=at_s)
 
     @cached_property
     def wall_clocks(self) -> list[WallClockLog]:
         """The log of each live source, in order; empty for files. StateCorrupt if one makes no sense."""
-        return [found for one in source_records(self.header) if (found := WallClockLog.read(one)) is not None]
+        return [found for one in list_source_records(self.header) if (found := WallClockLog.read(one)) is not None]
 
     @cached_property
     def commits_s(self) -> list[float]:
@@ -77,13 +77,13 @@ class Reader:
         **placement: Any,
     ) -> Session:
         """Return a session of the commit at `at_s`; arguments and errors as `protokv.load`."""
-        with stage(timings, "state"):
+        with time_stage(timings, "state"):
             state = self.state
-        with stage(timings, "model"):
+        with time_stage(timings, "model"):
             if backbone is None or isinstance(backbone, str):
                 backbone = load_recorded_backbone(state, backbone, revision, **placement)
-        with stage(timings, "session"):
-            return from_state(state, backbone)
+        with time_stage(timings, "session"):
+            return restore_session(state, backbone)
 
 
 def load(
@@ -111,7 +111,7 @@ def load(
         StateError: the state is missing, damaged, or made by another model.
         ModelError: the model cannot be loaded.
     """
-    reader = Reader.open(path, at_s=at_s, verify=verify)
+    reader = StateReader.open(path, at_s=at_s, verify=verify)
     return reader.session(backbone, revision=revision, device=device, device_map=device_map)
 
 
@@ -125,13 +125,13 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
         StateError: it cannot be read.
     """
 
-    def read(stored: Stored) -> State:
+    def read(stored: StoredState) -> State:
         return State(**vars(stored.header), tensors=stored.read(verify))
 
     store = find_store(path, to_read=True)
     if at_s is None:
         return store.look(read)
-    commits, latest = _list_commits(store), at_s + ROUNDING_S
+    commits, latest = _list_commits(store), at_s + _ROUNDING_S
     fit = [at for time_s, at in commits if time_s <= latest]
     if not fit:
         listed = ", ".join(f"{time_s:g} s" for time_s, _ in commits)
@@ -143,10 +143,10 @@ def load_state(path: StatePath, *, verify: bool = True, at_s: float | None = Non
     return state
 
 
-def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
+def read_thumbnails(path: StatePath) -> tuple[StateHeader, list[Thumbnail]]:
     """Read the header and the small pictures of a state, and no other tensor. Raises as `load_state`."""
 
-    def read(stored: Stored) -> tuple[Header, list[Thumbnail]]:
+    def read(stored: StoredState) -> tuple[StateHeader, list[Thumbnail]]:
         stored.header.clock.check()
         found = Thumbnails.read(stored.read(names=[spec.name for spec in Thumbnails.declare()]))
         return stored.header, found.all() if found else []
@@ -154,7 +154,7 @@ def read_thumbnails(path: StatePath) -> tuple[Header, list[Thumbnail]]:
     return find_store(path, to_read=True).look(read)
 
 
-def _list_commits(store: Store) -> list[tuple[float, str | None]]:
+def _list_commits(store: StateStore) -> list[tuple[float, str | None]]:
     """Return stream time and place of the kept commits and of the current state (place None), ascending."""
     # Read this first: a commit that comes in between is later than this one.
     now, _ = store.read_header()

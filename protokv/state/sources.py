@@ -1,8 +1,8 @@
-"""The records of the sources of a stream, in `Header.source`: what was watched, when in the stream, with what damage.
+"""The records of the sources of a stream, in `StateHeader.source`: what was watched, when in it, with what damage.
 
 The record of a single source is a plain JSON object. After further sources it has three more fields: `earlier`, the
 records of the sources before it, and `first_step` and `start_s`, where in the stream it begins. The `fingerprint` of a
-record identifies the source; `same_stream` and `is_before` compare states by it. The record of a live source has a
+record identifies the source; `is_same_stream` and `is_before` compare states by it. The record of a live source has a
 `WallClockLog` as `live`.
 """
 
@@ -19,15 +19,15 @@ from typing import Any
 import msgspec
 
 from protokv.core.step import StreamClock
-from protokv.errors import StateCorrupt, shown
-from protokv.state.header import Header
-from protokv.video import Damage
+from protokv.errors import StateCorrupt, clean_text
+from protokv.state.header import StateHeader
+from protokv.video import SourceDamage
 
-# The newest gaps and anchors of a live source are kept; differences below `STEADY_S` are adjustments of a clock.
-MOST, STEADY_S = 64, 2.0
+# The newest gaps and anchors of a live source are kept; differences below `_STEADY_S` are adjustments of a clock.
+_MOST, _STEADY_S = 64, 2.0
 
 # Answers to standing questions that a state keeps, and the characters of an answer and of its question.
-MOST_KEPT, MOST_CHARACTERS = 64, 500
+MOST_KEPT_ANSWERS, MOST_ANSWER_CHARACTERS = 64, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,42 +40,42 @@ class SourcePart:
     done: bool = False  # the stream has watched it to its end
 
     def record(self, source: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the value of `Header.source` while this source is watched."""
+        """Return the value of `StateHeader.source` while this source is watched."""
         place = {"first_step": self.first_step, "start_s": self.start_s, "earlier": [*self.earlier]}
         return {**source, **(place if self.earlier else {})}
 
 
-def read_source_part(header: Header) -> SourcePart:
+def read_source_part(header: StateHeader) -> SourcePart:
     """Return the segment of the last source of a state. StateCorrupt if its record makes no sense."""
     found: SourcePart = _convert({**(header.source or {}), "done": header.complete}, SourcePart)
     return found
 
 
-def next_source_part(header: Header) -> SourcePart:
+def next_source_part(header: StateHeader) -> SourcePart:
     """Return the segment of a source that follows everything a state has watched. Raises as `read_source_part`."""
     before = read_source_part(header)
     last = {name: value for name, value in (header.source or {}).items() if name not in ("earlier", "answers")}
     return SourcePart(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
 
 
-def source_records(header: Header) -> tuple[Mapping[str, Any], ...]:
+def list_source_records(header: StateHeader) -> tuple[Mapping[str, Any], ...]:
     """Return the records of all sources of a state, in order. Raises as `read_source_part`."""
     return (*read_source_part(header).earlier, header.source or {})
 
 
-def list_fingerprints(header: Header) -> tuple[object, ...]:
+def list_fingerprints(header: StateHeader) -> tuple[object, ...]:
     """Return the fingerprint of each source of a state, in order; None if it has none. Raises as `read_source_part`."""
-    return tuple(one.get("fingerprint") for one in source_records(header))
+    return tuple(one.get("fingerprint") for one in list_source_records(header))
 
 
-def is_before(past: Header, now: Header) -> bool:
+def is_before(past: StateHeader, now: StateHeader) -> bool:
     """Return True if one state is an earlier moment of the stream of another. Raises as `read_source_part`."""
     if past.clock.steps >= now.clock.steps or past.clock.stream_time_s >= now.clock.stream_time_s:
         return False
-    return same_stream(past, now) and len(list_fingerprints(past)) <= len(list_fingerprints(now))
+    return is_same_stream(past, now) and len(list_fingerprints(past)) <= len(list_fingerprints(now))
 
 
-def same_stream(a: Header, b: Header) -> bool:
+def is_same_stream(a: StateHeader, b: StateHeader) -> bool:
     """Return True if two states have the same model, settings and sources, as far as both have watched.
 
     A source without a fingerprint (a camera, frames from a program) equals no other. Raises as `read_source_part`.
@@ -84,7 +84,7 @@ def same_stream(a: Header, b: Header) -> bool:
     return same and _identity(a) == _identity(b)
 
 
-def _identity(header: Header) -> str:
+def _identity(header: StateHeader) -> str:
     """Return the fields that never change within a stream, as JSON, where a list equals a tuple."""
     model = {**asdict(header.backbone), "name": None, "revision": None}  # a model may have moved
     return json.dumps({"model": model, "memory": dict(header.memory), "fps": header.clock.fps}, sort_keys=True)
@@ -102,25 +102,25 @@ class _Record:
     damage: Any = None
 
 
-def describe_sources(header: Header) -> list[dict[str, Any]]:
+def describe_sources(header: StateHeader) -> list[dict[str, Any]]:
     """Return a plain JSON record of each source, in order.
 
     Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time), `complete` (watched
     to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` (source time).
     """
-    records, found = _convert(source_records(header), tuple[_Record, ...]), []
+    records, found = _convert(list_source_records(header), tuple[_Record, ...]), []
     for record, after in zip(records, (*records[1:], None), strict=True):
         end_s, ended = header.clock.stream_time_s if after is None else after.start_s, header.complete or bool(after)
         if ended:
-            end_s = end_time(end_s, record.start_s, record.duration_s, header.clock)
-        damage = Damage.from_dict(record.damage)
+            end_s = find_source_end(end_s, record.start_s, record.duration_s, header.clock)
+        damage = SourceDamage.from_dict(record.damage)
         row = asdict(record) | {"end_s": end_s, "complete": ended, "damage": None if damage.ok else asdict(damage)}
         del row["duration_s"]
         found.append(row)
     return found
 
 
-def end_time(reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock) -> float:
+def find_source_end(reached_s: float, start_s: float, duration_s: float | None, clock: StreamClock) -> float:
     """Return the stream time at which a source ended; its last step may reach beyond that, to `reached_s`."""
     if duration_s is None or not reached_s - clock.step_seconds < start_s + duration_s < reached_s:
         return reached_s
@@ -131,7 +131,7 @@ def _convert(value: object, kind: Any) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise StateCorrupt(f"source: {shown(error)}") from None
+        raise StateCorrupt(f"source: {clean_text(error)}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,13 @@ class KeptAnswer:
     probability: float | None = None  # of it among the choices; None: there were none
 
 
-def read_answers(header: Header) -> list[KeptAnswer]:
+def read_kept_answers(header: StateHeader) -> list[KeptAnswer]:
     """Return the last answers to standing questions, oldest first. StateCorrupt if the record makes no sense."""
     return list(_convert((header.source or {}).get("answers", []), list[KeptAnswer]))
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class StreamGap:
     """The source was lost from stream time `from_s` to `to_s` (None: it still is); `why` in a few words."""
 
     from_s: float
@@ -169,7 +169,7 @@ class WallClockLog:
     stream: str = field(default_factory=lambda: uuid.uuid4().hex)  # another stream of the same camera has another
     # Pairs of stream time and real time; both run alike between two of them. The first is the beginning.
     anchors: list[tuple[float, float]] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)  # the newest, oldest first
+    gaps: list[StreamGap] = field(default_factory=list)  # the newest, oldest first
     gaps_in_all: int = 0
     lost_s: float = 0.0  # the length of all gaps
     frames_dropped: int = 0  # sampled frames that the model had no time for
@@ -178,17 +178,17 @@ class WallClockLog:
 
     def add_anchor(self, stream_s: float, real_s: float) -> None:
         """Note the real time at a stream time; keep it if it does not follow from the anchors."""
-        if not self.anchors or abs(self.real_time(stream_s) - real_s) > STEADY_S:
-            del self.anchors[1 : max(1, len(self.anchors) - MOST + 2)]
+        if not self.anchors or abs(self.real_time(stream_s) - real_s) > _STEADY_S:
+            del self.anchors[1 : max(1, len(self.anchors) - _MOST + 2)]
             self.anchors.append((stream_s, real_s))
 
     def begin_gap(self, from_s: float, why: str) -> None:
         """Begin a gap, unless the source is lost already."""
         if not self.lost:
-            self.gaps = [*self.gaps[1 - MOST :], Gap(from_s, None, " ".join(why.split())[:200])]
+            self.gaps = [*self.gaps[1 - _MOST :], StreamGap(from_s, None, " ".join(why.split())[:200])]
             self.gaps_in_all += 1
 
-    def end_gap(self, to_s: float) -> Gap | None:
+    def end_gap(self, to_s: float) -> StreamGap | None:
         """End the gap and return it; None if there was none."""
         if not self.lost:
             return None

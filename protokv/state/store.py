@@ -1,4 +1,4 @@
-"""A state at a path, its lock, its commits and its kept commits: `Store` for a file system, `BucketStore` for objects.
+"""A state at a path, its lock, its commits, its kept ones: `StateStore` for a file system, `_BucketStore` for objects.
 
 The suffix of the path chooses the form. A commit of `video.safetensors` that is kept lies beside it as
 `video.safetensors@000123.000s`; it is a complete state, and `*.safetensors` does not match it.
@@ -34,27 +34,27 @@ from protokv.errors import (
     did_you_mean,
 )
 from protokv.state import commit as files
-from protokv.state.commit import explain_read_errors, explain_write_errors, lock, not_found, recover
-from protokv.state.forms import Form, PtForm, SafetensorsForm, Stored
-from protokv.state.header import KEY, MOST_BYTES, Header, State, seal, unseal
-from protokv.state.sources import is_before, same_stream
+from protokv.state.commit import explain_read_errors, explain_write_errors, lock, make_not_found, recover_state
+from protokv.state.forms import PtForm, SafetensorsForm, StateForm, StoredState
+from protokv.state.header import HEADER_KEY, MOST_HEADER_BYTES, State, StateHeader, seal_header, unseal_header
+from protokv.state.sources import is_before, is_same_stream
 from protokv.state.zarr import ZarrForm
-from protokv.texts import find_broken
+from protokv.texts import find_broken_character
 from protokv.video.address import VIDEO_SUFFIXES
-from protokv.video.bucket import explain_errors, fetch, list_beginning, open_store
+from protokv.video.bucket import explain_bucket_errors, fetch_object, list_by_prefix, open_bucket
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult, UpdateVersion
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 StatePath = str | os.PathLike[str]
 
-FORMS: dict[str, Form] = {one.suffix: one for one in (SafetensorsForm(), ZarrForm(), PtForm())}
-DEFAULT_SUFFIX = SafetensorsForm.suffix
+STATE_FORMS: dict[str, StateForm] = {one.suffix: one for one in (SafetensorsForm(), ZarrForm(), PtForm())}
+_DEFAULT_SUFFIX = SafetensorsForm.suffix
 
 # The name of a kept commit is that of the state with this appended, its stream time.
-KEPT_SUFFIX = re.compile(r"@(\d{6,}\.\d{3})s$")
+_KEPT_SUFFIX = re.compile(r"@(\d{6,}\.\d{3})s$")
 
 # File systems allow names of 255 bytes; the suffix and the names of kept and unfinished commits take some of them.
 _LONGEST_STEM_BYTES = 200
@@ -62,7 +62,7 @@ _LONGEST_STEM_BYTES = 200
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
-class Store:
+class StateStore:
     """A state at a path in the file system. As a context manager: the right to write there.
 
     The path holds the old or the new state whole at any time. Every method raises `StateError`: `StateNotFound` if
@@ -71,7 +71,7 @@ class Store:
 
     locked: bool = False  # a second writer is refused: after `__enter__`, but not on a file system without locks
 
-    def __init__(self, path: StatePath, form: Form, keep: int | None = None) -> None:
+    def __init__(self, path: StatePath, form: StateForm, keep: int | None = None) -> None:
         """Touch nothing yet. `keep` commits stay, including the current one; None: keep and remove nothing."""
         self.path, self.form, self.keep = path, form, keep
 
@@ -88,7 +88,7 @@ class Store:
             if not os.access(target.parent, os.W_OK):
                 why = f"{refused}: {Path(self.path).parent} is read-only"
                 raise StateError(why, hint="choose a folder that you may write to")
-            recover(target)
+            recover_state(target)
             if os.path.lexists(target) and self.form.is_foreign(target):
                 why = f"{refused}: what is there is no {self.form.suffix} of ours"
                 raise StateError(why, hint="choose another name")
@@ -133,26 +133,26 @@ class Store:
             past = target.with_name(target.name + (kept or ""))
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
             plain = replace(state, tensors=tensors)
-            document = seal(plain)
+            document = seal_header(plain)
             past_or_none = None if os.path.lexists(past) or not kept else past
-            files.replace(target, lambda path: self.form.write(path, document, plain), past_or_none)
+            files.replace_state(target, lambda path: self.form.write(path, document, plain), past_or_none)
 
     def _retire_others(self, state: State, keep: int) -> None:
         """Remove all kept commits of this stream but the last ones, the oldest last."""
-        ours = [(header, at) for at, header in self.list_kept() if same_stream(header, state)]
+        ours = [(header, at) for at, header in self.list_kept() if is_same_stream(header, state)]
         past = sorted((header.clock.stream_time_s, at) for header, at in ours if is_before(header, state))
         stay = {at for _, at in past[max(0, len(past) - keep + 1) :]}
         for at in {at for _, at in ours} - stay:
             self._retire(at)
 
-    def look(self, read: Callable[[Stored], T], at: str | None = None) -> T:
+    def look(self, read: Callable[[StoredState], _T], at: str | None = None) -> _T:
         """Return `read(stored)` of the kept commit `at` or the current state; again if it was replaced meanwhile."""
         path = at or self.path
         target = Path(os.path.realpath(path))
 
         def identify() -> tuple[int, int]:
             with suppress(OSError):
-                recover(target)
+                recover_state(target)
             found = target.stat()
             return found.st_ino, found.st_mtime_ns
 
@@ -171,15 +171,15 @@ class Store:
                 if identify() == seen:
                     return found
 
-    def read_header(self, at: str | None = None) -> tuple[Header, int]:
+    def read_header(self, at: str | None = None) -> tuple[StateHeader, int]:
         """Read and verify the header alone; return it and the stored bytes of the state, without kept commits."""
         return self.look(lambda stored: (stored.header, stored.nbytes), at)
 
-    def list_kept(self) -> Iterator[tuple[str, Header]]:
+    def list_kept(self) -> Iterator[tuple[str, StateHeader]]:
         """Yield where each kept commit is, of any stream, and its header. Skip what only has such a name."""
         ours, places = self._list_places()
         for at in places:
-            if (named := KEPT_SUFFIX.search(at)) and at[: named.start()] == ours:
+            if (named := _KEPT_SUFFIX.search(at)) and at[: named.start()] == ours:
                 with suppress(StateNotFound, StateCorrupt, StateMismatch):
                     header, _ = self.read_header(at)
                     if _name_kept(header) == named[0]:
@@ -195,16 +195,16 @@ class Store:
     def _retire(self, at: str) -> None:
         """Remove a kept commit. If a reader prevents that, the next commit removes it."""
         with suppress(OSError):
-            files.retire(self._target, Path(at))
+            files.remove_kept_state(self._target, Path(at))
 
 
-class BucketStore(Store):
+class _BucketStore(StateStore):
     """A state that is one object."""
 
-    def __init__(self, address: str, form: Form, keep: int | None = None) -> None:
+    def __init__(self, address: str, form: StateForm, keep: int | None = None) -> None:
         super().__init__(address, form, keep)
         self._address = address
-        self._bucket, self._key = open_store(address)
+        self._bucket, self._key = open_bucket(address)
         self._mode: PutMode = "create"
 
     def check_target(self) -> None:
@@ -214,7 +214,7 @@ class BucketStore(Store):
                 self._mode = _condition(self._bucket.head(self._key))
             except FileNotFoundError:
                 self._mode = "create"
-                any(list_beginning(self._address))
+                any(list_by_prefix(self._address))
 
     def _hold(self) -> AbstractContextManager[bool]:
         return nullcontext(True)
@@ -224,7 +224,7 @@ class BucketStore(Store):
 
         with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
             path = Path(folder, "state")
-            Store(path, self.form).commit(state)
+            StateStore(path, self.form).commit(state)
             with _explain(self._address, "write"):
                 if kept is not None:
                     self._bucket.copy(self._key, self._key + kept)
@@ -236,34 +236,34 @@ class BucketStore(Store):
                     raise StateLocked(why, hint=hint) from error
             self._mode = _condition(put)
 
-    def look(self, read: Callable[[Stored], T], at: str | None = None) -> T:
+    def look(self, read: Callable[[StoredState], _T], at: str | None = None) -> _T:
         """Copy the object into a temporary file and read that."""
         address = at or self._address
         with tempfile.TemporaryDirectory(prefix="protokv-") as folder, _explain(address, "read"):
-            fetch(address, path := Path(folder, "state"))
+            fetch_object(address, path := Path(folder, "state"))
             with explain_read_errors(address):
                 return read(self.form.map(path))
 
-    def read_header(self, at: str | None = None) -> tuple[Header, int]:
+    def read_header(self, at: str | None = None) -> tuple[StateHeader, int]:
         """Read the header alone: of a `.safetensors` without the tensors."""
         address = at or self._address
         with _explain(address, "read"):
-            found = self._bucket.get(open_store(address)[1], options={"range": (0, 2 * MOST_BYTES)})
+            found = self._bucket.get(open_bucket(address)[1], options={"range": (0, 2 * MOST_HEADER_BYTES)})
             start = found.bytes().to_bytes()
         length = int.from_bytes(start[:8], "little")
         if self.form.suffix == ".safetensors" and length <= len(start) - 8:
             with explain_read_errors(address):
-                document = json.loads(start[8 : 8 + length])["__metadata__"][KEY]
-                return unseal(document)[0], int(found.meta["size"])
+                document = json.loads(start[8 : 8 + length])["__metadata__"][HEADER_KEY]
+                return unseal_header(document)[0], int(found.meta["size"])
         return super().read_header(at)
 
     def _list_places(self) -> tuple[str, list[str]]:
         with _explain(self._address, "read"):
-            return self._address, list(list_beginning(f"{self._address}@"))
+            return self._address, list(list_by_prefix(f"{self._address}@"))
 
     def _retire(self, at: str) -> None:
-        with suppress(SourceError), explain_errors(at, "write"):
-            self._bucket.delete(open_store(at)[1])
+        with suppress(SourceError), explain_bucket_errors(at, "write"):
+            self._bucket.delete(open_bucket(at)[1])
 
 
 def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
@@ -275,60 +275,60 @@ def _condition(found: ObjectMeta | PutResult) -> UpdateVersion:
 def _explain(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
     """Turn an error of the store into a StateError."""
     try:
-        with explain_errors(os.fspath(address), doing):
+        with explain_bucket_errors(os.fspath(address), doing):
             yield
     except SourceNotFound:
-        raise not_found(address) from None
+        raise make_not_found(address) from None
     except SourceError as error:
         why = error.message.partition(": ")[2]
         raise StateError(f"cannot {doing} the state {address}: {why}", hint=error.hint) from error
 
 
-def _name_kept(header: Header) -> str:
+def _name_kept(header: StateHeader) -> str:
     """Return what the name of a kept commit with this header ends in."""
     return f"@{header.clock.stream_time_s:010.3f}s"
 
 
-def is_url(path: StatePath) -> bool:
+def is_remote_state(path: StatePath) -> bool:
     """Return True if a path names a place outside the file system."""
     return isinstance(path, str) and _URL.match(path) is not None
 
 
-def name_state(stem: str) -> str:
+def make_state_name(stem: str) -> str:
     """Return the file name of a state for what it is of; a long one is cut, and ends in a digest of all of it."""
     name = os.fsencode(stem)
     if len(name) > _LONGEST_STEM_BYTES:
         stem = f"{name[: _LONGEST_STEM_BYTES - 9].decode(errors='ignore')}-{hashlib.sha256(name).hexdigest()[:8]}"
-    return stem + DEFAULT_SUFFIX
+    return stem + _DEFAULT_SUFFIX
 
 
-def find_suffix(path: StatePath) -> str | None:
+def find_state_suffix(path: StatePath) -> str | None:
     """Return the suffix that chooses the form of a state or kept commit; None if there is none."""
-    name = KEPT_SUFFIX.sub("", os.fspath(path).rstrip("/"))
-    return next((suffix for suffix in FORMS if name.endswith(suffix)), None)
+    name = _KEPT_SUFFIX.sub("", os.fspath(path).rstrip("/"))
+    return next((suffix for suffix in STATE_FORMS if name.endswith(suffix)), None)
 
 
-def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = None) -> Store:
+def find_store(path: StatePath, *, to_read: bool = False, keep: int | None = None) -> StateStore:
     """Return the store of a state at this path. With `to_read`, a file without a suffix has the default form.
 
     UnknownForm if the suffix names none or is that of a video, or the path is not UTF-8; StateError, ConfigError.
     """
     if keep is not None and keep < 1:
         raise ConfigError(f"cannot keep {keep} commits", hint="1 is the state alone")
-    if find_broken(str(path)) is not None:
+    if find_broken_character(str(path)) is not None:
         # Found out by the libraries of the forms only when a whole video is watched.
         raise UnknownForm(f"the path {path} is not UTF-8", hint="choose another name")
-    suffix, outside = find_suffix(path), is_url(path)
+    suffix, outside = find_state_suffix(path), is_remote_state(path)
     if to_read and suffix is None and not outside:
         if PurePath(path).suffix.lower() in VIDEO_SUFFIXES:
-            watch = f"watch it first: protokv ingest {path}; it writes {PurePath(path).stem}{DEFAULT_SUFFIX}"
+            watch = f"watch it first: protokv ingest {path}; it writes {PurePath(path).stem}{_DEFAULT_SUFFIX}"
             raise UnknownForm(f"{path} is a video, not a state", hint=watch)
-        suffix = DEFAULT_SUFFIX
-    known = {name: one for name, one in FORMS.items() if not (outside and one.is_folder)}
+        suffix = _DEFAULT_SUFFIX
+    known = {name: one for name, one in STATE_FORMS.items() if not (outside and one.is_folder)}
     if suffix not in known:
         why = f"expected a path that ends in one of {', '.join(sorted(known))}, got {path}"
         raise UnknownForm(why, hint=did_you_mean(PurePath(path).suffix, known) or "choose another name")
     try:
-        return BucketStore(str(path), known[suffix], keep) if outside else Store(path, known[suffix], keep)
+        return _BucketStore(str(path), known[suffix], keep) if outside else StateStore(path, known[suffix], keep)
     except SourceError as error:
         raise StateError(error.message, hint=error.hint) from error

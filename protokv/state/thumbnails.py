@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from protokv.core.packing import check_shapes
-from protokv.core.parts import Attachment
+from protokv.core.packing import check_tensor_shapes
+from protokv.core.parts import SessionAttachment
 from protokv.core.tensors import TensorSpec
 
-Picture = NDArray[np.uint8]
+_Picture = NDArray[np.uint8]
 
 # Pictures to keep: 9 to 17 fit into a row of a page and show the course of a video, in 15 to 40 KiB.
-DEFAULT, MOST = 16, 256
+DEFAULT_THUMBNAILS, MOST_THUMBNAILS = 16, 256
 
 # Of a picture: pixels a side, bytes, and qualities, tried in this order until it is small enough.
-SIDE, MOST_BYTES, _QUALITIES = 160, 3 << 10, (65, 45, 25)
+THUMBNAIL_SIDE, MOST_THUMBNAIL_BYTES, _QUALITIES = 160, 3 << 10, (65, 45, 25)
 
 _JPEG, _STEP, _TIME = (f"thumbnails.{name}" for name in ("jpeg", "step", "time_s"))
 
@@ -42,19 +42,20 @@ class Thumbnail(NamedTuple):
     jpeg: bytes
 
 
-class Thumbnails(Attachment):
+class Thumbnails(SessionAttachment):
     """The small pictures of a stream; `most` of them and the last one."""
 
-    def __init__(self, most: int = DEFAULT) -> None:
+    def __init__(self, most: int = DEFAULT_THUMBNAILS) -> None:
         self.most = most
         self._kept: list[Thumbnail] = []
-        self._last: tuple[int, float, Picture] | None = None
+        self._last: tuple[int, float, _Picture] | None = None
 
     @staticmethod
     def declare() -> tuple[TensorSpec, ...]:
         """Declare the files and what they are of; a state may have none."""
-        axis, most, what = ("thumbnail",), (MOST + 1,), "JPEG files of some steps, each with zeros at its end"
-        files = (*axis, "thumbnail_byte"), (*most, MOST_BYTES)
+        what = "JPEG files of some steps, each with zeros at its end"
+        axis, most = ("thumbnail",), (MOST_THUMBNAILS + 1,)
+        files = (*axis, "thumbnail_byte"), (*most, MOST_THUMBNAIL_BYTES)
         return (
             TensorSpec(_JPEG, *files, torch.uint8, what, optional=True),
             TensorSpec(_STEP, axis, most, torch.int64, "their steps", "step", optional=True),
@@ -67,18 +68,18 @@ class Thumbnails(Attachment):
         own = {spec.name: tensors[spec.name] for spec in cls.declare() if spec.name in tensors}
         if not own:
             return None
-        check_shapes(own, [replace(spec, optional=False) for spec in cls.declare()])
-        found, files = cls(MOST), [bytes(one).rstrip(b"\0") for one in own[_JPEG].numpy()]
+        check_tensor_shapes(own, [replace(spec, optional=False) for spec in cls.declare()])
+        found, files = cls(MOST_THUMBNAILS), [bytes(one).rstrip(b"\0") for one in own[_JPEG].numpy()]
         found._kept = list(map(Thumbnail, own[_STEP].tolist(), own[_TIME].tolist(), files))
         return found
 
     @property
     def capacity_bytes(self) -> int:
         """The most bytes that they take in a state: of each its file, its step and its time."""
-        return (self.most + 1) * (MOST_BYTES + 2 * 8)
+        return (self.most + 1) * (MOST_THUMBNAIL_BYTES + 2 * 8)
 
-    def add(self, step: int, time_s: float, picture: Picture) -> None:
-        """Take the picture (`shrink`) of a step; steps come in order."""
+    def add(self, step: int, time_s: float, picture: _Picture) -> None:
+        """Take the picture (`make_thumbnail`) of a step; steps come in order."""
         stride = 1
         while math.ceil((step + 1) / stride) > self.most:
             stride *= 2
@@ -92,7 +93,7 @@ class Thumbnails(Attachment):
         if self._last is None or (self._kept and self._kept[-1].step == self._last[0]):
             return list(self._kept)
         step, time_s, picture = self._last
-        return [*self._kept, Thumbnail(step, time_s, encode_jpeg(picture))]
+        return [*self._kept, Thumbnail(step, time_s, encode_thumbnail(picture))]
 
     def live_tensors(self) -> dict[str, Tensor]:
         """Return all of them."""
@@ -108,19 +109,19 @@ class Thumbnails(Attachment):
         }
 
 
-def shrink(image: Picture) -> Picture:
-    """Return an RGB picture `[h, w, 3]`, uint8, with at most `SIDE` pixels a side; of more it keeps over half."""
+def make_thumbnail(image: _Picture) -> _Picture:
+    """Return an RGB picture `[h, w, 3]`, uint8, with at most `THUMBNAIL_SIDE` a side; of more it keeps over half."""
     # Means of whole blocks take a sixth of the time of a filter, and every step is shrunk: it may be the last one.
-    return np.asarray(Image.fromarray(image).reduce(math.ceil(max(image.shape[:2]) / SIDE)))
+    return np.asarray(Image.fromarray(image).reduce(math.ceil(max(image.shape[:2]) / THUMBNAIL_SIDE)))
 
 
-def encode_jpeg(picture: Picture) -> bytes:
-    """Return a picture as a JPEG of at most `MOST_BYTES`; a busy one loses detail, and then size."""
+def encode_thumbnail(picture: _Picture) -> bytes:
+    """Return a picture as a JPEG of at most `MOST_THUMBNAIL_BYTES`; a busy one loses detail, and then size."""
     image = Image.fromarray(picture)
     while True:
         for quality in _QUALITIES:
             file = io.BytesIO()
             image.save(file, "JPEG", quality=quality)
-            if file.tell() <= MOST_BYTES:
+            if file.tell() <= MOST_THUMBNAIL_BYTES:
                 return file.getvalue()
         image = image.reduce(2)

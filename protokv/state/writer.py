@@ -9,8 +9,8 @@ from typing import Any
 
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt, StateMismatch, StateNotFound
-from protokv.state.checkpoint import to_state
-from protokv.state.header import Header, State
+from protokv.state.checkpoint import make_state
+from protokv.state.header import State, StateHeader
 from protokv.state.sources import list_fingerprints
 from protokv.state.store import StatePath, find_store
 
@@ -25,7 +25,7 @@ def save(session: Session, path: StatePath, *, source: dict[str, Any] | None = N
         StateLocked: another writer is writing the state.
         StateError: the state cannot be written; the old one is still there.
     """
-    return save_state(to_state(session, source=source, complete=complete), path)
+    return save_state(make_state(session, source=source, complete=complete), path)
 
 
 def save_state(state: State, path: StatePath) -> int:
@@ -34,7 +34,7 @@ def save_state(state: State, path: StatePath) -> int:
         return store.commit(state)
 
 
-def check_not_read(target: StatePath, *inputs: object) -> None:
+def refuse_input_as_target(target: StatePath, *inputs: object) -> None:
     """Refuse a target that is an input, also under another name. Inputs that are no existing paths are ignored."""
     for one in inputs:
         with suppress(OSError, ValueError):
@@ -43,7 +43,7 @@ def check_not_read(target: StatePath, *inputs: object) -> None:
                 raise ConfigError(what, hint="name another file with -o")
 
 
-def check_replaceable(target: StatePath, state: Header) -> None:
+def check_state_replaceable(target: StatePath, state: StateHeader) -> None:
     """Allow to replace a state of the same sources, or nothing. StateMismatch if something else is there."""
     try:
         there = list_fingerprints(find_store(target, to_read=True).read_header()[0])

@@ -24,21 +24,21 @@ import torch
 from torch import Tensor
 
 from protokv.core.tensors import TensorSpec
-from protokv.errors import StateCorrupt, shown, system_error
-from protokv.state.commit import not_found, sync_folder, write_state_file
-from protokv.state.forms import Form, Stored
-from protokv.state.header import KEY, NAMES, State, canonical_json
+from protokv.errors import StateCorrupt, clean_text, find_system_error
+from protokv.state.commit import make_not_found, sync_folder, write_state_file
+from protokv.state.forms import StateForm, StoredState
+from protokv.state.header import DTYPE_NAMES, HEADER_KEY, State, make_canonical_json
 
 if TYPE_CHECKING:
     import zarr
 
 # The metadata file of a group or an array, and its most bytes; that of the root has the document.
-METADATA, _LIMIT_BYTES = "zarr.json", 2 << 20
+_METADATA, _LIMIT_BYTES = "zarr.json", 2 << 20
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in NAMES}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPE_NAMES}
 
 
-class ZarrForm(Form):
+class ZarrForm(StateForm):
     """One `.zarr` folder."""
 
     suffix = ".zarr"
@@ -50,7 +50,7 @@ class ZarrForm(Form):
 
         # The library's own store of files syncs none and needs hard links. In memory, numbers are not copied.
         files: dict[str, Any] = {}
-        root = zarr.create_group(files, attributes={KEY: json.loads(document)})
+        root = zarr.create_group(files, attributes={HEADER_KEY: json.loads(document)})
         known = {spec.name: spec for spec in state.specs}
         for name, tensor in sorted(state.tensors.items()):
             root.create_array(
@@ -74,34 +74,34 @@ class ZarrForm(Form):
         for one in reversed(folders):
             sync_folder(one)
 
-    def map(self, path: Path) -> Stored:
+    def map(self, path: Path) -> StoredState:
         """Check the metadata, and map the chunks."""
         import zarr
 
         if not any(path.iterdir()):  # a user may make the folder first
-            raise not_found(path)
-        nbytes = _measure(path, METADATA)
+            raise make_not_found(path)
+        nbytes = _measure(path, _METADATA)
         root = zarr.open_group(path, mode="r", zarr_format=3, use_consolidated=False)
-        document = root.attrs.get(KEY)
+        document = root.attrs.get(HEADER_KEY)
         if not isinstance(document, dict):
-            raise StateCorrupt(f"no zarr group of a state: it lacks the attribute {KEY}")
+            raise StateCorrupt(f"no zarr group of a state: it lacks the attribute {HEADER_KEY}")
         tensors = {}
         for name in document["digests"]:
             try:
                 tensors[name], size = _map_array(root, name, path)
             except Exception as error:
-                if system_error(error) is not None:
+                if find_system_error(error) is not None:
                     raise
-                raise StateCorrupt(f"tensor {shown(name)}: {shown(error)}") from error
+                raise StateCorrupt(f"tensor {clean_text(name)}: {clean_text(error)}") from error
             nbytes += size
-        return Stored(canonical_json(document), tensors, nbytes)
+        return StoredState(make_canonical_json(document), tensors, nbytes)
 
     def is_foreign(self, path: Path) -> bool:
         """Return True for a file, and for a folder with something in it that is no state of ours."""
         if not path.is_dir():
             return True
-        root = path / METADATA
-        return any(path.iterdir()) and not (root.is_file() and f'"{KEY}"'.encode() in root.read_bytes())
+        root = path / _METADATA
+        return any(path.iterdir()) and not (root.is_file() and f'"{HEADER_KEY}"'.encode() in root.read_bytes())
 
 
 def _describe(name: str, tensor: Tensor, known: TensorSpec | None) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _map_array(root: zarr.Group, name: str, path: Path) -> tuple[Tensor, int]:
     import zarr.codecs
 
     folder = name.replace(".", "/")
-    nbytes = _measure(path, f"{folder}/{METADATA}")
+    nbytes = _measure(path, f"{folder}/{_METADATA}")
     array = root[folder]
     if not isinstance(array, zarr.Array):
         raise StateCorrupt("it is no array")
@@ -146,9 +146,9 @@ def _measure(root: Path, name: str) -> int:
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise StateCorrupt(f"it has no {shown(name)}") from None
+        raise StateCorrupt(f"it has no {clean_text(name)}") from None
     if not stat.S_ISREG(found.st_mode) or os.path.realpath(path) != str(path):
-        raise StateCorrupt(f"{shown(name)} is no file of the folder")
-    if path.name == METADATA and found.st_size > _LIMIT_BYTES:
-        raise StateCorrupt(f"{shown(name)}: {found.st_size} bytes are too many")
+        raise StateCorrupt(f"{clean_text(name)} is no file of the folder")
+    if path.name == _METADATA and found.st_size > _LIMIT_BYTES:
+        raise StateCorrupt(f"{clean_text(name)}: {found.st_size} bytes are too many")
     return found.st_size

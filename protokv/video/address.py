@@ -1,6 +1,6 @@
 """Addresses of sources: which kind an address names, and how to show it without its secrets.
 
-A password may stand before the host, in the query or, with some cameras, in the path. `public_name` leaves out the
+A password may stand before the host, in the query or, with some cameras, in the path. `redact_address` leaves out the
 user, the password and the value of every parameter that is not known to be harmless.
 """
 
@@ -11,21 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from protokv.video.bucket import is_object
+from protokv.video.bucket import in_bucket
 
-NETWORK = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt", "tcp")
-DEVICES = ("v4l2", "avfoundation", "dshow", "screen")
+NETWORK_SCHEMES = ("rtsp", "rtsps", "rtmp", "rtmps", "http", "https", "udp", "rtp", "srt", "tcp")
+_DEVICES = ("v4l2", "avfoundation", "dshow", "screen")
 PIPE = "pipe"
 
 # Read as streams, by FFmpeg.
-STREAMED = (PIPE, *NETWORK, *DEVICES)
+STREAMED_SOURCES = (PIPE, *NETWORK_SCHEMES, *_DEVICES)
 
 # Files that are videos by their names; a file that is named itself as a source may have any name.
 _VIDEO = "3gp asf avi flv m2ts m4v mkv mov mp4 mpeg mpg mts mxf ogv ts vob webm wmv y4m"
 VIDEO_SUFFIXES = frozenset(f".{one}" for one in _VIDEO.split())
 
 # These have no end of their own; a video on a web server may have one.
-LIVE = set(STREAMED) - {"http", "https"}
+LIVE = set(STREAMED_SOURCES) - {"http", "https"}
 
 # Parameters of cameras and of FFmpeg's protocols that are no secrets.
 _HARMLESS = """
@@ -43,7 +43,7 @@ def source_kind(source: str) -> str:
     if re.fullmatch(r"/dev/video\d+", source):
         return "v4l2"
     prefix, colon, rest = source.partition(":")
-    if colon and (prefix.lower() in DEVICES or rest.startswith("//")):
+    if colon and (prefix.lower() in _DEVICES or rest.startswith("//")):
         return prefix.lower()
     return "file"
 
@@ -56,7 +56,7 @@ def waits_for_publisher(source: str, options: Mapping[str, str]) -> bool:
     return given.get("listen", "0") != "0" or "listen" in given.get("rtsp_flags", "")
 
 
-def public_name(source: str) -> str:
+def redact_address(source: str) -> str:
     """Return the address without secrets, for states, logs and errors: `stdin` for a pipe, the name of a file."""
     kind = source_kind(source)
     if kind == PIPE:
@@ -72,16 +72,16 @@ def public_name(source: str) -> str:
     return urlunsplit((kind, host.rpartition("@")[2], _without_values(path), _without_values(query), ""))
 
 
-def local_name(source: str) -> str:
+def show_address(source: str) -> str:
     """Return the source for messages: the whole path of a file or an object, an address without its secrets."""
-    return source if source_kind(source) == "file" or is_object(source) else public_name(source)
+    return source if source_kind(source) == "file" or in_bucket(source) else redact_address(source)
 
 
-def default_stem(source: str) -> str:
+def source_stem(source: str) -> str:
     """Return a file name without suffix for the state of a source: `camera-1` for `rtsp://camera/1`."""
     if source_kind(source) == "file":
         return Path(source).stem
-    text = public_name(source).partition("://")[2] or public_name(source)
+    text = redact_address(source).partition("://")[2] or redact_address(source)
     words = re.findall(r"[A-Za-z0-9._]+", text.partition("?")[0])
     return "-".join(words).strip(".")[:80] or source_kind(source)
 

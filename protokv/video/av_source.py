@@ -2,7 +2,7 @@
 
 A file, and a video on a web server, which declares an end, are opened anew by every reading. Cameras, other network
 streams and pipes are read once, as they come. A live stream has the times of `ArrivalClock`, all others those of
-`Clock`.
+`PacketClock`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import av
 from protokv.errors import SourceUnreadable
 from protokv.video import address
 from protokv.video.clock import ArrivalClock
-from protokv.video.container import MAX_PIXELS, TIMEOUT_S, explain_error, open_container
-from protokv.video.decoding import FrameDecoding, Losses, skip_to_key
-from protokv.video.probe import Beginning, choose_stream, convert_to_rgb, look_into
+from protokv.video.container import MAX_FRAME_PIXELS, SOURCE_TIMEOUT_S, explain_ffmpeg_error, open_container
+from protokv.video.decoding import FrameDecoding, FrameLosses, skip_to_key_frame
+from protokv.video.probe import StreamProbe, choose_video_stream, convert_frame_to_rgb, probe_stream
 from protokv.video.source import (
-    Damage,
     Frame,
     FrameRequest,
     Image,
     ShouldStop,
     Source,
+    SourceDamage,
     SubtitleLine,
     SubtitleLines,
-    drop_before,
-    never,
+    drop_frames_before,
+    never_stop,
 )
-from protokv.video.text_tracks import find_text_tracks, read_packet, read_text_track
+from protokv.video.text_tracks import find_text_tracks, read_text_packet, read_text_track
 
 # These containers have an index, and one clock from beginning to end. A seek aims this much earlier: FFmpeg goes by
 # the times of decoding.
@@ -54,8 +54,8 @@ class _Opened(NamedTuple):
 
     container: Any
     stream: Any
-    losses: Losses
-    found: Beginning
+    losses: FrameLosses
+    found: StreamProbe
 
 
 class AVSource(Source):
@@ -73,19 +73,19 @@ class AVSource(Source):
         max_pixels: int | None = None,
         *,
         options: Mapping[str, str] | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = SOURCE_TIMEOUT_S,
         size: tuple[int, int] | None = None,
-        should_stop: ShouldStop = never,
+        should_stop: ShouldStop = never_stop,
     ) -> None:
-        self.source, self._max_pixels, self._size = os.fspath(source), max_pixels or MAX_PIXELS, size
+        self.source, self._max_pixels, self._size = os.fspath(source), max_pixels or MAX_FRAME_PIXELS, size
         self._options, self._timeout_s = options or {}, timeout_s
-        self._kind, self._name = address.source_kind(self.source), address.local_name(self.source)
+        self._kind, self._name = address.source_kind(self.source), address.show_address(self.source)
         self.streams_text = self._kind != "file"
         self.copy: TemporaryDirectory[str] | None = None  # holds the file, and goes with this source
-        self._losses, self._why, self._from_s = Losses(), "", 0.0
+        self._losses, self._why, self._from_s = FrameLosses(), "", 0.0
         self._decoding: FrameDecoding | None = None
         self._waiting: list[tuple[int, SubtitleLine]] = []  # lines with their track, in the time of the container
-        self._found: Beginning | None = None
+        self._found: StreamProbe | None = None
         self._opened: _Opened | None = self._open(should_stop)
         self._found = self._opened.found
         self._describe(self._opened.container, self._found)
@@ -95,7 +95,7 @@ class AVSource(Source):
             self._opened = None
 
     @property
-    def damage(self) -> Damage:
+    def damage(self) -> SourceDamage:
         """See `Source`."""
         return self._losses.damage
 
@@ -118,20 +118,20 @@ class AVSource(Source):
         if self.copy is not None:
             self.copy.cleanup()
 
-    def _open(self, should_stop: ShouldStop = never) -> _Opened:
+    def _open(self, should_stop: ShouldStop = never_stop) -> _Opened:
         """Open the source; the first time, look at its first frame."""
-        self._should_stop, losses = should_stop, Losses()
+        self._should_stop, losses = should_stop, FrameLosses()
         container = open_container(
             self.source, self._max_pixels, self._options, self._timeout_s, lambda: self._should_stop()
         )
-        stream, notes = choose_stream(container, self._name, self._max_pixels)
+        stream, notes = choose_video_stream(container, self._name, self._max_pixels)
         # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
         self.texts = () if "hls" in container.format.name else find_text_tracks(container)
         packets = self._packets(container, stream, losses)
         if self._found is not None:
             return _Opened(container, stream, losses, self._found._replace(packets=packets))
         try:
-            found = look_into(self._name, self._kind, container, stream, packets, self._max_pixels)
+            found = probe_stream(self._name, self._kind, container, stream, packets, self._max_pixels)
         except SourceUnreadable as error:
             raise SourceUnreadable(error.message + self._why, hint=error.hint) from error
         except Exception as error:  # PyAV raises more than its own errors on a damaged file
@@ -140,7 +140,7 @@ class AVSource(Source):
             self.add_note(note)
         return _Opened(container, stream, losses, found)
 
-    def _describe(self, container: Any, found: Beginning) -> None:
+    def _describe(self, container: Any, found: StreamProbe) -> None:
         """Set what stays the same for every reading."""
         self.timing, self.plain = found.timing, found.plain
         # A fragmented MP4 has no index.
@@ -153,7 +153,7 @@ class AVSource(Source):
         slack_s = _HLS_SLACK_S if "hls" in forms else _SLACK_S
         self._slack_s = None if ends or self._kind == address.PIPE else slack_s
         width, height = self._size or (found.info.width, found.info.height)
-        info = replace(found.info, name=address.public_name(self.source), width=width, height=height, seekable=ends)
+        info = replace(found.info, name=address.redact_address(self.source), width=width, height=height, seekable=ends)
         whole_s = (container.duration or 0) / av.time_base
         if self._kind == "file":
             info = replace(info, decoder=self.decoder, duration_s=self.timing.duration_s)
@@ -163,7 +163,7 @@ class AVSource(Source):
             info = replace(info, duration_s=self.timing.duration_s or whole_s or None, fingerprint=digest)
         self.info = info
 
-    def _packets(self, container: Any, stream: Any, losses: Losses) -> Iterator[Any]:
+    def _packets(self, container: Any, stream: Any, losses: FrameLosses) -> Iterator[Any]:
         """Give the packets of the pictures; lines of text of a stream wait to be taken."""
         streams = [stream, *(container.streams[one.number] for one in self.texts if self.streams_text)]
         failed, demux = 0, container.demux(streams)
@@ -179,14 +179,14 @@ class AVSource(Source):
                     demux = container.demux(streams)
                     continue
                 if self._kind == "file":
-                    losses.note_failure(None, explain_error(error))
+                    losses.note_failure(None, explain_ffmpeg_error(error))
                 # The connection is lost; the caller decides what comes next.
-                self._why = f" ({explain_error(error, self._timeout_s)})"
+                self._why = f" ({explain_ffmpeg_error(error, self._timeout_s)})"
                 return
             failed = 0 if packet.size else failed
             if packet.size and packet.stream.index == stream.index:
                 yield packet
-            elif packet.size and (line := read_packet(packet, packet.stream)) is not None:
+            elif packet.size and (line := read_text_packet(packet, packet.stream)) is not None:
                 self._waiting.append((packet.stream.index, line))
                 del self._waiting[:-_MOST_WAITING]
 
@@ -195,7 +195,7 @@ class AVSource(Source):
             wanted = wanted._replace(start_s=0.0)
         self._from_s, given_s = wanted.start_s, -1.0
         if wanted.start_s > 0 and not wanted.from_beginning:
-            for frame in drop_before(self._decode(wanted, from_key=True), wanted.start_s):
+            for frame in drop_frames_before(self._decode(wanted, from_key=True), wanted.start_s):
                 # A decoder conceals damage by earlier frames: only a reading from the beginning gives the same frames.
                 if self._losses.met:
                     break
@@ -204,7 +204,7 @@ class AVSource(Source):
             if not self._losses.met or wanted.should_stop():
                 return
         frames = self._decode(wanted)
-        frames = drop_before(frames, wanted.start_s) if wanted.start_s > 0 else frames
+        frames = drop_frames_before(frames, wanted.start_s) if wanted.start_s > 0 else frames
         yield from (frame for frame in frames if frame.time_s > given_s)
 
     def _decode(self, wanted: FrameRequest, *, from_key: bool = False) -> Iterator[Frame]:
@@ -221,7 +221,7 @@ class AVSource(Source):
             decoding = self._start_decoding(opened, after_key=from_key, sought=sought is not None)
             settled = decoding.settle(sought or opened.found.packets)
             if from_key:
-                settled = skip_to_key(self.timing, settled, wanted.start_s)
+                settled = skip_to_key_frame(self.timing, settled, wanted.start_s)
             yield from decoding.frames(settled, wanted.should_stop)
 
     def _seek(self, opened: _Opened, start_s: float) -> Iterator[Any] | None:
@@ -242,12 +242,12 @@ class AVSource(Source):
 
     def _convert(self, frame: Any) -> Image:
         try:
-            return convert_to_rgb(frame, self.info)
+            return convert_frame_to_rgb(frame, self.info)
         except Exception as error:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> SourceUnreadable:
         """Turn an error of PyAV into an error for users."""
-        name = address.public_name(self.source)
-        why = f"{name} cannot be read: {explain_error(error)}"
+        name = address.redact_address(self.source)
+        why = f"{name} cannot be read: {explain_ffmpeg_error(error)}"
         return SourceUnreadable(why, hint="the file is damaged; copy or repair it")

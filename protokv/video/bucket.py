@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protokv.errors import SourceError, SourceNotFound, SourceUnreadable, shown
+from protokv.errors import SourceError, SourceNotFound, SourceUnreadable, clean_text
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -27,12 +27,12 @@ _HINT = "check the address, the credentials in the environment and the network, 
 _CHUNK_BYTES = 8 << 20
 
 
-def is_object(address: str | os.PathLike[str]) -> bool:
+def in_bucket(address: str | os.PathLike[str]) -> bool:
     """Return True if an address is in an object store."""
     return os.fspath(address).startswith(("s3://", "gs://", "az://"))
 
 
-def open_store(address: str) -> tuple[ObjectStore, str]:
+def open_bucket(address: str) -> tuple[ObjectStore, str]:
     """Return the store of an address and the rest of the address: a key, a prefix or a pattern.
 
     SourceUnreadable: the address names no bucket, or the extra is not installed.
@@ -51,12 +51,12 @@ def open_store(address: str) -> tuple[ObjectStore, str]:
     return kind(bucket, client_options={"allow_http": True}), rest
 
 
-def list_objects(address: str) -> Iterator[tuple[str, str]]:
+def list_bucket(address: str) -> Iterator[tuple[str, str]]:
     """Yield name and address of every object below a prefix or matching a pattern; the name omits the fixed part.
 
-    The address ends in `/`, or contains `*`, `?` or `[...]`, which match slashes too. SourceError as `fetch`.
+    The address ends in `/`, or contains `*`, `?` or `[...]`, which match slashes too. SourceError as `fetch_object`.
     """
-    rest = open_store(address)[1]
+    rest = open_bucket(address)[1]
     wildcard = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
     fixed = rest[: rest.rfind("/", 0, wildcard) + 1]
     for path, found in _list(address, fixed.rstrip("/")):
@@ -64,9 +64,9 @@ def list_objects(address: str) -> Iterator[tuple[str, str]]:
             yield path[len(fixed) :], found
 
 
-def list_beginning(address: str) -> Iterator[str]:
+def list_by_prefix(address: str) -> Iterator[str]:
     """Yield the address of every object that begins with an address; none where listing is not allowed."""
-    rest = open_store(address)[1]
+    rest = open_bucket(address)[1]
     try:
         for path, found in _list(address, rest.rpartition("/")[0], offset=rest):
             if not path.startswith(rest):
@@ -79,26 +79,26 @@ def list_beginning(address: str) -> Iterator[str]:
 
 def _list(address: str, folder: str, offset: str | None = None) -> Iterator[tuple[str, str]]:
     """Yield the path of every object of a folder, and its address."""
-    store, rest = open_store(address)
-    with explain_errors(address):
+    store, rest = open_bucket(address)
+    with explain_bucket_errors(address):
         for batch in store.list(folder or None, offset=offset):
             yield from ((one["path"], address[: len(address) - len(rest)] + one["path"]) for one in batch)
 
 
 def fingerprint_bucket_video(address: str) -> str:
-    """Return what identifies the content of an object: the sha256 of its size and its tag. SourceError as `fetch`."""
-    store, key = open_store(address)
-    with explain_errors(address):
+    """Return what identifies the content of an object: the sha256 of size and tag. SourceError as `fetch_object`."""
+    store, key = open_bucket(address)
+    with explain_bucket_errors(address):
         return _digest(store.head(key))
 
 
-def fetch(address: str, path: Path) -> str:
+def fetch_object(address: str, path: Path) -> str:
     """Copy an object into a file and return its `fingerprint_bucket_video`.
 
     SourceError: the object is missing, or the store does not answer.
     """
-    store, key = open_store(address)
-    with explain_errors(address):
+    store, key = open_bucket(address)
+    with explain_bucket_errors(address):
         found = store.get(key)
         with path.open("wb") as file:
             for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
@@ -111,7 +111,7 @@ def _digest(meta: ObjectMeta) -> str:
 
 
 @contextmanager
-def explain_errors(address: str, doing: str = "read") -> Iterator[None]:
+def explain_bucket_errors(address: str, doing: str = "read") -> Iterator[None]:
     """Turn an error of a store into a SourceError of one line; `doing` is `read` or `write`."""
     from obstore.exceptions import BaseError
 
@@ -121,5 +121,5 @@ def explain_errors(address: str, doing: str = "read") -> Iterator[None]:
         raise SourceNotFound(f"there is nothing at {address}", hint="check the spelling of the address") from None
     except (BaseError, PermissionError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        why = shown(lines[0], 240) if lines else type(error).__name__
+        why = clean_text(lines[0], 240) if lines else type(error).__name__
         raise SourceError(f"cannot {doing} {address}: {why}", hint=_HINT) from error

@@ -1,4 +1,4 @@
-"""How a stream counts its times, and one clock for all its packets: `Timing`, `Clock` and `ArrivalClock`.
+"""How a stream counts its times, and one clock for all its packets: `PacketTiming`, `PacketClock` and `ArrivalClock`.
 
 One damaged byte must not turn ten seconds of video into hours of repeated frames, and a pause of hours must stay one.
 Knows no decoder.
@@ -32,19 +32,19 @@ _LEAST_PACKETS, _LEAST_REORDERED = 2, 8
 _MARKED_BEFORE = 4
 
 # A frame may say that it stays for this long, even after the end that the file declares.
-HOLE_S = 2.0
+_HOLE_S = 2.0
 
 # The least distance of two frames of a stream whose time stamps say nothing.
 _TICK_S = 1e-3
 
 
-def farthest_end(end_s: float) -> float:
+def find_farthest_end(end_s: float) -> float:
     """Return how far an honest file runs that declares this end."""
     return 1.1 * end_s + 10.0
 
 
 @dataclass(frozen=True)
-class Timing:
+class PacketTiming:
     """How a stream counts its times; `time_s = (ticks - origin) * time_base`."""
 
     time_base: Fraction
@@ -81,11 +81,11 @@ class Timing:
     def stays_s(self, time_s: float, one: Any) -> float | None:
         """Return how long a frame stays, by itself or its packet; None: not said, or impossible."""
         stated_s = float((one.duration or 0) * self.time_base)
-        declared = self.declared_s is not None and time_s + stated_s <= self.declared_s + HOLE_S
-        return stated_s if stated_s > 0 and (stated_s <= HOLE_S or declared) else None
+        declared = self.declared_s is not None and time_s + stated_s <= self.declared_s + _HOLE_S
+        return stated_s if stated_s > 0 and (stated_s <= _HOLE_S or declared) else None
 
 
-class Clock:
+class PacketClock:
     """Moves the time stamps of packets so that they run on where they leap.
 
     Stamps that leap and come back are damaged: their packets follow the one before, and no others are moved. Stamps
@@ -95,7 +95,7 @@ class Clock:
 
     def __init__(
         self,
-        timing: Timing,
+        timing: PacketTiming,
         *,
         from_origin: bool,
         on_join: Callable[[float], None],
@@ -108,8 +108,8 @@ class Clock:
         self.shift = self._moved = 0  # ticks that the joins so far added, and that are added to stamps now
         self.excused: set[int] = set()  # stamps of packets that are marked as corrupt only because a join follows
         end_s, ticks = timing.declared_s, timing.length
-        self._limit = math.inf if end_s is None else timing.ticks(farthest_end(end_s))
-        self._confirmed = timing.ticks(timing.confirmed_s + HOLE_S)
+        self._limit = math.inf if end_s is None else timing.ticks(find_farthest_end(end_s))
+        self._confirmed = timing.ticks(timing.confirmed_s + _HOLE_S)
         self._gap, self._reorder = ticks(LONGEST_GAP_S), ticks(_REORDER_S)
         self._back, self._short, self._pause = ticks(_BACK_S), ticks(_SHORT_GAP_S), ticks(LONGEST_PAUSE_S)
 

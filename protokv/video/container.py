@@ -20,7 +20,7 @@ import av
 
 from protokv.errors import ConfigError, ProtoKVError, SourceDenied, SourceNotFound, SourceUnreadable
 from protokv.video import address
-from protokv.video.source import ShouldStop, never
+from protokv.video.source import ShouldStop, never_stop
 
 # The demultiplexers that files may be read with, by content. None makes pictures of text or opens another file, as
 # those of playlists, scripts, sequences of images, MLV and VobSub do.
@@ -36,10 +36,10 @@ FORMATS = ",".join((*_FORMATS.split(), "aac", "ac3", "eac3", "flac", "mp3", "wav
 _STREAMED = f"{FORMATS},hls,dash,rtsp,rtp,sdp,webvtt"
 
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can make them take.
-MAX_PIXELS = 8192 * 4352
+MAX_FRAME_PIXELS = 8192 * 4352
 
 # Seconds without a packet after which a connection is lost.
-TIMEOUT_S = 20.0
+SOURCE_TIMEOUT_S = 20.0
 
 # The protocols that FFmpeg may speak, by the kind of address without the s of its secure form.
 _PROTOCOLS = {
@@ -79,10 +79,10 @@ _HINT = "check the address, and that the source is running"
 
 def open_container(
     source: str | os.PathLike[str],
-    max_pixels: int = MAX_PIXELS,
+    max_pixels: int = MAX_FRAME_PIXELS,
     extra: Mapping[str, str] | None = None,
-    timeout_s: float = TIMEOUT_S,
-    should_stop: ShouldStop = never,
+    timeout_s: float = SOURCE_TIMEOUT_S,
+    should_stop: ShouldStop = never_stop,
 ) -> Any:
     """Open a path or an address (`protokv.video.address`), and return PyAV's container, which is a context manager.
 
@@ -143,8 +143,8 @@ def _name_device(text: str, kind: str) -> str:
 
 def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pipe | None) -> ProtoKVError:
     """Return the error for users of a source of this kind that could not be opened."""
-    name, hint = address.local_name(text), _HINTS.get(kind, _HINT)
-    why = explain_error(error, None if kind == "file" else timeout_s)
+    name, hint = address.show_address(text), _HINTS.get(kind, _HINT)
+    why = explain_ffmpeg_error(error, None if kind == "file" else timeout_s)
     if kind == "file" and isinstance(error, av.error.ArgumentError):
         why = f"expected a video file, {name} has a format that is not read: text, a playlist or a list of files"
         return SourceUnreadable(why, hint="name the video file itself")
@@ -181,12 +181,12 @@ def _refuse_pipe(head: bytes, name: str) -> SourceUnreadable:
     if not head:
         return SourceUnreadable(f"nothing came from {name}", hint="look at what the program before it says")
     if head[4:] == b"ftyp":
-        return refuse_index_last(name)
+        return make_index_error(name)
     why = f"{name} is not a video: FFmpeg knows no format that begins like it"
     return SourceUnreadable(why, hint="pipe a video in: ffmpeg -i INPUT -f mpegts - | protokv ingest - -o STATE")
 
 
-def refuse_index_last(name: object) -> SourceUnreadable:
+def make_index_error(name: object) -> SourceUnreadable:
     """Return the error for an MP4 that cannot be read as it comes in."""
     return SourceUnreadable(
         f"{name} cannot be read as it comes in: it is an MP4 whose index comes after its pictures, or is damaged",
@@ -195,7 +195,7 @@ def refuse_index_last(name: object) -> SourceUnreadable:
     )
 
 
-def explain_error(error: BaseException, timeout_s: float | None = None) -> str:
+def explain_ffmpeg_error(error: BaseException, timeout_s: float | None = None) -> str:
     """Return an error in one line: FFmpeg's or the system's words, which have no path.
 
     With `timeout_s` it is that of an address, which other words may give away.
@@ -206,7 +206,7 @@ def explain_error(error: BaseException, timeout_s: float | None = None) -> str:
     return str(text).splitlines()[0]
 
 
-def discard_others(container: Any, stream: Any) -> None:
+def discard_other_streams(container: Any, stream: Any) -> None:
     """Let the demultiplexer leave out the packets of all other streams. Older PyAV reads and drops them."""
     for other in container.streams:
         if other is not stream:

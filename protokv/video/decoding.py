@@ -11,11 +11,11 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from protokv.texts import count_text
-from protokv.video.clock import ArrivalClock, Clock, Timing
-from protokv.video.container import explain_error
-from protokv.video.probe import SHOWING_MEMORY, Beginning
-from protokv.video.source import Damage, Frame, Image, ShouldStop
+from protokv.texts import format_count
+from protokv.video.clock import ArrivalClock, PacketClock, PacketTiming
+from protokv.video.container import explain_ffmpeg_error
+from protokv.video.probe import STALE_MEMORY_DECODERS, StreamProbe
+from protokv.video.source import Frame, Image, ShouldStop, SourceDamage
 
 # The first frame of these is a key frame; others may be recorded from anywhere in a stream.
 _BEGINNING_WITH_KEY = {"mov", "matroska", "avi"}
@@ -30,7 +30,7 @@ _HONEST_S = 0.5
 _WAITING_BYTES = 256 << 20
 
 
-class Losses:
+class FrameLosses:
     """The account of one reading from `start_s` on: which frames went into a decoder, came back, and are lost.
 
     Decoders give frames in order of presentation. A frame that is older than one that came back will never come, so
@@ -91,18 +91,18 @@ class Losses:
         self._from_s = min(self._from_s, time_s)
 
     @property
-    def damage(self) -> Damage:
+    def damage(self) -> SourceDamage:
         """The account so far."""
         if not self._lost and not self._damaged:
-            return Damage()
-        parts = [f"{count_text(self._lost, 'frame')} could not be decoded"] if self._lost else []
+            return SourceDamage()
+        parts = [f"{format_count(self._lost, 'frame')} could not be decoded"] if self._lost else []
         if self._damaged:
-            parts.append(f"{count_text(self._damaged, 'frame')} {'is' if self._damaged == 1 else 'are'} damaged")
+            parts.append(f"{format_count(self._damaged, 'frame')} {'is' if self._damaged == 1 else 'are'} damaged")
         message = f"{' and '.join(parts)}, first at {self._from_s:.2f} s" + (f" ({self._why})" if self._why else "")
-        return Damage(self._lost, self._damaged, self._from_s, message)
+        return SourceDamage(self._lost, self._damaged, self._from_s, message)
 
 
-def skip_to_key(timing: Timing, packets: Iterator[Any], start_s: float) -> Iterator[Any]:
+def skip_to_key_frame(timing: PacketTiming, packets: Iterator[Any], start_s: float) -> Iterator[Any]:
     """Skip to the last key frame before the first packet that is later than `start_s`.
 
     If too much would have to wait, reading begins at the first key frame that waits.
@@ -126,9 +126,9 @@ class FrameDecoding:
 
     def __init__(
         self,
-        found: Beginning,
+        found: StreamProbe,
         stream: Any,
-        losses: Losses,
+        losses: FrameLosses,
         convert: Callable[[Any], Image],
         *,
         sought: bool = False,
@@ -147,13 +147,13 @@ class FrameDecoding:
         self._found, self._timing, self._stream, self._context = found, found.timing, stream, stream.codec_context
         self.losses, self._convert, self._drop_leading, self._arrivals = losses, convert, after_key, arrivals
         self._is_hidden = _HIDDEN.get(found.info.codec)
-        self._pixels = SHOWING_MEMORY.get(self._context.name, b"")
+        self._pixels = STALE_MEMORY_DECODERS.get(self._context.name, b"")
         self._key_s: float | None = None  # time of the first key frame since the count began
         self._next_ticks = found.timing.origin  # where a frame without a time stamp follows
         self._corrupt_s: set[float] = set()  # times of frames whose packets the container marked as corrupt
         self._last_dts: int | None = None
         self._end_s = 0.0
-        self._clock = Clock(
+        self._clock = PacketClock(
             found.timing,
             from_origin=not sought,
             on_join=lambda time_s: on_note(f"at {time_s:.2f} s another recording is joined on: times go on"),
@@ -227,7 +227,7 @@ class FrameDecoding:
             return list(self._context.decode(packet))
         except Exception as error:  # PyAV raises more than its own errors on damaged packets
             if packet is not None:
-                self.losses.note_failure(self.expected_s(packet), explain_error(error))
+                self.losses.note_failure(self.expected_s(packet), explain_ffmpeg_error(error))
             return []
 
     def _place(self, decoded: Any) -> Frame | None:

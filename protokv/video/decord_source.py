@@ -21,7 +21,7 @@ from protokv.video.av_source import AVSource
 from protokv.video.source import Frame, FrameRequest
 
 # Frames that are decoded at once take this much memory.
-CHUNK_BYTES = 128 << 20
+_CHUNK_BYTES = 128 << 20
 
 # What decord was seen to decode like a current FFmpeg, in 8 bits.
 _CODECS = {"h264", "hevc", "mpeg4", "vp8", "vp9", "mjpeg"}
@@ -91,7 +91,7 @@ class DecordSource(AVSource):
 
     def _chunks(self, number: int, frames: int) -> Iterator[list[np.ndarray]]:
         """Give the frames from one of them on, as long as there is no doubt."""
-        most = max(1, CHUNK_BYTES // (self.info.width * self.info.height * 3))
+        most = max(1, _CHUNK_BYTES // (self.info.width * self.info.height * 3))
         before = np.empty(0)
         try:
             reader = self._decord.VideoReader(self.source, ctx=self._decord.cpu(0), num_threads=1)

@@ -20,8 +20,8 @@ import av
 import numpy as np
 
 from protokv.errors import SourceUnreadable
-from protokv.video.clock import LONGEST_GAP_S, LONGEST_PAUSE_S, Timing, farthest_end
-from protokv.video.container import MAX_PIXELS, refuse_index_last
+from protokv.video.clock import LONGEST_GAP_S, LONGEST_PAUSE_S, PacketTiming, find_farthest_end
+from protokv.video.container import MAX_FRAME_PIXELS, make_index_error
 from protokv.video.source import Image, SourceInfo
 
 # AV_DISPOSITION: a picture of the whole file; thumbnails at times; a tile of a picture; a picture beside a track.
@@ -35,7 +35,7 @@ _WIDEST_PIXEL = 8
 
 # These decoders show old memory where a frame is cut short, unless they are told to refuse such frames; and where this
 # mark is missing, after which the pixels come.
-SHOWING_MEMORY = {"mjpeg": b"\xff\xda"}
+STALE_MEMORY_DECODERS = {"mjpeg": b"\xff\xda"}
 
 # Packets that may fail, and bytes that are read, before the first frame.
 _MOST_FAILURES, _MOST_BYTES = 256, 256 << 20
@@ -59,7 +59,7 @@ _MOST_FPS = 1000
 _NOTIMESTAMPS = 1 << 7
 
 
-def choose_stream(container: Any, name: object, max_pixels: int) -> tuple[Any, list[str]]:
+def choose_video_stream(container: Any, name: object, max_pixels: int) -> tuple[Any, list[str]]:
     """Return the video stream that players show, its decoder limited, and what a user should know about the choice.
 
     That is the default track, then the one with the most pixels, then FFmpeg's best one. Covers come last, also those
@@ -90,7 +90,7 @@ def choose_stream(container: Any, name: object, max_pixels: int) -> tuple[Any, l
     if width * height > max_pixels:
         raise _refuse_size(name, width, height, max_pixels)
     context.thread_count = 1
-    checks = {"err_detect": "explode"} if context.name in SHOWING_MEMORY else {}
+    checks = {"err_detect": "explode"} if context.name in STALE_MEMORY_DECODERS else {}
     context.options = {"max_pixels": str(max_pixels), **checks}
     note = f"{len(streams)} video tracks: track {stream.index} of {width} x {height} pixels is watched"
     return stream, [note] if len(streams) > 1 else []
@@ -103,20 +103,20 @@ def _refuse_size(name: object, width: int, height: int, max_pixels: int) -> Sour
     return SourceUnreadable(why, hint=f"if you trust it, allow that with --max-frame-pixels {pixels}, or scale it down")
 
 
-class Beginning(NamedTuple):
+class StreamProbe(NamedTuple):
     """What a look at the beginning of a stream found."""
 
     info: SourceInfo
-    timing: Timing
+    timing: PacketTiming
     indexed: bool  # the container has an index of all packets, to compare with those that were read
     plain: bool  # progressive, and shown in the shape in which it is decoded
     notes: list[str]
     packets: Iterator[Any]  # all of them, from the first one on
 
 
-def look_into(
-    name: str, kind: str, container: Any, stream: Any, packets: Iterator[Any], max_pixels: int = MAX_PIXELS
-) -> Beginning:
+def probe_stream(
+    name: str, kind: str, container: Any, stream: Any, packets: Iterator[Any], max_pixels: int = MAX_FRAME_PIXELS
+) -> StreamProbe:
     """Decode the first frame of PyAV's video stream, so that one without a picture is refused.
 
     SourceUnreadable: no picture can be had, or it is encrypted, or has more than `max_pixels`.
@@ -172,7 +172,7 @@ def look_into(
         timing = replace(timing, has_pts=False, delay=(first.dts or 0) - (seen[0].dts or 0))
     if rate:
         timing = replace(timing, interval_s=float(1 / rate))
-    return Beginning(info, timing, indexed, plain, notes, chain(seen, packets))
+    return StreamProbe(info, timing, indexed, plain, notes, chain(seen, packets))
 
 
 def _refuse_undecodable(
@@ -181,7 +181,7 @@ def _refuse_undecodable(
     """Return the error for a stream without one frame that can be decoded. `first` is its first packet, if any came."""
     context = stream.codec_context
     if first is None and kind != "file" and "mov" in container.format.name:
-        return refuse_index_last(name)
+        return make_index_error(name)
     # Decoders say only to FFmpeg's log that a picture is too large.
     before = av.logging.get_level()
     av.logging.set_level(av.logging.ERROR)
@@ -222,12 +222,12 @@ def _shown_size(width: int, height: int, pixel: Fraction | None) -> tuple[int, i
     """Return the size of a picture with square pixels: one side grows, as in browsers; above 8K, the other shrinks."""
     if not pixel or not 1 / _WIDEST_PIXEL <= pixel <= _WIDEST_PIXEL:
         return width, height
-    if (width * height * max(pixel, 1 / pixel) > MAX_PIXELS) == (pixel > 1):
+    if (width * height * max(pixel, 1 / pixel) > MAX_FRAME_PIXELS) == (pixel > 1):
         return width, round(height / pixel)
     return round(width * pixel), height
 
 
-def convert_to_rgb(frame: Any, info: SourceInfo) -> Image:
+def convert_frame_to_rgb(frame: Any, info: SourceInfo) -> Image:
     """Return a decoded frame as RGB `[h, w, 3]` uint8 in the shape and orientation of the source.
 
     A stream may change its size on the way; all its frames get one size.
@@ -239,7 +239,7 @@ def convert_to_rgb(frame: Any, info: SourceInfo) -> Image:
     return np.ascontiguousarray(np.rot90(image, info.rotation // 90))
 
 
-def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> Timing:
+def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> PacketTiming:
     """Return when a stream begins and ends, by its header and its first packet, as far as that is credible."""
     name, base = container.format.name.split(",")[0], stream.time_base
     whole_s = container.duration / av.time_base if (container.duration or 0) > 0 else None
@@ -271,7 +271,7 @@ def _read_timing(container: Any, stream: Any, head: Any, *, indexed: bool) -> Ti
     if whole_s is not None and (declares or name == "flv"):
         ends_s.append(whole_s)
     confirmed_s = max([declared_s or 0.0, *ends_s])
-    return Timing(base, origin, duration_s=stated_s, declared_s=declared_s, confirmed_s=confirmed_s)
+    return PacketTiming(base, origin, duration_s=stated_s, declared_s=declared_s, confirmed_s=confirmed_s)
 
 
 def _origin(container: Any, stream: Any, first: int, longest_s: float) -> int:
@@ -283,7 +283,7 @@ def _origin(container: Any, stream: Any, first: int, longest_s: float) -> int:
         stated = round(whole / av.time_base / float(base))
     else:
         return first
-    far_s = farthest_end(longest_s) if longest_s else LONGEST_GAP_S
+    far_s = find_farthest_end(longest_s) if longest_s else LONGEST_GAP_S
     return first if float((first - stated) * base) > far_s else min(first, stated)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from protokv.errors import ConfigError, SourceError, SourceNotFound, SourceUnreadable, suggest_name
 from protokv.video import bucket
-from protokv.video.address import NETWORK, STREAMED, source_kind
+from protokv.video.address import NETWORK_SCHEMES, STREAMED_SOURCES, source_kind
 from protokv.video.source import Source
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Decoder = Literal["auto", "pyav", "decord"]
 
 # At most 64 MiB are read, whatever the size: a fraction of a second.
-PIECES, PIECE = 1024, 64 << 10
+_PIECES, _PIECE = 1024, 64 << 10
 
 
 def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, max_pixels: int | None = None) -> Source:
@@ -34,7 +34,7 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
 
     Args:
         source: path of a file, address of an object (`s3://`, `gs://`, `az://`), or an address of another kind
-            (`protokv.video.address.STREAMED`, or one of another package).
+            (`protokv.video.address.STREAMED_SOURCES`, or one of another package).
         decoder: of a file. `pyav`, which is `auto`, reads whatever FFmpeg reads. `decord` reads ordinary files, gives
             the same frames, and leaves doubtful files to PyAV; its wheel carries an FFmpeg of 2021, so choose it only
             for files that you trust.
@@ -51,22 +51,22 @@ def open_source(source: str | os.PathLike[str], decoder: Decoder = "auto", *, ma
     kind = source_kind(text)
     if kind == "file":
         return _open_file(Path(source), decoder, max_pixels)
-    if bucket.is_object(text):
+    if bucket.in_bucket(text):
         return _open_object(text, decoder, max_pixels)
-    if kind in STREAMED:
+    if kind in STREAMED_SOURCES:
         from protokv.video.av_source import AVSource
 
         return AVSource(text, max_pixels)
     others = entry_points(group="protokv.sources")
     if kind not in others.names:
-        known = ", ".join(("file", *STREAMED, *sorted(others.names)))
+        known = ", ".join(("file", *STREAMED_SOURCES, *sorted(others.names)))
         raise SourceUnreadable(f"{kind}: is no kind of source that can be read", hint=f"kinds of source: {known}")
     found: Source = others[kind].load()(text, max_pixels)
     return found
 
 
 def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> AVSource:
-    check_is_file(path)
+    _check_is_file(path)
     from protokv.video.av_source import AVSource
 
     kind: type[AVSource] = AVSource
@@ -75,7 +75,7 @@ def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> AVSource
 
         kind = DecordSource
     source = kind(path, max_pixels)
-    source.info = replace(source.info, size_bytes=path.stat().st_size, fingerprint=fingerprint(path))
+    source.info = replace(source.info, size_bytes=path.stat().st_size, fingerprint=fingerprint_file(path))
     return source
 
 
@@ -87,7 +87,7 @@ def _open_object(address: str, decoder: Decoder, max_pixels: int | None) -> Sour
     folder = tempfile.TemporaryDirectory(prefix="protokv-", ignore_cleanup_errors=True)
     path = Path(folder.name, PurePosixPath(address).name or "video")
     try:
-        digest = bucket.fetch(address, path)
+        digest = bucket.fetch_object(address, path)
         source = _open_file(path, decoder, max_pixels)
     except SourceError as error:
         folder.cleanup()
@@ -105,15 +105,15 @@ def fingerprint_source(source: str) -> str | None:
 
     SourceError: it is not there, or cannot be read.
     """
-    if bucket.is_object(source):
+    if bucket.in_bucket(source):
         return bucket.fingerprint_bucket_video(source)
     if source_kind(source) != "file":
         return None
-    check_is_file(Path(source))
-    return fingerprint(Path(source))
+    _check_is_file(Path(source))
+    return fingerprint_file(Path(source))
 
 
-def check_is_file(path: Path) -> None:
+def _check_is_file(path: Path) -> None:
     """Refuse a path that is no readable file.
 
     SourceNotFound: nothing is there. SourceUnreadable: it is a folder or a device, empty, or not to be read by this
@@ -145,12 +145,12 @@ def _advice(path: Path) -> str:
     name = rest.lstrip("/")
     if scheme == "file":
         return f"write the path itself: /{name}"
-    if scheme.lower() in NETWORK or (colon and rest.startswith("/") and scheme.isalnum() and len(scheme) > 1):
+    if scheme.lower() in NETWORK_SCHEMES or (colon and rest.startswith("/") and scheme.isalnum() and len(scheme) > 1):
         return f"an address has two slashes: {scheme.lower()}://{name}"
     return "check the spelling of the path"
 
 
-def fingerprint(path: Path) -> str:
+def fingerprint_file(path: Path) -> str:
     """Return the hex sha256 of size and content.
 
     A file of up to 64 MiB is hashed whole. Of a larger one, 1,024 pieces of 64 KiB are: the first, the last, and evenly
@@ -160,11 +160,11 @@ def fingerprint(path: Path) -> str:
     size = path.stat().st_size
     digest = hashlib.sha256(size.to_bytes(8, "little"))
     with path.open("rb") as file:
-        if size <= PIECES * PIECE:
+        if size <= _PIECES * _PIECE:
             for begin in range(0, size, 1 << 20):
                 digest.update(file.read(min(size - begin, 1 << 20)))
             return digest.hexdigest()
-        for i in range(PIECES):
-            file.seek((size - PIECE) * i // (PIECES - 1))
-            digest.update(file.read(PIECE))
+        for i in range(_PIECES):
+            file.seek((size - _PIECE) * i // (_PIECES - 1))
+            digest.update(file.read(_PIECE))
     return digest.hexdigest()

@@ -17,15 +17,15 @@ from typing import NamedTuple
 import numpy as np
 
 from protokv.core.settings import check_fps
-from protokv.video.source import Damage, Frame, Image, ShouldStop, Source, never
+from protokv.video.source import Frame, Image, ShouldStop, Source, SourceDamage, never_stop
 
 # Containers that count in milliseconds round a frame's time by half of one.
-SLACK_S = 1e-3
+SAMPLING_SLACK_S = 1e-3
 
-WHOLE = Damage()
+_WHOLE = SourceDamage()
 
 
-class Sample(NamedTuple):
+class SampledFrame(NamedTuple):
     """The picture shown at `time_s`: uint8 RGB `[h, w, 3]`, and the decoder that gave it."""
 
     time_s: float
@@ -34,18 +34,18 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class VideoStep:
     """The frames that a model is fed with at once."""
 
     index: int  # from 0 at the start of the source
     time_s: float  # the sampling time of the first image
     images: Image  # uint8 [F, h, w, 3]
     decoders: tuple[str, ...]  # of each image
-    damage: Damage = WHOLE  # of the reading up to this step
+    damage: SourceDamage = _WHOLE  # of the reading up to this step
     mark: int = 0  # crc32 of the last image, to check on resuming that the same step was read before
 
 
-def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0) -> Iterator[Sample]:
+def sample_frames(frames: Iterable[Frame], fps: float, start_s: float = 0.0) -> Iterator[SampledFrame]:
     """Give the frame shown at each `k / fps` from `start_s` on, up to the end of the last frame.
 
     The last frame ends after its own duration. If it has none, it lasts as long as the gap before it, but at most
@@ -57,32 +57,32 @@ def sample(frames: Iterable[Frame], fps: float, start_s: float = 0.0) -> Iterato
     current: Frame | None = None
     gap_s = 1.0 / fps
     for frame in frames:
-        while k / fps + SLACK_S < frame.time_s:
+        while k / fps + SAMPLING_SLACK_S < frame.time_s:
             # Hold no older frame: damaged pictures show what was in the memory that a decoder reuses.
-            yield Sample(k / fps, (current or frame).image, (current or frame).decoder)
+            yield SampledFrame(k / fps, (current or frame).image, (current or frame).decoder)
             k += 1
         if current is not None:
             gap_s = min(frame.time_s - current.time_s, 1.0 / fps)
         current = frame
-    while current is not None and k / fps + SLACK_S < current.time_s + (current.duration_s or gap_s):
-        yield Sample(k / fps, current.image, current.decoder)
+    while current is not None and k / fps + SAMPLING_SLACK_S < current.time_s + (current.duration_s or gap_s):
+        yield SampledFrame(k / fps, current.image, current.decoder)
         k += 1
 
 
-def group_steps(samples: Iterable[Sample], frames_per_step: int, first_index: int = 0) -> Iterator[Step]:
+def group_samples(samples: Iterable[SampledFrame], frames_per_step: int, first_index: int = 0) -> Iterator[VideoStep]:
     """Group samples into steps of `frames_per_step`; a short last one repeats its last, as in Qwen's processor."""
     samples = iter(samples)
     while group := list(islice(samples, frames_per_step)):
-        yield make_step(first_index, group, frames_per_step)
+        yield make_video_step(first_index, group, frames_per_step)
         first_index += 1
 
 
-def make_step(index: int, group: list[Sample], frames_per_step: int) -> Step:
+def make_video_step(index: int, group: list[SampledFrame], frames_per_step: int) -> VideoStep:
     """Make a step of one to `frames_per_step` samples; a short one repeats its last image."""
     images = [one.image for one in group]
     images += [images[-1]] * (frames_per_step - len(images))
     decoders = tuple(one.decoder for one in group)
-    return Step(index, group[0].time_s, np.stack(images), decoders, mark=_mark(group[-1].image))
+    return VideoStep(index, group[0].time_s, np.stack(images), decoders, mark=_mark(group[-1].image))
 
 
 def read_steps(
@@ -93,8 +93,8 @@ def read_steps(
     *,
     from_beginning: bool = False,
     mark: int | None = None,
-    should_stop: ShouldStop = never,
-) -> Iterator[Step]:
+    should_stop: ShouldStop = never_stop,
+) -> Iterator[VideoStep]:
     """Read the steps of a source from `first_index` on: by seeking, but equal to those of a reading from the start.
 
     `fps` samples are taken a second, and `frames_per_step` of them make a step. `from_beginning` is as for
@@ -107,9 +107,9 @@ def read_steps(
     # Losses between the last sample that was taken and the first that is wanted belong to this reading.
     begin_s = max(0.0, start_s - 1 / fps)
 
-    def read(from_s: float, from_beginning: bool) -> Iterator[Sample]:
+    def read(from_s: float, from_beginning: bool) -> Iterator[SampledFrame]:
         frames = source.frames(begin_s, from_beginning=from_beginning, should_stop=should_stop)
-        return sample(frames, fps, from_s)
+        return sample_frames(frames, fps, from_s)
 
     known = first_index and mark is not None and not from_beginning
     samples = read(begin_s if known else start_s, from_beginning)
@@ -117,7 +117,7 @@ def read_steps(
         before = next(samples, None)
         if before is None or _mark(before.image) != mark:
             samples = read(start_s, True)
-    for step in group_steps(samples, frames_per_step, first_index):
+    for step in group_samples(samples, frames_per_step, first_index):
         # The frames of the last one may have ended because somebody asked.
         if should_stop():
             return

@@ -1,4 +1,4 @@
-"""`Source`, the interface of all video sources, and `Part`, a part of one: frames in strictly increasing time.
+"""`Source`, the interface of all video sources, and `SourceSlice`, a part of one: frames in strictly increasing time.
 
 Times are seconds from the start of the stream, from time stamps and never from `index / rate`. A file may be read more
 than once: every call of `frames` reads afresh, and `damage` is that of the latest reading. A pipe or a camera is not
@@ -22,10 +22,10 @@ Image = NDArray[np.uint8]
 ShouldStop = Callable[[], bool]
 
 # Of a source; the joins of a damaged file may be many.
-MOST_NOTES = 8
+_MOST_NOTES = 8
 
 
-def never() -> bool:
+def never_stop() -> bool:
     """Do not stop."""
     return False
 
@@ -62,7 +62,7 @@ class SourceInfo:
 
     name: str  # file name without its folder
     kind: str  # as `protokv.video.address.source_kind`
-    decoder: str  # the requested decoder; `Step.decoders` names those that really decoded
+    decoder: str  # the requested decoder; `VideoStep.decoders` names those that really decoded
     container: str  # FFmpeg's name of the container format
     codec: str  # FFmpeg's name of the codec
     pixel_format: str
@@ -78,7 +78,7 @@ class SourceInfo:
 
 
 @dataclass(frozen=True)
-class Damage:
+class SourceDamage:
     """Frames that a reading could not give. `message` is one sentence for a user, empty if nothing is damaged."""
 
     frames_lost: int = 0  # frames that the source holds or promises and that no decoder gave
@@ -92,7 +92,7 @@ class Damage:
         return self.frames_lost == 0 and self.frames_damaged == 0
 
     @classmethod
-    def from_dict(cls, data: object) -> Damage:
+    def from_dict(cls, data: object) -> SourceDamage:
         """Invert `to_dict`; give no damage if `data` is no such record."""
         record = data if isinstance(data, dict) else {}
         kinds = {"frames_lost": int, "frames_damaged": int, "lost_from_s": float}
@@ -173,16 +173,16 @@ class Source(ABC):
 
     def add_note(self, note: str) -> None:
         """Note what a user should know, once."""
-        if note not in self._notes and len(self._notes) < MOST_NOTES:
+        if note not in self._notes and len(self._notes) < _MOST_NOTES:
             self._notes = (*self._notes, note)
 
     @property
     @abstractmethod
-    def damage(self) -> Damage:
+    def damage(self) -> SourceDamage:
         """Damage of the latest reading so far; final once `frames` is exhausted. Nothing before its start counts."""
 
     def frames(
-        self, start_s: float = 0.0, *, from_beginning: bool = False, should_stop: ShouldStop = never
+        self, start_s: float = 0.0, *, from_beginning: bool = False, should_stop: ShouldStop = never_stop
     ) -> Iterator[Frame]:
         """Give frames in strictly increasing time, beginning with the one shown at stream time `start_s`.
 
@@ -209,7 +209,7 @@ class Source(ABC):
         """Give the frames of `frames`."""
 
 
-def drop_before(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:
+def drop_frames_before(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:
     """Drop frames that are over before `start_s`: begin with the last one whose `time_s <= start_s`."""
     last: Frame | None = None
     for frame in frames:
@@ -220,7 +220,7 @@ def drop_before(frames: Iterable[Frame], start_s: float) -> Iterator[Frame]:
         yield last
 
 
-class Part(Source):
+class SourceSlice(Source):
     """The part of a seekable source from `start_s` on, for `duration_s` (None: to its end); its times begin at 0.
 
     Its fingerprint names start and duration. Damage before or after it does not count. The source is closed with it.
@@ -252,7 +252,7 @@ class Part(Source):
         return self._source.notes
 
     @property
-    def damage(self) -> Damage:
+    def damage(self) -> SourceDamage:
         """See `Source`; in the part's own time."""
         found = self._source.damage
         from_s = found.lost_from_s

@@ -14,23 +14,23 @@ from typing import Any
 from protokv.video.source import SubtitleLine, SubtitleLines, TextTrack
 
 # The codecs of text in packets.
-CODECS = {"srt", "subrip", "ass", "ssa", "webvtt", "mov_text", "text"}
+_CODECS = {"srt", "subrip", "ass", "ssa", "webvtt", "mov_text", "text"}
 
 # AV_DISPOSITION
 _DEFAULT, _FORCED = 1 << 0, 1 << 6
 
 # Bounds of one line, and of all lines of a track or a file together. A day of speech is a megabyte.
-MOST_OF_LINE, MOST_LINES, MOST_CHARACTERS = 1 << 13, 100_000, 16 << 20
+_MOST_OF_LINE, MOST_TRACK_LINES, MOST_CHARACTERS = 1 << 13, 100_000, 16 << 20
 
 # A line without an end stays this long, in seconds.
-STAYS_S = 3.0
+_STAYS_S = 3.0
 
 
 def find_text_tracks(container: Any) -> tuple[TextTrack, ...]:
     """Return the text tracks of PyAV's open container. Tracks of pictures, as on discs, are none."""
     found = []
     for stream in container.streams.subtitles:
-        if (codec := _name_codec(stream)) in CODECS:
+        if (codec := _name_codec(stream)) in _CODECS:
             language = str(stream.metadata.get("language", ""))[:32]
             default, forced = bool(stream.disposition & _DEFAULT), bool(stream.disposition & _FORCED)
             found.append(TextTrack(stream.index, codec, language, default, forced))
@@ -52,36 +52,36 @@ def read_text_track(path: Path, number: int, origin_s: float) -> SubtitleLines:
 
     `origin_s` is the time stamp at which the video begins.
     """
-    from protokv.video.container import discard_others, explain_error, open_container
+    from protokv.video.container import discard_other_streams, explain_ffmpeg_error, open_container
 
     found: list[SubtitleLine] = []
     size = packets = 0
     with open_container(path) as container:
         stream = container.streams[number]
-        discard_others(container, stream)
+        discard_other_streams(container, stream)
         try:
             for packet in container.demux(stream):
                 packets += packet.size > 2  # shorter ones only end a line
-                if (line := read_packet(packet, stream, origin_s)) is None:
+                if (line := read_text_packet(packet, stream, origin_s)) is None:
                     continue
                 size += len(line.text)
-                if len(found) == MOST_LINES or size > MOST_CHARACTERS:
+                if len(found) == MOST_TRACK_LINES or size > MOST_CHARACTERS:
                     return SubtitleLines(
                         tuple(found), f"only the first {len(found):,} lines are read; the rest is left out"
                     )
                 found.append(line)
         except Exception as error:  # PyAV raises more than its own errors on a damaged file
-            return SubtitleLines(tuple(found), f"it breaks off: {explain_error(error)}")
+            return SubtitleLines(tuple(found), f"it breaks off: {explain_ffmpeg_error(error)}")
     return SubtitleLines(tuple(found), f"none of its {packets:,} packets holds text" if packets and not found else "")
 
 
-def read_packet(packet: Any, stream: Any, origin_s: float = 0.0) -> SubtitleLine | None:
+def read_text_packet(packet: Any, stream: Any, origin_s: float = 0.0) -> SubtitleLine | None:
     """Return the line in a packet, at its time minus `origin_s`; None if there is none in it."""
     if packet.pts is None or not packet.size:
         return None
     start_s = float(packet.pts * stream.time_base) - origin_s
     long_s = float(packet.duration * stream.time_base) if packet.duration else 0.0
-    data, codec = bytes(packet)[: 4 * MOST_OF_LINE], _name_codec(stream)
+    data, codec = bytes(packet)[: 4 * _MOST_OF_LINE], _name_codec(stream)
     if codec == "mov_text":
         # The length of the text, the text in UTF-8 or with the mark of UTF-16, and boxes with its styles.
         data = data[2 : 2 + int.from_bytes(data[:2], "big")]
@@ -96,9 +96,9 @@ def read_packet(packet: Any, stream: Any, origin_s: float = 0.0) -> SubtitleLine
 
 
 def make_line(start_s: float, long_s: float, text: str) -> SubtitleLine | None:
-    """Return a line of at most `MOST_OF_LINE` characters; None without text."""
-    text = text.strip()[:MOST_OF_LINE]
-    return SubtitleLine(start_s, start_s + (long_s if long_s > 0 else STAYS_S), text) if text else None
+    """Return a line of at most `_MOST_OF_LINE` characters; None without text."""
+    text = text.strip()[:_MOST_OF_LINE]
+    return SubtitleLine(start_s, start_s + (long_s if long_s > 0 else _STAYS_S), text) if text else None
 
 
 def remove_overrides(text: str) -> str:

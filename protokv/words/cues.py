@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 from protokv.video.source import SubtitleLine
 
 # Characters; a minute of speech has about 1,000.
-MOST_OF_STEP = 2000
+_MOST_OF_STEP = 2000
 
 # Pieces of cues of a stream that wait for their step.
-MOST_WAITING = 10_000
+_MOST_WAITING = 10_000
 
 # A caption that follows the one before within this many seconds may repeat its rows.
-AT_ONCE_S = 0.1
+_AT_ONCE_S = 0.1
 
 # All patterns take a time that grows with the text alone, whatever the text.
 _TIME = re.compile(r"<((?:\d{1,4}:)?\d\d:\d\d\.\d{3})>")
@@ -69,7 +69,7 @@ class CueMaker:
         rows = map(_split_row, _NOTE_ON_ROWS.sub("", line.text.replace("\r", "")).split("\n"))
         new = [row for row in rows if row]
         texts = [" ".join(word for _, word in row) for row in new]
-        before = self._last if line.start_s - self._until_s <= AT_ONCE_S else []
+        before = self._last if line.start_s - self._until_s <= _AT_ONCE_S else []
         repeated = next(n for n in range(min(len(before), len(new)), -1, -1) if before[len(before) - n :] == texts[:n])
         self._last, self._until_s = texts, max(self._until_s, line.end_s)
         words = [one for row in new[repeated:] for one in row]
@@ -157,12 +157,12 @@ class Subtitles:
         first, end = 0 if takes_earlier else self._find(start_s), self._find(end_s)
         pieces, self._begun = self._pieces[first:end], True
         if self.live:
-            self._pieces = self._pieces[end:][:MOST_WAITING]
-        texts, left = list[str](), MOST_OF_STEP
+            self._pieces = self._pieces[end:][:_MOST_WAITING]
+        texts, left = list[str](), _MOST_OF_STEP
         for _, of_cue in groupby(sorted(pieces, key=lambda piece: piece.cue), key=lambda piece: piece.cue):
             text = " ".join(piece.text for piece in of_cue)
             if len(text) > left:
-                what = f"a step has more than {MOST_OF_STEP:,} characters at {start_s:.0f} s; the rest is left out"
+                what = f"a step has more than {_MOST_OF_STEP:,} characters at {start_s:.0f} s; the rest is left out"
                 self.lost = self.lost or what
                 # Cut before a word where there is one.
                 head, _, _ = text[: left + 1].rpartition(" ")

@@ -14,9 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from protokv.errors import SourceUnreadable
-from protokv.texts import count_text
+from protokv.texts import format_count
 from protokv.video.source import SubtitleLine, SubtitleLines
-from protokv.video.text_tracks import MOST_CHARACTERS, MOST_LINES, make_line, remove_ass_markup, remove_overrides
+from protokv.video.text_tracks import MOST_CHARACTERS, MOST_TRACK_LINES, make_line, remove_ass_markup, remove_overrides
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3})\d*)?"
 _ARROW = r"-[- ]{0,3}>"  # some are written -> or -- >
@@ -39,7 +39,7 @@ def read_subtitles(path: Path) -> SubtitleLines:
             data = file.read(MOST_CHARACTERS + 1)
     except OSError as error:
         raise SourceUnreadable(f"cannot read {path.name}: {error.strerror or error}") from error
-    text, note = decode_text(data[:MOST_CHARACTERS])
+    text, note = _decode_text(data[:MOST_CHARACTERS])
     # Bytes of 0 pad some files. A return before "\r\n" comes from a text that was converted twice.
     rows = re.split(r"\r{0,2}\n|\r", text.replace("\0", " "))
     events = [n for n, row in enumerate(rows) if row.strip().lower() == "[events]"]
@@ -48,20 +48,20 @@ def read_subtitles(path: Path) -> SubtitleLines:
     for line in _read_ass(rows[events[0] :]) if events else _read_rows(rows):
         if line is None:
             unread += 1
-        elif len(found) == MOST_LINES:
+        elif len(found) == MOST_TRACK_LINES:
             return SubtitleLines(
-                tuple(found), f"only the first {MOST_LINES:,} lines are read; the rest is left out", note
+                tuple(found), f"only the first {MOST_TRACK_LINES:,} lines are read; the rest is left out", note
             )
         else:
             found.append(line)
     if not found and (unread or not (events or _is_webvtt(rows))):
         raise SourceUnreadable(f"{path.name} holds no subtitles", hint="SubRip, WebVTT and ASS are read")
     if unread:
-        lost = lost or f"the times of {count_text(unread, 'line')} cannot be read"
+        lost = lost or f"the times of {format_count(unread, 'line')} cannot be read"
     return SubtitleLines(tuple(found), lost, note)
 
 
-def decode_text(data: bytes) -> tuple[str, str]:
+def _decode_text(data: bytes) -> tuple[str, str]:
     """Return text, and a note on its encoding if that is not certain.
 
     Text that is UTF-8 for the most part is that, and what is bad in it becomes U+FFFD. Many bytes of UTF-16 are 0, and
@@ -77,7 +77,7 @@ def decode_text(data: bytes) -> tuple[str, str]:
     encoding, n_zeros = max(zeros.items(), key=lambda one: one[1])
     if n_zeros <= len(data) // 8 or min(zeros.values()) >= n_zeros // 8:
         if 2 * bad <= len(beyond):
-            return text, f"UTF-8 but for {count_text(bad, 'character')}" if bad else ""
+            return text, f"UTF-8 but for {format_count(bad, 'character')}" if bad else ""
         western = data.decode("cp1252", "replace")
         signs = {one for one in western if one > "\x7f"}
         share = sum(one > "\x7f" for one in western) / max(1, sum(map(str.isalpha, western)))

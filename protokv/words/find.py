@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video.address import source_kind
-from protokv.video.bucket import fetch, is_object, list_beginning
-from protokv.video.registry import fingerprint, fingerprint_source
+from protokv.video.bucket import fetch_object, in_bucket, list_by_prefix
+from protokv.video.registry import fingerprint_file, fingerprint_source
 from protokv.video.source import Source, SubtitleLines, TextTrack
 from protokv.words.cues import Cue, CueMaker, Subtitles, make_cues
 from protokv.words.files import read_subtitles
 
-AUTO, OFF = "auto", "off"
-SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
-LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{1,8})*", re.IGNORECASE)
+SUBTITLES_AUTO, SUBTITLES_OFF = "auto", "off"
+_SUFFIXES = (".srt", ".vtt", ".ass", ".ssa")
+_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{1,8})*", re.IGNORECASE)
 
 # Two letters are a language. Of three, these: talk.bak.srt is a backup, and no Bashkir.
 _LANGUAGES = """
@@ -62,15 +62,15 @@ def find_subtitles(source: Source, video: object, choice: str, start_s: float = 
 
     SourceNotFound: the named file is not there, or nothing is in that language.
     """
-    track = choose_track(source.texts, choice)
+    track = choose_subtitle_track(source.texts, choice)
     file = find_subtitle_file(video, choice, forced=track is None or track.forced)
     if file is not None:
         return _read(describe_subtitle_file(file), lambda: _read_file(file).since(start_s))
-    if source.streams_text and choice != OFF and (track is not None or not source.info.seekable):
+    if source.streams_text and choice != SUBTITLES_OFF and (track is not None or not source.info.seekable):
         return _read_live(source, choice)
     if track is not None:
         return _read(_describe_track(track), lambda: source.lines(track.number))
-    if choice in (AUTO, OFF):
+    if choice in (SUBTITLES_AUTO, SUBTITLES_OFF):
         return Subtitles()
     languages = {shorten_language(one.language) for one in source.texts} | {one.language for one in _list_files(video)}
     known = ", ".join(sorted(languages - {""}))
@@ -85,25 +85,27 @@ def find_subtitle_file(video: object, choice: str, *, forced: bool = True) -> st
     Without `forced`, one whose name says that it has foreign speech alone is not meant: a track is better.
     SourceNotFound: the named file is not there.
     """
-    if choice == OFF:
+    if choice == SUBTITLES_OFF:
         return None
-    if names_file(choice):
-        if not is_object(choice) and not Path(choice).is_file():
+    if names_subtitle_file(choice):
+        if not in_bucket(choice) and not Path(choice).is_file():
             raise SourceNotFound(f"no subtitles at {choice}", hint="name a file, a language such as en, auto, or off")
         return choice
     found = [one for one in _list_files(video) if _suits(one.language, choice) and (forced or not one.forced)]
     return min(found).path if found else None
 
 
-def choose_track(tracks: Iterable[TextTrack], choice: str) -> TextTrack | None:
+def choose_subtitle_track(tracks: Iterable[TextTrack], choice: str) -> TextTrack | None:
     """Return the text track that is meant; None: none."""
-    found = [] if choice == OFF else [one for one in tracks if _suits(shorten_language(one.language), choice)]
+    found = [] if choice == SUBTITLES_OFF else [one for one in tracks if _suits(shorten_language(one.language), choice)]
     return min(found, key=lambda one: (one.forced, not one.default, one.number), default=None)
 
 
-def names_file(choice: str) -> bool:
+def names_subtitle_file(choice: str) -> bool:
     """Return True if a choice names a file."""
-    return choice not in (AUTO, OFF) and (choice.lower().endswith(SUFFIXES) or not LANGUAGE.fullmatch(choice))
+    return choice not in (SUBTITLES_AUTO, SUBTITLES_OFF) and (
+        choice.lower().endswith(_SUFFIXES) or not _LANGUAGE.fullmatch(choice)
+    )
 
 
 def shorten_language(language: str) -> str:
@@ -115,13 +117,13 @@ def shorten_language(language: str) -> str:
 def describe_subtitle_file(file: str) -> dict[str, Any]:
     """Return what a state keeps on record of a file of subtitles; SourceError if it cannot be read."""
     try:
-        content = fingerprint_source(file) if is_object(file) else fingerprint(Path(file))
+        content = fingerprint_source(file) if in_bucket(file) else fingerprint_file(Path(file))
     except OSError as error:
         raise SourceUnreadable(f"cannot read {file}: {error.strerror or error}") from error
     return {"kind": "file", "name": Path(file).name, "fingerprint": content}
 
 
-def recorded_subtitles(source: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def read_recorded_subtitles(source: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return the subtitles on record of a source of a state, which may come from anywhere; empty: none."""
     words = (source or {}).get("words")
     return words if isinstance(words, Mapping) else {}
@@ -151,12 +153,12 @@ def _read_live(source: Source, choice: str) -> Subtitles:
     become = CueMaker()
 
     def take_new() -> Iterator[Cue]:
-        new, track = source.new_lines(), choose_track(source.texts, choice)
+        new, track = source.new_lines(), choose_subtitle_track(source.texts, choice)
         if track is not None:
             found.record = _describe_track(track)
             yield from filter(None, (become(line) for number, line in new if number == track.number))
 
-    found = Subtitles(record=_describe_track(choose_track(source.texts, choice)), take_new=take_new)
+    found = Subtitles(record=_describe_track(choose_subtitle_track(source.texts, choice)), take_new=take_new)
     return found
 
 
@@ -177,13 +179,13 @@ def _list_files(video: object) -> Iterator[_SubtitleFile]:
         return
     named, path = os.fspath(video), Path(video)
     files: Iterable[str] = ()
-    if is_object(named):
-        files = list_beginning(f"{named.removesuffix(path.suffix)}.")
+    if in_bucket(named):
+        files = list_by_prefix(f"{named.removesuffix(path.suffix)}.")
     elif source_kind(named) == "file" and path.parent.is_dir():
         files = (str(file) for file in path.parent.iterdir() if file.is_file())
     for file in files:
         name, suffix = Path(file).name, Path(file).suffix
-        if name.startswith(f"{path.stem}.") and suffix.lower() in SUFFIXES:
+        if name.startswith(f"{path.stem}.") and suffix.lower() in _SUFFIXES:
             parts = [part for part in name[len(path.stem) + 1 : -len(suffix)].lower().split(".") if part]
             language = shorten_language(parts[0]) if parts else ""
             if not (language in _TWO_LETTERS or re.fullmatch("[a-z]{2}", language)) or language == "cc":
@@ -195,12 +197,12 @@ def _list_files(video: object) -> Iterator[_SubtitleFile]:
 
 
 def _read_file(file: str) -> SubtitleLines:
-    if not is_object(file):
+    if not in_bucket(file):
         return read_subtitles(Path(file))
     with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
-        fetch(file, copy := Path(folder, Path(file).name))
+        fetch_object(file, copy := Path(folder, Path(file).name))
         return read_subtitles(copy)
 
 
 def _suits(language: str, choice: str) -> bool:
-    return choice == AUTO or (language != "" and language == shorten_language(choice))
+    return choice == SUBTITLES_AUTO or (language != "" and language == shorten_language(choice))

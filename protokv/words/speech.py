@@ -20,25 +20,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protokv.backbones.files import download, read_model_file, translate_errors
+from protokv.backbones.files import download_model, read_model_file, translate_model_errors
 from protokv.backbones.loading import PlacementRequest, quiet_transformers
-from protokv.backbones.registry import on_hub
+from protokv.backbones.registry import is_hub_name
 from protokv.errors import ConfigError, ModelError
 from protokv.video.address import source_kind
-from protokv.video.container import discard_others, open_container
+from protokv.video.container import discard_other_streams, open_container
 from protokv.video.registry import open_source
-from protokv.video.source import ShouldStop, never
-from protokv.words.find import AUTO, choose_track, find_subtitle_file
+from protokv.video.source import ShouldStop, never_stop
+from protokv.words.find import SUBTITLES_AUTO, choose_subtitle_track, find_subtitle_file
 
-Samples = NDArray[np.float32]
+_Samples = NDArray[np.float32]
 
-LONGEST_S: Final = {"whisper": 30.0, "moonshine": 8.0}  # of a piece, by the model_type of the models that are known
-TOKENS_PER_S: Final = 6.5  # more come from a model that repeats itself
-SILENT: Final = 0.001  # root mean square, of 1, below which sound is not recognised; speech has 100 times as much
+_LONGEST_S: Final = {"whisper": 30.0, "moonshine": 8.0}  # of a piece, by the model_type of the models that are known
+_TOKENS_PER_S: Final = 6.5  # more come from a model that repeats itself
+_SILENT: Final = 0.001  # root mean square, of 1, below which sound is not recognised; speech has 100 times as much
 
 
-def write_subtitles(
-    source: object, choice: str, model: str, device: str = "auto", should_stop: ShouldStop = never
+def transcribe_to_subtitles(
+    source: object, choice: str, model: str, device: str = "auto", should_stop: ShouldStop = never_stop
 ) -> None:
     """Write subtitles beside a video file that has none of this choice: `NAME.srt`, or `NAME.LANGUAGE.srt`.
 
@@ -49,17 +49,17 @@ def write_subtitles(
     if not isinstance(source, str | os.PathLike) or source_kind(os.fspath(source)) != "file":
         raise ConfigError("what is said can be written down for files alone", hint="leave --transcribe out")
     with open_source(source) as video:
-        if choose_track(video.texts, choice) is not None or find_subtitle_file(source, choice) is not None:
+        if choose_subtitle_track(video.texts, choice) is not None or find_subtitle_file(source, choice) is not None:
             return
-    recogniser, rows = load_recogniser(model, device), list[str]()
-    longest_s = LONGEST_S[recogniser.model.config.model_type]
-    for start_s, samples in sound_pieces(Path(source), recogniser.feature_extractor.sampling_rate, longest_s):
+    recogniser, rows = load_speech_recogniser(model, device), list[str]()
+    longest_s = _LONGEST_S[recogniser.model.config.model_type]
+    for start_s, samples in read_sound_pieces(Path(source), recogniser.feature_extractor.sampling_rate, longest_s):
         if should_stop():
             return
-        for first_s, last_s, text in recognise(recogniser, samples):
+        for first_s, last_s, text in recognise_speech(recogniser, samples):
             span = f"{_stamp(start_s + first_s)} --> {_stamp(start_s + last_s)}"
             rows.append(f"{len(rows) + 1}\n{span}\n{text}\n\n")
-    target = Path(source).with_suffix(".srt" if choice == AUTO else f".{choice.lower()}.srt")
+    target = Path(source).with_suffix(".srt" if choice == SUBTITLES_AUTO else f".{choice.lower()}.srt")
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")  # a full disk leaves no half of a file
     try:
         if rows:
@@ -69,7 +69,7 @@ def write_subtitles(
         raise ConfigError(f"cannot write {target}: {error.strerror}", hint="copy the video elsewhere") from error
 
 
-def sound_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[float, Samples]]:
+def read_sound_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[float, _Samples]]:
     """Give the sound of a video but for silence: the start in seconds of its pictures, and float32 `[n]` at `rate`.
 
     A piece ends at the quietest tenth of a second in its last two thirds, or where the sound has a gap.
@@ -84,13 +84,13 @@ def sound_pieces(video: Path, rate: int, longest_s: float) -> Iterator[tuple[flo
                 loudness = np.square(samples[most // 3 : most])
                 quietest = loudness[: len(loudness) // tenth * tenth].reshape(-1, tenth).mean(1).argmin()
                 n = most // 3 + int(quietest) * tenth + tenth // 2
-            if np.sqrt(np.square(samples[:n]).mean()) > SILENT:
+            if np.sqrt(np.square(samples[:n]).mean()) > _SILENT:
                 yield start_s, samples[:n]
             samples, start_s = samples[n:], start_s + n / rate
         samples, start_s = np.concatenate((samples, part)), time_s if has_gap else start_s
 
 
-def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, Samples]]:
+def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, _Samples]]:
     """Give the time of each frame from the start of the pictures, and its samples; at the end, infinity and none.
 
     The time is not a number if it is not known. Packets that cannot be decoded are left out.
@@ -99,7 +99,7 @@ def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, Samples]]:
     with open_container(video) as container:
         if (track := container.streams.best("audio")) is None or track.codec_context is None:
             return
-        discard_others(container, track)
+        discard_other_streams(container, track)
         origin_s, resampler = (container.start_time or 0) / av.time_base, av.AudioResampler("flt", "mono", rate)
         for packet in container.demux(track):
             with suppress(Exception):  # PyAV raises more than its own errors on a damaged packet
@@ -110,11 +110,11 @@ def _read_sound(video: Path, rate: int) -> Iterator[tuple[float, Samples]]:
 
 
 @torch.inference_mode()
-def recognise(recogniser: Any, samples: Samples) -> Iterator[tuple[float, float, str]]:
+def recognise_speech(recogniser: Any, samples: _Samples) -> Iterator[tuple[float, float, str]]:
     """Give what is said in a piece of sound: start and end in seconds of the piece, and the text."""
     rate = recogniser.feature_extractor.sampling_rate
     seconds = len(samples) / rate
-    how = {"num_beams": 1, "do_sample": False, "max_new_tokens": min(math.ceil(TOKENS_PER_S * seconds) + 4, 220)}
+    how = {"num_beams": 1, "do_sample": False, "max_new_tokens": min(math.ceil(_TOKENS_PER_S * seconds) + 4, 220)}
     times = True if recogniser.type == "seq2seq_whisper" else None
     with quiet_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy takes the mean of no numbers in a piece without words
@@ -128,11 +128,11 @@ def recognise(recogniser: Any, samples: Samples) -> Iterator[tuple[float, float,
 
 
 @lru_cache(maxsize=1)
-def load_recogniser(name: str, device: str = "auto") -> Any:
-    """Return the pipeline of transformers for a model; the last one stays loaded. Raises as `write_subtitles`."""
+def load_speech_recogniser(name: str, device: str = "auto") -> Any:
+    """Return the pipeline of transformers for a model; the last one stays. Raises as `transcribe_to_subtitles`."""
     place = PlacementRequest.parse(device=device, dtype="auto", device_map=None, quantization=None).device
-    with translate_errors(name), quiet_transformers():
-        path = str(download(name, _check_kind)) if on_hub(name, None) else name
+    with translate_model_errors(name), quiet_transformers():
+        path = str(download_model(name, _check_kind)) if is_hub_name(name, None) else name
         _check_kind(Path(path))
         from transformers import pipeline
 
@@ -142,9 +142,9 @@ def load_recogniser(name: str, device: str = "auto") -> Any:
 
 def _check_kind(folder: Path) -> None:
     kind = read_model_file(str(folder), "config.json").get("model_type")
-    if kind not in LONGEST_S:
+    if kind not in _LONGEST_S:
         what = f"it is a {kind} model" if kind else "there is no config.json in it that names its kind"
-        raise ModelError(f"{what}, which recognises no speech", hint=f"use one of {', '.join(LONGEST_S)}")
+        raise ModelError(f"{what}, which recognises no speech", hint=f"use one of {', '.join(_LONGEST_S)}")
 
 
 def _stamp(time_s: float) -> str:

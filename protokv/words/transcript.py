@@ -1,6 +1,6 @@
 """`Transcript`: what was said in a stream, with its times, kept with its memory as `Thumbnails` are.
 
-It is complete up to `MOST_BYTES`; then the oldest lines go. It tells where words stand, so that evidence after them
+It is complete up to `MOST_TRANSCRIPT_BYTES`; then the oldest go. It tells where words stand, so that what comes after
 gets its time (`Backbone.stream_times`) and a resumed stream continues where it was. A stream without words has none,
 and its state no tensor of it.
 """
@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from protokv.core.context import Context
-from protokv.core.parts import PositionedStep, SessionView, SpokenWords, Utterance
+from protokv.core.parts import PositionedStep, SessionView, TranscriptAttachment, Utterance
 from protokv.core.step import StreamClock
 from protokv.core.tensors import TensorSpec
 from protokv.errors import ConfigError, StateCorrupt
 
 # About seven hours of speech.
-MOST_BYTES: Final = 512 << 10
-MOST_OF_LINE: Final = 4 << 10
+MOST_TRANSCRIPT_BYTES: Final = 512 << 10
+MOST_TRANSCRIPT_LINE_BYTES: Final = 4 << 10
 
 _NAME = "transcript.lines"
 
 
-class TranscriptLine(NamedTuple):
+class _TranscriptLine(NamedTuple):
     """What was said in a step: its index, its stream time in seconds, the position of its last token, and the text."""
 
     step: int
@@ -38,18 +38,18 @@ class TranscriptLine(NamedTuple):
     text: str
 
 
-class Transcript(SpokenWords):
+class Transcript(TranscriptAttachment):
     """The lines of a stream; at first none."""
 
     def __init__(self) -> None:
-        self.lines: list[TranscriptLine] = []  # in the order of the stream; its last one is always there
+        self.lines: list[_TranscriptLine] = []  # in the order of the stream; its last one is always there
         self._bytes = 0
 
     @staticmethod
     def declare() -> tuple[TensorSpec, ...]:
         """Declare the lines as JSON, one a row; a state may have none."""
         meaning = "what was said, a row of JSON a step: step, start and end in seconds, last position, text"
-        return (TensorSpec(_NAME, ("line_byte",), (MOST_BYTES,), torch.uint8, meaning, optional=True),)
+        return (TensorSpec(_NAME, ("line_byte",), (MOST_TRANSCRIPT_BYTES,), torch.uint8, meaning, optional=True),)
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Transcript:
@@ -61,23 +61,23 @@ class Transcript(SpokenWords):
     @property
     def is_full(self) -> bool:
         """Whether older lines may have gone."""
-        return self._bytes + 2 * MOST_OF_LINE > MOST_BYTES
+        return self._bytes + 2 * MOST_TRANSCRIPT_LINE_BYTES > MOST_TRANSCRIPT_BYTES
 
     def before_append(self, session: SessionView, step: PositionedStep) -> None:
-        """Refuse words where they cannot be shown. Raises as `check_words`."""
+        """Refuse words where they cannot be shown. Raises as `check_memory_takes_words`."""
         if step.tokens.words:
-            check_words(session.backbone, session.config)
+            check_memory_takes_words(session.backbone, session.config)
 
     def after_append(self, session: SessionView, step: PositionedStep, context: Context) -> None:
         """Keep what was said in a step."""
         if not step.tokens.words:
             return
         clock, text = step.clock, _make_printable(step.tokens.words_text)
-        text = text.encode()[:MOST_OF_LINE].decode(errors="ignore")
+        text = text.encode()[:MOST_TRANSCRIPT_LINE_BYTES].decode(errors="ignore")
         start_s = max(0.0, clock.stream_time_s - clock.step_seconds)
-        self.lines.append(TranscriptLine(clock.steps - 1, start_s, clock.stream_time_s, clock.next_position - 1, text))
+        self.lines.append(_TranscriptLine(clock.steps - 1, start_s, clock.stream_time_s, clock.next_position - 1, text))
         self._bytes += len(_encode(self.lines[-1]))
-        while self._bytes > MOST_BYTES:
+        while self._bytes > MOST_TRANSCRIPT_BYTES:
             self._bytes -= len(_encode(self.lines.pop(0)))
 
     def between(self, start_s: float, end_s: float) -> list[Utterance]:
@@ -106,14 +106,14 @@ class Transcript(SpokenWords):
         """Take the lines of a state, if it has any. StateCorrupt if they are none."""
         data = tensors[_NAME].cpu().numpy().tobytes() if _NAME in tensors else b""
         try:
-            found = msgspec.json.decode(b"[" + data.strip().replace(b"\n", b",") + b"]", type=list[TranscriptLine])
+            found = msgspec.json.decode(b"[" + data.strip().replace(b"\n", b",") + b"]", type=list[_TranscriptLine])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StateCorrupt(f"state: tensor {_NAME} holds no lines") from error
         self.lines = [line._replace(text=_make_printable(line.text)) for line in found]
         self._bytes = sum(len(_encode(line)) for line in self.lines)
 
 
-def check_words(backbone: Any, config: Any) -> None:
+def check_memory_takes_words(backbone: Any, config: Any) -> None:
     """Refuse words where the memory has no room for them, or where compact positions cannot show them. ConfigError.
 
     After words, Qwen2-VL and Qwen2.5-VL count rows and columns from the words. Compact positions move time alone, and
@@ -128,7 +128,7 @@ def check_words(backbone: Any, config: Any) -> None:
         raise ConfigError(why, hint="use --set positions=stream, or leave the words out with --subtitles off")
 
 
-def _encode(line: TranscriptLine) -> bytes:
+def _encode(line: _TranscriptLine) -> bytes:
     return msgspec.json.encode(line) + b"\n"
 
 

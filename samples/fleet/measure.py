@@ -19,9 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from protokv.fleet import Job, LocalPool, Outcome, Recipe, run_fleet
+from protokv.fleet import JobRecipe, LocalWorkerPool, VideoJob, VideoOutcome, run_fleet
 from protokv.fleet.run import WorkerDied
-from protokv.fleet.worker import Failure
+from protokv.fleet.worker import VideoFailure
 from tests.benchmarks.results import machine
 
 SAMPLE = Path(__file__).parents[1] / "minute" / "video.mp4"
@@ -37,25 +37,27 @@ class StubPool:
         """Answer as a worker."""
         self.calls += 1
         if verb == "examine":
-            return Outcome(args[0], args[0].key, "new")
+            return VideoOutcome(args[0], args[0].key, "new")
         if verb == "load":
             return False
         job = args[0].job
         if self.calls % 1000 == 0:
             raise WorkerDied("it was killed")
-        failure = Failure("SourceUnreadable", "no frame of it can be read") if hash(job.key) % 1000 == 0 else None
+        failure = VideoFailure("SourceUnreadable", "no frame of it can be read") if hash(job.key) % 1000 == 0 else None
         status = "watched" if failure is None else "failed"
-        return Outcome(job, f"/states/{job.key}.safetensors", status, steps=3600, stream_time_s=3600.0, failure=failure)
+        return VideoOutcome(
+            job, f"/states/{job.key}.safetensors", status, steps=3600, stream_time_s=3600.0, failure=failure
+        )
 
     def stop(self) -> None:
         """Have nothing to stop."""
 
 
-def jobs(n: int) -> Iterator[Job]:
+def jobs(n: int) -> Iterator[VideoJob]:
     """Yield jobs with names as long as real ones: a folder per camera and day, a file per hour."""
     for i in range(n):
         key = f"camera-{i // 240:06}/2026-03-{i // 24 % 10 + 1:02}/hour-{i % 24:02}"
-        yield Job(f"s3://recordings-of-all-sites/raw/{key}.mp4", key)
+        yield VideoJob(f"s3://recordings-of-all-sites/raw/{key}.mp4", key)
 
 
 def simulate(n: int, workers: int) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def simulate(n: int, workers: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StubRecipe(Recipe):
+class StubRecipe(JobRecipe):
     """Needs no model: no video is there."""
 
     def identify(self, device: str) -> Any:
@@ -98,10 +100,10 @@ class StubRecipe(Recipe):
 
 def processes(n: int, workers: int) -> dict[str, Any]:
     """Send missing videos through real processes; return the cost of handing one out and of its answer."""
-    gone = [Job(f"/nowhere/{i}.mp4", str(i)) for i in range(n)]
+    gone = [VideoJob(f"/nowhere/{i}.mp4", str(i)) for i in range(n)]
     with TemporaryDirectory() as place:
         recipe = StubRecipe(place=place)
-        with LocalPool(recipe, workers, ["cpu"]) as pool:
+        with LocalWorkerPool(recipe, workers, ["cpu"]) as pool:
             found = run_fleet(gone, pool, place)
             first = next(found)
             began = time.perf_counter()

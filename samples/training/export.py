@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig, Qwen2_5_VLForConditionalGeneration
 
 from protokv.backbones.files import hash_config
-from protokv.mini.backbone import IDENTITY
+from protokv.mini.backbone import IDENTITY_FILE
 from samples.training.model import IMAGE_MEAN, IMAGE_STD, MERGE, PATCH, SIDE
 from samples.training.tokenizer import build_tokenizer
 from samples.training.vocabulary import Extent, token_ids
@@ -63,7 +63,7 @@ def export(model: Qwen2_5_VLForConditionalGeneration, folder: Path, extent: Exte
         (fresh / "preprocessor_config.json").write_text(text, encoding="utf-8")
         # The hash of the config as transformers reads it, so that the model is recognised without transformers.
         identity = {"config_hash": hash_config(AutoConfig.from_pretrained(fresh).to_dict())}
-        (fresh / IDENTITY).write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
+        (fresh / IDENTITY_FILE).write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
         for file in sorted(fresh.iterdir(), key=lambda f: f.name == WEIGHTS):
             file.chmod(0o644)
             file.replace(folder / file.name)

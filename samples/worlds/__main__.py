@@ -22,16 +22,16 @@ from protokv.core.backbone import Backbone
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError, ProtoKVError
 from protokv.replay.benchmarks import find_benchmark
-from protokv.replay.dataset import OpenedStreams, fit_variants, open_dataset
-from protokv.replay.figure import save_figure
+from protokv.replay.dataset import OpenDataset, fit_memory_variants, open_dataset
+from protokv.replay.figure import save_report_figure
 from protokv.replay.judges import Judge, judge_rows
-from protokv.replay.memories import Variant, name_memories, vary_memories
-from protokv.replay.plan import Plan, UnreadableVideo, make_plan, run_plan
+from protokv.replay.memories import MemoryVariant, make_memory_variants, vary_memory_settings
+from protokv.replay.plan import ReplayFailure, ReplayPlan, make_plan, run_plan
 from protokv.replay.questions import DELAY_LADDER_S
-from protokv.replay.report import summarise
-from protokv.replay.rows import AnswerRow, RowFile, read_rows
-from protokv.replay.runner import Setup
-from protokv.replay.tables import NOTE, save_points, tabulate
+from protokv.replay.report import summarise_answers
+from protokv.replay.rows import AnswerRow, AnswerRowFile, read_answer_rows
+from protokv.replay.runner import TrialSetup
+from protokv.replay.tables import REPORT_NOTE, save_report_points, tabulate_report
 from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from samples.worlds.language import MEASURES, read_language, resume_rows, run_language, summarise_language
 from samples.worlds.llama import load_llama
@@ -43,8 +43,8 @@ from samples.worlds.studies import Study, list_studies, load_study
 class Part:
     """The streams of a study, or of one of its data sets, with the memories to compare on them."""
 
-    opened: OpenedStreams
-    variants: list[Variant]
+    opened: OpenDataset
+    variants: list[MemoryVariant]
     delays_s: Sequence[float] | None
     wanted_s: Sequence[float]
     types: Sequence[str] | None
@@ -109,11 +109,11 @@ def change_worlds(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def list_variants(study: Study, options: argparse.Namespace, budgets: Sequence[int]) -> list[Variant]:
+def list_variants(study: Study, options: argparse.Namespace, budgets: Sequence[int]) -> list[MemoryVariant]:
     """Return the memories of a study, or those that are named, at the budgets."""
     budgets = options.budget or budgets
-    named = study.variants(budgets) if options.memory is None else name_memories(options.memory, budgets)
-    return vary_memories(named, options.set)
+    named = study.variants(budgets) if options.memory is None else make_memory_variants(options.memory, budgets)
+    return vary_memory_settings(named, options.set)
 
 
 def open_part(study: Study, options: argparse.Namespace, model: str) -> Part:
@@ -130,14 +130,14 @@ def open_part(study: Study, options: argparse.Namespace, model: str) -> Part:
     types = options.types or study.types
     streams = msgspec.structs.replace(study.worlds, **change_worlds(options)).open(types)
     variants = list_variants(study, options, study.default_budgets(model))
-    return Part(OpenedStreams(streams, {}, Counter()), variants, options.delays, study.delays_s, types)
+    return Part(OpenDataset(streams, {}, Counter()), variants, options.delays, study.delays_s, types)
 
 
-def plan_part(part: Part, backbone: Backbone, dataset: str | None) -> Plan:
+def plan_part(part: Part, backbone: Backbone, dataset: str | None) -> ReplayPlan:
     """Plan what is asked of what and when; a data set adds its baselines."""
     streams = part.opened.streams
-    variants = fit_variants(part.variants, streams, backbone, baselines=dataset is not None)
-    setup = Setup.of(backbone, find_benchmark(dataset) if dataset else None)
+    variants = fit_memory_variants(part.variants, streams, backbone, baselines=dataset is not None)
+    setup = TrialSetup.of(backbone, find_benchmark(dataset) if dataset else None)
     return make_plan(streams, variants, part.delays_s, setup, wanted_s=part.wanted_s, types=part.types)
 
 
@@ -150,10 +150,10 @@ def run_study(study: Study, options: argparse.Namespace) -> int:
     if options.dry_run:
         print(json.dumps(plan.cost()), file=sys.stderr)
         return 0
-    results, missing = RowFile(options.output, start_over=options.force), dict(part.opened.missing)
+    results, missing = AnswerRowFile(options.output, start_over=options.force), dict(part.opened.missing)
     total, seen = plan.cost(results.rows.keys())["answers"], Counter[str]()
     for event in run_plan(plan, backbone, results):
-        if isinstance(event, UnreadableVideo):
+        if isinstance(event, ReplayFailure):
             missing[event.video] = event.error.message
         elif isinstance(event, AnswerRow):
             if event.video not in seen:
@@ -173,19 +173,19 @@ def show(rows: Sequence[AnswerRow], options: argparse.Namespace, dropped: Mappin
     """Print the table of some rows, or their report as JSON, and write the files that were asked for."""
     if not rows:
         raise ConfigError(f"there is nothing to show: no question could be asked ({dict(dropped)})")
-    report = summarise(rows, find_group)
+    report = summarise_answers(rows, find_group)
     report["facts"] |= {f"left out, {why}": str(n) for why, n in dropped.items()}
     if options.json:
         print(json.dumps(report))
     else:
-        rows_shown = tabulate(report)
+        rows_shown = tabulate_report(report)
         print("\n".join(f"{name}: {text}" for name, text in report["facts"].items()), end="\n\n")
         print_grid([list(rows_shown[0]), *(list(row.values()) for row in rows_shown)])
-        print(f"\n{NOTE}")
+        print(f"\n{REPORT_NOTE}")
     if options.csv:
-        save_points(report, options.csv)
+        save_report_points(report, options.csv)
     if options.plot:
-        save_figure(report, options.plot)
+        save_report_figure(report, options.plot)
 
 
 def print_grid(rows: Sequence[Sequence[str]]) -> None:
@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if texts:
                 show_text(summarise_language(texts), options.json)
             else:
-                show(read_rows(paths), options, {})
+                show(read_answer_rows(paths), options, {})
             return 0
         if len(options.study) != 1:
             raise ConfigError("name one study", hint=", ".join(list_studies()))

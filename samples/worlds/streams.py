@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 
 from protokv.errors import ConfigError
-from protokv.replay.benchmarks import find_group as find_dataset_group
-from protokv.replay.questions import Question
-from protokv.replay.streams import Stream
-from protokv.video import Step
-from protokv.video.sampling import group_steps, sample
+from protokv.replay.benchmarks import find_question_group as find_dataset_group
+from protokv.replay.questions import ReplayQuestion
+from protokv.replay.streams import ReplayStream
+from protokv.video import VideoStep
+from protokv.video.sampling import group_samples, sample_frames
 from protokv.video.source import Frame
 from samples.worlds.events import BLOCK_S
 from samples.worlds.phrases import GROUPS, ORDER_TYPES, SPEECH_TYPES, TIME_TYPES, TYPES
@@ -48,7 +48,7 @@ _LATER_SETTINGS: Final = (
 
 
 def find_group(kind: str, dataset: str = "") -> str:
-    """Return the group of a type, as `protokv.replay.report.summarise` takes it; that of a data set if one is named."""
+    """Return the group of a type, as `replay.report.summarise_answers` takes it; that of a data set if one is named."""
     return find_dataset_group(kind, dataset) if dataset else GROUPS.get(kind, "other")
 
 
@@ -89,7 +89,7 @@ class Worlds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The seeds of the streams."""
         return range(self.first_seed, self.first_seed + self.count)
 
-    def open(self, types: Sequence[str] | None = None) -> list[Stream]:
+    def open(self, types: Sequence[str] | None = None) -> list[ReplayStream]:
         """Make the streams, with questions of the usual types and of those that are named.
 
         Raises:
@@ -98,7 +98,7 @@ class Worlds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return [WorldStream(seed, self, types or ()) for seed in self.seeds]
 
 
-class WorldStream(Stream):
+class WorldStream(ReplayStream):
     """One procedural stream."""
 
     def __init__(self, seed: int, worlds: Worlds, types: Sequence[str] = ()) -> None:
@@ -163,18 +163,20 @@ class WorldStream(Stream):
             }
         }
 
-    def steps(self, fps: float, frames_per_step: int) -> Iterator[Step]:
+    def steps(self, fps: float, frames_per_step: int) -> Iterator[VideoStep]:
         """Draw the frames at the sampling times."""
         n = round(self.length_s * fps)
         frames = (Frame(k / fps, self.world.frame(k / fps), 1 / fps) for k in range(n))
-        return group_steps(sample(frames, fps), frames_per_step)
+        return group_samples(sample_frames(frames, fps), frames_per_step)
 
     def words(self, start_s: float, end_s: float) -> list[str]:
         """Return the captions of the seconds that begin there."""
         return [caption.text for caption in self.world.said(start_s, end_s)]
 
 
-def find_lasting_questions(world: World, until_s: float, per_type: int, also: Sequence[str] = ()) -> list[Question]:
+def find_lasting_questions(
+    world: World, until_s: float, per_type: int, also: Sequence[str] = ()
+) -> list[ReplayQuestion]:
     """Return questions about evidence that ended at `until_s`, whose answers are the same when the stream ends.
 
     Evidence was last seen when the last event that decides the answer left, at its second showing if there is one; for
@@ -191,7 +193,7 @@ def find_lasting_questions(world: World, until_s: float, per_type: int, also: Se
     evidence = {i for i, event in enumerate(early) if before_s <= event.start_s < before_s + world.config.evidence_s}
     seen_again_s = again_s[0] - before_s if again_s else 0
     rng = np.random.default_rng([world.config.seed, 5])
-    found: list[Question] = []
+    found: list[ReplayQuestion] = []
     for kind in (kind for kind in (*TYPES, *also) if kind in GROUPS):
         for_ever = {
             (fact.answer, *fact.slots.items()) for fact in find_facts(kind, late, world.config.length_s, told_late)
@@ -205,11 +207,11 @@ def find_lasting_questions(world: World, until_s: float, per_type: int, also: Se
             # A "no" has no event of its own.
             seen_s = fact.evidence_s + (seen_again_s if fact.evidence else 0)
             text = phrase(rng, kind, fact)
-            found.append(Question(f"{kind}-{len(found)}", text, fact.answer, kind, seen_s, "evidence"))
+            found.append(ReplayQuestion(f"{kind}-{len(found)}", text, fact.answer, kind, seen_s, "evidence"))
     return found
 
 
-def find_questions_of_minutes(world: World, per_type: int, types: Sequence[str]) -> list[Question]:
+def find_questions_of_minutes(world: World, per_type: int, types: Sequence[str]) -> list[ReplayQuestion]:
     """Return questions about how often the counted shapes appeared, and where the crossing one was first and last.
 
     The answer stays the same once the last appearance, or the crossing, has ended; that of "first" once the shape has
@@ -217,14 +219,14 @@ def find_questions_of_minutes(world: World, per_type: int, types: Sequence[str])
     """
     events = world.events_until(world.config.length_s)
     rng = np.random.default_rng([world.config.seed, 5])
-    found: list[Question] = []
+    found: list[ReplayQuestion] = []
     for kind in types:
         shapes = {event.shape for event in (world.counted if kind == "times" else world.crossing)}
         facts = find_facts(kind, events, world.config.length_s)
         own = [fact for fact in facts if shapes.issuperset(events[i].shape for i in fact.evidence)]
         for fact in pick_different(rng, own, per_type):
             text = phrase(rng, kind, fact)
-            found.append(Question(f"{kind}-{len(found)}", text, fact.answer, kind, fact.evidence_s, "evidence"))
+            found.append(ReplayQuestion(f"{kind}-{len(found)}", text, fact.answer, kind, fact.evidence_s, "evidence"))
     return found
 
 

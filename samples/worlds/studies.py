@@ -14,7 +14,7 @@ import msgspec
 
 from protokv.errors import ConfigError, suggest_name
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
-from protokv.replay.memories import Variant, drop_repeated
+from protokv.replay.memories import MemoryVariant, drop_repeated_variants
 from samples.worlds.language import Language
 from samples.worlds.streams import Worlds
 
@@ -42,10 +42,10 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: dict[str, Any] = msgspec.field(default_factory=dict)
     budgets: tuple[int, ...] = ()
 
-    def variant(self, budget: int) -> Variant:
+    def variant(self, budget: int) -> MemoryVariant:
         """Return the memory at a budget."""
         config = MemoryConfig.of(self.memory, budget=budget).with_fields(self.set)
-        return Variant(self.label or self.memory, config)
+        return MemoryVariant(self.label or self.memory, config)
 
 
 class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,14 +89,14 @@ class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     language: Language | None = None
     models: tuple[str, ...] = ()
 
-    def variants(self, budgets: Sequence[int]) -> list[Variant]:
-        """Return the memories at each budget; see `drop_repeated`.
+    def variants(self, budgets: Sequence[int]) -> list[MemoryVariant]:
+        """Return the memories at each budget; see `drop_repeated_variants`.
 
         Raises:
             ConfigError: a memory or setting is unknown, or does not fit a budget.
         """
         entries = [Entry(one) if isinstance(one, str) else one for one in self.memories]
-        return drop_repeated(
+        return drop_repeated_variants(
             [
                 entry.variant(budget)
                 for budget in budgets

@@ -17,17 +17,17 @@ import protokv
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
-from protokv.core.stream_cache import ARGUMENT, MemoryLayer, StreamCache
+from protokv.core.stream_cache import CACHE_ARGUMENT, MemoryLayer, StreamCache
 from protokv.errors import ConfigError, StateMismatch
-from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
+from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.state import cache as home
-from protokv.state.describe import describe
+from protokv.state.describe import describe_state
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames
 from tests.core.streams import copy_of, same
 
-WAYS = ["protokv", *(["sdpa", "eager"] if ARGUMENT == "cache" else [])]
+WAYS = ["protokv", *(["sdpa", "eager"] if CACHE_ARGUMENT == "cache" else [])]
 # The order of sums differs; logits are of the size of 10.
 NEAR: dict[str, Any] = {"atol": 2e-4, "rtol": 2e-4}
 ANSWER: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -71,13 +71,13 @@ def test_text_in_steps_equals_a_dynamic_cache_until_tokens_are_evicted(model: An
     steps, (question,) = texts(6), texts(1, 7, seed=2)
     cache, plain = protokv.Cache(model, 400), DynamicCache(config=model.config)
     with torch.no_grad():
-        expected = torch.cat([model(input_ids=ids, **{ARGUMENT: plain}).logits[0] for ids in steps])
+        expected = torch.cat([model(input_ids=ids, **{CACHE_ARGUMENT: plain}).logits[0] for ids in steps])
     torch.testing.assert_close(watch(model, cache, steps), expected, **NEAR)
     whole = torch.cat((*steps, question), 1)
-    expected_ids = model.generate(input_ids=whole, **{ARGUMENT: plain}, **ANSWER)[0, whole.shape[1] :].tolist()
+    expected_ids = model.generate(input_ids=whole, **{CACHE_ARGUMENT: plain}, **ANSWER)[0, whole.shape[1] :].tolist()
     assert answer(model, cache.question({"input_ids": question})) == expected_ids
     # The same by hand: transformers takes ids for new tokens if the mask is longer.
-    by_hand = {"attention_mask": torch.ones(1, cache.seen + 7, dtype=torch.int64), ARGUMENT: cache.fork()}
+    by_hand = {"attention_mask": torch.ones(1, cache.seen + 7, dtype=torch.int64), CACHE_ARGUMENT: cache.fork()}
     assert answer(model, {"input_ids": question} | by_hand) == expected_ids
 
 
@@ -98,7 +98,7 @@ def test_a_long_stream_has_a_bound_and_comes_back_to_the_same_bytes(model: Any, 
     (question,) = texts(1, 7, seed=2)
     before = answer(model, cache.question({"input_ids": question}))
     cache.save(tmp_path / "one.safetensors")
-    found = describe(tmp_path / "one.safetensors", values=True)
+    found = describe_state(tmp_path / "one.safetensors", values=True)
     assert found["stream"]["tokens_seen"] == 298
     assert len(found.get("layer_kinds", cache.layers)) == len(cache.layers)
     again = protokv.Cache.load(tmp_path / "one.safetensors", model)
@@ -206,7 +206,7 @@ def test_asking_changes_nothing_and_a_fork_ends_with_the_next_commit(qwen: Any) 
     assert same(cache.memory.tensors(), before)
     watch(qwen, cache, [ids])
     with pytest.raises(ConfigError, match="has taken a step since"):
-        qwen(input_ids=ids, **{ARGUMENT: fork})
+        qwen(input_ids=ids, **{CACHE_ARGUMENT: fork})
 
 
 def test_a_deep_copy_has_a_memory_of_its_own_and_a_reset_begins_anew(qwen: Any) -> None:
@@ -273,7 +273,7 @@ def test_a_config_is_enough_where_positions_are_consecutive(tmp_path: Path) -> N
     assert torch.equal(watch(model, cache, steps), watch(model, protokv.Cache(model, 24), steps))
 
 
-@pytest.mark.parametrize("memory", list(CONFIGS))
+@pytest.mark.parametrize("memory", list(MEMORIES))
 def test_every_memory_of_keys_and_values_serves(qwen: Any, memory: str) -> None:
     if memory in ("hermes", "dycoke"):
         with pytest.raises(ConfigError, match="more than keys and values"):
@@ -301,7 +301,7 @@ def test_the_mode_of_a_forward_may_change(qwen: Any, mode: Any) -> None:
 def test_what_no_memory_serves_is_refused(qwen: Any, tmp_path: Path) -> None:
     cache, (ids,) = protokv.Cache(qwen, 24), texts(1)
     with pytest.raises(ConfigError, match="batch of 2"):
-        qwen(input_ids=ids.expand(2, -1), **{ARGUMENT: cache})
+        qwen(input_ids=ids.expand(2, -1), **{CACHE_ARGUMENT: cache})
     for call in (cache.step, cache.question):
         with pytest.raises(ConfigError, match="with input_ids, got str"):
             call("x")  # type: ignore[arg-type]
@@ -313,12 +313,12 @@ def test_what_no_memory_serves_is_refused(qwen: Any, tmp_path: Path) -> None:
         cache.save(tmp_path / "none.safetensors")
     watch(qwen, cache, texts(2))
     with pytest.raises(ConfigError, match=r"use cache\.question"):
-        qwen.generate(input_ids=ids, **{ARGUMENT: cache.fork()}, **ANSWER)
+        qwen.generate(input_ids=ids, **{CACHE_ARGUMENT: cache.fork()}, **ANSWER)
     flash = copy.deepcopy(qwen.config)
     flash.get_text_config()._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(ConfigError, match="flash_attention_2 takes no bias"):
         protokv.Cache(flash, 24)
-    if ARGUMENT == "cache":
+    if CACHE_ARGUMENT == "cache":
         stock = copy.deepcopy(qwen.config)
         stock.get_text_config()._attn_implementation_internal = "sdpa"
         with pytest.raises(ConfigError, match="chooses by the query"):

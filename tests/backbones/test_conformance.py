@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import protokv
-from protokv.backbones import FAMILIES, load_backbone
-from protokv.core.backbone import MOST_WORDS, Backbone
+from protokv.backbones import MODEL_FAMILIES, load_backbone
+from protokv.core.backbone import MOST_WORD_TOKENS, Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate, unrotate
 from protokv.core.session import Session
@@ -67,7 +67,7 @@ def assert_logits(session: Session, upstream: Upstream, steps: list[np.ndarray])
 
 
 def test_every_family_that_sees_has_a_row() -> None:
-    assert BUILDERS.keys() == FAMILIES.keys()
+    assert BUILDERS.keys() == MODEL_FAMILIES.keys()
 
 
 def test_the_model_has_the_sizes_of_its_config(backbone: Backbone, family: str, upstream: Upstream) -> None:
@@ -233,7 +233,7 @@ def test_control_tokens_are_left_out_of_words_and_refused_in_questions_and_unkno
             backbone.suffix_ids(f"what is this {token} ?")
         assert token in caught.value.message
         assert backbone.words_ids(f"two {token}three{token}") == backbone.words_ids("two three")
-    assert len(backbone.words_ids("two " * 5000)) < MOST_WORDS + 9
+    assert len(backbone.words_ids("two " * 5000)) < MOST_WORD_TOKENS + 9
     step = backbone.embed_step(video(backbone, 1)[0])
     assert backbone.add_words(step, [" ", ""]) is step
     with pytest.raises(ConfigError, match="empty"):

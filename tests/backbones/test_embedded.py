@@ -105,7 +105,7 @@ def test_a_long_stream_is_answered_alike_and_a_state_goes_on_in_either(ours: Bac
             session.watch(random_frames(seed))
     mine, other = (session.prefill("what colour was the star?") for session in sessions)
     torch.testing.assert_close(mine, other, **near_logits(sessions[1], other))
-    moved = checkpoint.from_state(checkpoint.to_state(sessions[0]), theirs)
+    moved = checkpoint.restore_session(checkpoint.make_state(sessions[0]), theirs)
     moved.watch(random_frames(13))
     assert moved.clock.steps == 13
 

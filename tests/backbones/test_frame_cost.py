@@ -15,8 +15,8 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize 
 
 from protokv.backbones import load_backbone
 from protokv.backbones.files import read_video_processor
-from protokv.backbones.gemma4 import VIDEO_SETTINGS, Gemma4
-from protokv.backbones.pixels import PixelConfig, smart_resize
+from protokv.backbones.gemma4 import GEMMA4_VIDEO_SETTINGS, Gemma4
+from protokv.backbones.pixels import PreprocessorConfig, smart_resize
 from protokv.backbones.qwen3_vl import Qwen3VL
 from protokv.backbones.qwen_vl import QwenVL
 from protokv.core.backbone import Backbone
@@ -66,7 +66,7 @@ def test_a_frame_for_qwen_has_the_tokens_of_its_utilities(family: type[QwenVL], 
 
 def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:
     gemma = object.__new__(Gemma4)
-    gemma._frames = Gemma4ImageProcessorPil(**VIDEO_SETTINGS)
+    gemma._frames = Gemma4ImageProcessorPil(**GEMMA4_VIDEO_SETTINGS)
     for width, height in SIZES:
         rows, columns = gemma_resize(height, width, 16, 70 * 9, 3)
         assert gemma.prepare(np.zeros((1, height, width, 3), np.uint8)).grid == (rows // 48, columns // 48)
@@ -77,8 +77,8 @@ def test_a_frame_for_gemma_has_the_tokens_of_its_processor() -> None:
     limit=st.integers(28 * 28, 2000 * 28 * 28),
 )
 def test_no_frame_costs_more_than_its_limit_and_a_cheaper_one_keeps_its_size(size: tuple[int, int], limit: int) -> None:
-    usual = replace(PixelConfig(), max_pixels=max(limit, 768 * 28 * 28))
-    rows, columns = smart_resize(*size, PixelConfig().with_maximum(limit))
+    usual = replace(PreprocessorConfig(), max_pixels=max(limit, 768 * 28 * 28))
+    rows, columns = smart_resize(*size, PreprocessorConfig().with_maximum(limit))
     assert min(rows, columns) >= 28
     assert rows * columns <= limit
     before = smart_resize(*size, usual)

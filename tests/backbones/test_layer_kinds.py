@@ -19,8 +19,8 @@ from protokv.core.step import StepTokens
 from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state import checkpoint
-from protokv.state.describe import describe
-from protokv_cli.inspect import document_tables
+from protokv.state.describe import describe_state
+from protokv_cli.inspect import make_document_tables
 from tests.backbones.test_conformance import QUESTION, assert_logits, video
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
@@ -88,18 +88,18 @@ def test_what_is_carried_has_one_size_and_goes_on_to_the_bit(model: tuple[Backbo
 
 def test_inspect_tells_the_kind_of_every_layer(model: tuple[Backbone, Upstream], tmp_path: Path) -> None:
     protokv.save(windowed(model[0], 1), tmp_path / "state.safetensors")
-    found = describe(tmp_path / "state.safetensors", values=True)
+    found = describe_state(tmp_path / "state.safetensors", values=True)
     kinds = [kind.removesuffix("_attention") for kind in model[1].model.config.text_config.layer_types]
     assert [row["kind"] for row in found["layer_kinds"]] == kinds
     assert found["bytes"]["layers"] > 8 * len(kinds)
     console = Console(file=StringIO(), width=200, record=True)
-    for table in document_tables(found, layers=True):
+    for table in make_document_tables(found, layers=True):
         console.print(table)
     assert "layer kinds" in console.export_text()
 
 
 def test_a_state_of_other_layers_or_without_a_tensor_is_refused(model: tuple[Backbone, Upstream]) -> None:
-    state = checkpoint.to_state(windowed(model[0], 1))
+    state = checkpoint.make_state(windowed(model[0], 1))
     kinds = state.tensors["layers.kinds"].clone()
     kinds[0, 0] = 2 if kinds[0, 0] != 2 else -1
     kept = [name for name in state.tensors if name.startswith("layers.")]
@@ -110,7 +110,7 @@ def test_a_state_of_other_layers_or_without_a_tensor_is_refused(model: tuple[Bac
         broken.append({**state.tensors, **windows})
     for tensors in broken:
         with pytest.raises(StateCorrupt):
-            checkpoint.from_state(replace(state, tensors=tensors), model[0])
+            checkpoint.restore_session(replace(state, tensors=tensors), model[0])
 
 
 def test_what_such_layers_cannot_do_is_refused(model: tuple[Backbone, Upstream]) -> None:

@@ -14,7 +14,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 import protokv
 from protokv.backbones import identify_backbone, load_backbone, loading
-from protokv.backbones.files import find_families, find_packaged_models, read_video_processor
+from protokv.backbones.files import find_model_families, find_packaged_models, read_video_processor
 from protokv.backbones.loading import find_devices
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
@@ -76,7 +76,7 @@ def test_shards_are_the_model_of_one_file_a_byte_in_any_is_another_identity_and_
 def test_auto_on_a_cpu_keeps_16_bits_where_the_processor_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     request = loading.PlacementRequest.parse(device="cpu", dtype="auto", device_map=None, quantization=None)
     for multiplies, half in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(loading, "multiplies_bfloat16", lambda found=multiplies: found)
+        monkeypatch.setattr(loading, "has_bfloat16_instructions", lambda found=multiplies: found)
         assert request.placement(torch.float16).dtype == request.placement(torch.bfloat16).dtype == half
         assert request.placement(torch.float32).dtype == request.placement(None).dtype == torch.float32
         assert load_backbone("protokv/mini", device="cpu").dtype == torch.float32
@@ -153,12 +153,12 @@ def test_an_installed_package_adds_a_family(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "my_package-1.dist-info" / "entry_points.txt").write_text(entry)
     (tmp_path / "my_package-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert find_families.__wrapped__()["my_vl"].value == "my_package.backbone:MyVL"
+    assert find_model_families.__wrapped__()["my_vl"].value == "my_package.backbone:MyVL"
     assert "me/model" in find_packaged_models.__wrapped__()
 
 
 def test_too_little_memory_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "machine_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(loading, "measure_machine_memory", lambda: 1000)
     error = refused(folder)
     assert "does not fit into memory" in error.message
     assert "--quantization 4bit" in error.hint

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from protokv.backbones.pixels import PixelConfig, make_processor, patchify, smart_resize
+from protokv.backbones.pixels import PreprocessorConfig, make_image_processor, patchify, smart_resize
 from protokv.errors import ModelError, SourceUnreadable
 from tests.tolerance import near
 
@@ -26,7 +26,7 @@ SHAPES = [(1, 150), (84, 84), (360, 640), (641, 361), (9, 5), (1080, 31), (720, 
 @pytest.mark.parametrize(("low", "high"), [(3136, 60000), (7056, 7056)], ids=["range", "one size"])
 def test_patches_equal_those_of_transformers(height: int, width: int, low: int, high: int) -> None:
     image = picture(height, width)
-    patches, (rows, columns) = patchify(np.stack([image, image]), PixelConfig(min_pixels=low, max_pixels=high))
+    patches, (rows, columns) = patchify(np.stack([image, image]), PreprocessorConfig(min_pixels=low, max_pixels=high))
     processor = Qwen2VLImageProcessorPil(size={"shortest_edge": low, "longest_edge": high})
     found = processor(images=[image], input_data_format="channels_last", return_tensors="pt")
     expected: Tensor = found["pixel_values"]
@@ -37,11 +37,11 @@ def test_patches_equal_those_of_transformers(height: int, width: int, low: int, 
 
 def test_frames_that_are_too_narrow_are_refused() -> None:
     with pytest.raises(SourceUnreadable, match="1280 x 6"):
-        smart_resize(6, 1280, PixelConfig())
+        smart_resize(6, 1280, PreprocessorConfig())
 
 
 def test_a_file_without_settings_means_those_of_the_video_processor() -> None:
-    ours, Theirs = make_processor({}), LlavaOnevisionImageProcessorPil
+    ours, Theirs = make_image_processor({}), LlavaOnevisionImageProcessorPil
     assert (tuple(ours.image_mean), tuple(ours.image_std)) == (tuple(Theirs.image_mean), tuple(Theirs.image_std))
     assert {name: ours.size[name] for name in ("height", "width")} == Theirs.size
     assert ours.resample == Theirs.resample
@@ -58,4 +58,4 @@ def test_a_file_without_settings_means_those_of_the_video_processor() -> None:
 )
 def test_preprocessing_of_another_kind_is_refused_by_name(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ModelError, match=f"the video processor asks for .*{named}"):
-        make_processor(settings)
+        make_image_processor(settings)

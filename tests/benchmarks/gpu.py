@@ -36,7 +36,7 @@ from protokv.core import graphs, kernels
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.core.step import StepKV
-from protokv.memories import CONFIGS, MemoryConfig
+from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state.reader import load
 from protokv.state.writer import save
 from protokv.timings import Timings
@@ -120,7 +120,7 @@ def compare_families(visit: Visit, share: int) -> None:
 
     # cuDNN rounds what goes into a convolution to TF32 by default.
     torch.backends.cudnn.conv.fp32_precision = "ieee"
-    families, kinds = list(BUILDERS)[share::4], ["durable", "sliding-window"] if visit.tiny else list(CONFIGS)
+    families, kinds = list(BUILDERS)[share::4], ["durable", "sliding-window"] if visit.tiny else list(MEMORIES)
     rows: list[dict[str, Any]] = []
     for family in families[:1] if visit.tiny else families:
         folder = visit.work / family
@@ -343,16 +343,16 @@ def _kernels(T: int, N: int, rounds: int) -> dict[str, Any]:
     del logits
 
     def widened() -> tuple[torch.Tensor, torch.Tensor]:
-        return kernels.with_columns(k, v, kernels.bias_columns(bias, scale, k.dtype))
+        return kernels.append_bias_columns(k, v, kernels.make_bias_columns(bias, scale, k.dtype))
 
-    ready, wide = widened(), torch.nn.functional.pad(q, (0, kernels.COLUMNS), value=1.0)
+    ready, wide = widened(), torch.nn.functional.pad(q, (0, kernels.BIAS_COLUMNS), value=1.0)
     ways: dict[str, Callable[[], Any]] = {
-        "columns": lambda: kernels.biased_attention(q, *ready, bias, scale),
-        "columns made at reading": lambda: kernels.biased_attention(q, *widened(), bias, scale),
+        "columns": lambda: kernels.compute_biased_attention(q, *ready, bias, scale),
+        "columns made at reading": lambda: kernels.compute_biased_attention(q, *widened(), bias, scale),
         "products": lambda: kernels._by_products(q, k, v, bias[:, None], scale),
         "efficient, bfloat16 mask": lambda: kernels._efficient(q, k, v, bias[:, None], scale),
         "efficient, columns": lambda: kernels._efficient(wide, *ready, None, scale),
-        "no bias": lambda: kernels.attention(q, k, v, None, scale),
+        "no bias": lambda: kernels.compute_attention(q, k, v, None, scale),
     }
     row: dict[str, Any] = {}
     for name, call in ways.items():

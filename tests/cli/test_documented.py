@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from protokv.ingestion import ingest_events
-from protokv_cli.exits import Exit
+from protokv_cli.exits import ExitCode
 from protokv_cli.main import COMMANDS, app
 from tests.cli.conftest import Program
 from tests.fleet.conftest import InlinePool
@@ -146,8 +146,8 @@ def test_an_example_of_the_readme_runs(
         shutil.copy(short_state, ".")
         shutil.copy(short_state, "states")
     # Processes of workers are in `test_fleet.py`, and the server's answers in `tests/serve`.
-    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
+    monkeypatch.setattr("protokv.fleet.LocalWorkerPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
     monkeypatch.setattr("uvicorn.Server.run", lambda server: None)
     result = embedded(*arguments_of(command))
-    assert result.code == Exit.DONE, result.err
+    assert result.code == ExitCode.DONE, result.err
     assert result.out or result.err

@@ -18,7 +18,7 @@ import pytest
 from protokv.ingestion import Progress
 from protokv.state.commit import lock
 from protokv.state.reader import load_state
-from protokv_cli.exits import Exit
+from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program, read_to_the_end, wait_for_commit, write_video
 from tests.cli.terminal import run_on_terminal
 
@@ -39,7 +39,7 @@ def test_a_signal_to_the_group_commits_and_the_same_command_ends_in_the_bytes_of
         wait_for_commit(process)
         os.killpg(process.pid, signal.SIGINT)
         out, err = read_to_the_end(process)
-    assert process.returncode == Exit.INTERRUPTED, err
+    assert process.returncode == ExitCode.INTERRUPTED, err
     assert "stopping after this step" in err
     assert "is committed" in err
     summary = json.loads(out.splitlines()[-1])
@@ -66,7 +66,7 @@ def test_a_terminal_that_goes_away_commits_and_its_second_signal_does_not_kill(
     monkeypatch.setattr("protokv.ingestion.watching.Progress", progress)
     # Hear SIGHUP, which nohup ignores for the tests themselves.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    assert protokv("ingest", video, *ARGUMENTS).code == Exit.HUNG_UP
+    assert protokv("ingest", video, *ARGUMENTS).code == ExitCode.HUNG_UP
     signal.signal(signal.SIGHUP, before)
     state = load_state("clip.safetensors")
     assert (state.complete, state.clock.steps) == (False, 5)
@@ -86,7 +86,7 @@ def test_a_reader_who_leaves_ends_the_report_and_is_no_error(protokv: Program, m
         reader.start()
         seen = run_on_terminal(protokv.environment, *command, stdout=pipe)
         reader.join()
-        assert seen.code == Exit.DONE, seen.screen
+        assert seen.code == ExitCode.DONE, seen.screen
         assert "Error" not in seen.screen
         # The ingest goes on, because its purpose is the state.
         assert load_state("clip.safetensors").complete
@@ -97,7 +97,7 @@ def test_a_report_that_cannot_be_written_is_told_and_the_state_is_there(
     protokv: Program, mocked: None, video: Path
 ) -> None:
     seen = run_on_terminal(protokv.environment, "ingest", video, *ARGUMENTS, stdout=Path("/dev/full"))
-    assert seen.code == Exit.FAILURE
+    assert seen.code == ExitCode.FAILURE
     assert "Error: stdout cannot be written" in seen.screen
     assert load_state("clip.safetensors").complete
 
@@ -110,7 +110,7 @@ def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
         # Neither does the one who wants to begin anew, or to append.
         for more in ((), ("--force",), ("--append", "-o", "clip.safetensors")):
             refused = protokv("ingest", video, *ARGUMENTS, *more)
-            assert refused.code == Exit.LOCKED
+            assert refused.code == ExitCode.LOCKED
             assert "Error: the state clip.safetensors is being written by another writer" in refused.err
         assert protokv("query", "clip.safetensors", "what is first ?").code == 0
         assert protokv("inspect", "clip.safetensors").code == 0
@@ -120,10 +120,10 @@ def test_a_second_writer_is_refused_and_readers_have_the_last_commit(
 def test_bad_subtitles_are_one_warning_and_a_partial_end(protokv: Program, mocked: None, video: Path) -> None:
     (protokv.folder / "bad.srt").write_bytes(b"junk\0" * 99)
     result = protokv("ingest", video, *ARGUMENTS, "--subtitles", "bad.srt")
-    assert (result.code, result.err.count("Warning: bad.srt: ")) == (Exit.PARTIAL, 1)
+    assert (result.code, result.err.count("Warning: bad.srt: ")) == (ExitCode.PARTIAL, 1)
     assert "\nHint: mend that, or choose other words with --subtitles" in result.err
     assert result.rows()[-1]["complete"]
-    assert protokv("ingest", video, *ARGUMENTS, "--subtitles", "no.srt").code == Exit.NOT_FOUND
+    assert protokv("ingest", video, *ARGUMENTS, "--subtitles", "no.srt").code == ExitCode.NOT_FOUND
 
 
 def test_too_little_memory_is_told_in_one_line_and_is_no_bug(
@@ -137,9 +137,9 @@ def test_too_little_memory_is_told_in_one_line_and_is_no_bug(
         def fail(*_: object, error: Exception = error, **__: object) -> None:
             raise RuntimeError("a library failed") from error
 
-        monkeypatch.setattr("protokv.state.describe.describe", fail)
+        monkeypatch.setattr("protokv.state.describe.describe_state", fail)
         found = embedded("inspect", "a.safetensors")
-        assert found.code == Exit.FAILURE
+        assert found.code == ExitCode.FAILURE
         error_line, hint = found.err.splitlines()
         assert error_line.startswith("Error: there is not enough memory")
         assert "bug" not in hint

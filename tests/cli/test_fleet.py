@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from protokv.fleet import Recipe
-from protokv.state.reader import Reader, load_state
-from protokv_cli.exits import Exit
+from protokv.fleet import JobRecipe
+from protokv.state.reader import StateReader, load_state
+from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program, read_to_the_end, write_video
 from tests.fleet.conftest import InlinePool
 from tests.fleet.recipes import MockRecipe
@@ -36,15 +36,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch, mocked: None) -> list[tuple[int, list[str]]]:
-    """Put workers of this process, with the mock, in the place of `LocalPool`; list their numbers and devices."""
+    """Put workers of this process, with the mock, in the place of `LocalWorkerPool`; list their numbers and devices."""
     made: list[tuple[int, list[str]]] = []
 
-    def make(recipe: Recipe, n: int, devices: list[str]) -> Any:
+    def make(recipe: JobRecipe, n: int, devices: list[str]) -> Any:
         made.append((n, devices))
         return nullcontext(InlinePool(recipe, n))
 
-    monkeypatch.setattr("protokv.fleet.LocalPool", make)
-    monkeypatch.setattr("protokv.fleet.Recipe", MockRecipe)
+    monkeypatch.setattr("protokv.fleet.LocalWorkerPool", make)
+    monkeypatch.setattr("protokv.fleet.JobRecipe", MockRecipe)
     return made
 
 
@@ -61,7 +61,7 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
     assert not Path("states").exists()
 
     result = protokv("ingest", folder, "-o", "states/", *SMALL)
-    assert result.code == Exit.PARTIAL
+    assert result.code == ExitCode.PARTIAL
     rows = {row["key"]: row for row in result.rows() if row["type"] == "video"}
     watched = dict.fromkeys(("one", "two", "more/three"), "watched")
     assert {key: row["status"] for key, row in rows.items()} == {**watched, "bad": "failed"}
@@ -90,16 +90,16 @@ def test_a_folder_becomes_a_folder_of_states_and_what_fails_is_listed(protokv: P
 def test_failures_are_lines_without_passwords_and_end_the_fleet_beyond_a_number(protokv: Program) -> None:
     gone = [f"gone{i}.mp4" for i in range(30)]
     result = protokv("ingest", *gone, "-o", "states", *SMALL, "--format", "table")
-    assert result.code == Exit.PARTIAL
+    assert result.code == ExitCode.PARTIAL
     assert sum(line.startswith("failed\tgone") for line in result.out.splitlines()) == 30
     assert len(Path("states/failures.jsonl").read_text().splitlines()) == 30
     result = protokv("ingest", *gone, "-o", "states", *SMALL, "--max-failures", "1")
-    assert (result.code, result.rows()[-1]["left"] > 20) == (Exit.PARTIAL, True)
+    assert (result.code, result.rows()[-1]["left"] > 20) == (ExitCode.PARTIAL, True)
 
     named = "http://admin:s3cret@127.0.0.1:9/a.mp4?token=s3cret"
     planned = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL, "--dry-run")
     result = protokv("ingest", named, "gone.mp4", "-o", "states", *SMALL)
-    assert (planned.code, result.code) == (0, Exit.PARTIAL)
+    assert (planned.code, result.code) == (0, ExitCode.PARTIAL)
     said = planned.out + planned.err + result.out + result.err + Path("states/failures.jsonl").read_text()
     assert said.count("http://127.0.0.1:9/a.mp4?token=***") >= 3
     assert "s3cret" not in said
@@ -118,7 +118,7 @@ def test_failures_are_lines_without_passwords_and_end_the_fleet_beyond_a_number(
 def test_a_worker_per_device_unless_told_otherwise(
     options: tuple[str, ...], made: tuple[int, list[str]], protokv: Program, pools: list[object]
 ) -> None:
-    assert protokv("ingest", "gone.mp4", "lost.mp4", "-o", "states", *SMALL, *options).code == Exit.PARTIAL
+    assert protokv("ingest", "gone.mp4", "lost.mp4", "-o", "states", *SMALL, *options).code == ExitCode.PARTIAL
     assert pools == [made]
 
 
@@ -132,13 +132,13 @@ def test_a_signal_to_all_processes_of_a_fleet_is_a_stop_of_its_workers(protokv: 
         os.killpg(process.pid, signal.SIGTERM)
         out, err = read_to_the_end(process)
     rows = [row for row in map(json.loads, out.splitlines()) if row["type"] != "progress"]
-    assert process.returncode == Exit.TERMINATED
+    assert process.returncode == ExitCode.TERMINATED
     for said in ("stopping after this step; once more to stop at once", "Continue with the same command."):
         assert err.count(said) == 1
     # The second may not have been begun.
     assert {row.get("status") for row in rows[:-1]} <= {"stopped"}
     assert rows[-1].items() >= {"watched": 1, "left": 1}.items()
-    assert Reader.open("states/one.safetensors").header.complete
+    assert StateReader.open("states/one.safetensors").header.complete
 
 
 @pytest.mark.usefixtures("pools")
@@ -155,7 +155,7 @@ def test_a_list_of_videos_is_a_file_or_stdin(listing: str, protokv: Program, fol
 
 @pytest.mark.usefixtures("pools")
 def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, folder: Path) -> None:
-    assert protokv("ingest", folder, "-o", "states/", *SMALL).code == Exit.PARTIAL
+    assert protokv("ingest", folder, "-o", "states/", *SMALL).code == ExitCode.PARTIAL
     rows = protokv("query", "--state", "states/", "what is first ?").rows()
     assert [row["state"] for row in rows] == [f"states/{key}.safetensors" for key in ("more/three", "one", "two")]
     assert all(row["mean_logprob"] <= 0 and row["question"] == "what is first ?" for row in rows)
@@ -179,5 +179,5 @@ def test_a_folder_of_states_is_asked_and_inspected_as_one(protokv: Program, fold
 
     Path("states/one.safetensors").write_bytes(b"damaged")
     result = protokv("query", "states", "what is first ?")
-    assert (result.code, len(result.rows())) == (Exit.PARTIAL, 3)
+    assert (result.code, len(result.rows())) == (ExitCode.PARTIAL, 3)
     assert result.err.splitlines()[-1] == "1 of 4 states cannot be asked"

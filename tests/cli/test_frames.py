@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from protokv.core.parts import Evidence, EvidenceSpan
-from protokv_cli.exits import Exit
+from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program, write_video
 
 MOMENTS = (EvidenceSpan(6.0, 8.0, 0.5), EvidenceSpan(1.0, 2.0, 0.2))
@@ -59,7 +59,7 @@ def test_a_video_is_found_where_it_is_named_and_refused_once_it_is_gone_or_chang
     (program.folder / "videos").mkdir()
     shutil.move("clip.mp4", "videos/renamed.mp4")
     gone = program(*ask)
-    assert (gone.code, gone.out) == (Exit.NOT_FOUND, "")
+    assert (gone.code, gone.out) == (ExitCode.NOT_FOUND, "")
     assert "Error: the video clip.mp4 of this state is not at hand" in gone.err
     assert "Hint: name the file, or the folder it is in, with --video" in gone.err
     assert program(*ask, "--video", "videos/renamed.mp4").code == 0
@@ -67,5 +67,5 @@ def test_a_video_is_found_where_it_is_named_and_refused_once_it_is_gone_or_chang
     assert program(*ask, "--video", "videos").code == 0
     write_video(program.folder / "clip.mp4", 12, seed=1)
     changed = program(*ask)
-    assert changed.code == Exit.MISMATCH
+    assert changed.code == ExitCode.MISMATCH
     assert "clip.mp4 is not the video that this state watched, or has changed since" in changed.err

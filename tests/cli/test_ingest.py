@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import PositionWarning
-from protokv_cli.exits import Exit
-from protokv_cli.hooks import Hook
+from protokv_cli.exits import ExitCode
+from protokv_cli.hooks import AnswerHook
 from protokv_cli.output import Format, Output
 from tests.cli.conftest import Program, write_video
 
@@ -70,7 +70,7 @@ def test_the_source_is_never_written_over(protokv: Program, mocked: None, video:
     (protokv.folder / "link.safetensors").symlink_to(clip)
     for output in ("self.safetensors", "link.safetensors"):
         result = protokv("ingest", clip, *SMALL, "-o", output, *flags)
-        assert result.code == Exit.USAGE, result.err
+        assert result.code == ExitCode.USAGE, result.err
         assert "is what is read, and would be written over" in result.err
         assert clip.read_bytes() == video.read_bytes()
 
@@ -123,7 +123,7 @@ def test_a_dry_run_says_what_one_video_takes_and_writes_nothing(
     assert (joined["duration_s"], joined["steps"]) == (8.0, 8)
     # The part that a budget keeps, and whether it was measured.
     assert "\nthe budget keeps 1/3 of the video\n" in protokv("ingest", video, *SMALL, "--force").err
-    monkeypatch.setattr("protokv_cli.ingest_report.MEASURED", 2)
+    monkeypatch.setattr("protokv_cli.ingest_report._MEASURED", 2)
     told = protokv("ingest", video, "--budget", "24", "--dry-run").err
     assert "keeps 1/3 of the video, beyond what was measured (1/2)" in told
     assert "the budget" not in protokv("ingest", video, *SMALL, "--force", "--memory", "full").err
@@ -138,7 +138,7 @@ def test_what_is_piped_in_and_is_no_video_is_told(
     monkeypatch.setattr("protokv_cli.ingest._open_stdin", lambda source: f"pipe:{reader}")
     refused = protokv("ingest", "-", "-o", "s.safetensors", "--budget", "24")
     os.close(reader)
-    assert (refused.code, "Error: stdin is not a video" in refused.err) == (Exit.FAILURE, True)
+    assert (refused.code, "Error: stdin is not a video" in refused.err) == (ExitCode.FAILURE, True)
 
 
 def test_timings_are_a_json_key_or_lines_on_stderr_and_nothing_without_the_option(
@@ -216,18 +216,18 @@ def test_questions_and_commands_that_make_no_sense_are_refused(
     protokv: Program, video: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     refused = protokv("ingest", video, *arguments)
-    assert (refused.code, said in refused.err) == (Exit.USAGE, True), refused.err
+    assert (refused.code, said in refused.err) == (ExitCode.USAGE, True), refused.err
 
 
 def test_a_slow_command_is_never_waited_for_and_killed_at_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protokv_cli.hooks.MOST_WAITING", 2)
+    monkeypatch.setattr("protokv_cli.hooks._MOST_WAITING", 2)
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
     os.mkfifo("begun")
     os.mkfifo("never")
-    with Hook("sh -c 'echo > begun; exec cat never'", said.append, 1.0) as hook:
+    with AnswerHook("sh -c 'echo > begun; exec cat never'", said.append, 1.0) as hook:
         hook({"answer": 0})
         Path("begun").read_bytes()
         for i in range(3):

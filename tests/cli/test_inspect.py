@@ -12,7 +12,7 @@ import pytest
 
 from protokv.state.reader import load_state
 from protokv.state.writer import save_state
-from protokv_cli.exits import Exit
+from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program, write_video
 
 
@@ -67,7 +67,7 @@ def test_every_source_and_its_damage_is_shown(protokv: Program, mocked: None, vi
         result = protokv("ingest", source, "--budget", "24", "--append", "-o", "s.safetensors", "--json")
         if source == cut:
             # A source behind a damaged one is watched once the state counts as complete.
-            assert result.code == Exit.PARTIAL
+            assert result.code == ExitCode.PARTIAL
             damage = result.rows()[-1]["damage"]
             save_state(replace(load_state("s.safetensors"), complete=True), "s.safetensors")
     stream = protokv("inspect", "s.safetensors", "--json").rows()[0]["stream"]
@@ -89,7 +89,7 @@ def test_a_state_is_written_in_another_form_and_equals_itself(protokv: Program, 
     assert row["bytes"] > 10_000
     result = protokv("inspect", state, other, "--json")
     (found,) = result.rows()
-    assert (result.code, found["equal"], found["header"], found["tensors"]) == (Exit.DONE, True, [], [])
+    assert (result.code, found["equal"], found["header"], found["tensors"]) == (ExitCode.DONE, True, [], [])
     (document,), (original,) = (protokv("inspect", one, "--json").rows() for one in (other, state))
     same = ("backbone", "memory", "stream", "layers", "complete", "created_by", "digests")
     assert all(document[key] == original[key] for key in same)
@@ -105,14 +105,14 @@ def test_a_target_is_replaced_only_if_it_is_of_the_same_video_or_by_force(
     for there, said in ((thesis, "no state that can be read"), (other, "the state of another stream")):
         before = there.read_bytes()
         result = protokv("inspect", state, "-o", there)
-        assert (result.code, there.read_bytes()) == (Exit.MISMATCH, before)
+        assert (result.code, there.read_bytes()) == (ExitCode.MISMATCH, before)
         assert (said in result.err.splitlines()[0], "--force" in result.err.splitlines()[1]) == (True, True)
         assert protokv("inspect", state, "-o", there, "--force").code == 0
         assert protokv("inspect", state, "-o", there).code == 0
     alias = protokv.folder / "alias.safetensors"
     alias.symlink_to(state)
     for itself in (state, alias):
-        assert protokv("inspect", state, "-o", itself, "--force").code == Exit.USAGE
+        assert protokv("inspect", state, "-o", itself, "--force").code == ExitCode.USAGE
 
 
 def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
@@ -121,10 +121,10 @@ def test_states_that_differ_are_told_apart_and_the_exit_code_says_so(
     assert protokv("ingest", video, "-o", "two.safetensors", "--budget", "24", "--memory", "durable").code == 0
     result = protokv("inspect", state, "two.safetensors", "--json")
     (found,) = result.rows()
-    assert (result.code, found["equal"]) == (Exit.FAILURE, False)
+    assert (result.code, found["equal"]) == (ExitCode.FAILURE, False)
     assert found["states"] == [str(state), "two.safetensors"]
     table = protokv("inspect", state, "two.safetensors", "--format", "table")
-    assert table.code == Exit.FAILURE
+    assert table.code == ExitCode.FAILURE
     assert all(word in table.out for word in ("different", "memory.pseudo_tokens", "codebook.keys", "differing"))
     equal = protokv("inspect", state, state, "--format", "table")
     assert (equal.code, "equal in all" in equal.out) == (0, True)
@@ -138,7 +138,7 @@ def test_a_damaged_state_is_refused_unless_digests_are_skipped(protokv: Program,
     state.write_bytes(data)
     for command, more in (("inspect", []), ("inspect", ["-o", "b.pt"]), ("inspect", [state]), ("query", ["what ?"])):
         result = protokv(command, state, *more)
-        assert (result.code, "tensor near.keys" in result.err) == (Exit.CORRUPT, True)
+        assert (result.code, "tensor near.keys" in result.err) == (ExitCode.CORRUPT, True)
     assert not Path("b.pt").exists()
     assert protokv("inspect", state, "--no-verify").code == 0
     assert protokv("query", state, "what is first ?", "--no-verify").code == 0

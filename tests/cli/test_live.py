@@ -11,7 +11,7 @@ import pytest
 
 from protokv.ingestion import Event, Every, SourceLost, ingest_events
 from protokv.memories import DurableConfig
-from protokv_cli.exits import Exit
+from protokv_cli.exits import ExitCode
 from protokv_cli.ingest_report import IngestReport
 from tests.cameras import EPOCH, World, gone
 from tests.cli.conftest import Program, wait_for_commit
@@ -52,8 +52,8 @@ def test_a_live_state_answers_as_of_a_time_of_the_stream_of_the_day_or_before_it
         assert result.rows()[0]["stream_time_s"] == stands_at
         assert "commit_age_s" not in result.rows()[0]
     early = protokv("query", camera, "--at", "2001-02-03T04:05", "what is it")
-    assert (early.code, "began at" in early.err) == (Exit.NOT_FOUND, True)
-    assert protokv("query", camera, "--at", "25:99:1:1", "what is it").code == Exit.USAGE
+    assert (early.code, "began at" in early.err) == (ExitCode.NOT_FOUND, True)
+    assert protokv("query", camera, "--at", "25:99:1:1", "what is it").code == ExitCode.USAGE
     # An answer of the last commit says how old it is.
     monkeypatch.setattr("protokv_cli.parsing.time.time", lambda: EPOCH + 150.0 + 7.0)
     last = protokv("query", camera, "what is it", "--json")
@@ -79,7 +79,7 @@ def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(embedded
         wait_for_commit(process)
         # The pipe stays open, and nothing more comes.
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == Exit.TERMINATED
+        assert process.wait(timeout=60) == ExitCode.TERMINATED
         assert "Continue with the same command" in process.stderr.read()
     assert (tmp_path / "s.safetensors").exists()
 
@@ -98,10 +98,10 @@ def test_a_camera_that_refuses_is_an_error_unless_it_is_waited_for_and_its_passw
     monkeypatch.setattr(IngestReport, "follow", stop_when_lost)
     address = "rtsp://admin:s3cret@127.0.0.1:9/1?token=s3cret"
     refused = protokv("ingest", address, "-o", "s.safetensors", "--json")
-    assert refused.code == Exit.NOT_FOUND, refused.err
+    assert refused.code == ExitCode.NOT_FOUND, refused.err
     assert "nothing answers at rtsp://127.0.0.1:9/1?token=***: Connection refused" in refused.err
     assert not Path("s.safetensors").exists()
     result = protokv("ingest", address, "-o", "s.safetensors", "--json", "--give-up", "5m")
-    assert result.code == Exit.INTERRUPTED, result.err
+    assert result.code == ExitCode.INTERRUPTED, result.err
     assert "Connection refused; trying again" in result.err
     assert "s3cret" not in refused.err + result.out + result.err

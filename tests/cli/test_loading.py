@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 
 from protokv.backbones.files import digest_weights
-from protokv.state.reader import Reader
-from protokv_cli.exits import Exit
+from protokv.state.reader import StateReader
+from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program
 
 NAME, SHA = "somebody/tiny-model", "a" * 40
@@ -64,9 +64,9 @@ def hub() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize(
     ("name", "revision", "in_reach", "said", "code"),
     [
-        (NAME, "", False, "it is not in the local cache, and the hub cannot be reached", Exit.FAILURE),
-        ("somebody/something-else", "", True, "there is no such model on the hub", Exit.NOT_FOUND),
-        (NAME, "v9", True, f"cannot load the model {NAME}: it has no such revision", Exit.FAILURE),
+        (NAME, "", False, "it is not in the local cache, and the hub cannot be reached", ExitCode.FAILURE),
+        ("somebody/something-else", "", True, "there is no such model on the hub", ExitCode.NOT_FOUND),
+        (NAME, "v9", True, f"cannot load the model {NAME}: it has no such revision", ExitCode.FAILURE),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_two_lines(
@@ -77,7 +77,7 @@ def test_a_model_that_cannot_be_loaded_is_two_lines(
     revision: str,
     in_reach: bool,
     said: str,
-    code: Exit,
+    code: ExitCode,
 ) -> None:
     address, asked = hub
     named = ["--revision", revision] if revision else []
@@ -108,12 +108,12 @@ def test_each_state_is_made_and_asked_with_the_revision_that_it_records(
         for revision, state, commit in ((TAG, "tag.safetensors", TAGGED), ("main", "main.zarr", SHA)):
             made = ("ingest", video, "-o", state, "--model", NAME, "--revision", revision, "--budget", "24")
             result = protokv(*made, env=environment)
-            assert result.code == Exit.DONE, result.err
-            found = Reader.open(state).header.backbone
+            assert result.code == ExitCode.DONE, result.err
+            found = StateReader.open(state).header.backbone
             digest = digest_weights(str(cache / "snapshots" / commit))
             assert (found.revision, found.weights_digest) == (commit, digest)
             for named in ((), ("--model", NAME)):
                 asked = protokv("query", state, "what ?", "--max-new-tokens", "1", *named, env=environment)
-                assert asked.code == Exit.DONE, asked.err
+                assert asked.code == ExitCode.DONE, asked.err
         wrong = protokv("query", "main.zarr", "what ?", "--model", NAME, "--revision", TAG, env=environment)
         assert "its backbone.weights_digest is" in wrong.err

@@ -14,10 +14,10 @@ import typer
 from protokv import __version__
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
-from protokv.ingestion import NEVER, Every
-from protokv.replay.memories import Variation
+from protokv.ingestion import COMMIT_NEVER, Every
+from protokv.replay.memories import Sweep
 from protokv_cli import main
-from protokv_cli.exits import Exit
+from protokv_cli.exits import ExitCode
 from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_setting, parse_variation
 from tests.cli.conftest import Program
 
@@ -52,15 +52,15 @@ def test_a_wrong_option_or_a_bug_is_one_line_and_a_traceback_only_with_debug(
 ) -> None:
     assert "Did you mean 'ingest'" in protokv("help", "ingst").err
     result = protokv("inspect", "x.safetensors", "--format", "jsn")
-    assert result.code == Exit.USAGE
+    assert result.code == ExitCode.USAGE
     assert "Error: Invalid value for '--format' / '-f'" in result.err.splitlines()[-1]
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("impossible")
 
-    monkeypatch.setattr("protokv.state.describe.describe", broken)
+    monkeypatch.setattr("protokv.state.describe.describe_state", broken)
     result = protokv("inspect", "x.safetensors")
-    assert (result.code, result.err.splitlines()[0]) == (Exit.FAILURE, "Error: ZeroDivisionError: impossible")
+    assert (result.code, result.err.splitlines()[0]) == (ExitCode.FAILURE, "Error: ZeroDivisionError: impossible")
     assert "--debug" in result.err
     assert "Traceback" in protokv("inspect", "x.safetensors", "--debug").err
 
@@ -103,10 +103,10 @@ SECONDS = {
     ("parse", "text", "value"),
     [
         (parse_list, " a,, b ,", ("a", "b")),
-        (parse_every, "never", NEVER),
+        (parse_every, "never", COMMIT_NEVER),
         (parse_every, "2m", Every(seconds=120)),
         (parse_every, "1 step", Every(n_steps=1)),
-        (parse_variation, "paper.split=1:5,1:3", Variation("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])),
+        (parse_variation, "paper.split=1:5,1:3", Sweep("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])),
         (parse_budget, "512", 512),
         (parse_budget, " 1.5M ", 1_500_000),
         (parse_setting, "split=1:5", ("split", (1, 5))),

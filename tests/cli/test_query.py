@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from protokv_cli.exits import Exit
+from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program
 from tests.cli.terminal import run_on_terminal
 from tests.mock_backbone import MockBackbone
@@ -79,7 +79,7 @@ def test_an_answer_may_be_one_of_some_choices(protokv: Program, clip: str) -> No
     shown = protokv("query", clip, QUESTION, "--choices", "red,green").out
     assert shown.startswith(f"{row['answer']}\n  red {row['probabilities']['red']:.2f}, green ")
     both = protokv("query", clip, QUESTION, "--choices", "red,green", "--temperature", "1")
-    assert (both.code, "generates and draws nothing" in both.err) == (Exit.USAGE, True)
+    assert (both.code, "generates and draws nothing" in both.err) == (ExitCode.USAGE, True)
 
 
 def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, video: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_kept_commit_answers_as_of_its_time(protokv: Program, mocked: None, vi
     assert shown.rows()[0]["stream"]["duration_s"] == 6.0
     assert shown.err == at("query", "8", QUESTION).err == "as of 0:06, the last commit that is kept before 0:08\n"
     early = at("query", "5s", QUESTION)
-    assert early.code == Exit.NOT_FOUND
+    assert early.code == ExitCode.NOT_FOUND
     assert "no commit at or before 5 s; it has those at 6 s, 9 s, 12 s" in early.err.splitlines()[0]
 
 
@@ -178,13 +178,13 @@ def test_a_question_that_cannot_be_asked_is_named_and_the_others_are_answered(pr
         shutil.copy(clip, states / f"{name}.safetensors")
     for state, times in ((clip, 1), ("states/", 2)):
         result = protokv("query", state, "--questions", file)
-        assert result.code == Exit.USAGE
+        assert result.code == ExitCode.USAGE
         assert [row["question"] for row in result.rows()] == good * times
         errors = [line for line in result.err.splitlines() if line.startswith("Error: ")]
         assert sorted(line.split(" of ")[0] for line in errors) == sorted(f"Error: line {number}" for number in bad)
         assert len(result.err) < 5000
     result = protokv("query", clip, "bad \udcff byte", good[0])
-    assert (result.code, len(result.rows()), "question 1: " in result.err) == (Exit.USAGE, 1, True)
+    assert (result.code, len(result.rows()), "question 1: " in result.err) == (ExitCode.USAGE, 1, True)
     file.write_bytes(bad[4])
     refused = protokv("query", "absent.safetensors", "--questions", file)
-    assert (refused.code, refused.err.startswith("Error: line 1 of")) == (Exit.USAGE, True)
+    assert (refused.code, refused.err.startswith("Error: line 1 of")) == (ExitCode.USAGE, True)

@@ -12,8 +12,8 @@ import pytest
 
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.judges import Judge, Verdict
-from protokv.replay.rows import AnswerRow, RowFile
-from protokv_cli.exits import Exit
+from protokv.replay.rows import AnswerRow, AnswerRowFile
+from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program
 from tests.replay.benchmarks.conftest import data_root  # noqa: F401
 
@@ -62,13 +62,13 @@ def test_a_replay_is_planned_run_reported_again_and_merged_into_a_table(
     assert {point["memory"] for point in one["points"]} == {"sliding-window"}
     # Another study is refused.
     result = protokv(*small, "--fps", "1")
-    assert (result.code, "had fps 2.0 and now has fps 1.0" in result.err) == (Exit.USAGE, True)
+    assert (result.code, "had fps 2.0 and now has fps 1.0" in result.err) == (ExitCode.USAGE, True)
     assert protokv(*small, "--fps", "1", "--dry-run").err == result.err
     assert Path("results.jsonl").read_bytes() == finished
 
     # Drawing itself is tested in `tests/replay/test_figure.py`.
     drawn: list[str] = []
-    monkeypatch.setattr("protokv.replay.figure.save_figure", lambda report, path, **_: drawn.append(str(path)))
+    monkeypatch.setattr("protokv.replay.figure.save_report_figure", lambda report, path, **_: drawn.append(str(path)))
     Path("12.jsonl").write_bytes(finished.replace(b'"budget": 24', b'"budget": 12'))
     protokv.environment["COLUMNS"] = "80"
     files = ("12.jsonl", "results.jsonl", "--plot", "x.png", "--csv", "x.csv")
@@ -82,18 +82,18 @@ def test_a_replay_is_planned_run_reported_again_and_merged_into_a_table(
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     protokv: Program, small: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = RowFile.append
+    append = AnswerRowFile.append
 
-    def append_and_interrupt(file: RowFile, row: AnswerRow) -> None:
+    def append_and_interrupt(file: AnswerRowFile, row: AnswerRow) -> None:
         append(file, row)
         # Once: the second is that of a user who will not wait.
         if len(file.rows) == 1:
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RowFile, "append", append_and_interrupt)
+        patch.setattr(AnswerRowFile, "append", append_and_interrupt)
         stopped = protokv(*small)
-    assert stopped.code == Exit.INTERRUPTED, stopped.err
+    assert stopped.code == ExitCode.INTERRUPTED, stopped.err
     assert "Continue with the same command" in stopped.err
     assert 0 < len(results()) < 8
     assert protokv(*small).code == 0
@@ -118,7 +118,7 @@ def test_a_table_names_everything_that_decides_its_numbers(
     (tmp_path / "ovo-bench" / "src_videos" / "Ego4D" / "clips" / "clip22.mp4").unlink()
     protokv.environment["COLUMNS"] = "160"
     done = protokv(*on_dataset, "ovo-bench", "--data-root", tmp_path, "--format", "table")
-    assert (done.code, "left out: Ego4D/clips/clip22.mp4" in done.err) == (Exit.PARTIAL, True)
+    assert (done.code, "left out: Ego4D/clips/clip22.mp4" in done.err) == (ExitCode.PARTIAL, True)
     said = " ".join(done.out.split())
     for text in (
         "ovo-bench,", ", weights ", "2 a second", "tokens a step", "left out video", "most frequent answer of a type",
@@ -146,4 +146,4 @@ def test_open_answers_are_judged_after_the_pass(
     (judged,) = protokv(*wanted, "--judge", "gpt").rows()
     assert {(point["accuracy"], point["points"]) for point in judged["points"]} == {(1.0, 5.0)}
     refused = protokv(*on_dataset, "mlvu", "--data-root", data_root, "--judge", "gpt")
-    assert (refused.code, "reads open answers" in refused.err) == (Exit.USAGE, True)
+    assert (refused.code, "reads open answers" in refused.err) == (ExitCode.USAGE, True)

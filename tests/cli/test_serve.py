@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from protokv.ingestion import ingest_events
 from protokv.memories import DurableConfig
-from protokv.state.reader import Reader
+from protokv.state.reader import StateReader
 from tests.cli.conftest import Program
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -31,7 +31,7 @@ def test_it_listens_on_this_machine_alone_with_the_model_of_the_first_readable_s
         assert protokv("serve", tmp_path, "--model", "mock", *flags).code == 0
         with TestClient(seen[-1].app, "http://localhost") as one:
             assert one.post("/v1/streaming/sessions", content=b'{"name": "porch"}').status_code == opened
-    assert Reader.open(tmp_path / "porch.safetensors").header.memory["budget"] == 64
+    assert StateReader.open(tmp_path / "porch.safetensors").header.memory["budget"] == 64
     (tmp_path / "porch.safetensors").unlink()
     del protokv.environment["PROTOKV_MODEL"]
     (tmp_path / "a.safetensors").write_bytes(b"no state")

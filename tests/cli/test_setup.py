@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protokv.backbones.sizes import KNOWN_MODELS
-from protokv_cli.exits import Exit
+from protokv_cli.exits import ExitCode
 from protokv_cli.models import describe_models
 from tests.cli.conftest import Program
 
@@ -23,7 +23,7 @@ def test_the_report_has_no_value_of_a_variable_and_not_the_name_of_the_user(
     protokv.environment |= {"PROTOKV_TOKEN": "s3cret", "HF_TOKEN": "s3cret", "HTTPS_PROXY": "http://me:s3cret@x"}
     monkeypatch.setattr(Path, "home", lambda: protokv.folder.parent)
     result = protokv("doctor", "-f", form)
-    assert result.code == Exit.DONE, result.out
+    assert result.code == ExitCode.DONE, result.out
     text = "".join(line.strip() for line in result.out.splitlines())
     assert "s3cret" not in text
     assert str(protokv.folder.parent) not in text
@@ -41,7 +41,7 @@ def test_a_package_that_cannot_be_imported_is_a_problem_and_a_failure(
 
     monkeypatch.setattr("protokv_cli.doctor.import_module", broken)
     result = protokv("doctor", "-f", "json")
-    assert result.code == Exit.FAILURE
+    assert result.code == ExitCode.FAILURE
     (found,) = result.rows()
     assert found["problems"] == [f"{name} cannot be imported: libfoo.so: no such file" for name in ("av", "torch")]
     assert [one["name"] for one in found["devices"]] == ["cpu"]
@@ -58,7 +58,7 @@ def test_each_published_model_is_a_row_and_a_line_with_its_whole_name(protokv: P
         assert [line for line in lines if said in line], said
     assert all("Qwen3-VL" in row["name"] for row in protokv("models", "qwen3-vl", "--json").rows())
     refused = protokv("models", "elephant")
-    assert (refused.code, "Hint: protokv models lists" in refused.err) == (Exit.NOT_FOUND, True)
+    assert (refused.code, "Hint: protokv models lists" in refused.err) == (ExitCode.NOT_FOUND, True)
 
 
 def test_a_model_fits_where_it_has_room_and_the_greatest_that_fits_a_gpu_is_recommended() -> None:

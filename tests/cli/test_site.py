@@ -46,7 +46,7 @@ def test_the_page_of_json_has_every_key(site: Path, embedded: Program, monkeypat
         *("query", "video.safetensors", "-", "--evidence", "--timings"),
         stdin='{"question": "What shape appeared first?", "answer": "star"}',
     )
-    monkeypatch.setattr("protokv.fleet.LocalPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
+    monkeypatch.setattr("protokv.fleet.LocalWorkerPool", lambda recipe, n, *_: nullcontext(InlinePool(recipe, n)))
     shutil.copytree(ROOT / "samples" / "short", "videos")
     fleet = ("ingest", "videos/", "-o", "states/", "--json")
     rows = [*asked.rows(), *embedded(*fleet, "--dry-run").rows(), *embedded(*fleet).rows()]

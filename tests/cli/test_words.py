@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protokv.words import transcript
-from protokv_cli.exits import Exit
+from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program
 from tests.cli.terminal import run_on_terminal
 
@@ -69,19 +69,19 @@ def test_the_transcript_is_printed_in_every_form_and_never_obeyed(protokv: Progr
     ]  # fmt: skip
     assert "\x1b[31mmine" not in seen.screen
     early = protokv("inspect", talk, "--words", "--at", "0:03")
-    assert (early.code, early.out, "no words are known: talk.srt" in early.err) == (Exit.DONE, "", True)
+    assert (early.code, early.out, "no words are known: talk.srt" in early.err) == (ExitCode.DONE, "", True)
 
 
 def test_a_state_that_cannot_tell_what_was_said_says_why(
     protokv: Program, watched: Callable[..., Path], talk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = protokv("inspect", watched(), "--words")
-    assert (without.code, without.out, "no words are known" in without.err) == (Exit.DONE, "", True)
-    monkeypatch.setattr(transcript, "MOST_BYTES", transcript.MOST_OF_LINE)
+    assert (without.code, without.out, "no words are known" in without.err) == (ExitCode.DONE, "", True)
+    monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", transcript.MOST_TRANSCRIPT_LINE_BYTES)
     assert "older lines may be gone" in protokv("inspect", talk, "--words").err
     for more in (["--verify"], ["--layers"], ["-o", "other.zarr"]):
-        assert protokv("inspect", talk, "--words", *more).code == Exit.USAGE, more
-    assert protokv("inspect", protokv.folder, "--words").code == Exit.USAGE
+        assert protokv("inspect", talk, "--words", *more).code == ExitCode.USAGE, more
+    assert protokv("inspect", protokv.folder, "--words").code == ExitCode.USAGE
 
 
 def test_a_dry_run_says_which_words_would_be_read_and_what_of_them_cannot(protokv: Program, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, float32
 
-from protokv.core.context import EMPTY, Anchoring, Context
+from protokv.core.context import EMPTY_BIAS, Context, PositionFacts
 from protokv.core.memory import Memory
 from protokv.core.rotary import PreciseRotary, rotate, unrotate
 from protokv.core.session import Session
@@ -113,14 +113,14 @@ def shown_to(context: Context, layer: int, query: Tensor) -> tuple[Tensor, Tenso
         for one in segments
     ]
     bias = torch.cat([segment.bias for segment in segments], 1)
-    free = bias.masked_fill(bias == EMPTY, -torch.inf)
+    free = bias.masked_fill(bias == EMPTY_BIAS, -torch.inf)
     return torch.cat(keys, 1), torch.cat([segment.values for segment in segments], 1), free
 
 
-def anchored(world: World, origin: int, moving: Sequence[int] = (0,)) -> Anchoring:
+def anchored(world: World, origin: int, moving: Sequence[int] = (0,)) -> PositionFacts:
     """What re-anchoring must know of the model and of a stream of a test."""
     precise = PreciseRotary(world.rotary, world.shape.position_components)
-    return Anchoring(precise, origin, 2**18, moving)
+    return PositionFacts(precise, origin, 2**18, moving)
 
 
 def copy_of(memory: Memory | Session) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from protokv.core import kernels
 from protokv.core.attention import TokenCache, attend
-from protokv.core.context import EMPTY, Segment
-from protokv.core.evidence import shares
+from protokv.core.context import EMPTY_BIAS, KVSegment
+from protokv.core.evidence import measure_shares
 from protokv.core.rotary import rotate
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
@@ -20,10 +20,10 @@ from tests.tolerance import near, tolerance
 
 CPU = torch.device("cpu")
 # A query, the segments and the tail that it attends to, and the factor on the logits.
-Case = tuple[Tensor, list[Segment], tuple[Tensor, Tensor], float]
+Case = tuple[Tensor, list[KVSegment], tuple[Tensor, Tensor], float]
 
 
-def dense(query: Tensor, segments: list[Segment], tail: tuple[Tensor, Tensor], scaling: float) -> Tensor:
+def dense(query: Tensor, segments: list[KVSegment], tail: tuple[Tensor, Tensor], scaling: float) -> Tensor:
     """Equation 3 of the paper, one query head and one query at a time, in float64."""
     heads, T, D = query.shape
     H, n = tail[0].shape[:2]
@@ -70,10 +70,10 @@ def cases(draw: st.DrawFn) -> Case:
     segments = []
     for N in draw(st.lists(st.integers(0, 67), max_size=3)):
         bias = torch.rand(H, N, generator=g) * 6
-        bias[torch.rand(H, N, generator=g) < 0.3] = EMPTY
-        bias[: draw(st.integers(0, H))] = EMPTY
+        bias[torch.rand(H, N, generator=g) < 0.3] = EMPTY_BIAS
+        bias[: draw(st.integers(0, H))] = EMPTY_BIAS
         turn = PlainRotary(D)(torch.tensor([draw(st.integers(-99, 99))])) if draw(st.booleans()) else None
-        segments.append(Segment(normal(H, N, D), normal(H, N, D), bias, turn))
+        segments.append(KVSegment(normal(H, N, D), normal(H, N, D), bias, turn))
     # Keys of attention are as often parts of larger tensors as not.
     tail = normal(H, n + 3, D)[:, :n], normal(H, n + 3, D)[:, :n]
     query = normal(T, H * groups, D).transpose(0, 1)
@@ -102,7 +102,7 @@ def test_every_kernel_returns_the_same_output_and_log_sum_exp(H: int, M: int, N:
     g = torch.Generator().manual_seed(seed)
     query, keys, values = (torch.randn(H, size, 16, generator=g) for size in (M, N, N))
     mask = torch.randn(*((1, M, N) if shared else (H, 1, N)), generator=g)
-    out, lse = kernels.attention(query, keys, values, mask, 0.25)
+    out, lse = kernels.compute_attention(query, keys, values, mask, 0.25)
     logits = (query @ keys.transpose(1, 2)).double() * 0.25 + mask
     largest = max(float(part.abs().max()) for part in (values, logits, lse))
     torch.testing.assert_close(lse.double(), logits.logsumexp(-1), rtol=0, atol=tolerance(lse.dtype, 16 + N, largest))
@@ -118,8 +118,8 @@ def masses(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     query, keys, values = (torch.randn(H, size, D, generator=g).to(dtype) for size in (M, N, N))
     bias = torch.rand(H, N, generator=g) * math.log(draw(st.sampled_from([2.0, 1e3, 1e6])))
-    bias[torch.rand(H, N, generator=g) < draw(st.sampled_from([0.0, 0.4]))] = EMPTY
-    bias[: draw(st.integers(0, H))] = EMPTY
+    bias[torch.rand(H, N, generator=g) < draw(st.sampled_from([0.0, 0.4]))] = EMPTY_BIAS
+    bias[: draw(st.integers(0, H))] = EMPTY_BIAS
     return query, keys, values, bias
 
 
@@ -127,9 +127,11 @@ def masses(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_a_bias_in_the_columns_of_the_keys_is_a_bias(case: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     query, keys, values, bias = case
     D = keys.shape[2]
-    columns = kernels.bias_columns(bias, D**-0.5, keys.dtype)
-    out, lse = kernels.biased_attention(query, *kernels.with_columns(keys, values, columns), bias, D**-0.5)
-    used = bias > EMPTY
+    columns = kernels.make_bias_columns(bias, D**-0.5, keys.dtype)
+    out, lse = kernels.compute_biased_attention(
+        query, *kernels.append_bias_columns(keys, values, columns), bias, D**-0.5
+    )
+    used = bias > EMPTY_BIAS
     # Of a bias up to 14 three parts keep what float32 keeps.
     added = columns.double().sum(-1) * D**-0.5
     torch.testing.assert_close(added[used], bias[used].double(), rtol=0, atol=2e-6)
@@ -147,7 +149,7 @@ def test_a_bias_in_the_columns_of_the_keys_is_a_bias(case: tuple[Tensor, Tensor,
 @given(cases())
 def test_attention_by_columns_is_the_plain_one(case: Case) -> None:
     query, segments, local, scaling = case
-    with patch.object(kernels, "takes_columns", lambda size, dtype, _: dtype in kernels.HALVES):
+    with patch.object(kernels, "uses_bias_columns", lambda size, dtype, _: dtype in kernels.HALF_DTYPES):
         out = attend(query, segments, local, scaling)
         # Another scale than the columns were made for.
         other = attend(query, [widened(one) for one in segments], local, 2 * scaling)
@@ -156,12 +158,12 @@ def test_attention_by_columns_is_the_plain_one(case: Case) -> None:
     torch.testing.assert_close(other, expected, **allowed(case, query.dtype))
 
 
-def widened(segment: Segment) -> Segment:
+def widened(segment: KVSegment) -> KVSegment:
     """Return a segment with columns, where its dtype has any."""
     if segment.keys.dtype == torch.float32:
         return segment
-    columns = kernels.bias_columns(segment.bias, segment.keys.shape[2] ** -0.5, segment.keys.dtype)
-    keys, values = kernels.with_columns(segment.keys, segment.values, columns)
+    columns = kernels.make_bias_columns(segment.bias, segment.keys.shape[2] ** -0.5, segment.keys.dtype)
+    keys, values = kernels.append_bias_columns(segment.keys, segment.values, columns)
     return replace(segment, keys=keys, values=values)
 
 
@@ -179,9 +181,9 @@ def test_half_precision_keeps_the_float32_bias() -> None:
     values[0, bias[0] > bias.median()] += 1
     values[0, bias[0] <= bias.median()] -= 1
     query, tail = torch.ones(1, 1, 32).bfloat16(), (keys[:, :1], values[:, :1])
-    segment = Segment(keys, values, bias)
+    segment = KVSegment(keys, values, bias)
     expected = dense(query, [segment], tail, 0.0)
-    flat = dense(query, [Segment(keys, values, bias.bfloat16().float())], tail, 0.0)
+    flat = dense(query, [KVSegment(keys, values, bias.bfloat16().float())], tail, 0.0)
     # Accumulated and rounded once in the dtype; without the bias's low bits the mean would be off by ten times that.
     assert rms(attend(query, [segment], tail, 0.0) - expected) < 0.3 * rms(flat - expected)
 
@@ -210,7 +212,7 @@ def test_a_cache_shows_each_layer_all_tokens_so_far_and_a_fork_keeps_its_own() -
 @given(cases())
 def test_shares_are_the_weights_of_the_last_token_over_a_group_of_heads(case: Case) -> None:
     query, segments, (keys, _), scaling = case
-    slots, tail = shares(query[:, -1], segments, keys, scaling)
+    slots, tail = measure_shares(query[:, -1], segments, keys, scaling)
     H, N = keys.shape[0], sum(segment.keys.shape[1] for segment in segments)
     expected = plain.weights(query, segments, keys, scaling)[:, -1].view(H, -1, N + keys.shape[1]).mean(1)
     # In whatever dtype the model is, logits and weights are float32.

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core import rotary
-from protokv.core.context import Anchoring, CompactContext, Context, HeldContext, SlotContext
-from protokv.core.rotary import PreciseRotary, direction, rerotate, rotate, rotate_by_moves_
+from protokv.core.context import CachedContext, CompactContext, Context, PositionFacts, SlotContext
+from protokv.core.rotary import PreciseRotary, make_direction, rerotate, rotate, rotate_by_moves_
 from tests.core.streams import PlainRotary
 from tests.oracles import attention as plain
 from tests.tolerance import near, tolerance
@@ -35,7 +35,7 @@ def shown_positions(context: Context) -> torch.Tensor:
     return there
 
 
-def literal(context: SlotContext, anchoring: Anchoring, span: int) -> tuple[SlotContext, int, int]:
+def literal(context: SlotContext, anchoring: PositionFacts, span: int) -> tuple[SlotContext, int, int]:
     """Compact placement written out slot by slot, every key turned: the slots, the shift and the next position."""
     assert context.positions is not None
     places, live = context.positions().tolist(), (context.bias > -torch.inf).tolist()
@@ -72,7 +72,7 @@ def literal(context: SlotContext, anchoring: Anchoring, span: int) -> tuple[Slot
 
 
 @st.composite
-def contexts(draw: st.DrawFn) -> tuple[SlotContext, Anchoring]:
+def contexts(draw: st.DrawFn) -> tuple[SlotContext, PositionFacts]:
     """Any times of far slots (copies of near ones too), any slots free, one position component or three."""
     H, F, W = draw(st.integers(1, 3)), draw(st.integers(0, 9)), draw(st.integers(0, 5))
     P, moving = draw(st.sampled_from([(1, (0,)), (3, (0,)), (3, (0, 1, 2))]))
@@ -93,7 +93,7 @@ def contexts(draw: st.DrawFn) -> tuple[SlotContext, Anchoring]:
     bias[..., ORIGIN + F :].masked_fill_(torch.rand(W, generator=g) < 0.3, -torch.inf)
     keys = rotate(bare, *PRECISE[P](positions))
     context = SlotContext(keys, values, bias, slice(ORIGIN, ORIGIN + F), lambda: positions)
-    return context, Anchoring(PRECISE[P], ORIGIN, int(positions.max()) + draw(st.integers(1, 9)), moving)
+    return context, PositionFacts(PRECISE[P], ORIGIN, int(positions.max()) + draw(st.integers(1, 9)), moving)
 
 
 def attended(expected: torch.Tensor, context: SlotContext, tail: tuple[torch.Tensor, torch.Tensor]) -> dict[str, float]:
@@ -103,13 +103,15 @@ def attended(expected: torch.Tensor, context: SlotContext, tail: tuple[torch.Ten
 
 
 @given(contexts(), st.integers(0, 4))
-def test_turned_queries_attend_as_over_keys_turned_one_by_one(case: tuple[SlotContext, Anchoring], more: int) -> None:
+def test_turned_queries_attend_as_over_keys_turned_one_by_one(
+    case: tuple[SlotContext, PositionFacts], more: int
+) -> None:
     context, anchoring = case
     span = int(context.far_span()) + more
     expected, shift, after = literal(context, anchoring, span)
     shown = context.compact(anchoring, span)
     assert (shown.shift, shown.next_position) == (shift, after)
-    held = HeldContext(shown)
+    held = CachedContext(shown)
     live = (context.bias > -torch.inf)[..., None]
     assert torch.equal(shown_positions(shown) * live, shown_positions(expected) * live)
     g = torch.Generator().manual_seed(1)
@@ -134,7 +136,7 @@ def test_keys_turned_in_parts_by_the_pairs_that_move_are_turned_by_their_own_ang
     moves = torch.randint(1 - end, end, (3, 11), generator=g)
     turned, precise = keys.clone(), PRECISE[components]
     rotate_by_moves_(turned, moves, precise, moving)
-    expected = rotate(keys, *precise(moves[..., None] * direction(moving, components, torch.device("cpu"))))
+    expected = rotate(keys, *precise(moves[..., None] * make_direction(moving, components, torch.device("cpu"))))
     torch.testing.assert_close(turned, expected, **near(expected, TURNED, math.sqrt(2) * float(keys.abs().max())))
 
 

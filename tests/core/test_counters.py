@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from protokv.memories import CONFIGS, ContinuityConfig, DurableConfig, MemoryConfig
-from protokv.memories.paper.memory import Paper
+from protokv.memories import MEMORIES, ContinuityConfig, DurableConfig, MemoryConfig
+from protokv.memories.paper.memory import PaperMemory
 from tests.core.streams import World, shape_of
 
 LONG = 10**8
@@ -18,7 +18,7 @@ CASES: dict[str, MemoryConfig] = {
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
 def test_a_token_more_is_a_token_more_after_many(config: MemoryConfig) -> None:
     world = World(shape_of(layers=1, heads=2, size=4, sink=0), 0, things=1, noise=0.01)
-    memory = CONFIGS[config.name].memory(config, world.shape, world.rotary)
+    memory = MEMORIES[config.name].memory(config, world.shape, world.rotary)
     memory.start(*world.sink())
     memory.append(world.step(0, 8))
     bank = memory._bank
@@ -37,7 +37,7 @@ def test_a_token_more_is_a_token_more_after_many(config: MemoryConfig) -> None:
 
 def test_a_mean_position_of_a_billion_tokens_still_moves() -> None:
     world = World(shape_of(layers=1, heads=1, size=4, sink=0), 0, things=1, noise=0.01)
-    memory = Paper(ContinuityConfig(budget=1, split=(0, 1), anchor="average"), world.shape, world.rotary)
+    memory = PaperMemory(ContinuityConfig(budget=1, split=(0, 1), anchor="average"), world.shape, world.rotary)
     memory.start(*world.sink())
     memory.append(world.step(0, 1))
     bank = memory._bank

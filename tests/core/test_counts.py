@@ -18,7 +18,7 @@ from protokv.core import rotary
 from protokv.core import session as session_module
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
-from protokv.core.settings import Positions
+from protokv.core.settings import PositionMode
 from protokv.core.step import StepKV
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import bank, rule
@@ -57,7 +57,7 @@ def watch(session: Session) -> None:
         session.take([step], [session.clock.steps * 1.0])
 
 
-def filled(backbone: StubBackbone, kind: str, budget: int, steps: int, positions: Positions = "stream") -> Session:
+def filled(backbone: StubBackbone, kind: str, budget: int, steps: int, positions: PositionMode = "stream") -> Session:
     """A session that has seen as many steps; the model is left out for all but the last two."""
     session = Session.start(backbone, MemoryConfig.of(kind, budget=budget, positions=positions))
     T = len(backbone.step.embeddings)
@@ -93,7 +93,7 @@ def at(layers: int, bound: tuple[int, int]) -> int:
     ],
 )
 def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
-    kind: str, budget: int, layers: int, positions: Positions, monkeypatch: pytest.MonkeyPatch
+    kind: str, budget: int, layers: int, positions: PositionMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only a CPU works through a bank in parts.
     monkeypatch.setattr(rule, "_AT_ONCE", {})
@@ -161,7 +161,7 @@ class Spy:
     ids=["stream-drawn", "compact-greedy", "stream-penalised"],
 )
 def test_a_decoding_step_waits_for_its_token_alone(
-    kind: str, positions: Positions, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+    kind: str, positions: PositionMode, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The counts are those of any size; with data, since some memories wait before the question is forwarded.
     backbone = StubBackbone(layers=3, kv_heads=2, groups=2, head_size=16, grid=(3, 3))

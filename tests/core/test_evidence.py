@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from protokv.backbones import load_backbone
-from protokv.backbones.pixels import TimedGrid
+from protokv.backbones.pixels import GridBackbone
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.evidence import NOTICED, Evidence, EvidenceSpan, find_spans
-from protokv.core.parts import FAINT
+from protokv.core.evidence import LEAST_STEP_SHARE, Evidence, EvidenceSpan, find_evidence_spans
+from protokv.core.parts import LEAST_EVIDENCE_SHARE
 from protokv.core.session import Session
 from protokv.core.step import StreamClock
-from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
+from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from samples.seeds import DEMONSTRATION
 from samples.worlds.streams import Worlds, WorldStream
 from tests.conftest import watched
@@ -61,14 +61,14 @@ def test_moments_are_those_of_attention_written_out(tiny: Backbone, kind: str) -
     session = watched(tiny, MemoryConfig.of(kind, budget=36), range(12))
     answer = session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=True)
     assert answer.evidence is not None
-    expected = find_spans(literal(session), 1.0)
+    expected = find_evidence_spans(literal(session), 1.0)
     assert expected
     found = answer.evidence.spans
     assert [(m.start_s, m.end_s) for m in found] == [(m.start_s, m.end_s) for m in expected]
     assert [m.share for m in found] == pytest.approx([m.share for m in expected], rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIGS))
+@pytest.mark.parametrize("kind", sorted(MEMORIES))
 def test_every_memory_gives_evidence_or_refuses(tiny: Backbone, kind: str) -> None:
     session = watched(tiny, MemoryConfig.of(kind, budget=36), range(12))
     plainly, told = (session.ask(QUESTION, Decoding(max_new_tokens=3), evidence=flag) for flag in (False, True))
@@ -92,17 +92,17 @@ def test_the_same_moments_are_told_at_compact_positions_and_of_frames_read_afres
 
 
 def test_steps_that_follow_each_other_are_one_moment_and_few_are_named() -> None:
-    shares = {3: 0.3, 4: NOTICED, 6: 0.1, 5: 0.001, 9: 0.2, 12: 0.05, 20: 0.04, 30: NOTICED / 2}
-    assert find_spans(shares, 2.0) == (
-        EvidenceSpan(6.0, 14.0, pytest.approx(0.4 + NOTICED + 0.001)),
+    shares = {3: 0.3, 4: LEAST_STEP_SHARE, 6: 0.1, 5: 0.001, 9: 0.2, 12: 0.05, 20: 0.04, 30: LEAST_STEP_SHARE / 2}
+    assert find_evidence_spans(shares, 2.0) == (
+        EvidenceSpan(6.0, 14.0, pytest.approx(0.4 + LEAST_STEP_SHARE + 0.001)),
         EvidenceSpan(18.0, 20.0, 0.2),
         EvidenceSpan(24.0, 26.0, 0.05),
     )
-    assert find_spans({}, 1.0) == ()
+    assert find_evidence_spans({}, 1.0) == ()
 
 
 def test_a_low_share_is_faint_only_for_models_with_reading_layers() -> None:
-    strong, weak = EvidenceSpan(0.0, 1.0, FAINT), EvidenceSpan(0.0, 1.0, FAINT / 2)
+    strong, weak = EvidenceSpan(0.0, 1.0, LEAST_EVIDENCE_SHARE), EvidenceSpan(0.0, 1.0, LEAST_EVIDENCE_SHARE / 2)
     assert Evidence((strong,), True).faint is False
     assert Evidence((weak,), True).faint is True
     assert Evidence((), True).faint is True
@@ -116,10 +116,10 @@ def test_a_position_tells_the_step_that_stands_there(per_second: float | None, s
         pytest.skip("several steps stand at one position")
     clock, step = StreamClock(100, 100 * step_s, 0, 0, 2 / step_s, 2), SimpleNamespace(grid=(2, 3), words=0)
     model: Any = SimpleNamespace(_tokens_per_second=per_second, device=torch.device("cpu"), prefix_ids=[0] * 5)
-    model.time_within = partial(TimedGrid.time_within, model)
+    model.time_within = partial(GridBackbone.time_within, model)
     for index in range(100):
         where = {"origin": 5, "start": 5, "index": index, "time_s": index * step_s}
-        times = TimedGrid.stream_times(model, TimedGrid.step_positions(model, step, **where).positions, clock)
+        times = GridBackbone.stream_times(model, GridBackbone.step_positions(model, step, **where).positions, clock)
         assert ((times / clock.step_seconds + 1e-6).floor() == index).all()
 
 

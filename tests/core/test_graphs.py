@@ -22,7 +22,7 @@ QUESTIONS = "what is red ?", "what is the first star after the red one ? " * 4, 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let a CPU capture. Only a CPU reads in numpy, and works through a bank in parts."""
-    monkeypatch.setattr(arrays, "has_data_here", lambda numbers: False)
+    monkeypatch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
     monkeypatch.setattr(rule, "_AT_ONCE", {})
     monkeypatch.setattr(graphs, "can_capture", lambda device: True)
     monkeypatch.setattr(graphs, "make_pool", lambda: 0)

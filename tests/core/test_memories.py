@@ -16,7 +16,7 @@ from protokv.core.build import build_memory, restore_memory
 from protokv.core.memory import Memory
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memories import CONFIGS, MemoryConfig, PaperConfig
+from protokv.memories import MEMORIES, MemoryConfig, PaperConfig
 from tests.core.streams import World, copy_of, feed, same, shape_of, shown_to, small_config, small_durable
 from tests.oracles.invariants import check_bank
 
@@ -25,7 +25,7 @@ BUDGET = 29
 LENGTHS = [3, 1, 7, 1, 40, 2, 6, 5, 9, 30, 4, 7]
 
 
-CASES: dict[str, MemoryConfig] = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in CONFIGS} | {
+CASES: dict[str, MemoryConfig] = {kind: MemoryConfig.of(kind, budget=BUDGET) for kind in MEMORIES} | {
     "paper-small": small_config(BUDGET),
     "paper-near-only": small_config(BUDGET, split=(1, 0)),
     "paper-far-only": small_config(BUDGET, split=(0, 1)),
@@ -91,7 +91,7 @@ def visible(memory: Memory) -> list[Tensor]:
 
 def reads_within_budget(config: MemoryConfig) -> bool:
     """A memory that retrieves keeps everything and reads within its budget."""
-    return CONFIGS[config.name].memory.bounded or config.name == "rekv"
+    return MEMORIES[config.name].memory.bounded or config.name == "rekv"
 
 
 def test_the_budget_holds_the_prefix_is_shown_and_the_footprint_stays(config: MemoryConfig, shape: MemoryShape) -> None:
@@ -232,7 +232,7 @@ def test_steps_out_of_order_are_refused(config: MemoryConfig, shape: MemoryShape
 
 @settings(max_examples=30)
 @given(
-    st.sampled_from(sorted(CONFIGS)),
+    st.sampled_from(sorted(MEMORIES)),
     st.lists(st.integers(1, 12), min_size=1, max_size=12),
     st.integers(9, 40),
     st.integers(0, 99),

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.core.near import NearWindow, Slots
+from protokv.core.near import KVSlots, NearWindow
 from tests.core.streams import World, shape_of
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=25)
@@ -13,7 +13,7 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=25)
 @given(st.integers(0, 11), LENGTHS)
 def test_every_token_is_in_the_window_or_has_left_it_once_in_order(window: int, lengths: list[int]) -> None:
     shape = shape_of(heads=2)
-    world, slots = World(shape, seed=window), Slots(shape, far=0, near=window)
+    world, slots = World(shape, seed=window), KVSlots(shape, far=0, near=window)
     near = NearWindow(slots, 1)
     seen, gone, held = [], [], []
     for index, tokens in enumerate(lengths):

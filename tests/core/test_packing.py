@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.core.build import build_memory, restore_memory
-from protokv.core.packing import check_shapes, pack, unpack
+from protokv.core.packing import check_tensor_shapes, pack_tensors, unpack_tensors
 from protokv.core.tensors import TensorSpec, count_bytes
 from protokv.errors import StateCorrupt
-from protokv.memories import CONFIGS, MemoryConfig
+from protokv.memories import MEMORIES, MemoryConfig
 from tests.core.streams import World, feed, same, shape_of
 
 SPECS = (
@@ -31,18 +31,18 @@ def test_what_is_unpacked_is_what_was_packed_bit_for_bit(used: tuple[int, ...], 
         tensors["a.y"][used[1] - 1] = 0
     if used[2]:
         tensors["b.z"][used[2] - 1] = False
-    packed = pack(tensors, SPECS)
+    packed = pack_tensors(tensors, SPECS)
     assert packed["a.x"].shape == (2, max(used[:2]), 3)
     assert packed["a.y"].shape == (max(used[:2]),)
     assert packed["b.z"].shape == (used[2],)
     assert all(tensor.is_contiguous() for tensor in packed.values())
-    again = unpack(packed, SPECS)
+    again = unpack_tensors(packed, SPECS)
     for name, tensor in tensors.items():
         assert tensor.shape == again[name].shape
         assert tensor.view(torch.uint8).tolist() == again[name].view(torch.uint8).tolist()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize("lengths", [[], [3], [3, 1, 7, 2], [5] * 12], ids=["nothing", "a step", "some", "more"])
 def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int]) -> None:
     shape, config = shape_of(heads=2, components=3), MemoryConfig.of(name, budget=29)
@@ -50,9 +50,9 @@ def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int
     memory = build_memory(config, shape, world.rotary)
     feed(memory, world, lengths)
     whole = memory.tensors()
-    packed = pack(whole, memory.specs())
+    packed = pack_tensors(whole, memory.specs())
     assert count_bytes(*packed.values()) <= count_bytes(*whole.values())
-    assert pack(packed, memory.specs()).keys() == packed.keys()
+    assert pack_tensors(packed, memory.specs()).keys() == packed.keys()
     assert same(restore_memory(config, shape, world.rotary, packed).tensors(), whole)
 
 
@@ -62,7 +62,7 @@ def test_a_packed_state_restores_to_the_same_memory(name: str, lengths: list[int
 def test_only_slots_may_be_left_out_and_of_all_tensors_alike(name: str, shape: tuple[int, ...]) -> None:
     tensors = {spec.name: spec.allocate(torch.device("cpu")) for spec in SPECS}
     tensors["c.grows"] = torch.zeros(5, 3, dtype=torch.bfloat16)
-    check_shapes(tensors, SPECS)
+    check_tensor_shapes(tensors, SPECS)
     tensors[name] = torch.zeros(shape, dtype=tensors[name].dtype)
     with pytest.raises(StateCorrupt, match=name.replace(".", r"\.") + "|a.y"):
-        check_shapes(tensors, SPECS)
+        check_tensor_shapes(tensors, SPECS)

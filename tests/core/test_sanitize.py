@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from protokv.core.build import build_memory
 from protokv.core.memory import Memory
 from protokv.core.step import StepKV
-from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
+from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from tests.core.streams import World, copy_of, same, shape_of, small_config, small_durable
 
 BUDGET = 29
-CASES: dict[str, MemoryConfig] = {name: MemoryConfig.of(name, budget=BUDGET) for name in CONFIGS} | {
+CASES: dict[str, MemoryConfig] = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES} | {
     "paper, small": small_config(BUDGET),
     "durable, 32 bits": small_durable(BUDGET),
 }

@@ -15,9 +15,9 @@ from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
 from protokv.core.rotary import rerotate
 from protokv.core.session import Session
-from protokv.core.step import cell_centres
+from protokv.core.step import make_cell_centres
 from protokv.errors import ConfigError, ModelError, OutOfMemory, PositionWarning
-from protokv.memories import CONFIGS, DurableConfig, MemoryConfig, PaperConfig
+from protokv.memories import MEMORIES, DurableConfig, MemoryConfig, PaperConfig
 from tests.backbones.tiny import write_qwen2_5_vl
 from tests.backbones.upstream import Upstream
 from tests.conftest import random_frames, watched
@@ -27,7 +27,7 @@ from tests.tolerance import near_logits
 
 QUESTION = "what is the first star ?"
 # DyCoke drops tokens before the model reads them, and last-frames encodes every step by itself.
-EXACT_AT_FIRST = sorted(set(CONFIGS) - {"dycoke", "last-frames"})
+EXACT_AT_FIRST = sorted(set(MEMORIES) - {"dycoke", "last-frames"})
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_the_comparison_would_notice_a_forgotten_step(tiny: Backbone, upstream: 
     assert (session.prefill(QUESTION) - expected).abs().max() > 100 * near_logits(session, expected)["atol"]
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIGS))
+@pytest.mark.parametrize("kind", sorted(MEMORIES))
 def test_asking_changes_nothing(tiny: Backbone, kind: str) -> None:
     session = watched(tiny, MemoryConfig.of(kind, budget=40), range(9))
     before, clock, logits = copy_of(session), session.clock, session.prefill(QUESTION)
@@ -238,7 +238,7 @@ def test_a_question_is_bounded_before_anything_is_done_for_it(tiny: Backbone) ->
 
 
 def test_a_memory_too_large_is_refused_before_it_is_allocated(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protokv.core.build.device_bytes", lambda _: 10 * 2**20)
+    monkeypatch.setattr("protokv.core.build._device_bytes", lambda _: 10 * 2**20)
     with pytest.raises(
         OutOfMemory, match=r"budget: 16000000 tokens of this model take .* GiB, and the device has 0\.0"
     ):
@@ -250,8 +250,8 @@ def test_a_memory_too_large_is_refused_before_it_is_allocated(tiny: Backbone, mo
 
 
 def test_cell_centres_do_not_depend_on_resolution() -> None:
-    assert cell_centres((2, 2)).tolist() == [[0.25, 0.25], [0.75, 0.25], [0.25, 0.75], [0.75, 0.75]]
-    assert cell_centres((4, 4)).mean(0).tolist() == [0.5, 0.5]
+    assert make_cell_centres((2, 2)).tolist() == [[0.25, 0.25], [0.75, 0.25], [0.25, 0.75], [0.75, 0.75]]
+    assert make_cell_centres((4, 4)).mean(0).tolist() == [0.5, 0.5]
 
 
 class Stuck(MockBackbone):

@@ -14,7 +14,7 @@ from protokv.core.memory import Memory
 from protokv.core.sharding import LayerShards
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError
-from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
+from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.memories.durable import repeats, rule
 from tests.core.streams import World, anchored, copy_of, same, shape_of, shown_to, small_config, small_durable
 
@@ -34,7 +34,7 @@ def configs() -> list[object]:
         "durable, 32 bits": small_durable(BUDGET),
         "durable, words apart": DurableConfig(budget=BUDGET, words=True),
     }
-    others = {name: MemoryConfig.of(name, budget=BUDGET) for name in CONFIGS if name not in REFUSED}
+    others = {name: MemoryConfig.of(name, budget=BUDGET) for name in MEMORIES if name not in REFUSED}
     return [pytest.param(config, id=name) for name, config in (variants | others).items()]
 
 
@@ -99,7 +99,7 @@ def test_states_and_contexts_are_those_of_the_whole_and_each_continues_the_other
             continue
         assert same(copy_of(whole), copy_of(parts))
         pairs = [(whole.context(), parts.context()), (whole.recall(), parts.recall())]
-        if CONFIGS[config.name].memory.hides_recent:
+        if MEMORIES[config.name].memory.hides_recent:
             time = int(step.positions[:, 0].min())
             pairs.append((whole.context().before(time), parts.context().before(time)))
         for ours, theirs in pairs:
@@ -144,4 +144,4 @@ def test_a_memory_whose_layers_look_at_each_other_is_refused_with_advice(name: s
 
 def test_layers_on_one_device_are_one_memory(config: MemoryConfig) -> None:
     shape = replace(whole_shape(), layer_devices=(SECOND,) * LAYERS)
-    assert type(build_memory(config, shape, World(shape, 0).rotary)) is CONFIGS[config.name].memory
+    assert type(build_memory(config, shape, World(shape, 0).rotary)) is MEMORIES[config.name].memory

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protokv.fleet import Job, Outcome, Recipe, plan, run_fleet
-from protokv.fleet.worker import Worker
+from protokv.fleet import JobRecipe, VideoJob, VideoOutcome, plan_fleet, run_fleet
+from protokv.fleet.worker import FleetWorker
 from protokv.ingestion import Every, IngestOptions, ingest_events
 from protokv.memories import DurableConfig
 from tests.fleet.recipes import KillingRecipe, MockRecipe
@@ -56,12 +56,12 @@ def server(films: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def jobs(films: Path) -> list[Job]:
-    return [job for job in plan([str(films)]) if job.key != "broken"]
+def jobs(films: Path) -> list[VideoJob]:
+    return [job for job in plan_fleet([str(films)]) if job.key != "broken"]
 
 
 @pytest.fixture(scope="session")
-def singly(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def singly(jobs: list[VideoJob], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The bytes of each state by key, written by single runs of `ingest`."""
     folder, states = tmp_path_factory.mktemp("singly"), {}
     for job in jobs:
@@ -72,7 +72,7 @@ def singly(jobs: list[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
+def recipe(tmp_path: Path) -> JobRecipe:
     options = IngestOptions(config=CONFIG, every=Every(n_steps=1))
     return MockRecipe(place=str(tmp_path / "states"), options=options, log=tmp_path / "loads")
 
@@ -81,10 +81,10 @@ class InlinePool:
     """Workers of this process; `between` is called before each of their calls and may raise."""
 
     def __init__(
-        self, recipe: Recipe, size: int = 1, between: Callable[[str, Job | None], None] = lambda verb, job: None
+        self, recipe: JobRecipe, size: int = 1, between: Callable[[str, VideoJob | None], None] = lambda verb, job: None
     ) -> None:
         self.size, self.between = size, between
-        self._workers = [Worker(recipe, "cpu") for _ in range(size)]
+        self._workers = [FleetWorker(recipe, "cpu") for _ in range(size)]
 
     def call(self, index: int, verb: str, *args: Any) -> Any:
         self.between(verb, getattr(args[0], "job", args[0]) if args else None)
@@ -95,22 +95,22 @@ class InlinePool:
             worker.stop()
 
 
-def outcomes(jobs: Sequence[Job], pool: Any, recipe: Recipe, **options: Any) -> dict[str, Outcome]:
+def outcomes(jobs: Sequence[VideoJob], pool: Any, recipe: JobRecipe, **options: Any) -> dict[str, VideoOutcome]:
     return {one.job.key: one for one in run_fleet(jobs, pool, recipe.place, **options)}
 
 
-def ends(found: Mapping[str, Outcome]) -> dict[str, tuple[str, int]]:
+def ends(found: Mapping[str, VideoOutcome]) -> dict[str, tuple[str, int]]:
     """Return status and attempts of each video by key."""
     return {key: (one.status, one.attempts) for key, one in found.items()}
 
 
-def written(recipe: Recipe) -> dict[str, bytes]:
+def written(recipe: JobRecipe) -> dict[str, bytes]:
     """Return the bytes of each state of a fleet by key."""
     states = Path(recipe.place).rglob("*.safetensors")
     return {path.relative_to(recipe.place).with_suffix("").as_posix(): path.read_bytes() for path in states}
 
 
-def check_killed_worker(make_pool: Any, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]) -> None:
+def check_killed_worker(make_pool: Any, jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes]) -> None:
     """Check that a worker that is killed is replaced, and that its video goes on from its last commit."""
     life = Path(recipe.place).with_name("life")
     life.touch()

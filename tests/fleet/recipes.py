@@ -12,12 +12,12 @@ from typing import Any
 
 from protokv.core.backbone import Backbone, BackboneIdentity, PreparedStep
 from protokv.errors import ModelError
-from protokv.fleet import Recipe
+from protokv.fleet import JobRecipe
 from tests.mock_backbone import MockBackbone
 
 
 @dataclass(frozen=True, kw_only=True)
-class MockRecipe(Recipe):
+class MockRecipe(JobRecipe):
     """Loads the mock, and appends a line to `log` each time."""
 
     log: Path | None = None

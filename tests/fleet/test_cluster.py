@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, ModelError
-from protokv.fleet import Job, Recipe
+from protokv.fleet import JobRecipe, VideoJob
 from tests.fleet.conftest import check_killed_worker, outcomes
 from tests.fleet.recipes import MissingRecipe
 
@@ -17,7 +17,7 @@ pytest.importorskip("ray")
 
 from ray.cluster_utils import Cluster
 
-from protokv.fleet.cluster import RayPool
+from protokv.fleet.cluster import RayWorkerPool
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,16 +38,16 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_an_actor_that_is_killed_is_replaced_and_a_missing_model_ends_the_fleet(
-    address: str, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
+    address: str, jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
-    check_killed_worker(lambda killing: RayPool(killing, address, 2), jobs, recipe, singly)
+    check_killed_worker(lambda killing: RayWorkerPool(killing, address, 2), jobs, recipe, singly)
     missing = MissingRecipe(place=str(tmp_path / "none"), options=recipe.options)
-    with RayPool(missing, address, 2) as pool, pytest.raises(ModelError, match="there is no model"):
+    with RayWorkerPool(missing, address, 2) as pool, pytest.raises(ModelError, match="there is no model"):
         outcomes(jobs, pool, missing)
 
 
 def test_the_command_line_runs_a_fleet_in_the_cluster(
-    address: str, jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, jobs: list[VideoJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from typer.testing import CliRunner
 
@@ -61,6 +61,6 @@ def test_the_command_line_runs_a_fleet_in_the_cluster(
     assert [row["status"] for row in rows if row["type"] == "video"] == ["watched"] * 3
 
 
-def test_a_missing_cluster_is_one_clear_error(recipe: Recipe) -> None:
+def test_a_missing_cluster_is_one_clear_error(recipe: JobRecipe) -> None:
     with pytest.raises(ConfigError, match=r"there is no Ray cluster at 127\.0\.0\.1:1"):
-        RayPool(recipe, "127.0.0.1:1")
+        RayWorkerPool(recipe, "127.0.0.1:1")

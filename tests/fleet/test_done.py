@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from protokv.fleet import Job, Recipe
-from protokv.fleet.worker import Failure, Worker, examine
+from protokv.fleet import JobRecipe, VideoJob
+from protokv.fleet.worker import FleetWorker, VideoFailure, examine_video
 from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from tests.fleet.conftest import CONFIG, write_video
@@ -21,51 +21,51 @@ MOCK = MockBackbone().identity
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(str(write_video(tmp_path / "v.mp4", [10, 60, 110])), "v")
+def job(tmp_path: Path) -> VideoJob:
+    return VideoJob(str(write_video(tmp_path / "v.mp4", [10, 60, 110])), "v")
 
 
-def find(job: Job, recipe: Recipe) -> tuple[str, int, float]:
+def find(job: VideoJob, recipe: JobRecipe) -> tuple[str, int, float]:
     """The status of a video, and the steps and the stream time of its state."""
-    found = examine(job, recipe, MOCK)
+    found = examine_video(job, recipe, MOCK)
     assert found.failure is None, found.failure
     return found.status, found.steps, found.stream_time_s
 
 
-def check_refused(job: Job, recipe: Recipe, why: str) -> None:
+def check_refused(job: VideoJob, recipe: JobRecipe, why: str) -> None:
     """Check that a video fails for this reason, and is started over by force."""
-    found = examine(job, recipe, MOCK)
+    found = examine_video(job, recipe, MOCK)
     assert found.status == "failed"
     assert found.failure is not None
     assert re.search(why, f"{found.failure.kind}: {found.failure.message}")
     assert find(job, changed(recipe, overwrite=True)) == ("changed", 0, 0.0)
 
 
-def changed(recipe: Recipe, **options: Any) -> Recipe:
+def changed(recipe: JobRecipe, **options: Any) -> JobRecipe:
     return replace(recipe, options=replace(recipe.options, **options))
 
 
-def watch(job: Job, recipe: Recipe) -> Path:
-    worker = Worker(recipe, "cpu")
+def watch(job: VideoJob, recipe: JobRecipe) -> Path:
+    worker = FleetWorker(recipe, "cpu")
     outcome = worker.watch(worker.examine(job))
     assert outcome.failure is None, outcome.failure
     return Path(outcome.state)
 
 
-def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: Job, recipe: Recipe) -> None:
+def test_a_video_is_new_without_a_state_and_done_with_a_complete_one(job: VideoJob, recipe: JobRecipe) -> None:
     assert find(job, recipe) == ("new", 0, 0.0)
     path = watch(job, recipe)
     # `overwrite` leaves a finished video alone.
     assert find(job, recipe) == find(job, changed(recipe, overwrite=True)) == ("done", 3, 3.0)
-    assert examine(job, recipe, MOCK).file_bytes == path.stat().st_size
+    assert examine_video(job, recipe, MOCK).file_bytes == path.stat().st_size
     state = load_state(path)
     damage = {"ok": False, "message": "2 frames lost", "frames_lost": 2}
     save_state(replace(state, source={**(state.source or {}), "damage": damage}), path)
-    found = examine(job, recipe, MOCK)
-    assert (found.status, found.failure) == ("done", Failure("Damaged", "2 frames lost"))
+    found = examine_video(job, recipe, MOCK)
+    assert (found.status, found.failure) == ("done", VideoFailure("Damaged", "2 frames lost"))
 
 
-def test_a_video_whose_content_or_subtitles_changed_is_started_over(job: Job, recipe: Recipe) -> None:
+def test_a_video_whose_content_or_subtitles_changed_is_started_over(job: VideoJob, recipe: JobRecipe) -> None:
     beside = Path(job.source).with_suffix(".en.srt")
     watch(job, recipe)
     for text in ("one", "two", None):
@@ -77,8 +77,10 @@ def test_a_video_whose_content_or_subtitles_changed_is_started_over(job: Job, re
     assert find(job, recipe) == ("changed", 0, 0.0)
 
 
-def test_forced_subtitles_beside_a_full_track_change_nothing_and_full_ones_do(recipe: Recipe, tmp_path: Path) -> None:
-    job = Job(str(write_subtitled(tmp_path / "t.mkv", {"eng": [(1.0, 2.0, "all")]}, seconds=3)), "t")
+def test_forced_subtitles_beside_a_full_track_change_nothing_and_full_ones_do(
+    recipe: JobRecipe, tmp_path: Path
+) -> None:
+    job = VideoJob(str(write_subtitled(tmp_path / "t.mkv", {"eng": [(1.0, 2.0, "all")]}, seconds=3)), "t")
     for name, status in (("en.forced", "done"), ("en", "changed")):
         watch(job, recipe)
         assert find(job, recipe)[0] == "done"
@@ -87,13 +89,13 @@ def test_forced_subtitles_beside_a_full_track_change_nothing_and_full_ones_do(re
 
 
 def test_a_state_of_other_settings_or_another_video_or_model_or_none_is_refused_and_started_over_by_force(
-    job: Job, recipe: Recipe, tmp_path: Path
+    job: VideoJob, recipe: JobRecipe, tmp_path: Path
 ) -> None:
     path = watch(job, recipe)
     other = changed(recipe, config=CONFIG.with_fields({"budget": 48}))
     check_refused(job, other, "StateMismatch: .*memory.budget is 40, this run's is 48")
     check_refused(job, changed(recipe, fps=1.0), "StateMismatch: .*fps is 2.0, this run's is 1.0")
-    named = Job(str(write_video(tmp_path / "w.mp4", [40])), "v")
+    named = VideoJob(str(write_video(tmp_path / "w.mp4", [40])), "v")
     check_refused(named, recipe, r"StateMismatch: .*is of v\.mp4, not of w\.mp4")
     state = load_state(path)
     save_state(replace(state, backbone=replace(state.backbone, weights_digest="1")), path)

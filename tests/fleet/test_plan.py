@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
-from protokv.fleet import find_states, locate_state, plan
-from protokv.fleet.plan import is_place
+from protokv.fleet import find_fleet_states, locate_fleet_state, plan_fleet
+from protokv.fleet.plan import is_state_folder
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from protokv.fleet.plan import is_place
     ],
 )
 def test_videos_are_found_once_and_have_keys(sources: list[str], keys: list[str], films: Path) -> None:
-    assert [job.key for job in plan([source.format(films=films) for source in sources])] == keys
+    assert [job.key for job in plan_fleet([source.format(films=films) for source in sources])] == keys
 
 
 def test_what_names_no_videos_that_end_is_refused_by_name(tmp_path: Path) -> None:
@@ -33,12 +33,12 @@ def test_what_names_no_videos_that_end_is_refused_by_name(tmp_path: Path) -> Non
         (SourceNotFound, [str(tmp_path)], "there is no video in"),
     ):
         with pytest.raises(error, match=match):
-            plan(named)
+            plan_fleet(named)
 
 
 def test_a_name_that_is_too_long_for_a_state_is_cut_and_stays_different() -> None:
-    assert locate_state("states", "a/b") == "states/a/b.safetensors"
-    long = {locate_state("states", f"monday/{'ö' * 120}{last}") for last in "ab"}
+    assert locate_fleet_state("states", "a/b") == "states/a/b.safetensors"
+    long = {locate_fleet_state("states", f"monday/{'ö' * 120}{last}") for last in "ab"}
     assert len(long) == 2
     assert all(len(Path(path).name.encode()) <= 212 for path in long)
 
@@ -49,8 +49,8 @@ def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> No
     for name in (*others, *states[:2]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert find_states(str(tmp_path)) == [str(tmp_path / name) for name in states]
+    assert find_fleet_states(str(tmp_path)) == [str(tmp_path / name) for name in states]
     with pytest.raises(StateNotFound, match="there is no state in"):
-        find_states(str(tmp_path / "deep" / "nothing"))
-    assert all(map(is_place, (str(tmp_path), "new/", "s3://bucket/states/")))
-    assert not any(map(is_place, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors")))
+        find_fleet_states(str(tmp_path / "deep" / "nothing"))
+    assert all(map(is_state_folder, (str(tmp_path), "new/", "s3://bucket/states/")))
+    assert not any(map(is_state_folder, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors")))

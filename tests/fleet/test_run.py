@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from protokv.errors import ModelError
-from protokv.fleet import Job, LocalPool, Recipe, locate_state, preview
-from protokv.fleet.run import ATTEMPTS, WorkerDied
+from protokv.fleet import JobRecipe, LocalWorkerPool, VideoJob, locate_fleet_state, preview_fleet
+from protokv.fleet.run import VIDEO_ATTEMPTS, WorkerDied
 from protokv.ingestion import ingest_events
 from protokv.state.commit import lock
 from tests.fleet.conftest import InlinePool, check_killed_worker, ends, outcomes, written
@@ -21,10 +21,10 @@ from tests.fleet.recipes import MissingRecipe
 
 
 def test_only_what_is_missing_is_done_in_any_order_and_then_nothing_is_loaded(
-    jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
+    jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
-    assert [one.status for one in preview(jobs, recipe)] == ["done", "new", "new"]
+    assert [one.status for one in preview_fleet(jobs, recipe)] == ["done", "new", "new"]
     assert written(recipe).keys() == {"a"}
     first = outcomes(jobs[::-1], InlinePool(recipe, 2), recipe)
     assert [first[key].status for key in singly] == ["done", "watched", "watched"]
@@ -39,7 +39,7 @@ def test_only_what_is_missing_is_done_in_any_order_and_then_nothing_is_loaded(
 
 
 def test_what_fails_is_an_outcome_with_its_reason_and_stops_nothing(
-    films: Path, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    films: Path, jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slip(source: str, *arguments: Any, **options: Any) -> Any:
         if source.endswith("b.mkv"):
@@ -47,9 +47,9 @@ def test_what_fails_is_an_outcome_with_its_reason_and_stops_nothing(
         return ingest_events(source, *arguments, **options)
 
     monkeypatch.setattr("protokv.fleet.worker.ingest_events", slip)
-    bad = [Job(str(films / f"{name}.mp4"), name) for name in ("broken", "gone")]
+    bad = [VideoJob(str(films / f"{name}.mp4"), name) for name in ("broken", "gone")]
     Path(recipe.place).mkdir()
-    with lock(locate_state(recipe.place, "a")):  # as while another run watches it
+    with lock(locate_fleet_state(recipe.place, "a")):  # as while another run watches it
         found = outcomes([*bad, *jobs], InlinePool(recipe), recipe)
     assert {key: one.failure and one.failure.kind for key, one in found.items()} == {
         "broken": "SourceUnreadable",
@@ -59,14 +59,16 @@ def test_what_fails_is_an_outcome_with_its_reason_and_stops_nothing(
         "sub/c": None,
     }
     assert written(recipe) == {"sub/c": singly["sub/c"]}
-    found = outcomes([*[Job("gone.mp4", f"{i}") for i in range(50)], *jobs], InlinePool(recipe), recipe, max_failures=2)
+    found = outcomes(
+        [*[VideoJob("gone.mp4", f"{i}") for i in range(50)], *jobs], InlinePool(recipe), recipe, max_failures=2
+    )
     assert len(found) == 2, "after the most failures no other video is begun"
 
 
 def dying(times: int, verb: str) -> Any:
     left = [times]
 
-    def between(called: str, job: Job | None) -> None:
+    def between(called: str, job: VideoJob | None) -> None:
         if called == verb and (job is None or job.key == "b") and left[0]:
             left[0] -= 1
             raise WorkerDied("it was killed")
@@ -77,17 +79,17 @@ def dying(times: int, verb: str) -> Any:
 @pytest.mark.parametrize("verb", ["examine", "watch"])
 @pytest.mark.parametrize("times", [1, 99])
 def test_a_video_whose_worker_died_is_tried_again_and_at_last_reported(
-    verb: str, times: int, jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
+    verb: str, times: int, jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes]
 ) -> None:
     found = outcomes(jobs, InlinePool(recipe, 2, dying(times, verb)), recipe)
-    end = ("watched", 2) if times == 1 else ("failed", ATTEMPTS)
+    end = ("watched", 2) if times == 1 else ("failed", VIDEO_ATTEMPTS)
     assert ends(found) == {"a": ("watched", 1), "b": end, "sub/c": ("watched", 1)}
     assert times == 1 or (found["b"].failure is not None and found["b"].failure.kind == "WorkerDied")
     assert written(recipe) == {key: state for key, state in singly.items() if times == 1 or key != "b"}
 
 
 @pytest.mark.parametrize("n_workers", [1, 3])
-def test_a_model_that_cannot_be_loaded_ends_the_fleet(n_workers: int, jobs: list[Job], recipe: Recipe) -> None:
+def test_a_model_that_cannot_be_loaded_ends_the_fleet(n_workers: int, jobs: list[VideoJob], recipe: JobRecipe) -> None:
     missing = MissingRecipe(place=recipe.place, options=recipe.options)
     with pytest.raises(ModelError, match="there is no model"):
         outcomes(jobs, InlinePool(missing, n_workers), missing)
@@ -96,11 +98,11 @@ def test_a_model_that_cannot_be_loaded_ends_the_fleet(n_workers: int, jobs: list
 
 
 def test_a_stop_commits_the_video_in_work_and_the_next_run_continues_it(
-    jobs: list[Job], recipe: Recipe, singly: dict[str, bytes]
+    jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes]
 ) -> None:
     pool, asked = InlinePool(recipe), list[bool]()
 
-    def stop_in_the_second(verb: str, job: Job | None) -> None:
+    def stop_in_the_second(verb: str, job: VideoJob | None) -> None:
         if verb == "watch" and job is not None and job.key == "b":
             pool.stop()
             asked.append(True)
@@ -114,26 +116,26 @@ def test_a_stop_commits_the_video_in_work_and_the_next_run_continues_it(
 
 
 def test_a_process_that_is_killed_is_replaced(
-    jobs: list[Job], recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
+    jobs: list[VideoJob], recipe: JobRecipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
-    check_killed_worker(lambda killing: LocalPool(killing, 1, ["cpu"]), jobs, recipe, singly)
+    check_killed_worker(lambda killing: LocalWorkerPool(killing, 1, ["cpu"]), jobs, recipe, singly)
     pids = [line.split()[0] for line in (tmp_path / "loads").read_text().splitlines()]
     assert len(set(pids)) == len(pids) == 2
 
 
 SCRIPT = """
 import sys
-from protokv.fleet import LocalPool, Job, run_fleet
+from protokv.fleet import LocalWorkerPool, VideoJob, run_fleet
 from tests.fleet.recipes import OrphanedRecipe
 
 if __name__ == "__main__":
     source, place = sys.argv[1:]
-    with LocalPool(OrphanedRecipe(place=place), 1, ["cpu"]) as pool:
-        list(run_fleet([Job(source, "v")], pool, place))
+    with LocalWorkerPool(OrphanedRecipe(place=place), 1, ["cpu"]) as pool:
+        list(run_fleet([VideoJob(source, "v")], pool, place))
 """
 
 
-def test_a_worker_ends_when_its_coordinator_is_killed(jobs: list[Job], tmp_path: Path) -> None:
+def test_a_worker_ends_when_its_coordinator_is_killed(jobs: list[VideoJob], tmp_path: Path) -> None:
     script = tmp_path / "coordinator.py"
     script.write_text(SCRIPT)
     path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])

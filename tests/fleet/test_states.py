@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from protokv.errors import StateCorrupt
-from protokv.fleet import Job, Recipe, find_states, locate_state, plan
-from protokv.fleet.states import load_backbone_for, survey
+from protokv.fleet import JobRecipe, VideoJob, find_fleet_states, locate_fleet_state, plan_fleet
+from protokv.fleet.states import load_fleet_backbone, survey_fleet
 from protokv.ingestion import Every
 from protokv.state.reader import load_state
 from tests.fleet.conftest import InlinePool, ends, outcomes
 
 
-def test_every_state_has_a_row_and_a_broken_one_says_why(jobs: list[Job], recipe: Recipe) -> None:
+def test_every_state_has_a_row_and_a_broken_one_says_why(jobs: list[VideoJob], recipe: JobRecipe) -> None:
     outcomes(jobs[:1], InlinePool(recipe), recipe)
     bad, good = Path(recipe.place, "0.safetensors"), Path(recipe.place, "a.safetensors")
     bad.write_bytes(b"no state")
     with pytest.raises(StateCorrupt):
-        load_backbone_for([str(bad)], None, device="cpu", device_map=None)
-    broken, row = survey(recipe.place)
+        load_fleet_backbone([str(bad)], None, device="cpu", device_map=None)
+    broken, row = survey_fleet(recipe.place)
     assert broken.keys() == row.keys()
     assert (broken["complete"], broken["steps"]) == (False, None)
     assert "0.safetensors" in broken["failure"]
@@ -34,20 +34,20 @@ def test_every_state_has_a_row_and_a_broken_one_says_why(jobs: list[Job], recipe
 
 
 def test_a_bucket_of_videos_becomes_a_bucket_of_states_and_then_nothing_is_left(
-    store: Any, recipe: Recipe, singly: dict[str, bytes], tmp_path: Path
+    store: Any, recipe: JobRecipe, singly: dict[str, bytes], tmp_path: Path
 ) -> None:
     options = replace(recipe.options, every=Every(n_steps=3))
     recipe = replace(recipe, place=f"s3://bucket/{tmp_path.name}", options=options)
-    assert [job.key for job in plan(["s3://bucket/videos/s*/*"])] == ["sub/c"]
-    jobs = [job for job in plan(["s3://bucket/videos/"]) if job.key != "broken"]
+    assert [job.key for job in plan_fleet(["s3://bucket/videos/s*/*"])] == ["sub/c"]
+    jobs = [job for job in plan_fleet(["s3://bucket/videos/"]) if job.key != "broken"]
     assert ends(outcomes(jobs, InlinePool(recipe, 2), recipe)) == dict.fromkeys(singly, ("watched", 1))
     # Objects beside a state and at other prefixes are ignored.
     for key in (f"{tmp_path.name}/notes.txt", f"{tmp_path.name}-y/d.safetensors"):
         store.put(key, b"")
-    assert find_states(f"{recipe.place}/") == [locate_state(recipe.place, key) for key in singly]
+    assert find_fleet_states(f"{recipe.place}/") == [locate_fleet_state(recipe.place, key) for key in singly]
     for key, single in singly.items():
         (tmp_path / "single.safetensors").write_bytes(single)
-        mine, theirs = load_state(locate_state(recipe.place, key)), load_state(tmp_path / "single.safetensors")
+        mine, theirs = load_state(locate_fleet_state(recipe.place, key)), load_state(tmp_path / "single.safetensors")
         assert mine.clock == theirs.clock
         assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
     before = store.objects()

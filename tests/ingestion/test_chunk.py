@@ -11,7 +11,7 @@ from protokv.core.session import Session
 from protokv.core.step import StepKV
 from protokv.errors import StateMismatch
 from protokv.ingestion import Commit, Every, LiveOptions, Progress, ingest_events
-from protokv.memories import CONFIGS, MemoryConfig
+from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state.reader import load_state
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
@@ -37,7 +37,7 @@ def watched(backbone: Backbone, config: MemoryConfig, n: int, chunk: int) -> Ses
 
 
 @pytest.mark.parametrize(
-    ("name", "positions"), [*((name, "stream") for name in CONFIGS), ("durable", "compact"), ("rekv", "compact")]
+    ("name", "positions"), [*((name, "stream") for name in MEMORIES), ("durable", "compact"), ("rekv", "compact")]
 )
 def test_while_nothing_was_evicted_a_chunk_is_its_steps_one_by_one(name: str, positions: str, tiny: Backbone) -> None:
     config = MemoryConfig.of(name, budget=400, positions=positions).for_step(400)

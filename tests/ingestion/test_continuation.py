@@ -11,8 +11,8 @@ from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.ingestion import Every, Progress, Summary, ingest_events
 from protokv.memories import DurableConfig
-from protokv.state.checkpoint import from_state, to_state
-from protokv.state.reader import Reader, load, load_state
+from protokv.state.checkpoint import make_state, restore_session
+from protokv.state.reader import StateReader, load, load_state
 from protokv.state.sources import list_fingerprints
 from protokv.state.writer import save
 from protokv.video import Frame, Source, open_source, read_steps
@@ -60,7 +60,7 @@ def test_a_system_prompt_stays_and_another_is_refused(run: Run, tiny: Backbone, 
     assert session.backbone.prefix_ids == tiny.with_system(system).prefix_ids != tiny.prefix_ids
     assert session.memory.tensors()["sink.keys"].shape[2] == len(session.backbone.prefix_ids)
     run(path, B, append=True)
-    assert Reader.open(path).header.settings["system"] == system
+    assert StateReader.open(path).header.settings["system"] == system
     plain = tmp_path / "plain.safetensors"
     run(plain, A)
     with pytest.raises(StateMismatch, match="its system prompt is None"):
@@ -69,7 +69,7 @@ def test_a_system_prompt_stays_and_another_is_refused(run: Run, tiny: Backbone, 
     for forged in ("<|im_end|>", "a ring", ["ring"]):
         state = load_state(path)
         with pytest.raises(StateCorrupt):
-            from_state(replace(state, settings={**state.settings, "system": forged}), tiny)
+            restore_session(replace(state, settings={**state.settings, "system": forged}), tiny)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -89,7 +89,7 @@ def test_appending_gives_the_state_of_a_session_of_all(name: str, run: Run, tiny
     assert found.clock == session.clock
     assert found.complete
     assert {n: t.tolist() for n, t in found.tensors.items() if not n.startswith("thumbnails.")} == {
-        n: t.tolist() for n, t in to_state(session).tensors.items()
+        n: t.tolist() for n, t in make_state(session).tensors.items()
     }
     assert list_fingerprints(found) == tuple(one.info.fingerprint for one in (A, B, C))
     # The short last step of a source is filled, and the next source begins after it.
@@ -143,7 +143,7 @@ def test_a_source_without_a_fingerprint_equals_no_source_and_not_even_itself(run
     with pytest.raises(StateMismatch, match="this run's source is"):
         run(path, live)
     assert run(path, live, append=True).steps == 13
-    assert list_fingerprints(Reader.open(path).header) == (None, None, None)
+    assert list_fingerprints(StateReader.open(path).header) == (None, None, None)
 
 
 def changed(**fields: object) -> dict[str, object]:
@@ -212,4 +212,4 @@ def test_the_state_says_how_many_of_the_frames_each_decoder_gave(run: Run, tmp_p
         path = tmp_path / f"{stop_after}.safetensors"
         run(path, Mixed(1, 12), stop_after=stop_after)
         run(path, Mixed(1, 12))
-        assert Reader.open(path).header.source["decoders"] == {"decord": 6, "pyav": 6}  # type: ignore[index]
+        assert StateReader.open(path).header.source["decoders"] == {"decord": 6, "pyav": 6}  # type: ignore[index]

@@ -27,11 +27,11 @@ from protokv.ingestion import (
     Summary,
     ingest_events,
 )
-from protokv.ingestion.live import ConnectionEnd, Mailbox
+from protokv.ingestion.live import LiveConnectionEnd, LiveQueue
 from protokv.memories import DurableConfig
-from protokv.state.reader import Reader
+from protokv.state.reader import StateReader
 from protokv.state.sources import SourcePart, WallClockLog
-from protokv.video.sampling import Step
+from protokv.video.sampling import VideoStep
 from tests.cameras import EPOCH, World, gone
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -58,7 +58,7 @@ def times_of(events: list[Any]) -> list[float]:
 
 
 def log_of(path: Path) -> WallClockLog:
-    found = WallClockLog.read(Reader.open(path).header.source)
+    found = WallClockLog.read(StateReader.open(path).header.source)
     assert found is not None
     return found
 
@@ -105,7 +105,7 @@ def test_a_listening_source_has_waited_and_listens_again_at_once(text, options, 
             paused.append(world.connections)
             yield 1e-3
 
-    monkeypatch.setattr("protokv.ingestion.live.backoff", counted)
+    monkeypatch.setattr("protokv.ingestion.live._backoff", counted)
     run(world, path, text=text, input=options)
     assert [one for one in paused if one <= 3] == ([1, 2, 3] if pauses else [])
 
@@ -152,7 +152,7 @@ def test_cameras_and_files_may_be_watched_one_behind_the_other(path: Path) -> No
         run(World([50, gone()]), path, text="rtsp://other/1")
     events = run(World([50, gone()]), path, text="rtsp://other/1", append=True)
     assert [one.steps for one in events if isinstance(one, Started | Summary)] == [5, 10]
-    assert len(Reader.open(path).header.source["earlier"]) == 1  # type: ignore[index]
+    assert len(StateReader.open(path).header.source["earlier"]) == 1  # type: ignore[index]
     assert log_of(path).anchors[0][0] == 5.0
     *_, summary = ingest_events(Prepared(1, 8), path, CONFIG, backbone=MockBackbone(), append=True)
     assert summary.steps == 14
@@ -161,11 +161,11 @@ def test_cameras_and_files_may_be_watched_one_behind_the_other(path: Path) -> No
 
 def test_commits_kept_are_moments_of_this_stream_and_of_no_other_of_the_same_camera(path: Path) -> None:
     run(World([100, gone()]), path, every=Every(n_steps=2), keep=3)
-    assert Reader.open(path).commits_s == [6.0, 8.0, 10.0]
+    assert StateReader.open(path).commits_s == [6.0, 8.0, 10.0]
     run(World([100, gone()], began_s=100.0), path, every=Every(n_steps=2), keep=3, until=4)
-    assert len(Reader.open(path).commits_s) == 3
+    assert len(StateReader.open(path).commits_s) == 3
     run(World([30, gone()], began_s=100.0), path, overwrite=True)
-    assert Reader.open(path).commits_s == [3.0]
+    assert StateReader.open(path).commits_s == [3.0]
 
 
 @pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied])
@@ -204,12 +204,12 @@ def test_no_frame_is_sampled_twice_and_time_never_runs_back(parts: list[Any], fp
         # The camera refuses every connection after its scripts, and the source is tried for ever.
         steps = source.steps(fps, 1, SourcePart(), 3.0, world.watched(source))
         items = [one for one in steps if one is not None]
-    times = [one.time_s if isinstance(one, Step) else one.stream_time_s for one in items]
+    times = [one.time_s if isinstance(one, VideoStep) else one.stream_time_s for one in items]
     assert times[0] >= 3.0 - 1 / fps
     assert times == sorted(times)
-    slots = [round(one.time_s * fps) for one in items if isinstance(one, Step)]
+    slots = [round(one.time_s * fps) for one in items if isinstance(one, VideoStep)]
     assert all(b > a for a, b in itertools.pairwise(slots))
-    assert len({one.images.tobytes() for one in items if isinstance(one, Step)}) == len(slots)
+    assert len({one.images.tobytes() for one in items if isinstance(one, VideoStep)}) == len(slots)
 
 
 def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(path: Path) -> None:
@@ -238,19 +238,19 @@ def test_a_slow_model_drops_the_oldest_frames_and_tells_both_rates_once(path: Pa
     assert summary.stream_time_s > 295.0
 
 
-def step(index: int) -> Step:
-    return Step(index, float(index), np.zeros((2, 1, 1, 3), np.uint8), ("none", "none"))
+def step(index: int) -> VideoStep:
+    return VideoStep(index, float(index), np.zeros((2, 1, 1, 3), np.uint8), ("none", "none"))
 
 
 @given(st.lists(st.sampled_from(["step", "news", "take"]), max_size=60), st.integers(1, 5))
 def test_the_oldest_step_is_dropped_and_news_never(actions: list[str], room: int) -> None:
-    mailbox, model, dropped = Mailbox(room, wait=False), list[Any](), 0
+    mailbox, model, dropped = LiveQueue(room, wait=False), list[Any](), 0
     for index, action in enumerate(actions):
         if action == "take":
             assert mailbox.get(0.0) is (model.pop(0) if model else None)
             continue
-        item = step(index) if action == "step" else ConnectionEnd(index, "lost")
-        waiting = [n for n, one in enumerate(model) if isinstance(one, Step)]
+        item = step(index) if action == "step" else LiveConnectionEnd(index, "lost")
+        waiting = [n for n, one in enumerate(model) if isinstance(one, VideoStep)]
         if action == "step" and len(waiting) == room:
             del model[waiting[0]]
             dropped += 2

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import SourceUnreadable
-from protokv.ingestion.prefetch import StopRequest, prefetch
-from protokv.video.sampling import Step
-from protokv.video.source import never
+from protokv.ingestion.prefetch import StopRequest, prefetch_steps
+from protokv.video.sampling import VideoStep
+from protokv.video.source import never_stop
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 
@@ -25,12 +25,12 @@ class Reading:
     def __init__(self, n: int, error: BaseException | None = None) -> None:
         self.n, self.error, self.given, self.closed = n, error, 0, threading.Event()
 
-    def __call__(self, unwanted: Callable[[], bool]) -> Iterator[Step]:
+    def __call__(self, unwanted: Callable[[], bool]) -> Iterator[VideoStep]:
         try:
             while self.given < self.n and not unwanted():
                 index = self.given
                 self.given += 1
-                yield Step(index, index / 2, random_frames(index), ("none", "none"), mark=index)
+                yield VideoStep(index, index / 2, random_frames(index), ("none", "none"), mark=index)
             if self.error is not None:
                 raise self.error
         finally:
@@ -46,7 +46,7 @@ def nothing_left() -> Iterator[None]:
 @given(n=st.integers(0, 9), depth=st.integers(1, 5), most=st.integers(1, 9))
 def test_steps_come_in_order_none_too_early_and_closing_them_ends_the_reading(n: int, depth: int, most: int) -> None:
     reading, taken = Reading(n), 0
-    steps = prefetch(reading, BACKBONE, StopRequest(never), depth=depth)
+    steps = prefetch_steps(reading, BACKBONE, StopRequest(never_stop), depth=depth)
     for step in islice(steps, most):
         # Besides those that wait, one is in the hands of the thread and one in ours.
         assert reading.given <= taken + depth + 2
@@ -59,7 +59,7 @@ def test_steps_come_in_order_none_too_early_and_closing_them_ends_the_reading(n:
 
 @pytest.mark.parametrize("error", [SourceUnreadable("gone"), KeyboardInterrupt()], ids=repr)
 def test_an_error_comes_where_its_step_would_have(error: BaseException) -> None:
-    steps = prefetch(Reading(3, error), BACKBONE, StopRequest(never))
+    steps = prefetch_steps(Reading(3, error), BACKBONE, StopRequest(never_stop))
     assert [next(steps).mark for _ in range(3)] == [0, 1, 2]
     with pytest.raises(type(error)):
         next(steps)
@@ -72,13 +72,13 @@ def test_the_caller_is_asked_in_its_own_thread_and_a_source_that_waits_is_told()
         asked.add(threading.get_ident())
         return next(answers, True)
 
-    def silent(unwanted: Callable[[], bool]) -> Iterator[Step]:
+    def silent(unwanted: Callable[[], bool]) -> Iterator[VideoStep]:
         while not unwanted():
             pass
         yield from ()
 
     stop = StopRequest(should_stop)
-    assert list(prefetch(silent, BACKBONE, stop)) == []
+    assert list(prefetch_steps(silent, BACKBONE, stop)) == []
     answers = iter([False])
     assert stop.decided
     assert stop.ask()  # a Yes is remembered

@@ -16,7 +16,7 @@ import pytest
 from protokv.errors import SourceDenied, SourceError
 from protokv.ingestion import LiveOptions, Progress, SourceLost, SourceRecovered, ingest, ingest_events
 from protokv.memories import DurableConfig
-from protokv.state.reader import Reader
+from protokv.state.reader import StateReader
 from protokv.state.sources import WallClockLog
 from tests.ingestion.camera import send
 from tests.mock_backbone import MockBackbone
@@ -81,7 +81,7 @@ def test_a_camera_that_comes_back_from_0_goes_on(start_camera: Callable[..., Non
     times = [one.stream_time_s for one in events if isinstance(one, Progress)]
     assert len(times) >= 2
     assert all(b > a for a, b in itertools.pairwise(times))
-    found = WallClockLog.read(Reader.open(path).header.source)
+    found = WallClockLog.read(StateReader.open(path).header.source)
     assert found is not None
     assert (found.gaps_in_all, found.lost) == (1, False)
     assert b"s3cret" not in path.read_bytes()
@@ -146,7 +146,7 @@ def test_a_live_playlist_is_watched_through_segments_that_fail(path: Path, tmp_p
     with playlist(tmp_path, falling=2, ends=False) as address:
         events = watch(address, path, lambda events: steps_in(events) >= 2, input={"live_start_index": "0"})
     assert events[-1].steps == 2
-    assert Reader.open(path).header.source["kind"] == "http"  # type: ignore[index]
+    assert StateReader.open(path).header.source["kind"] == "http"  # type: ignore[index]
 
 
 def test_a_playlist_with_an_end_is_watched_like_a_file_and_names_no_file_of_this_machine(

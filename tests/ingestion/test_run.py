@@ -12,7 +12,7 @@ import pytest
 from protokv.core.session import Answer, Session
 from protokv.errors import ConfigError, SourceUnreadable, StateCorrupt, StateError
 from protokv.ingestion import (
-    NEVER,
+    COMMIT_NEVER,
     Answered,
     Commit,
     Event,
@@ -27,11 +27,11 @@ from protokv.ingestion import (
     ingest,
     ingest_events,
 )
-from protokv.state.describe import describe
-from protokv.state.reader import Reader, load_state
-from protokv.state.sources import read_answers
-from protokv.state.store import Store
-from protokv.video import Damage, Frame
+from protokv.state.describe import describe_state
+from protokv.state.reader import StateReader, load_state
+from protokv.state.sources import read_kept_answers
+from protokv.state.store import StateStore
+from protokv.video import Frame, SourceDamage
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
 from tests.state.test_checkpoint import CONFIGS
@@ -68,7 +68,7 @@ def test_start_steps_commits_on_disk_and_end_are_events_and_the_state_has_the_na
         events.append(event)
         if isinstance(event, Commit):
             assert event.file_bytes > 0
-            assert Reader.open("1.safetensors").header.clock.steps == event.steps
+            assert StateReader.open("1.safetensors").header.clock.steps == event.steps
     kinds = [Started, Progress, Progress, Commit, Progress, Progress, Commit, Progress, Commit, Summary]
     assert [type(event) for event in events] == kinds
     assert [event.steps for event in events] == [0, 1, 2, 2, 3, 4, 4, 5, 5, 5]
@@ -93,18 +93,18 @@ def test_joined_recordings_are_watched_whole_noted_once_and_resumed_to_equal_byt
 
 
 def test_settings_by_name_replace_those_of_a_record_of_options(path: Path) -> None:
-    options = IngestOptions(config=CONFIG, backbone=MockBackbone(), keep=9, every=NEVER)
+    options = IngestOptions(config=CONFIG, backbone=MockBackbone(), keep=9, every=COMMIT_NEVER)
     assert ingest(A, path, options=options, every=Every(n_steps=1), keep=2).complete
-    assert Reader.open(path).commits_s == [4.0, 5.0]
+    assert StateReader.open(path).commits_s == [4.0, 5.0]
     with pytest.raises(TypeError, match="evry"):
-        ingest(A, path, options=options, evry=NEVER)
+        ingest(A, path, options=options, evry=COMMIT_NEVER)
 
 
 def test_a_commit_that_fails_ends_the_ingest_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise StateError("the disk is gone")
 
-    monkeypatch.setattr(Store, "commit", refuse)
+    monkeypatch.setattr(StateStore, "commit", refuse)
     seen: list[int] = []
     with pytest.raises(StateError, match="the disk is gone"):
         seen.extend(event.steps for event in run(Prepared(4, 200), path, every=Every(n_steps=3)))
@@ -119,7 +119,7 @@ def test_a_minute_of_the_clock_commits_by_default(path: Path, monkeypatch: pytes
         now_s += 22.0 * isinstance(event, Progress)
         commits += [event.steps] if isinstance(event, Commit) else []
     assert commits == [3, 6, 9, 10]
-    assert not NEVER.is_due(10**9, 1e9, 1e9)
+    assert not COMMIT_NEVER.is_due(10**9, 1e9, 1e9)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a cable"), KeyboardInterrupt(), None], ids=repr)
@@ -172,10 +172,10 @@ def test_a_source_that_ends_early_is_a_state_and_damage(path: Path, tmp_path: Pa
 
 def test_damage_is_in_the_state_and_told_again_by_every_later_run(path: Path) -> None:
     source = Prepared(1, 9)
-    source.damage = Damage(2, 0, 1.5, "2 frames could not be decoded, first at 1.50 s")
+    source.damage = SourceDamage(2, 0, 1.5, "2 frames could not be decoded, first at 1.50 s")
     *_, first = run(source, path)
     assert load_state(path).source["damage"] == source.damage.to_dict()  # type: ignore[index]
-    assert describe(path)["stream"]["damage"] == source.damage.message
+    assert describe_state(path)["stream"]["damage"] == source.damage.message
     # A finished source is not read again: only the state knows of the damage, after another source too.
     *_, again = run(A, path)
     *_, other = run(B, path, append=True)
@@ -211,7 +211,7 @@ def test_a_resumed_file_is_asked_at_the_same_times_and_its_state_has_equal_bytes
     how: Any = {"ask": asked, "chunk": chunk}
     found = [one for one in run(source, whole, **how) if isinstance(one, Answered)]
     assert [(one.stream_time_s, one.late_s) for one in found] == [(at_s, None) for at_s in times]
-    assert [one["answer"] for one in describe(whole)["stream"]["answers"]] == [one.answer for one in found]
+    assert [one["answer"] for one in describe_state(whole)["stream"]["answers"]] == [one.answer for one in found]
     for steps in range(1, 12, 3):
         path, calls = tmp_path / f"{steps}.safetensors", count()
         # Stopped, and then closed at the first event after the next step.
@@ -245,7 +245,7 @@ def test_an_answer_that_equals_the_last_one_is_no_news_however_much_else_was_ans
         (one.stream_time_s, one.answer) for one in run(Prepared(1, 20), path, ask=asked) if isinstance(one, Answered)
     ]
     assert [one for one in found if not one[1][0].isdigit()][:-1] == [(1, "Yes"), (10, "no")]
-    kept = [(one.stream_time_s, one.answer) for one in read_answers(load_state(path))]
+    kept = [(one.stream_time_s, one.answer) for one in read_kept_answers(load_state(path))]
     assert kept == [(8, "7"), (9, "8"), (10, "no"), (10, "x" * 500)]
 
 
@@ -255,7 +255,7 @@ def test_the_answers_are_those_of_the_stream_and_hold_no_nonsense(path: Path, sa
     for source, every_s in ((A, 3.0), (B, None), (Prepared(3, 6), 5.0)):
         list(run(source, path, ask=(StandingQuestion("a", every_s),) if every_s else (), append=True))
     state = load_state(path)
-    assert [(one.stream_time_s, one.answer) for one in read_answers(state)] == [(3, "one"), (10, "two")]
+    assert [(one.stream_time_s, one.answer) for one in read_kept_answers(state)] == [(3, "one"), (10, "two")]
     assert not any("answers" in one for one in state.source["earlier"])  # type: ignore[index]
     with pytest.raises(StateCorrupt, match="source"):
-        read_answers(replace(state, source={"answers": [{"question": 3}]}))
+        read_kept_answers(replace(state, source={"answers": [{"question": 3}]}))

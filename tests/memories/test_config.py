@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protokv.core import settings as core_settings
 from protokv.errors import ConfigError
-from protokv.memories import CONFIGS, InfiniPotVConfig, MemoryConfig, PaperConfig, ReKVConfig, SlidingWindowConfig
+from protokv.memories import MEMORIES, InfiniPotVConfig, MemoryConfig, PaperConfig, ReKVConfig, SlidingWindowConfig
 
 
 @given(st.integers(17, 100_000), st.integers(1, 16), st.sampled_from([(1, 5), (1, 3), (1, 2), (3, 1), (1, 0), (0, 1)]))
@@ -30,10 +30,10 @@ def test_shares_of_a_budget_are_exact_as_written() -> None:
     assert [ReKVConfig(budget=budget).near_tokens for budget in (6000, 24_000)] == [6000, 15_000]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MEMORIES)
 def test_a_memory_keeps_its_name_whatever_its_settings(name: str) -> None:
     config = MemoryConfig.of(name, budget=777)
-    assert CONFIGS[name].name == config.name == config.to_dict()["kind"] == name
+    assert MEMORIES[name].name == config.name == config.to_dict()["kind"] == name
     assert config.changes() == {}
     other = {"recent_frames": 5, "positions": "stream" if config.positions == "compact" else "compact"}
     changed = config.with_fields({"seed": 2**63 - 1} | other)
@@ -85,7 +85,7 @@ def test_an_impossible_setting_is_refused_by_name(kind: str, settings: dict[str,
 def test_a_memory_of_another_package_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("my-window", "protokv.memories.window:SlidingWindowConfig", "protokv.memories")
     monkeypatch.setattr(core_settings, "entry_points", lambda group: [entry] if group == entry.group else [])
-    found = core_settings.Configs()
+    found = core_settings.MemoryRegistry()
     assert list(found) == ["my-window"]
     assert found["my-window"] is SlidingWindowConfig
 
@@ -105,17 +105,17 @@ def test_an_unknown_memory_is_refused_with_those_that_there_are(name: object) ->
     assert "durable, paper, continuity" in str(refused.value.hint)
 
 
-@pytest.mark.parametrize("cls", CONFIGS.values())
+@pytest.mark.parametrize("cls", MEMORIES.values())
 def test_every_number_has_a_least_and_a_greatest_value_that_keeps_squares_finite(cls: type[MemoryConfig]) -> None:
-    types = core_settings.field_types(cls)
+    types = core_settings.read_field_types(cls)
     assert all(span for kind, span in types.values() if kind in (int, float))
     for low, high in [span for _, span in types.values() if span]:
         assert -1 <= low < high <= 2**63
         assert low**2 < float("inf") > float(high) ** 2
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", MEMORIES)
 def test_every_setting_is_documented(kind: str) -> None:
-    documentation = "".join(str(cls.__doc__) for cls in CONFIGS[kind].__mro__)
-    for field in dataclasses.fields(CONFIGS[kind]):
+    documentation = "".join(str(cls.__doc__) for cls in MEMORIES[kind].__mro__)
+    for field in dataclasses.fields(MEMORIES[kind]):
         assert f" {field.name}:" in documentation or f" {field.name}," in documentation, field.name

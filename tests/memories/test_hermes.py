@@ -10,7 +10,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.context import SlotContext
 from protokv.core.tensors import MemoryShape
 from protokv.memories import HermesConfig
-from protokv.memories.hermes import PROBES, Hermes
+from protokv.memories.hermes import PROBE_TEXTS, Hermes
 from tests.conftest import watched
 from tests.core.streams import World, shape_of
 from tests.oracles.hermes import NaiveHermes
@@ -97,8 +97,8 @@ def test_a_session_forwards_the_probes_and_the_memory_scores_by_their_queries(
     watched(tiny, config, range(8))
     assert given_queries
     for queries in given_queries:
-        assert len(queries) == len(PROBES)
-        for text, query in zip(PROBES, queries, strict=True):
+        assert len(queries) == len(PROBE_TEXTS)
+        for text, query in zip(PROBE_TEXTS, queries, strict=True):
             heads = tiny._text.config.num_attention_heads
             assert query.shape == (tiny.layers, heads, len(tiny.suffix_ids(text)), tiny.head_size)
             assert torch.isfinite(query).all()

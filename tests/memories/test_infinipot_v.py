@@ -7,7 +7,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from protokv.core.context import SlotContext
-from protokv.core.step import cell_centres
+from protokv.core.step import make_cell_centres
 from protokv.core.tensors import MemoryShape
 from protokv.memories import InfiniPotVConfig
 from protokv.memories.infinipot_v import InfiniPotV
@@ -46,7 +46,7 @@ def test_it_equals_its_oracle_token_for_token(
     naive = [NaiveInfiniPotV(config, shape, layer, head) for layer in range(2) for head in range(shape.kv_heads)]
     for index, (rows, columns, text) in enumerate(grid for grid, times in runs for _ in range(times)):
         # Text stands in the middle of the frame.
-        places = torch.cat((torch.full((text, 2), 0.5), cell_centres((rows, columns))))
+        places = torch.cat((torch.full((text, 2), 0.5), make_cell_centres((rows, columns))))
         step = replace(world.step(index, text + rows * columns), coordinates=places)
         fast.append(step)
         for oracle in naive:

@@ -9,7 +9,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.context import SlotContext
 from protokv.core.session import Session
 from protokv.memories import LastFramesConfig, MemoryConfig
-from protokv.memories.last_frames import LastFrames
+from protokv.memories.last_frames import LastFramesMemory
 from tests.conftest import random_frames, watched
 from tests.core.streams import World, shape_of
 from tests.tolerance import near_logits
@@ -23,7 +23,7 @@ def test_the_last_whole_steps_that_fit_are_read_and_nothing_else(
 ) -> None:
     shape = shape_of(heads=2)
     world = World(shape, seed)
-    memory = LastFrames(LastFramesConfig(budget=budget, last_steps=last_steps), shape, world.rotary)
+    memory = LastFramesMemory(LastFramesConfig(budget=budget, last_steps=last_steps), shape, world.rotary)
     memory.start(*world.sink())
     steps = [world.step(index, tokens) for index, tokens in enumerate(lengths)]
     held: list[list[int]] = []

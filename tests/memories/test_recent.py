@@ -11,15 +11,15 @@ from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memories import CONFIGS, MemoryConfig
+from protokv.memories import MEMORIES, MemoryConfig
 from protokv.state import checkpoint
-from protokv.state.describe import convert, describe
+from protokv.state.describe import convert_state, describe_state
 from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames, watched
 from tests.core.streams import same
 from tests.tolerance import near_logits
 
-SUPPORTED = [name for name, cls in CONFIGS.items() if cls.memory.hides_recent]
+SUPPORTED = [name for name, cls in MEMORIES.items() if cls.memory.hides_recent]
 QUESTION = "what is it?"
 
 
@@ -42,7 +42,7 @@ def test_any_kind_of_positions_reads_its_steps_afresh(family: str, tmp_path_fact
     expected, found = plain.prefill(QUESTION), afresh.prefill(QUESTION)
     torch.testing.assert_close(found, expected, **near_logits(plain, expected))
     protokv.save(afresh, folder / "state.safetensors")
-    convert(folder / "state.safetensors", folder / "state.zarr")
+    convert_state(folder / "state.safetensors", folder / "state.zarr")
     assert torch.equal(protokv.load(folder / "state.zarr", backbone).prefill(QUESTION), found)
 
 
@@ -93,7 +93,7 @@ def test_recent_steps_are_bounded_and_a_question_reads_them_once_before_its_text
 def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_path: Path, cut: int) -> None:
     whole, part = (after(tiny, n, "durable", budget=24, recent_frames=4) for n in (5, cut))
     protokv.save(part, tmp_path / "state.safetensors")
-    counted = describe(tmp_path / "state.safetensors")["bytes"].get("recent", 0)
+    counted = describe_state(tmp_path / "state.safetensors")["bytes"].get("recent", 0)
     assert counted == part.state_bytes - part.memory.bytes_held
     resumed = protokv.load(tmp_path / "state.safetensors", tiny)
     for seed in range(cut, 5):
@@ -104,14 +104,14 @@ def test_a_stream_continued_from_a_state_is_the_same_stream(tiny: Backbone, tmp_
 
 @pytest.mark.parametrize(("place", "value"), [((0, 0), 1), ((0, 3), -1), ((1, 4), 10**9)])
 def test_recent_steps_that_make_no_sense_are_refused(tiny: Backbone, place: tuple[int, int], value: int) -> None:
-    state = checkpoint.to_state(after(tiny, 4, "durable", budget=24, recent_frames=4))
+    state = checkpoint.make_state(after(tiny, 4, "durable", budget=24, recent_frames=4))
     rows = state.tensors["recent.steps"].clone()
     rows[place] = value
     with pytest.raises(StateCorrupt, match="recent"):
-        checkpoint.from_state(replace(state, tensors={**state.tensors, "recent.steps": rows}), tiny)
+        checkpoint.restore_session(replace(state, tensors={**state.tensors, "recent.steps": rows}), tiny)
 
 
 def test_memories_that_cannot_read_afresh_refuse_recent_frames(tiny: Backbone) -> None:
-    for name in CONFIGS.keys() - set(SUPPORTED):
+    for name in MEMORIES.keys() - set(SUPPORTED):
         with pytest.raises(ConfigError, match="recent_frames"):
             after(tiny, 1, name, recent_frames=4)

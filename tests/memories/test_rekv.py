@@ -14,7 +14,7 @@ from protokv.core.rotary import rotate, unrotate
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories import ReKVConfig
-from protokv.memories.rekv import ReKV, Retrieval
+from protokv.memories.rekv import ReKV, RetrievalContext
 from tests.core.streams import World, anchored, feed, shape_of, shown_to
 from tests.tolerance import tolerance
 
@@ -30,9 +30,9 @@ def built(shape: MemoryShape, seed: int = 0, **settings: Any) -> tuple[ReKV, Wor
     return memory, world
 
 
-def recalled(memory: ReKV) -> Retrieval:
+def recalled(memory: ReKV) -> RetrievalContext:
     context = memory.recall()
-    assert isinstance(context, Retrieval)
+    assert isinstance(context, RetrievalContext)
     return context
 
 
@@ -42,7 +42,7 @@ def question(shape: MemoryShape, groups: int, seed: int, tokens: int = 4) -> Ten
     return torch.randn(shape.layers, shape.kv_heads * groups, tokens, shape.head_size, generator=generator)
 
 
-def rotated(context: Retrieval, world: World, bare: Tensor) -> Tensor:
+def rotated(context: RetrievalContext, world: World, bare: Tensor) -> Tensor:
     """Return the query as the model passes it, rotated to the position that the context names."""
     line = context.next_position + torch.arange(bare.shape[-2])
     return rotate(bare, *world.rotary(line[:, None].expand(-1, world.shape.position_components)))

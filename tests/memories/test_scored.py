@@ -12,7 +12,7 @@ from torch import Tensor
 import protokv
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateMismatch
-from protokv.memories import CONFIGS, CompressedConfig, MemoryConfig, ScoredMemory
+from protokv.memories import MEMORIES, CompressedConfig, MemoryConfig, ScoredMemory
 from tests.conftest import random_frames
 from tests.core.streams import same
 from tests.mock_backbone import MockBackbone
@@ -38,7 +38,7 @@ LongestConfig.memory = Longest
 
 @pytest.fixture(autouse=True)
 def unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CONFIGS, "_entries", dict(CONFIGS._entries))
+    monkeypatch.setattr(MEMORIES, "_entries", dict(MEMORIES._entries))
 
 
 @torch.inference_mode()
@@ -65,7 +65,7 @@ def test_the_newest_step_and_the_best_of_the_others_stay(tmp_path: Path) -> None
 def test_a_state_names_no_code_to_run_and_its_reader_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, path, place = MockBackbone(), tmp_path / "state.safetensors", f"{__name__}:LongestConfig"
     protokv.save(Session.start(backbone, MemoryConfig.of(place, budget=20)), path)
-    monkeypatch.setattr(CONFIGS, "_entries", {name: CONFIGS._entries[name] for name in ("durable", "full")})
+    monkeypatch.setattr(MEMORIES, "_entries", {name: MEMORIES._entries[name] for name in ("durable", "full")})
     with pytest.raises(StateMismatch, match="longest-values, which is not known here"):
         protokv.load(path, backbone)
     with pytest.raises(ConfigError, match="there is no memory"):

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from protokv.core.context import Segment
+from protokv.core.context import KVSegment
 from protokv.core.rotary import rotate
 
 
-def attend(query: Tensor, segments: Sequence[Segment], tail: tuple[Tensor, Tensor], scaling: float) -> Tensor:
+def attend(query: Tensor, segments: Sequence[KVSegment], tail: tuple[Tensor, Tensor], scaling: float) -> Tensor:
     """Return softmax attention of `T` queries over all segments and, causally, over the `n` tokens of the tail.
 
     Args:
@@ -31,7 +31,7 @@ def attend(query: Tensor, segments: Sequence[Segment], tail: tuple[Tensor, Tenso
     return weighed.view(heads, T, D).to(query.dtype)
 
 
-def weights(query: Tensor, segments: Sequence[Segment], tail_keys: Tensor, scaling: float) -> Tensor:
+def weights(query: Tensor, segments: Sequence[KVSegment], tail_keys: Tensor, scaling: float) -> Tensor:
     """Return the weight of each of N slots and of n `tail_keys` for each query, `[Hq, T, N + n]` float32."""
     heads, T, D = query.shape
     H, n = tail_keys.shape[:2]

@@ -17,7 +17,7 @@ from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories.paper import residuals as quantizer
-from protokv.memories.paper.rule import PASSES, merge_order, step_seed
+from protokv.memories.paper.rule import MERGE_PASSES, make_merge_order, make_step_seed
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class NaiveProtoKV:
         if not self.config.recycle or not any(freed) or not self.near:
             return
         newest = self.near[-1][1]
-        generator = torch.Generator().manual_seed(step_seed(self.config.seed, now))
+        generator = torch.Generator().manual_seed(make_step_seed(self.config.seed, now))
         draw = torch.rand(len(heads), len(newest), generator=generator)
         for h, bank in enumerate(heads):
             order = sorted(range(len(newest)), key=draw[h].tolist().__getitem__)
@@ -200,14 +200,14 @@ class NaiveProtoKV:
 
     def _merge(self, bank: Head) -> None:
         """Settled: root-mean-square distances, some passes over those with a close one, in the order of
-        `merge_order`."""
-        order = [slot for slot in merge_order(len(bank.slots)) if bank.slots[slot] is not None]
+        `make_merge_order`."""
+        order = [slot for slot in make_merge_order(len(bank.slots)) if bank.slots[slot] is not None]
         if not order:
             return
         members = {slot: [slot] for slot in order}
         close = self._close(bank, members)
         left = [slot for slot in order if any(slot in pair for pair in close)]
-        for _ in range(PASSES if left else 0):
+        for _ in range(MERGE_PASSES if left else 0):
             close = self._close(bank, {slot: members[slot] for slot in left})
             stays = [slot for slot in left if not any(other == slot for _, other in close)]
             goes: dict[int, int] = {}
@@ -294,7 +294,7 @@ class NaiveProtoKV:
     def _top_modes(self, counts: Tensor, S: int) -> list[tuple[int, ...]]:
         """The tuples of DecodeTopSResidualModes, with the beam of the paper."""
         G, C = counts.shape
-        epsilon = quantizer.SMOOTHING
+        epsilon = quantizer.CODEBOOK_SMOOTHING
         beam: list[tuple[int, tuple[int, ...]]] = [(0, ())]
         for g in range(G):
             total = int(counts[g].sum())

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import ConfigError
-from protokv.replay.figure import check_figure, save_figure
-from protokv.replay.report import summarise
+from protokv.replay.figure import check_report_figure, save_report_figure
+from protokv.replay.report import summarise_answers
 from tests.replay.rows import example_rows
 
 
@@ -21,8 +21,8 @@ def test_a_figure_has_one_panel_with_a_curve_for_each_memory_and_budget_over_tru
     other = dict(zip((0.0, 30.0, 120.0), delays, strict=True))
     rows = [replace(row, delay_s=other[row.delay_s]) for row in example_rows()]
     rows += [replace(row, budget=16) for row in rows if row.memory != "full"]
-    report = summarise(rows, lambda kind, _: kind)
-    save_figure(report, tmp_path / "x.png")
+    report = summarise_answers(rows, lambda kind, _: kind)
+    save_report_figure(report, tmp_path / "x.png")
     ((axis,),) = (figure.axes for figure in made)
     assert axis.get_xscale() == ("symlog" if wide else "linear")
     assert list(axis.get_xticks()) == list(delays)
@@ -42,8 +42,8 @@ def test_a_figure_has_the_form_of_its_suffix_or_is_refused_beforehand(
     tmp_path: Path, name: str, start: bytes, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if said is None:
-        save_figure(summarise(example_rows()), tmp_path / name)
+        save_report_figure(summarise_answers(example_rows()), tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)
         monkeypatch.setattr("protokv.replay.figure.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=said or "need matplotlib"):
-        check_figure(tmp_path / name)
+        check_report_figure(tmp_path / name)

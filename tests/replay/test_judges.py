@@ -9,12 +9,12 @@ import openai
 import pytest
 
 from protokv.errors import ConfigError, JudgeError
-from protokv.replay.judges import JUDGE_SYSTEM, PROMPT_HASH, Case, Judge, Verdict, judge_rows, read_reply
-from protokv.replay.rows import RowFile
+from protokv.replay.judges import JUDGE_HASH, JUDGE_SYSTEM, Judge, JudgeCase, Verdict, judge_rows, read_verdict
+from protokv.replay.rows import AnswerRowFile
 from tests.replay.rows import ROW
 
 GOOD = "{'pred': 'yes', 'score': 4}"
-CASE = Case("What is it?", "a ring", "the ring")
+CASE = JudgeCase("What is it?", "a ring", "the ring")
 
 
 class Client:
@@ -46,8 +46,8 @@ def ask(judge: Judge, *replies: Any) -> tuple[Verdict | None, list[dict[str, Any
 
 
 def test_a_reply_is_read_as_the_published_code_reads_it() -> None:
-    assert read_reply("Sure! {'pred': 'Yes.', 'score': '4.8'} I hope this helps") == Verdict(True, 4.0)
-    assert read_reply('```python\n{"pred": "no", "score": 2.0}\n```') == Verdict(False, 2.0)
+    assert read_verdict("Sure! {'pred': 'Yes.', 'score': '4.8'} I hope this helps") == Verdict(True, 4.0)
+    assert read_verdict('```python\n{"pred": "no", "score": 2.0}\n```') == Verdict(False, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_reply_is_read_as_the_published_code_reads_it() -> None:
 )  # fmt: skip
 def test_a_reply_without_a_verdict_is_refused_and_no_code_in_it_is_run(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        read_reply(text)
+        read_verdict(text)
 
 
 REQUEST: Any = SimpleNamespace()
@@ -95,7 +95,7 @@ def test_a_key_that_is_refused_or_missing_is_named_without_it(judge: Judge, monk
 
 def test_rows_say_who_judged_them_and_equal_answers_are_judged_once(judge: Judge, tmp_path: Path) -> None:
     judge._client = client = Client(GOOD)
-    results = RowFile(tmp_path / "r.jsonl")
+    results = AnswerRowFile(tmp_path / "r.jsonl")
     for i, prediction in enumerate(("a ring", "a disk", "a ring")):
         row = replace(ROW, dataset="rvs-ego", question_id=str(i), prediction=prediction, correct=False, judge="offline")
         results.append(row)
@@ -106,6 +106,6 @@ def test_rows_say_who_judged_them_and_equal_answers_are_judged_once(judge: Judge
     assert sent["messages"][0] == {"role": "system", "content": JUDGE_SYSTEM}
     for part in ("Question: What?", "Correct Answer: red", "Predicted Answer: a ", "'score': 4.8}"):
         assert part in sent["messages"][1]["content"]
-    again = RowFile(tmp_path / "r.jsonl")
+    again = AnswerRowFile(tmp_path / "r.jsonl")
     assert {(row.judge, row.correct, row.points) for row in again.rows.values()} == {(judge.label, True, 4.0)}
-    assert judge.label == f"gpt-3.5-turbo-0125 at 127.0.0.1, prompt {PROMPT_HASH}"
+    assert judge.label == f"gpt-3.5-turbo-0125 at 127.0.0.1, prompt {JUDGE_HASH}"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
-from protokv.replay.questions import ASK_SLACK_S, DELAY_LADDER_S, Question, fit_delays, load_questions, schedule
-from protokv.replay.streams import open_files
+from protokv.replay.questions import ASK_SLACK_S, DELAY_LADDER_S, ReplayQuestion, fit_delays, load_questions, plan_asks
+from protokv.replay.streams import open_replay_files
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "short" / "video.mp4"
 ASKED = {"question": "Who?", "answer": "Ann", "ask_s": 1}
@@ -48,38 +48,40 @@ def test_questions_go_to_the_video_that_they_name(tmp_path: Path) -> None:
     other.write_bytes(SAMPLE.read_bytes())
     named = [{**ASKED, "question": "A?", "video": "other"}, {**ASKED, "question": "B?", "video": "video.mp4"}]
     file = write(tmp_path / "q.jsonl", *named)
-    streams = open_files([SAMPLE, other], file)
+    streams = open_replay_files([SAMPLE, other], file)
     assert [[question.text for question in stream.questions] for stream in streams] == [["B?"], ["A?"]]
     with pytest.raises(ConfigError, match="about other, which is none"):
-        open_files([SAMPLE], file)
+        open_replay_files([SAMPLE], file)
     write(file, ASKED)
     with pytest.raises(ConfigError, match="names no video"):
-        open_files([SAMPLE, other], file)
-    assert len(open_files([SAMPLE], file)[0].questions) == 1
+        open_replay_files([SAMPLE, other], file)
+    assert len(open_replay_files([SAMPLE], file)[0].questions) == 1
     other.write_text("not a video")
     for questions, error in ((file, SourceUnreadable), (tmp_path / "absent.jsonl", SourceNotFound)):
         with pytest.raises(error, match=r"other|absent\.jsonl"):
-            open_files([other], questions)
+            open_replay_files([other], questions)
 
 
-def question(number: int, t0: float, kind: str = "colour") -> Question:
-    return Question(str(number), f"question {number}?", "red", kind, t0, "evidence", retrospective=kind != "count")
+def question(number: int, t0: float, kind: str = "colour") -> ReplayQuestion:
+    return ReplayQuestion(
+        str(number), f"question {number}?", "red", kind, t0, "evidence", retrospective=kind != "count"
+    )
 
 
 QUESTIONS = [question(0, 10.0), question(1, 55.0), question(2, 95.0), question(3, 5.0, "count"), question(4, 200.0)]
 
 
 def test_only_questions_that_every_delay_leaves_room_for_are_asked_unless_that_is_not_wanted() -> None:
-    plan = schedule(QUESTIONS, [0, 30, 60], 120.0)
+    plan = plan_asks(QUESTIONS, [0, 30, 60], 120.0)
     assert [(ask.question.id, ask.delay_s, ask.at_s) for ask in plan.asks] == [
         ("0", 0, 10.0), ("0", 30, 40.0), ("1", 0, 55.0), ("0", 60, 70.0), ("1", 30, 85.0), ("1", 60, 115.0),
     ]  # fmt: skip
     beyond = "beyond the end of the stream"
     assert plan.dropped == {"type count, whose answers change with time": 1, f"{beyond} at some delay": 1, beyond: 1}
-    plan = schedule(QUESTIONS, [0, 30, 60], 120.0, intersection=False)
+    plan = plan_asks(QUESTIONS, [0, 30, 60], 120.0, intersection=False)
     assert {ask.delay_s for ask in plan.asks if ask.question.id == "2"} == {0}
     with pytest.raises(ConfigError, match="no delay"):
-        schedule(QUESTIONS, [], 120.0)
+        plan_asks(QUESTIONS, [], 120.0)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_only_questions_that_every_delay_leaves_room_for_are_asked_unless_that_i
 )
 def test_a_sweep_asks_what_lasts_or_the_named_types(delays: list[float], types: list[str] | None, asked: str) -> None:
     mixed = [question(0, 5.0, ""), question(1, 5.0, "count"), question(2, 5.0, "colour")]
-    plan = schedule(mixed, delays, 120.0, types=types)
+    plan = plan_asks(mixed, delays, 120.0, types=types)
     assert {ask.question.id for ask in plan.asks} == set(asked)
     assert types != ["count"] or plan.dropped == {"type colour not asked for": 1, "type unnamed not asked for": 1}
 
@@ -116,7 +118,7 @@ def test_every_question_is_asked_or_counted_as_dropped_and_none_beyond_the_end(
     drawn: list[tuple[float, str]], delays: list[float], length_s: float, intersection: bool
 ) -> None:
     questions = [question(i, t0, kind) for i, (t0, kind) in enumerate(drawn)]
-    plan = schedule(questions, delays, length_s, intersection=intersection)
+    plan = plan_asks(questions, delays, length_s, intersection=intersection)
     assert plan.questions + plan.dropped.total() == len(questions)
     assert all(ask.at_s <= length_s + ASK_SLACK_S for ask in plan.asks)
     assert [ask.at_s for ask in plan.asks] == sorted(ask.at_s for ask in plan.asks)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.replay.rows import RowFile, read_rows
+from protokv.replay.rows import AnswerRowFile, read_answer_rows
 from tests.replay.rows import ROW, example_rows
 
 
 def write(path: Path) -> Path:
-    file = RowFile(path)
+    file = AnswerRowFile(path)
     for row in example_rows():
         file.append(row)
     return path
@@ -24,29 +24,29 @@ def write(path: Path) -> Path:
 def test_rows_are_read_back_and_a_torn_last_line_is_dropped_and_the_file_goes_on(tmp_path: Path, cut: int) -> None:
     path, whole = write(tmp_path / "r.jsonl"), example_rows()
     path.write_bytes(path.read_bytes()[: -cut or None])
-    assert read_rows([path]) == whole[: -1 if cut else None]
-    again = RowFile(path)
+    assert read_answer_rows([path]) == whole[: -1 if cut else None]
+    again = AnswerRowFile(path)
     again.append(whole[-1])
-    assert read_rows([path]) == whole
+    assert read_answer_rows([path]) == whole
     assert again.rows.keys() == {row.key for row in whole}
     # Of equal rows the last one counts.
     again.append(replace(whole[-1], prediction="other"))
-    assert read_rows([path])[-1].prediction == "other"
+    assert read_answer_rows([path])[-1].prediction == "other"
 
 
 def test_what_is_no_file_of_rows_is_refused_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps(asdict(ROW)) + '\n{"video": "a"}\n' + json.dumps(asdict(ROW)) + "\n")
     with pytest.raises(ConfigError, match=r"line 2 .*question_id"):
-        read_rows([path])
+        read_answer_rows([path])
     with pytest.raises(SourceNotFound, match="absent"):
-        read_rows([tmp_path / "absent"])
+        read_answer_rows([tmp_path / "absent"])
     packed = tmp_path / "r.jsonl.gz"
     packed.write_bytes(gzip.compress(write(path.with_name("whole")).read_bytes()))
-    assert read_rows([packed]) == example_rows()
+    assert read_answer_rows([packed]) == example_rows()
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(ConfigError, match=r"r\.jsonl\.gz cannot be read"):
-        read_rows([packed])
+        read_answer_rows([packed])
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -63,13 +63,13 @@ CHANGES: dict[str, dict[str, Any]] = {
 def test_a_row_of_another_study_is_another_and_is_refused(tmp_path: Path, fact: str, change: dict[str, Any]) -> None:
     other = replace(ROW, **change)
     assert other.key != ROW.key
-    file = RowFile(tmp_path / "r.jsonl")
+    file = AnswerRowFile(tmp_path / "r.jsonl")
     file.append(ROW)
     with pytest.raises(ConfigError, match=rf"r\.jsonl holds results of another study: {fact.strip()} had .* now has"):
         file.check([ROW, other])
     file.append(other)
     with pytest.raises(ConfigError, match=r"line 2 is of another study"):
-        read_rows([tmp_path / "r.jsonl"])
+        read_answer_rows([tmp_path / "r.jsonl"])
 
 
 def test_other_videos_questions_memories_budgets_and_delays_belong_to_one_study(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_other_videos_questions_memories_budgets_and_delays_belong_to_one_study(
         {"memory": "window", "config": {}}, {"budget": 32, "config": {"budget": 32}}, {"delay_s": 5.0},
     ]  # fmt: skip
     rows = [ROW, *(replace(ROW, **change) for change in changes)]
-    RowFile(tmp_path / "r.jsonl").check(rows)
+    AnswerRowFile(tmp_path / "r.jsonl").check(rows)
     assert len({row.key for row in rows}) == 6
     # A model is known by its weights, whatever it is called.
     for digest, same in (("w", True), ("", False)):

@@ -14,15 +14,17 @@ from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
 from protokv.memories import MemoryConfig
 from protokv.replay.plan import make_plan, run_plan
-from protokv.replay.questions import schedule
-from protokv.replay.rows import AnswerRow, RowFile
-from protokv.replay.runner import Setup, StreamProgress, Variant, replay_stream
+from protokv.replay.questions import plan_asks
+from protokv.replay.rows import AnswerRow, AnswerRowFile
+from protokv.replay.runner import MemoryVariant, ReplayProgress, TrialSetup, replay_stream
 from samples.worlds.streams import Worlds, WorldStream
 
 VARIANTS = [
-    *(Variant(name, MemoryConfig.of(name, budget=24)) for name in ("durable", "sliding-window")),
+    *(MemoryVariant(name, MemoryConfig.of(name, budget=24)) for name in ("durable", "sliding-window")),
     # It takes its steps only before a question.
-    Variant("last", MemoryConfig.of("last-frames", budget=24, last_steps=2, recent_frames=4, positions="compact")),
+    MemoryVariant(
+        "last", MemoryConfig.of("last-frames", budget=24, last_steps=2, recent_frames=4, positions="compact")
+    ),
 ]
 DELAYS = [0.0, 8.0]
 SHORT = Decoding(max_new_tokens=3)
@@ -34,7 +36,7 @@ def stream() -> WorldStream:
 
 
 def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: Backbone, stream: WorldStream) -> None:
-    setup, plan = replace(Setup.of(tiny), decoding=SHORT), schedule(stream.questions, DELAYS, stream.length_s)
+    setup, plan = replace(TrialSetup.of(tiny), decoding=SHORT), plan_asks(stream.questions, DELAYS, stream.length_s)
     events = replay_stream(tiny, stream, setup.plan_answers(stream, plan, VARIANTS), setup)
     rows = [event for event in events if isinstance(event, AnswerRow)]
     assert len(rows) == len(plan.asks) * len(VARIANTS)
@@ -54,7 +56,7 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: B
 def test_stopping_keeps_what_is_done_and_each_memory_takes_only_the_steps_that_it_needs(
     tiny: Backbone, stream: WorldStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, path = make_plan([stream], VARIANTS, DELAYS, replace(Setup.of(tiny), decoding=SHORT)), tmp_path / "parts"
+    plan, path = make_plan([stream], VARIANTS, DELAYS, replace(TrialSetup.of(tiny), decoding=SHORT)), tmp_path / "parts"
     taken, take = Counter[str](), Session.take
 
     def counted(session: Session, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
@@ -62,17 +64,17 @@ def test_stopping_keeps_what_is_done_and_each_memory_takes_only_the_steps_that_i
         take(session, steps, starts_s)
 
     monkeypatch.setattr(Session, "take", counted)
-    events = list(run_plan(plan, tiny, RowFile(tmp_path / "whole")))
-    steps = sum(isinstance(event, StreamProgress) for event in events)
+    events = list(run_plan(plan, tiny, AnswerRowFile(tmp_path / "whole")))
+    steps = sum(isinstance(event, ReplayProgress) for event in events)
     assert taken["last-frames"] < taken["durable"] == taken["sliding-window"] == steps
-    whole = RowFile(tmp_path / "whole").rows
+    whole = AnswerRowFile(tmp_path / "whole").rows
     stops = iter([False] * 20)
-    assert len(list(run_plan(plan, tiny, RowFile(path), should_stop=lambda: next(stops, True)))) > 20
-    done = set(RowFile(path).rows)
+    assert len(list(run_plan(plan, tiny, AnswerRowFile(path), should_stop=lambda: next(stops, True)))) > 20
+    done = set(AnswerRowFile(path).rows)
     assert (plan.cost()["answers"], plan.cost(done)["answers"]) == (len(whole), len(whole) - len(done))
-    rest = {event.key for event in run_plan(plan, tiny, RowFile(path)) if isinstance(event, AnswerRow)}
+    rest = {event.key for event in run_plan(plan, tiny, AnswerRowFile(path)) if isinstance(event, AnswerRow)}
     assert whole.keys() > done > set()
     assert rest == whole.keys() - done
-    assert all(row.prediction == whole[key].prediction for key, row in RowFile(path).rows.items())
+    assert all(row.prediction == whole[key].prediction for key, row in AnswerRowFile(path).rows.items())
     with pytest.raises(ConfigError, match="durable at 24 is there twice"):
-        make_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, Setup.of(tiny))
+        make_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, TrialSetup.of(tiny))

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from protokv.replay.rows import read_rows
+from protokv.replay.rows import read_answer_rows
 from samples.worlds.__main__ import main
 from samples.worlds.studies import FOLDER
 
 
 def read(path: Path) -> dict[tuple[str, str], str]:
-    kept = [row for row in read_rows([path]) if (row.memory, row.budget, row.delay_s) == ("durable", 43, 0.0)]
+    kept = [row for row in read_answer_rows([path]) if (row.memory, row.budget, row.delay_s) == ("durable", 43, 0.0)]
     return {(row.video, row.question_id): row.prediction for row in kept}
 
 

@@ -19,8 +19,8 @@ import protokv
 from protokv.core.parts import Evidence, EvidenceSpan, Utterance
 from protokv.core.session import Answer, Session
 from protokv.errors import ConfigError, StateNotFound
-from protokv.serve import ServerLimits, States, build_app
-from protokv.serve.access import Access
+from protokv.serve import ServerLimits, StateFolder, build_app
+from protokv.serve.access import AccessCheck
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server, watch
 
@@ -157,7 +157,7 @@ def test_a_bad_request_is_refused_in_a_line(change: Any, text: str, running: str
 
 
 def browse(folder: Path, host: str = "localhost", **options: Any) -> TestClient:
-    return TestClient(build_app(States(folder, MockBackbone()), **options), base_url=f"http://{host}")
+    return TestClient(build_app(StateFolder(folder, MockBackbone()), **options), base_url=f"http://{host}")
 
 
 def test_malformed_and_oversized_requests_are_refused(made: Path) -> None:
@@ -247,7 +247,7 @@ REFUSED = [{"host": host} for host in ELSEWHERE] + [{"host": "localhost", **site
 
 
 def test_without_a_token_only_names_of_this_machine_and_pages_of_this_server_are_answered() -> None:
-    access = Access(None)
+    access = AccessCheck(None)
     for host in HERE:
         for site in (*OWN, {"origin": f"http://{host}"}):
             access.check(Headers({"host": host, **site}))
@@ -257,7 +257,7 @@ def test_without_a_token_only_names_of_this_machine_and_pages_of_this_server_are
 
 
 def test_a_token_counts_only_as_bearer_and_only_once() -> None:
-    access = Access("right")
+    access = AccessCheck("right")
     for given in ("Bearer right", "bearer right", "BEARER  right "):
         access.check(Headers({"authorization": given}))
     wrong = ("right", "Basic right", "Bearer", "Bearer \xe9", "Bearer Bearer right", "Bearer righ", "")
@@ -267,7 +267,7 @@ def test_a_token_counts_only_as_bearer_and_only_once() -> None:
             access.check(headers)
     for token in ("", "two words", "t\xf6ken", "\udcff"):
         with pytest.raises(ConfigError, match="visible ASCII"):
-            Access(token)
+            AccessCheck(token)
 
 
 def test_no_link_and_no_pipe_leads_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
@@ -288,4 +288,4 @@ def test_no_link_and_no_pipe_leads_out_of_the_folder(folder: Path, tmp_path: Pat
     state.unlink()
     state.symlink_to(elsewhere / state.name)
     with pytest.raises(StateNotFound, match="leads elsewhere"):
-        States(folder, MockBackbone()).open_session(state)
+        StateFolder(folder, MockBackbone()).open_session(state)

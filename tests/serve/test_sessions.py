@@ -19,9 +19,9 @@ import protokv
 from protokv.core.session import Session
 from protokv.ingestion import Every, IngestOptions
 from protokv.memories import DurableConfig
-from protokv.serve import SessionLimits, Sessions, States
-from protokv.serve.sessions import parse_opening
-from protokv.state.reader import Reader
+from protokv.serve import FedSessions, SessionLimits, StateFolder
+from protokv.serve.sessions import parse_session_request
+from protokv.state.reader import StateReader
 from tests.conftest import random_frames
 from tests.mock_backbone import MockBackbone
 from tests.serve.conftest import server
@@ -86,7 +86,7 @@ def test_sessions_answer_between_frames_and_go_on_after_a_restart_as_if_there_wa
             assert call(f"/{name}", method="DELETE") == (200, {"session_id": name, "frames": frames, "closed": True})
         assert ask(address, "porch")[0] == expected["porch"].ask("what is it").text
     for name, session in expected.items():
-        reader = Reader.open(tmp_path / f"{name}.safetensors")
+        reader = StateReader.open(tmp_path / f"{name}.safetensors")
         saved = protokv.load(reader.path, MockBackbone())
         torch.testing.assert_close(saved.tensors(), session.tensors(), rtol=0, atol=0)
         assert (saved.clock, reader.header.complete, len(reader.commits_s)) == (session.clock, True, 3)
@@ -99,7 +99,7 @@ def test_a_session_that_nobody_feeds_is_put_away_and_can_be_opened_again(tmp_pat
         call(body={"name": "porch"})
         for i in (0, 1):
             assert call(f"/porch/frame?time_s={i / 2}", FILES[i])[0] == 200
-        while Reader.open(tmp_path / "porch.safetensors").header.clock.steps == 0:
+        while StateReader.open(tmp_path / "porch.safetensors").header.clock.steps == 0:
             assert time.monotonic() < until_s
             time.sleep(0.05)
         status, reply = call("/porch/frame", FILES[2])
@@ -110,10 +110,10 @@ def test_a_session_that_nobody_feeds_is_put_away_and_can_be_opened_again(tmp_pat
 
 
 def test_there_are_so_many_sessions_and_each_takes_one_frame_at_a_time_and_so_many_a_second(tmp_path: Path) -> None:
-    sessions = Sessions(States(tmp_path, MockBackbone()), IngestOptions(config=CONFIG), SessionLimits(most=1))
-    one = sessions.find(sessions.open(parse_opening(b""))["session_id"])
+    sessions = FedSessions(StateFolder(tmp_path, MockBackbone()), IngestOptions(config=CONFIG), SessionLimits(most=1))
+    one = sessions.find(sessions.open(parse_session_request(b""))["session_id"])
     with pytest.raises(HTTPException, match="503"):
-        sessions.open(parse_opening(b""))
+        sessions.open(parse_session_request(b""))
     with one.admit(9), pytest.raises(HTTPException, match="409"), one.admit(9):
         pass
     with pytest.raises(HTTPException, match="429"), ExitStack() as admitted:  # noqa: PT012

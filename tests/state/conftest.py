@@ -12,12 +12,12 @@ import torch
 from protokv.core.backbone import BackboneIdentity
 from protokv.core.step import StreamClock
 from protokv.state.header import State
-from protokv.state.store import FORMS
+from protokv.state.store import STATE_FORMS
 
 if TYPE_CHECKING:
     from tests.state.s3 import S3Server
 
-EVERY_FORM = pytest.mark.parametrize("suffix", sorted(FORMS))
+EVERY_FORM = pytest.mark.parametrize("suffix", sorted(STATE_FORMS))
 
 
 @pytest.fixture

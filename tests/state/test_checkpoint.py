@@ -11,7 +11,7 @@ from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import StateCorrupt, StateMismatch
 from protokv.memories import DurableConfig, MemoryConfig, PaperConfig
-from protokv.state.checkpoint import check_fits, from_state, to_state
+from protokv.state.checkpoint import check_state_fits, make_state, restore_session
 from protokv.state.reader import load
 from protokv.state.writer import save
 from tests.conftest import random_frames
@@ -59,17 +59,17 @@ def test_saving_and_loading_on_the_way_gives_the_same_bytes(
     ids=["settings without sense", "tensors of other settings", "clock of another model"],
 )
 def test_a_header_that_contradicts_itself_or_the_tensors_is_corrupt(field, change, named, tiny: Backbone) -> None:
-    state = to_state(watched(tiny, CONFIGS["durable"], 0, 3))
+    state = make_state(watched(tiny, CONFIGS["durable"], 0, 3))
     changed = {**state.memory, **change} if field == "memory" else replace(state.clock, **change)
     with pytest.raises(StateCorrupt, match=named):
-        from_state(replace(state, **{field: changed}), tiny)
+        restore_session(replace(state, **{field: changed}), tiny)
 
 
 @pytest.mark.parametrize("name", ["family", "config_hash", "dtype", "weights_digest"])
 def test_a_state_of_another_model_is_refused_with_the_field_and_both_values(name: str, tiny: Backbone) -> None:
-    state = to_state(watched(tiny, CONFIGS["durable"], 0, 1))
+    state = make_state(watched(tiny, CONFIGS["durable"], 0, 1))
     other = replace(state.backbone, **{name: "other"})
     saved = getattr(state.backbone, name)
     with pytest.raises(StateMismatch, match=f"backbone.{name} is '{saved}', here it is 'other'"):
-        check_fits(state, other)
-    check_fits(state, replace(state.backbone, name="moved/elsewhere"))
+        check_state_fits(state, other)
+    check_state_fits(state, replace(state.backbone, name="moved/elsewhere"))

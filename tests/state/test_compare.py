@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from protokv.state.describe import compare
+from protokv.state.describe import compare_states
 from tests.state.conftest import make
 
 
 def test_a_flipped_bit_anywhere_is_one_differing_element():
     state = make()
-    assert compare(state, make()) == {"equal": True, "tensors_compared": 8, "header": [], "tensors": []}
+    assert compare_states(state, make()) == {"equal": True, "tensors_compared": 8, "header": [], "tensors": []}
     for name, tensor in state.tensors.items():
         if tensor.numel() and tensor.dtype != torch.bool:
             changed = tensor.clone()
             changed.reshape(-1).view(torch.uint8)[-1] ^= 1
-            (found,) = compare(state, replace(state, tensors={**state.tensors, name: changed}))["tensors"]
+            (found,) = compare_states(state, replace(state, tensors={**state.tensors, name: changed}))["tensors"]
             assert (found["name"], found["differing"], found["elements"]) == (name, 1, changed.numel())
 
 
@@ -31,7 +31,7 @@ def test_a_flipped_bit_anywhere_is_one_differing_element():
     ],
 )
 def test_the_largest_distance_is_told_if_it_is_finite(a, b, differing, distance):
-    (found,) = compare(*(make(tensors={"a": torch.tensor(one)}) for one in (a, b)))["tensors"]
+    (found,) = compare_states(*(make(tensors={"a": torch.tensor(one)}) for one in (a, b)))["tensors"]
     assert (found["elements"], found["differing"], found["max_abs_difference"]) == (len(a), differing, distance)
 
 
@@ -45,7 +45,7 @@ def test_what_differs_in_form_or_is_on_one_side_is_told_with_both_values():
         settings={"seed": False},
         source=None,
     )
-    found = compare(state, other)
+    found = compare_states(state, other)
     assert {one["name"]: (one["a"], one["b"], one["differing"]) for one in found["tensors"]} == {
         "a": ("float32 [2, 3]", "float32 [3, 2]", None),
         "b": ("float32 [4]", "int32 [4]", None),

@@ -21,7 +21,7 @@ import pytest
 from protokv.errors import StateCorrupt, StateError, StateNotFound
 from protokv.state import commit
 from protokv.state.header import State
-from protokv.state.reader import Reader, load_state
+from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
 from tests.state.conftest import EVERY_FORM, moment, names, same
 
@@ -70,7 +70,7 @@ def counted(act: Callable[[int, Callable[[], object]], None]) -> Iterator[iterto
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (*((os, name) for name in CALLS), (io, "open"), (commit, "exchange")):
+        for module, name in (*((os, name) for name in CALLS), (io, "open"), (commit, "exchange_paths")):
             patch.setattr(module, name, wrapped(getattr(module, name)))
         yield numbers
 
@@ -107,7 +107,7 @@ def check_whole(path: Path) -> None:
     assert same(found, SECOND) or same(found, THIRD)
     save(path, FOURTH)
     assert same(load_state(path), FOURTH)
-    assert Reader.open(path).commits_s == [found.clock.stream_time_s, 8.0]
+    assert StateReader.open(path).commits_s == [found.clock.stream_time_s, 8.0]
     left = {*names(path.parent)} - {f".{path.name}.lock"}
     assert left == {path.name, f"{path.name}@{found.clock.stream_time_s:010.3f}s"}
 
@@ -154,7 +154,7 @@ def test_a_load_of_which_a_call_fails_says_so_and_never_that_the_state_is_damage
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_commit_that_is_killed_at_any_call_leaves_a_whole_state(exchanges, instants, path, monkeypatch) -> None:
     if not exchanges:
-        monkeypatch.setattr(commit, "exchange", lambda *_: False)
+        monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)
     for fatal in fatal_calls(lambda: save(path, THIRD), instants):
 
         def kill(number: int, half: Callable[[], object], fatal: int = fatal) -> None:

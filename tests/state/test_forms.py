@@ -16,13 +16,13 @@ import zarr
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateError, StateNotFound, UnknownForm
 from protokv.state import commit
-from protokv.state.header import NAMES
-from protokv.state.reader import Reader, load_state
+from protokv.state.header import DTYPE_NAMES
+from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
 from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, make, names, same
 
-DTYPES = list(NAMES)
+DTYPES = list(DTYPE_NAMES)
 
 
 @EVERY_FORM
@@ -34,7 +34,7 @@ def test_every_dtype_comes_back_bit_for_bit_with_its_header(path):
     # Views and shared storages come back apart, and may be written to.
     made |= {"a": whole.transpose(0, 2), "b": whole[:, 1], "c": whole, "d": whole, "e": whole[:1].expand(3, 4, 5)}
     state = make(tensors=made, complete=True)
-    assert save_state(state, path) == Reader.open(path).file_bytes > sum(tensor.nbytes for tensor in made.values())
+    assert save_state(state, path) == StateReader.open(path).file_bytes > sum(tensor.nbytes for tensor in made.values())
     found = load_state(path)
     assert same(found, state)
     assert same(load_state(path, verify=False), state)
@@ -65,7 +65,7 @@ UNREADABLE = [
 
 @EVERY_FORM
 def test_an_unreadable_state_is_not_written_and_a_missing_one_not_found(path):
-    for read in (load_state, Reader.open, lambda path: load_state(path, at_s=9.0)):
+    for read in (load_state, StateReader.open, lambda path: load_state(path, at_s=9.0)):
         with pytest.raises(StateNotFound, match="no state at"):
             read(path)
     save_state(make(), path)
@@ -104,7 +104,7 @@ def test_readers_beside_a_writer_only_ever_see_whole_states(path):
 @EVERY_FORM
 def test_a_commit_follows_the_umask_and_leaves_other_files_alone(exchanges, path, tmp_path, monkeypatch):
     if not exchanges:
-        monkeypatch.setattr(commit, "exchange", lambda *_: False)
+        monkeypatch.setattr(commit, "exchange_paths", lambda *_: False)
     kept = [f".{path.name}.note", "b.safetensors.x.partial", ".b.safetensors.1-2.partial", f"{path.name}.bak"]
     for name in kept:
         (tmp_path / name).write_text("mine")

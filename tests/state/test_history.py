@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protokv.errors import StateNotFound
-from protokv.state.reader import Reader, load_state
+from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
 from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, names, same
@@ -40,7 +40,7 @@ def test_commits_of_another_stream_are_neither_read_nor_removed(other, tmp_path)
     with pytest.raises(StateNotFound, match=r"at 10 s$"):
         load_state(path, at_s=9.0)
     commit(at(6), path, 3)
-    assert Reader.open(path).commits_s == [10.0, 12.0]
+    assert StateReader.open(path).commits_s == [10.0, 12.0]
     assert same(load_state(path, at_s=10.0), at(5))
     # Commits of others are not removed.
     assert times(path) == [2.0, 4.0, 10.0]
@@ -59,7 +59,7 @@ def test_other_entries_with_the_name_of_a_kept_commit_are_left_alone(suffix, tmp
     for step in range(1, 5):
         commit(at(step), path, 2)
         assert same(load_state(path), at(step))
-        assert Reader.open(path).commits_s == ([6.0, 8.0] if step == 4 else [2.0 * step])
+        assert StateReader.open(path).commits_s == ([6.0, 8.0] if step == 4 else [2.0 * step])
     assert all(one.read_text() == "mine" for one in mine)
     assert link.is_symlink()
     assert same(load_state(elsewhere), at(4))

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from protokv.errors import StateCorrupt, StateMismatch
-from protokv.state.describe import compare, convert, describe
-from protokv.state.header import FORMAT_VERSION, canonical_json, digest_document
-from protokv.state.reader import Reader, load_state, read_thumbnails
-from protokv.state.store import FORMS
+from protokv.state.describe import compare_states, convert_state, describe_state
+from protokv.state.header import FORMAT_VERSION, digest_document, make_canonical_json
+from protokv.state.reader import StateReader, load_state, read_thumbnails
+from protokv.state.store import STATE_FORMS
 from protokv.state.writer import save_state
 from tests.state.conftest import EVERY_FORM, make, same
 
@@ -56,7 +56,7 @@ def in_document(field: str, change: Callable[[Json], object]) -> Callable[[Path]
         head = json.loads(data[8 : 8 + length])
         document = json.loads(head["__metadata__"]["protokv"])
         change(document[field])
-        head["__metadata__"]["protokv"] = canonical_json(resealed(document))
+        head["__metadata__"]["protokv"] = make_canonical_json(resealed(document))
         text = json.dumps(head).encode()
         path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
 
@@ -150,8 +150,8 @@ HOSTILE: dict[str, dict[str, Callable[[Path], Any]]] = {
     },
 }
 READS = (
-    *(Reader.open, lambda path: Reader.open(path).commits_s, describe, read_thumbnails),
-    *(lambda path: convert(path, "b.pt"), lambda path: compare(load_state(path), load_state(path))),
+    *(StateReader.open, lambda path: StateReader.open(path).commits_s, describe_state, read_thumbnails),
+    *(lambda path: convert_state(path, "b.pt"), lambda path: compare_states(load_state(path), load_state(path))),
 )
 
 
@@ -201,4 +201,4 @@ def test_damaged_bytes_never_load_as_another_state(suffix: str, data: st.DataObj
             assert same(found, make()) or not verify
 
 
-assert HOSTILE.keys() == FORMS.keys()
+assert HOSTILE.keys() == STATE_FORMS.keys()

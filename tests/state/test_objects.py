@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protokv.errors import StateCorrupt, StateError, StateLocked, StateNotFound, UnknownForm
-from protokv.state.reader import Reader, load_state
+from protokv.state.reader import StateReader, load_state
 from protokv.state.store import find_store
 from protokv.state.writer import save_state
 from tests.state.conftest import make, moment, same
@@ -33,9 +33,9 @@ def test_a_state_there_is_the_file_that_it_would_be_on_disk(
     save_state(make(), url)
     save_state(make(), path)
     assert same(load_state(url), make())
-    assert Reader.open(url).header.to_json() == make().to_json()
+    assert StateReader.open(url).header.to_json() == make().to_json()
     assert [*store.objects(tmp_path.name).values()] == [path.read_bytes()]
-    assert Reader.open(url).file_bytes == path.stat().st_size
+    assert StateReader.open(url).file_bytes == path.stat().st_size
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -55,7 +55,7 @@ def test_commits_are_kept_and_read_at_a_time(url: str, store: S3Server, tmp_path
     with find_store(url, keep=2) as writer:
         for step in (5, 6, 7):
             writer.commit(moment(step))
-    assert Reader.open(url).commits_s == [12.0, 14.0]
+    assert StateReader.open(url).commits_s == [12.0, 14.0]
     assert same(load_state(url, at_s=13.0), moment(6))
     assert len(store.objects(tmp_path.name)) == 2
 
@@ -64,7 +64,7 @@ def test_what_is_no_state_is_one_error(url: str, store: S3Server, tmp_path: Any)
     with pytest.raises(StateNotFound, match=f"no state at {url}"):
         load_state(url)
     store.put(f"{tmp_path.name}/a.safetensors", b"no state" * 100)
-    for read in (load_state, Reader.open):
+    for read in (load_state, StateReader.open):
         with pytest.raises(StateCorrupt, match=rf"^{url}: .*") as caught:
             read(url)
         assert "/tmp" not in caught.value.message

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import StateCorrupt
-from protokv.state.sources import MOST, WallClockLog, is_before, list_fingerprints, next_source_part, read_source_part
+from protokv.state.sources import _MOST, WallClockLog, is_before, list_fingerprints, next_source_part, read_source_part
 from tests.state.conftest import moment as at
 
 STEPS = st.lists(st.tuples(st.floats(0.1, 1e5), st.floats(-1e3, 1e5)), min_size=1, max_size=30)
@@ -24,8 +24,8 @@ def test_the_log_is_bounded_whether_the_clock_is_steady_or_wrong_and_the_beginni
         log.add_anchor(60.0 * i + 60, 1e9 + 60.0 * i + 60 + (i % 2))
         wrong.add_anchor(10.0 * i, 1e9 + 100.0 * i)
     assert len(log.anchors) == 1
-    assert (log.gaps_in_all, round(log.lost_s), len(log.gaps)) == (1000, 10_000, MOST)
-    assert len(wrong.anchors) == MOST
+    assert (log.gaps_in_all, round(log.lost_s), len(log.gaps)) == (1000, 10_000, _MOST)
+    assert len(wrong.anchors) == _MOST
     assert (wrong.anchors[0], wrong.anchors[-1]) == ((0.0, 1e9), (9990.0, 1e9 + 99_900.0))
 
 

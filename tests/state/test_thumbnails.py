@@ -18,9 +18,9 @@ import protokv
 from protokv.errors import StateCorrupt
 from protokv.ingestion import ingest_events
 from protokv.memories import DurableConfig
-from protokv.state.describe import describe
+from protokv.state.describe import describe_state
 from protokv.state.reader import load_state
-from protokv.state.thumbnails import MOST_BYTES, SIDE, Thumbnails, encode_jpeg, shrink
+from protokv.state.thumbnails import MOST_THUMBNAIL_BYTES, THUMBNAIL_SIDE, Thumbnails, encode_thumbnail, make_thumbnail
 from protokv.state.writer import save_state
 from tests.mock_backbone import MockBackbone
 from tests.prepared import Prepared
@@ -55,10 +55,10 @@ def test_every_2_to_the_kth_step_is_kept_and_the_last_one_also_by_a_resumed_stre
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (160, 160), (1080, 1920), (3, 161)])
 def test_a_picture_is_small_whatever_is_in_it(size: tuple[int, int]) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    small = shrink(noise)
-    assert min(SIDE, max(size)) / 2 <= max(small.shape[:2]) <= SIDE
-    data = encode_jpeg(small)
-    assert len(data) <= MOST_BYTES
+    small = make_thumbnail(noise)
+    assert min(THUMBNAIL_SIDE, max(size)) / 2 <= max(small.shape[:2]) <= THUMBNAIL_SIDE
+    data = encode_thumbnail(small)
+    assert len(data) <= MOST_THUMBNAIL_BYTES
     with Image.open(io.BytesIO(data)) as image:
         assert image.format == "JPEG"
 
@@ -73,14 +73,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_state_tells_its_pictures_and_those_of_another_shape_are_refused_in_one_line(
     saved: Path, tmp_path: Path
 ) -> None:
-    times_s = describe(saved, values=True)["thumbnails"]["times_s"]
+    times_s = describe_state(saved, values=True)["thumbnails"]["times_s"]
     assert (times_s[0], times_s[-1]) == (0.0, 39.0)
     assert 9 <= len(times_s) <= 17
     tensors, path = load_state(saved).tensors, tmp_path / "hostile.safetensors"
     jpeg, step = tensors["thumbnails.jpeg"], tensors["thumbnails.step"]
     for wrong in ({"thumbnails.jpeg": jpeg.to(torch.int16)}, {"thumbnails.step": step[1:]}):
         save_state(replace(load_state(saved), tensors={**tensors, **wrong}), path)
-        for read in (lambda: describe(path), lambda: protokv.load(path, MockBackbone())):
+        for read in (lambda: describe_state(path), lambda: protokv.load(path, MockBackbone())):
             with pytest.raises(StateCorrupt, match=r"^[^\n]*thumbnails\.[^\n]*$"):
                 read()
 
@@ -88,11 +88,11 @@ def test_a_state_tells_its_pictures_and_those_of_another_shape_are_refused_in_on
 def test_without_them_a_state_has_none_and_goes_on(saved: Path, tmp_path: Path) -> None:
     path, options = tmp_path / "none.safetensors", {"backbone": MockBackbone(), "thumbnails": 0}
     list(ingest_events(Prepared(0, 80), path, CONFIG, **options))
-    assert describe(path)["thumbnails"] is None
+    assert describe_state(path)["thumbnails"] is None
     found, whole = load_state(path).tensors, load_state(saved).tensors
     assert found.keys() == {name for name in whole if not name.startswith("thumbnails.")}
     assert all(torch.equal(whole[name], tensor) for name, tensor in found.items())
     list(ingest_events(Prepared(1, 20), path, CONFIG, append=True, **options | {"thumbnails": 4}))
-    times_s = describe(path)["thumbnails"]["times_s"]
+    times_s = describe_state(path)["thumbnails"]["times_s"]
     assert times_s[-1] == 49.0
     assert min(times_s) >= 40.0

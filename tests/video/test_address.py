@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.address import default_stem, public_name, source_kind, waits_for_publisher
-from protokv.video.registry import fingerprint
+from protokv.video.address import redact_address, source_kind, source_stem, waits_for_publisher
+from protokv.video.registry import fingerprint_file
 
 SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
 
@@ -20,11 +20,11 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
         f"https://{user}@camera.example:554/live.m3u8?channel=2&sig={token}#{token}",
         f"srt://camera.example:554?channel=2&passphrase={token}",
     ):
-        text = public_name(address)
+        text = redact_address(address)
         assert "s3c" not in text
         assert "camera.example:554" in text
         assert "channel=2" in text or ";" in user + password + token
-        assert "s3c" not in default_stem(address)
+        assert "s3c" not in source_stem(address)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
     ],
 )
 def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name):
-    assert (source_kind(address), public_name(address), default_stem(address)) == (kind, text, name)
-    assert re.fullmatch(r"[^/]+", default_stem(address))
+    assert (source_kind(address), redact_address(address), source_stem(address)) == (kind, text, name)
+    assert re.fullmatch(r"[^/]+", source_stem(address))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ PARTLY = [FILM[:4096] + bytes(SIZE - 8192) + FILM[-4096:], FILM[: SIZE // 2] + b
 @pytest.mark.parametrize("piece", [64 << 10, 16], ids=["whole", "in pieces"])
 def test_other_content_is_another_file_and_a_beginning_is_a_file_that_ends_there(piece, monkeypatch, tmp_path):
     """Not its size and its ends alone count; large files are read in pieces."""
-    monkeypatch.setattr("protokv.video.registry.PIECE", piece)
+    monkeypatch.setattr("protokv.video.registry._PIECE", piece)
     found = []
     for data in (SAME, SAME + b"a", *CHANGED, FILM, *PARTLY):
         (tmp_path / "whole").write_bytes(data)
-        found.append(fingerprint(tmp_path / "whole"))
+        found.append(fingerprint_file(tmp_path / "whole"))
     assert len(set(found)) == len(found)

@@ -7,7 +7,7 @@ import pytest
 
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video import open_source
-from protokv.video.bucket import fingerprint_bucket_video, list_objects
+from protokv.video.bucket import fingerprint_bucket_video, list_bucket
 from protokv.video.registry import fingerprint_source
 from protokv.words.find import find_subtitles
 from tests.fleet.conftest import films, server, store
@@ -72,7 +72,7 @@ def test_an_unreadable_object_is_one_error_with_its_address(tmp_path: Path, monk
         open_source("s3://")
     for verb in ("head", "list"):
         monkeypatch.setattr(f"obstore.store.S3Store.{verb}", refused)
-    for ask in (lambda: fingerprint_bucket_video("s3://bucket/videos/a.mp4"), lambda: list(list_objects(VIDEOS))):
+    for ask in (lambda: fingerprint_bucket_video("s3://bucket/videos/a.mp4"), lambda: list(list_bucket(VIDEOS))):
         with pytest.raises(SourceError, match="cannot read s3://bucket/videos/"):
             ask()
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.clock import HOLE_S, LONGEST_GAP_S, LONGEST_PAUSE_S, ArrivalClock, Clock, Timing
+from protokv.video.clock import _HOLE_S, LONGEST_GAP_S, LONGEST_PAUSE_S, ArrivalClock, PacketClock, PacketTiming
 
 # Pairs of the real time between two arrivals and the time stamp.
 ARRIVALS = st.lists(
@@ -66,8 +66,8 @@ def settled(stamps_s, end_s=None, keys=(), length_s=STEP_S):
     for i, packet in enumerate(packets):
         packet.is_keyframe = i in keys
     joins, damage = [], []
-    clock = Clock(
-        Timing(Fraction(1, 1000), 0, length_s, end_s, end_s, end_s or 0.0),
+    clock = PacketClock(
+        PacketTiming(Fraction(1, 1000), 0, length_s, end_s, end_s, end_s or 0.0),
         from_origin=True,
         on_join=joins.append,
         on_damage=lambda time_s, why: damage.append(why),
@@ -138,11 +138,11 @@ def test_pictures_in_another_order_than_they_are_shown_are_no_damage():
 @pytest.mark.parametrize(
     ("time_s", "stated_s", "end_s", "stays"),
     [
-        (95.0, 5.0, 100.0, True), (99.9, HOLE_S, 100.0, True), (99.9, HOLE_S, None, True),
+        (95.0, 5.0, 100.0, True), (99.9, _HOLE_S, 100.0, True), (99.9, _HOLE_S, None, True),
         (99.0, 1e9, 100.0, False), (99.0, 5.0, 100.0, False), (99.0, 5.0, None, False), (9.0, 0.0, 100.0, False),
     ],
 )  # fmt: skip
 def test_a_frame_stays_as_long_as_it_says_within_the_declared_end(time_s, stated_s, end_s, stays):
-    timing = Timing(Fraction(1, 1000), 0, declared_s=end_s)
+    timing = PacketTiming(Fraction(1, 1000), 0, declared_s=end_s)
     frame = SimpleNamespace(duration=round(stated_s * 1000))
     assert timing.stays_s(time_s, frame) == (stated_s if stays else None)

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.errors import ConfigError
-from protokv.video import Frame, group_steps, sample
-from protokv.video.sampling import SLACK_S
-from protokv.video.source import drop_before
+from protokv.video import Frame, group_samples, sample_frames
+from protokv.video.sampling import SAMPLING_SLACK_S
+from protokv.video.source import drop_frames_before
 
 
 def frames_at(times, durations=None):
@@ -34,17 +34,17 @@ def numbers(samples):
     ids=["milliseconds", "own duration", "no duration", "one frame", "none", "before the first frame the first"],
 )
 def test_the_frame_shown_at_each_time_is_taken(times, durations, fps, shown):
-    assert numbers(sample(frames_at(times, durations), fps)) == shown
+    assert numbers(sample_frames(frames_at(times, durations), fps)) == shown
 
 
 @pytest.mark.parametrize("fps", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_not_a_positive_number_is_refused(fps):
     with pytest.raises(ConfigError, match="fps"):
-        list(sample(frames_at([0.0]), fps))
+        list(sample_frames(frames_at([0.0]), fps))
 
 
 def test_a_short_last_step_repeats_its_last_frame():
-    got = list(group_steps(sample(frames_at([0.0, 1.0, 2.0]), 1.0), 2))
+    got = list(group_samples(sample_frames(frames_at([0.0, 1.0, 2.0]), 1.0), 2))
     assert [(s.index, s.time_s, s.images[:, 0, 0, 0].tolist()) for s in got] == [(0, 0.0, [0, 1]), (1, 2.0, [2, 2])]
 
 
@@ -54,21 +54,21 @@ gaps = st.lists(st.floats(0.002, 1.7), min_size=1, max_size=60)
 @given(gaps=gaps, fps=st.sampled_from([0.5, 1.0, 2.0, 3.0, 7.0, 23.976]))
 def test_each_sample_is_the_latest_frame_not_after_its_time(gaps, fps):
     times = np.cumsum([0.0, *gaps]).tolist()
-    got = list(sample(frames_at(times), fps))
+    got = list(sample_frames(frames_at(times), fps))
     assert [s.time_s for s in got] == [k / fps for k in range(len(got))]
     for one, number in zip(got, numbers(got), strict=True):
-        assert number == max(i for i, t in enumerate(times) if t <= one.time_s + SLACK_S)
+        assert number == max(i for i, t in enumerate(times) if t <= one.time_s + SAMPLING_SLACK_S)
     end = times[-1] + min(gaps[-1], 1 / fps)
-    assert len(got) / fps + SLACK_S >= end > (len(got) - 1) / fps
+    assert len(got) / fps + SAMPLING_SLACK_S >= end > (len(got) - 1) / fps
 
 
 @given(gaps=gaps, fps=st.sampled_from([1.0, 2.0, 3.0, 29.97]), group=st.integers(1, 3), part=st.floats(0, 1))
 def test_resuming_at_any_step_gives_the_steps_of_an_uninterrupted_run(gaps, fps, group, part):
     frames = frames_at(np.cumsum([0.0, *gaps]).tolist(), [*gaps, 0.04])
-    whole = list(group_steps(sample(frames, fps), group))
+    whole = list(group_samples(sample_frames(frames, fps), group))
     first = int(part * (len(whole) - 1))
     start_s = first * group / fps
-    rest = list(group_steps(sample(drop_before(frames, start_s), fps, start_s), group, first))
+    rest = list(group_samples(sample_frames(drop_frames_before(frames, start_s), fps, start_s), group, first))
     assert [(s.index, s.time_s, s.images.tolist()) for s in rest] == [
         (s.index, s.time_s, s.images.tolist()) for s in whole[first:]
     ]

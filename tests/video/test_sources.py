@@ -13,7 +13,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, SourceUnreadable
 from protokv.video import Source, open_source, read_steps
-from protokv.video.source import Part
+from protokv.video.source import SourceSlice
 from tests.cli.conftest import write_video
 from tests.video.conftest import CLIPS, DECODERS, Clip, number_in, write
 
@@ -92,7 +92,7 @@ def test_an_unknown_kind_of_source_or_decoder_is_refused_with_the_known_ones(mak
 @needs_decord
 @pytest.mark.parametrize("limit", [5, 30])
 def test_decord_reads_in_chunks_that_are_bounded_and_gives_every_frame_once(limit, make_clip, monkeypatch):
-    monkeypatch.setattr("protokv.video.decord_source.CHUNK_BYTES", limit * 128 * 96 * 3)
+    monkeypatch.setattr("protokv.video.decord_source._CHUNK_BYTES", limit * 128 * 96 * 3)
     with open_source(make_clip("reordered frames"), "decord") as source:
         assert [(number_in(f.image), f.decoder) for f in source.frames()] == [(i, "decord") for i in range(61)]
 
@@ -172,7 +172,7 @@ def test_its_steps_are_those_of_the_whole(clip: Path, start_s: float, duration_s
         steps = list(read_steps(whole, 2.0, 2))
         end = len(steps) if duration_s is None else round(start_s + duration_s)
         wanted = steps[round(start_s) : end][first:]
-    with Part(open_source(clip), start_s, duration_s) as part:
+    with SourceSlice(open_source(clip), start_s, duration_s) as part:
         found = list(read_steps(part, 2.0, 2, first))
         assert part.info.duration_s == min(12.0 - start_s, duration_s or 99.0)
     assert [one.time_s for one in found] == [one.time_s - start_s for one in wanted]
@@ -181,14 +181,17 @@ def test_its_steps_are_those_of_the_whole(clip: Path, start_s: float, duration_s
 
 def test_parts_are_other_sources_and_an_impossible_one_is_refused(clip: Path) -> None:
     with open_source(clip) as whole:
-        prints = {whole.info.fingerprint, *(Part(whole, *of).info.fingerprint for of in ((0, 4), (4, 4), (4, None)))}
+        prints = {
+            whole.info.fingerprint,
+            *(SourceSlice(whole, *of).info.fingerprint for of in ((0, 4), (4, 4), (4, None))),
+        }
         assert len(prints) == 4
         for start_s, duration_s in ((12.0, None), (99.0, 1.0), (0.0, 0.0)):
             with pytest.raises(ConfigError):
-                Part(whole, start_s, duration_s)
+                SourceSlice(whole, start_s, duration_s)
         whole.info = replace(whole.info, seekable=False)
         with pytest.raises(ConfigError, match="cannot be read in parts"):
-            Part(whole, 1.0)
+            SourceSlice(whole, 1.0)
 
 
 def test_a_kind_of_source_of_another_package_is_opened_by_its_entry_point(clip: Path, monkeypatch) -> None:

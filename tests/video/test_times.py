@@ -10,7 +10,7 @@ import av
 import pytest
 
 from protokv.video import Source, open_source
-from protokv.video.source import Part
+from protokv.video.source import SourceSlice
 from tests.video.conftest import STEADY, Clip, number_in, write
 from tests.video.test_stream import piped
 from tests.words.subtitled import write_subtitled
@@ -121,7 +121,7 @@ SAID = [(0.4, 1.2, "x < y"), (2.0, 3.5, "two\\Nrows {\\i1}here{\\i0}"), (4.0, 5.
 def test_a_track_has_equal_lines_in_every_container(suffix: str, codec: str, late_ms: int, tmp_path: Path) -> None:
     said = SAID if codec == "ass" else SAID[1:2]
     path = write_subtitled(tmp_path / f"x.{suffix}", {"eng": said, "deu": said[:1]}, codec, late_ms=late_ms)
-    with open_source(path) as source, Part(open_source(path), 1.0) as part:
+    with open_source(path) as source, SourceSlice(open_source(path), 1.0) as part:
         assert source.texts == part.texts
         assert [one.language for one in source.texts] == ["eng", "deu"]
         number = source.texts[0].number

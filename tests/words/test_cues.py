@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protokv.video.source import SubtitleLine
 from protokv.words import Cue, Subtitles
-from protokv.words.cues import MOST_OF_STEP, make_cues
+from protokv.words.cues import _MOST_OF_STEP, make_cues
 
 times = st.integers(-20, 400).map(lambda tenths: tenths / 10)
 
@@ -62,7 +62,7 @@ def test_cues_that_come_while_it_is_read_go_to_the_same_steps(found: list[Cue], 
 def test_a_bound_cuts_a_step_and_says_what_is_left_out() -> None:
     full = Subtitles([Cue(0, 1, "abcd " * 300), Cue(0, 2, "efgh " * 30_000)])
     first, second = full.between(0, 3)
-    assert MOST_OF_STEP - 5 <= len(first) + len(second) <= MOST_OF_STEP
+    assert _MOST_OF_STEP - 5 <= len(first) + len(second) <= _MOST_OF_STEP
     assert {*first.split(), *second.split()} == {"abcd", "efgh"}
     assert "a step has more" in str(full.lost)
 

@@ -111,7 +111,7 @@ def test_what_holds_no_line_is_one_error(data: bytes, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_missing_or_beyond_a_bound_is_said(text, n, lost, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MOST_LINES", 5)
+    monkeypatch.setattr(files, "MOST_TRACK_LINES", 5)
     monkeypatch.setattr(files, "MOST_CHARACTERS", 10_000)
     (tmp_path / "x.vtt").write_text(text)
     found = read_subtitles(tmp_path / "x.vtt")

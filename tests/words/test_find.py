@@ -10,7 +10,7 @@ import protokv
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch
 from protokv.ingestion import Event, Started, Summary, WordsLost, ingest_events
-from protokv.state.reader import Reader, load_state
+from protokv.state.reader import StateReader, load_state
 from protokv.video import open_source
 from protokv.words.find import find_subtitles
 from tests.core.streams import same
@@ -84,9 +84,9 @@ def test_full_subtitles_come_first_and_a_backup_is_no_language(names: tuple[str,
 def test_a_state_names_its_subtitles_and_has_the_same_bytes_without_them(video: Path, tmp_path: Path) -> None:
     state = video.with_suffix(".safetensors")
     assert watch(video)[Started].words == "text track 1 (ger)"
-    assert Reader.open(state).header.source["words"]["kind"] == "track"
+    assert StateReader.open(state).header.source["words"]["kind"] == "track"
     watch(video, "off", overwrite=True)
-    assert "words" not in Reader.open(state).header.source
+    assert "words" not in StateReader.open(state).header.source
     (tmp_path / "talk.srt").write_text(SRT.format("beside"))
     assert watch(video, overwrite=True)[Started].words == "talk.srt"
     assert watch(video)[Started].how == "finished"
@@ -135,12 +135,12 @@ def test_a_run_in_parts_and_a_pipe_hear_what_a_whole_run_hears(video: Path, tiny
     watch(video, "en", whole, backbone=tiny)
     asked = count()
     watch(video, "en", parts, backbone=tiny, should_stop=lambda: next(asked) > 3)
-    assert not Reader.open(parts).header.complete
+    assert not StateReader.open(parts).header.complete
     watch(video, "en", parts, backbone=tiny)
     assert parts.read_bytes() == whole.read_bytes()
     with piped(video.read_bytes()) as address:
         watch(address, "en", streamed, backbone=tiny)
-    assert Reader.open(streamed).header.source["words"]["language"] == "eng"
+    assert StateReader.open(streamed).header.source["words"]["language"] == "eng"
     sessions = [protokv.load(path, tiny) for path in (whole, streamed)]
     assert sessions[0].transcript.lines == sessions[1].transcript.lines
     assert [line.text for line in sessions[0].transcript.lines] == ["a track"]

@@ -12,7 +12,7 @@ import protokv
 from protokv.core.backbone import Backbone
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateCorrupt
-from protokv.memories import CONFIGS, DurableConfig, MemoryConfig
+from protokv.memories import MEMORIES, DurableConfig, MemoryConfig
 from protokv.state.reader import load_state
 from protokv.state.writer import save_state
 from protokv.words import transcript
@@ -39,7 +39,7 @@ def state(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted(MEMORIES))
 def test_every_memory_takes_words_and_goes_on_byte_for_byte(name: str, tiny: Backbone, tmp_path: Path) -> None:
     config = MemoryConfig.of(name, budget=30, positions="stream").with_words(True)
     whole = watch(start(tiny, config), 0, 9)
@@ -70,13 +70,13 @@ def test_times_behind_words_are_those_of_their_steps(tiny: Backbone) -> None:
 
 
 def test_a_transcript_of_any_length_is_bounded(monkeypatch: pytest.MonkeyPatch, tiny: Backbone) -> None:
-    monkeypatch.setattr(transcript, "MOST_BYTES", 80)
+    monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", 80)
     session = watch(start(tiny, MemoryConfig.of("last-frames", budget=30)), 0, 8)
     assert [line.step for line in session.transcript.lines] == [5, 7]
-    monkeypatch.setattr(transcript, "MOST_BYTES", transcript.MOST_OF_LINE + 40)
+    monkeypatch.setattr(transcript, "MOST_TRANSCRIPT_BYTES", transcript.MOST_TRANSCRIPT_LINE_BYTES + 40)
     session.watch(random_frames(8), words=["two " * 9999])
     (line,) = session.transcript.lines
-    assert (line.step, len(line.text)) == (8, transcript.MOST_OF_LINE)
+    assert (line.step, len(line.text)) == (8, transcript.MOST_TRANSCRIPT_LINE_BYTES)
     forged = torch.frombuffer(bytearray(rb'[0,0.0,1.0,9,"a\u001b[31mb"]'), dtype=torch.uint8)
     assert transcript.Transcript.of({"transcript.lines": forged}).lines[0].text == "a [31mb"
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import chunks
+from protokv.core.arrays import chunk_rows
 from protokv.core.bank import PrototypeBank
 from protokv.core.rotary import Rotary, rotate
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
@@ -135,7 +135,7 @@ class QuantizedBank(DurableBank):
         """Return what attention reads of some layers: keys rotated to their anchors, and values, `[l, H, K, D]`."""
         codes, exponents, anchors = self._held[0][layers], self._held[1][layers], self.position[layers]
         shown = torch.empty(2, *self.key_codes[layers].shape, dtype=dtype, device=codes.device)
-        for some in chunks(codes.shape[-2], _ROWS, codes.device):
+        for some in chunk_rows(codes.shape[-2], _ROWS, codes.device):
             part = (..., some, slice(None))
             keys, values = dequantize_vectors(codes[part], exponents[part]).chunk(2, -1)
             shown[0][part] = rotate(keys, *rotary(anchors[part].long()))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protokv.core.bank import PrototypeBank
 from protokv.core.context import Context, SlotContext
-from protokv.core.near import Slots
+from protokv.core.near import KVSlots
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
 from protokv.core.step import StepKV
@@ -35,7 +35,7 @@ class Durable(PrototypeMemory):
     steady = True
 
     def __init__(
-        self, config: DurableConfig, shape: MemoryShape, rotary: Rotary, *, within: Slots | None = None
+        self, config: DurableConfig, shape: MemoryShape, rotary: Rotary, *, within: KVSlots | None = None
     ) -> None:
         """Make an empty memory, whose slots are some of those of another one if `within` has them."""
         self._within = within
@@ -48,13 +48,13 @@ class Durable(PrototypeMemory):
             slots = Words.cut_slots(self._slots, self.far_slots(words))
             self._words = Words(Durable(words, shape, rotary, within=slots))
 
-    def new_slots(self, config: Any, shape: MemoryShape) -> Slots:
+    def new_slots(self, config: Any, shape: MemoryShape) -> KVSlots:
         """Return the slots, with some for words if the stream has any."""
         words = config.of_words()
         if words is None:
             return self._within or super().new_slots(config, shape)
         own = self.far_slots(config)
-        slots = Slots(shape, far=own + self.far_slots(words) + words.near_tokens, near=config.near_tokens)
+        slots = KVSlots(shape, far=own + self.far_slots(words) + words.near_tokens, near=config.near_tokens)
         slots.far = slice(slots.far.start, slots.far.start + own)
         return slots
 

@@ -29,8 +29,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core.near import Move, Tokens
-from protokv.core.step import MOST_COUNT, StepKV
+from protokv.core.near import ExactTokens, WindowMove
+from protokv.core.step import MOST_STREAM_COUNT, StepKV
 from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.memories.durable.settings import DurableConfig
@@ -93,12 +93,12 @@ class Novelty(StatePart):
             TensorSpec("novelty.repeated", dims, size, torch.int64, again, "tokens"),
         )
 
-    def see_(self, before: Tokens, step: StepKV) -> None:
+    def see_(self, before: ExactTokens, step: StepKV) -> None:
         """Count the tokens `before`, of the step before this one."""
         again = come_again(before.values.flatten(0, 1), step.values.flatten(0, 1))
         self._repeated += again.sum(1)
 
-    def tell(self, move: Move) -> Sequence[float]:
+    def tell(self, move: WindowMove) -> Sequence[float]:
         """Return the numbers that `limits` is told; count the tokens that `see_` compares."""
         self._seen += move.before
         leaving = move.leaving + move.surplus
@@ -112,7 +112,7 @@ class Novelty(StatePart):
         first, newest = torch.addcmul(told[3:5], pace, told[5:]).chunk(2, 1)
         spread = self._config.keeps == "spread"
         if spread:
-            newest = (came[:, None] / (share * -told[6])).log2().ceil().clamp(min=0).add(0.5).mul(MOST_COUNT)
+            newest = (came[:, None] / (share * -told[6])).log2().ceil().clamp(min=0).add(0.5).mul(MOST_STREAM_COUNT)
         return Limits(told[2].long(), share, first, newest, spread)
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
@@ -157,4 +157,4 @@ def come_again(values: Tensor, step: Tensor) -> Tensor:
 def _turn(last_step: Tensor, mass: Tensor) -> Tensor:
     """Return int64 numbers, the higher the longer a prototype of words is kept, -1 for one that is no token."""
     power = torch.frexp((last_step & -last_step).double()).exponent.long().masked_fill_(last_step == 0, _FIRST)
-    return torch.where(mass == 1, power * MOST_COUNT + last_step, -1)
+    return torch.where(mass == 1, power * MOST_STREAM_COUNT + last_step, -1)

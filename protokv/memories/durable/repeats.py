@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from protokv.core.bank import FarTokens, PrototypeBank
-from protokv.core.near import Tokens
+from protokv.core.near import ExactTokens
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.memories.durable.settings import DurableConfig
@@ -54,7 +54,7 @@ class Repeats:
         meaning = "mass in the bank of each token of the near window, oldest first"
         return (TensorSpec("repeats.weight", ("near_token",), (near_tokens,), torch.int64, meaning, fill=1),)
 
-    def see_(self, before: Tokens, step: StepKV) -> None:
+    def see_(self, before: ExactTokens, step: StepKV) -> None:
         """Weigh the tokens of a step, and those `before`, of the last step, that it repeats."""
         repeats = find_repeats(before, step) if step.repeats is None else step.repeats
         usable = torch.ones_like(repeats) if step.usable is None else step.usable
@@ -82,7 +82,7 @@ class Repeats:
         self._weights = self._rest = held.to(self._weights.device, copy=True)
 
 
-def find_repeats(before: Tokens, step: StepKV) -> Tensor:
+def find_repeats(before: ExactTokens, step: StepKV) -> Tensor:
     """Return which tokens of a step repeat those of the last one, `[T]` bool.
 
     Compared are the last tokens of both: of a step larger than the near window they are all that is held.

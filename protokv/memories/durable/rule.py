@@ -34,9 +34,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core.arrays import gather_sums, least_from, split_rows
-from protokv.core.bank import FarTokens, PrototypeBank, Rule
-from protokv.core.near import Move, Tokens
+from protokv.core.arrays import find_least, split_rows, sum_weighted_rows
+from protokv.core.bank import BankRule, FarTokens, PrototypeBank
+from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
 from protokv.memories.durable.bank import MOST, DurableBank
@@ -62,7 +62,7 @@ _LIGHT: Final = 1 << 61
 _SEED: Final = 1
 
 
-class DurableRule(Rule):
+class DurableRule(BankRule):
     """Absorbs steps into one bank of `[L, H, K]` prototypes. B = L * H; n = C + T points."""
 
     told = TOLD
@@ -103,14 +103,14 @@ class DurableRule(Rule):
         self._line = torch.arange(B * K + 4 * WHOLE, device=device)
         self._blank = torch.tensor([0, -1] + [0] * shape.position_components, device=device)
 
-    def see_(self, before: Callable[[], Tokens], step: StepKV) -> None:
+    def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
         """Count the tokens that come again."""
         tokens = before()
         self._novelty.see_(tokens, step)
         if self._repeats is not None:
             self._repeats.see_(tokens, step)
 
-    def tell(self, move: Move) -> Sequence[float]:
+    def tell(self, move: WindowMove) -> Sequence[float]:
         """Return the numbers of `Novelty`."""
         return self._novelty.tell(move)
 
@@ -227,7 +227,7 @@ class DurableRule(Rule):
         into, stay, cost = self._choose(sketch, mass, limits.keep(last, mass), n - C)
         total = mass.scatter_reduce(1, into, mass, "sum", include_self=False)
         share = mass / total.clamp(min=1).gather(1, into)
-        means = gather_sums(torch.cat((centers, rows[..., 2:]), 2), share, into, stay)
+        means = sum_weighted_rows(torch.cat((centers, rows[..., 2:]), 2), share, into, stay)
         centers, means = means.tensor_split((centers.shape[2],), 2)
         # A cluster stands where its newest member does, of equal ones the last.
         newest = torch.add(self._line[:n], last, alpha=_PLACES)
@@ -249,12 +249,12 @@ class DurableRule(Rule):
         rank = torch.sub(line, mass, alpha=_PLACES).add_(kept, alpha=_LIGHT)
         costs.masked_fill_(rank[:, None] >= rank[:, :, None], _NEVER)
         gone = torch.zeros_like(costs[:, 0])
-        least, goal = least_from(costs)
+        least, goal = find_least(costs)
         for due in list_merging_rounds(T):
             cheaper = least.gather(1, goal).scatter_reduce_(1, goal, least, "amin")
             order = torch.add(least, least > cheaper, alpha=_WAITS).argsort(dim=1, stable=True)
             gone.scatter_(1, order[:, :due], torch.inf)
-            found, goal = least_from(costs.add_(gone[:, None]))
+            found, goal = find_least(costs.add_(gone[:, None]))
             least = found + gone
         stay = order[:, due : due + n - T]
         if self._drops:

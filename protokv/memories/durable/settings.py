@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from protokv.core.prototypes import PrototypeConfig
-from protokv.core.settings import MOST_TOKENS
+from protokv.core.settings import MOST_BUDGET
 
 CenterBits = Literal[8, 32]
 
@@ -33,7 +33,7 @@ class DurableConfig(PrototypeConfig):
     """What is kept from merging where tokens are new (`durable.novelty`)."""
 
     center_bits: CenterBits = 8
-    step_tokens: Annotated[int, 0, MOST_TOKENS] = 0
+    step_tokens: Annotated[int, 0, MOST_BUDGET] = 0
     words: bool = False
     words_share: Annotated[float, 0, 0.9] = 0.25
 

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protokv.core.near import Slots
+from protokv.core.near import KVSlots
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.tensors import SLOTS, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
@@ -31,7 +31,7 @@ class Words(StatePart):
         self.memory, self.seen = memory, torch.zeros(1, dtype=torch.int64)
 
     @staticmethod
-    def cut_slots(slots: Slots, far: int) -> Slots:
+    def cut_slots(slots: KVSlots, far: int) -> KVSlots:
         """Return what lies between far and near slots as slots of their own, `far` of them for pseudo-tokens."""
         own, begin = copy(slots), slots.far.stop
         own.far, own.near = slice(begin, begin + far), slice(begin + far, slots.near.start)

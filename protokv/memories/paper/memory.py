@@ -1,4 +1,4 @@
-"""`Paper`: the paper's memory, and that of `continuity`. The rule and the settings are in `rule`.
+"""`PaperMemory`: the paper's memory, and that of `continuity`. The rule and the settings are in `rule`.
 
 A pseudo-token is a centre and one of the likeliest residuals of its prototype (Algorithm 4).
 """
@@ -14,28 +14,28 @@ from torch import Tensor
 from protokv.core.prototypes import PrototypeMemory
 from protokv.core.rotary import Rotary
 from protokv.core.tensors import MemoryShape, StatePart, TensorSpec
-from protokv.memories.paper.residuals import Residuals
+from protokv.memories.paper.residuals import ResidualStats
 from protokv.memories.paper.rule import ContinuityConfig, PaperConfig, PaperRule
 
 __all__ = ["ContinuityConfig", "PaperConfig"]
 
 
-class Paper(PrototypeMemory):
+class PaperMemory(PrototypeMemory):
     """The paper's two tiers."""
 
     rule = PaperRule
 
     def __init__(self, config: PaperConfig, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self._residuals: Residuals | None = None
+        self._residuals: ResidualStats | None = None
         if isinstance(self._rule, PaperRule) and config.residual:
-            self._residuals = self._rule.residuals = Residuals(config, shape, config.prototypes)
+            self._residuals = self._rule.residuals = ResidualStats(config, shape, config.prototypes)
 
     @classmethod
     def declare(cls, config: Any, shape: MemoryShape) -> tuple[TensorSpec, ...]:
         """Declare the tensors of every memory of this kind, and residual statistics."""
         K = config.prototypes
-        residuals = Residuals.declare(config, shape, K) if config.residual and K else ()
+        residuals = ResidualStats.declare(config, shape, K) if config.residual and K else ()
         return (*super().declare(config, shape), *residuals)
 
     def parts(self) -> Sequence[StatePart]:
@@ -63,4 +63,4 @@ class Paper(PrototypeMemory):
         return found
 
 
-PaperConfig.memory = Paper
+PaperConfig.memory = PaperMemory

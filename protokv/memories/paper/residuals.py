@@ -1,4 +1,4 @@
-"""`Residuals`: what a centre averages away, as product-quantizer histograms of each prototype (Algorithm 3).
+"""`ResidualStats`: what a centre averages away, as product-quantizer histograms of each prototype (Algorithm 3).
 
 Until a head's reservoir is full, its residuals wait there with the prototype that they belong to; then its codebooks
 are fitted, once, and the waiting residuals are counted. Invariant: for every prototype of a fitted head, the counts of
@@ -26,13 +26,13 @@ _WARMUP = ("warmup.keys", "warmup.values", "warmup.owner", "warmup.count")
 # Log probabilities in units of 2**-32: sums are then exact in any order, on any device.
 _SCORE_UNIT = 2.0**32
 _GOLDEN = (5**0.5 - 1) / 2
-ITERATIONS = 10
+CODEBOOK_ITERATIONS = 10
 """Lloyd iterations of a fit."""
-SMOOTHING = 1e-5
+CODEBOOK_SMOOTHING = 1e-5
 """epsilon of the histogram probabilities. The paper leaves it open; this is its first author's value."""
 
 
-class Residuals(StatePart):
+class ResidualStats(StatePart):
     """Residual statistics of `[L, H, K]` prototypes; rows are flat over `L * H * K`."""
 
     def __init__(self, config: Any, shape: MemoryShape, prototypes: int) -> None:
@@ -123,7 +123,7 @@ class Residuals(StatePart):
         K, G, C = self._size[2], self._config.subquantizers, self._config.codewords
         counted = (valid & self.fitted.view(-1, 1)).int()[..., None]
         codes = [
-            encode_residuals(codebook.flatten(0, 1), residuals)
+            _encode_residuals(codebook.flatten(0, 1), residuals)
             for residuals, codebook in ((keys, self.key_codebook), (values, self.value_codebook))
         ]
         head = torch.arange(len(prototype), device=prototype.device)[:, None]
@@ -163,10 +163,10 @@ class Residuals(StatePart):
         K = self._size[2]
         heads = rows // K
         held = [counts.flatten(0, 2)[rows].flatten(2) for counts in self.counts.values()]
-        codes = [top_modes(counts, modes) for counts in held]
+        codes = [find_top_modes(counts, modes) for counts in held]
         known = self.fitted.view(-1)[heads] & (self.updates.view(-1)[rows] > 0)
         keys, values = (
-            decode_residuals(codebook.flatten(0, 1), heads, code).mul_(known[:, None, None])
+            _decode_residuals(codebook.flatten(0, 1), heads, code).mul_(known[:, None, None])
             for codebook, code in zip((self.key_codebook, self.value_codebook), codes, strict=True)
         )
         return keys, values
@@ -229,7 +229,7 @@ def fit_codebook(samples: Tensor, subquantizers: int, codewords: int) -> Tensor:
     parts = samples.view(n, G, -1).transpose(0, 1).contiguous()
     codebook = _spread_out(parts, C)
     squares = parts.square().sum(2)
-    for _ in range(ITERATIONS):
+    for _ in range(CODEBOOK_ITERATIONS):
         distance = codebook.square().sum(2)[:, None] - 2 * torch.bmm(parts, codebook.transpose(1, 2))
         nearest, code = distance.min(2)
         member = torch.nn.functional.one_hot(code, C).to(parts.dtype)
@@ -259,7 +259,7 @@ def _spread_out(parts: Tensor, codewords: int) -> Tensor:
     return torch.stack(chosen, 1)
 
 
-def encode_residuals(codebook: Tensor, vectors: Tensor) -> Tensor:
+def _encode_residuals(codebook: Tensor, vectors: Tensor) -> Tensor:
     """Return codes `[B, T, G]` int64 of vectors `[B, T, D]` under one codebook each, `[B, G, C, D / G]`."""
     B, G, C, d = codebook.shape
     parts = vectors.view(B, -1, G, d).transpose(1, 2).reshape(B * G, -1, d)
@@ -268,21 +268,21 @@ def encode_residuals(codebook: Tensor, vectors: Tensor) -> Tensor:
     return distance.argmin(2).view(B, G, -1).transpose(1, 2)
 
 
-def decode_residuals(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
+def _decode_residuals(codebook: Tensor, heads: Tensor, codes: Tensor) -> Tensor:
     """Return vectors `[n, S, D]` of codes `[n, S, G]` under the codebooks `[B, G, C, D / G]` of `heads` `[n]`."""
     part = torch.arange(codebook.shape[1], device=codes.device)
     return codebook[heads[:, None, None], part, codes].flatten(2)
 
 
-def top_modes(counts: Tensor, modes: int) -> Tensor:
+def find_top_modes(counts: Tensor, modes: int) -> Tensor:
     """Return the S likeliest tuples of codes of histograms `[n, G, C]`, best first: `[n, S, G]` int64.
 
     This is Algorithm 3 with a beam of S instead of B = 4 S, which is as good, as a score is a sum over subspaces. Ties
     go to the better prefix, then to the lower code. Where there are fewer than S tuples, they are repeated in order.
     """
     G, C = counts.shape[1:]
-    total = counts.sum(2, keepdim=True).double() + C * SMOOTHING
-    scores = ((counts.double() + SMOOTHING) / total).log().mul_(_SCORE_UNIT).round_().long()
+    total = counts.sum(2, keepdim=True).double() + C * CODEBOOK_SMOOTHING
+    scores = ((counts.double() + CODEBOOK_SMOOTHING) / total).log().mul_(_SCORE_UNIT).round_().long()
     scores, codes = (part[:, :, :modes] for part in scores.sort(dim=2, descending=True, stable=True))
     beam, chosen = scores[:, 0], codes[:, 0, :, None]
     for g in range(1, G):

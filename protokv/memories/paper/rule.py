@@ -5,9 +5,9 @@ together, one token after the other. The costs of a step are one matrix; after e
 prototype that it moved is computed again, which is exact. Residual statistics, if there are any, are told which
 prototype took which token, what died and what was merged.
 
-The paper merges "each pair" of close prototypes and leaves the order open. Settled: a step makes `PASSES` passes over
-the prototypes that have a close one, in the order of `merge_order`. In a pass, a prototype without a close one before
-it stays, and the others go into the first one that stays and is close to them.
+The paper merges "each pair" of close prototypes and leaves the order open. Settled: a step makes `MERGE_PASSES` passes
+over the prototypes that have a close one, by `make_merge_order`. In a pass, a prototype without a close one before it
+stays, and the others go into the first one that stays and is close to them.
 
 A setting is what the paper's tables vary; dynamic allocation and joint histograms are not here. When the idle rule acts
 is our reading: the text speaks of T_idle = 120 "steps", and Algorithm 2 runs "after every absorption". Here a step is a
@@ -27,25 +27,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from protokv.core.arrays import add_rows_, least_from
-from protokv.core.bank import FarTokens, PrototypeBank, Rule
+from protokv.core.arrays import add_rows_, find_least
+from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.prototypes import PrototypeConfig
-from protokv.core.settings import Share, Weight
+from protokv.core.settings import ShareSetting, WeightSetting
 from protokv.core.tensors import MemoryShape
 from protokv.errors import ConfigError
-from protokv.memories.paper.residuals import Residuals
+from protokv.memories.paper.residuals import ResidualStats
 
 # Added to the diagonal of Sigma, which shrinks towards 0 while all tokens come from one place.
-SIGMA_FLOOR = 1e-4
+_SIGMA_FLOOR = 1e-4
 # Passes of merging in one step; more passes settle hardly more pairs.
-PASSES = 4
+MERGE_PASSES = 4
 # Costs `B * T * K` that are held at once. Longer steps are split; results do not depend on it.
 _BLOCK_ELEMENTS = 2**25
 
 
-Anchor = Literal["recent", "first", "average"]
-MassBias = Literal["log_n", "log_n_over_s", "off"]
-Decay = Literal["floor", "interval", "off"]
+_Anchor = Literal["recent", "first", "average"]
+_MassBias = Literal["log_n", "log_n_over_s", "off"]
+_Decay = Literal["floor", "interval", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,23 +79,23 @@ class PaperConfig(PrototypeConfig):
     name: ClassVar[str] = "paper"
 
     pseudo_tokens: Annotated[int, 1, 1024] = 8
-    anchor: Anchor = "recent"
+    anchor: _Anchor = "recent"
     residual: bool = True
     subquantizers: Annotated[int, 1, 1024] = 8
     codewords: Annotated[int, 2, 256] = 16
     warmup_residuals: Annotated[int, 2, 1_000_000] = 512
-    mass_bias: MassBias = "log_n"
-    spatial_weight: Weight = 0.1
-    idle_weight: Weight = 0.01
+    mass_bias: _MassBias = "log_n"
+    spatial_weight: WeightSetting = 0.1
+    idle_weight: WeightSetting = 0.01
     idle_steps: Annotated[int, 0, 2**31] = 120
-    key_rate: Share = 0.05
-    value_rate: Share = 0.05
-    spatial_rate: Share = 0.05
-    decay: Decay = "floor"
-    decay_rate: Share = 0.05
+    key_rate: ShareSetting = 0.05
+    value_rate: ShareSetting = 0.05
+    spatial_rate: ShareSetting = 0.05
+    decay: _Decay = "floor"
+    decay_rate: ShareSetting = 0.05
     merge: bool = True
-    merge_key_distance: Weight = 0.20
-    merge_value_distance: Weight = 0.25
+    merge_key_distance: WeightSetting = 0.20
+    merge_value_distance: WeightSetting = 0.25
     recycle: bool = True
 
     def check(self) -> None:
@@ -128,14 +128,14 @@ class ContinuityConfig(PaperConfig):
 
     pseudo_tokens: Annotated[int, 1, 1024] = 1
     residual: bool = False
-    decay: Decay = "off"
+    decay: _Decay = "off"
     recycle: bool = False
 
 
-class PaperRule(Rule):
+class PaperRule(BankRule):
     """The paper's rule over one bank. It has no state but the bank."""
 
-    residuals: Residuals | None = None  # the statistics that are kept of what centres average away; None: none
+    residuals: ResidualStats | None = None  # the statistics that are kept of what centres average away; None: none
 
     def __init__(self, bank: PrototypeBank, config: PaperConfig, shape: MemoryShape) -> None:
         self._bank, self._config, self._shape = bank, config, shape
@@ -155,7 +155,7 @@ class PaperRule(Rule):
         tokens = tokens.counted_only()
         if tokens.keys.shape[1] == 0:
             return
-        rows, *residuals = assign_(self._bank, tokens, step, self._config)
+        rows, *residuals = _assign_(self._bank, tokens, step, self._config)
         self._moved.view(-1)[rows] = True
         if self.residuals is not None:
             K = self._moved.shape[1]
@@ -166,20 +166,20 @@ class PaperRule(Rule):
         """Run Algorithm 2: age, merge, recycle."""
         bank, config = self._bank, self._config
         if config.decay != "off":
-            decay_(bank, self.residuals, step, config)
+            decay_masses_(bank, self.residuals, step, config)
         if config.merge:
-            merge_close_(bank, self._moved, self.residuals, config)
+            _merge_close_(bank, self._moved, self.residuals, config)
         if config.recycle:
-            self._moved.view(-1)[recycle_(bank, newest, config.seed, step, self._shape)] = True
+            self._moved.view(-1)[_recycle_(bank, newest, config.seed, step, self._shape)] = True
 
 
 # Algorithm 1
 
 
-def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> list[Tensor]:
+def _assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConfig) -> list[Tensor]:
     """Put each token into the prototype of least cost (equation 1), in order; free slots come before all others.
 
-    Returned are the rows of the bank `[T * B]` that changed, and what `Residuals.record_` takes.
+    Returned are the rows of the bank `[T * B]` that changed, and what `ResidualStats.record_` takes.
     """
     L, H, K = bank.mass.shape
     B, T, D = tokens.keys.shape
@@ -193,14 +193,14 @@ def assign_(bank: PrototypeBank, tokens: FarTokens, step: int, config: PaperConf
     # A free slot becomes the token itself, with Sigma = I.
     opening, identity = torch.tensor([1.0] * (2 * D + 2) + [0.0], device=device), torch.eye(2, device=device)
     held[:, -4:] += identity.flatten() * (bank.mass.view(-1, 1) == 0)
-    exact_coordinates, floor = coordinates.double(), SIGMA_FLOOR * identity.double()
+    exact_coordinates, floor = coordinates.double(), _SIGMA_FLOOR * identity.double()
     chosen, opened, after = [], [], []
     block = max(1, _BLOCK_ELEMENTS // (B * K))
     for start in range(0, T, block):
         stop = min(start + block, T)
         cost = _costs(bank, held, directions[:, start:stop], coordinates[start:stop], step, config)
         for t in range(start, stop):
-            least, slot = least_from(cost[:, t - start])
+            least, slot = find_least(cost[:, t - start])
             rows, is_free = head * K + slot, least == -torch.inf
             rate = torch.where(is_free[:, None], opening, rates)
             new = held[rows]
@@ -263,7 +263,7 @@ def _costs(
 
     `held` is `[B * K, 2 D + 6]`, `directions` are normalized keys `[B, T, D]`. The squared Mahalanobis distance is a
     quadratic form in x^2, xy, y^2, x, y and 1: a narrow product, in float64 because this form cancels where Sigma is
-    close to `SIGMA_FLOOR`.
+    close to `_SIGMA_FLOOR`.
     """
     B, T, D = directions.shape
     K = bank.mass.shape[2]
@@ -277,7 +277,7 @@ def _costs(
         x, y = coordinates.double().unbind(1)
         features = torch.stack((x * x, x * y, y * y, x, y, torch.ones_like(x)), 1)
         x, y, xx, xy, _, yy = held[:, -6:].double().view(B, K, 6).unbind(2)
-        xx, yy = xx + SIGMA_FLOOR, yy + SIGMA_FLOOR
+        xx, yy = xx + _SIGMA_FLOOR, yy + _SIGMA_FLOOR
         weight = config.spatial_weight / (xx * yy - xy * xy)
         a, b, c = weight * yy, -weight * xy, weight * xx
         d, e = a * x + b * y, b * x + c * y
@@ -290,7 +290,7 @@ def _costs(
 # Algorithm 2
 
 
-def decay_(bank: PrototypeBank, residuals: Residuals | None, step: int, config: PaperConfig) -> None:
+def decay_masses_(bank: PrototypeBank, residuals: ResidualStats | None, step: int, config: PaperConfig) -> None:
     """n <- floor((1 - gamma) n) for idle prototypes, in whole numbers; mass 0 frees the slot."""
     age = step - bank.last_step
     idle = (bank.mass > 0) & (age > config.idle_steps)
@@ -308,7 +308,7 @@ def decay_(bank: PrototypeBank, residuals: Residuals | None, step: int, config: 
 
 
 @cache
-def merge_order(slots: int) -> tuple[int, ...]:
+def make_merge_order(slots: int) -> tuple[int, ...]:
     """Return the order in which the slots of a head are looked at for merging: without any pattern, always the same.
 
     By place, along a line of centres each close to the next, every decision would wait for the one before.
@@ -316,13 +316,13 @@ def merge_order(slots: int) -> tuple[int, ...]:
     return tuple(sorted(range(slots), key=lambda slot: sha256(b"%d" % slot).digest()))
 
 
-def merge_close_(bank: PrototypeBank, moved: Tensor, residuals: Residuals | None, config: PaperConfig) -> None:
+def _merge_close_(bank: PrototypeBank, moved: Tensor, residuals: ResidualStats | None, config: PaperConfig) -> None:
     """Merge prototypes whose root-mean-square distances are below eps_K for keys and below eps_V for values.
 
     `moved` `[L * H, K]` bool are the prototypes that moved since the last search; on return those to search next time.
     """
     K = bank.mass.shape[2]
-    rank = torch.tensor(merge_order(K), device=moved.device).argsort()
+    rank = torch.tensor(make_merge_order(K), device=moved.device).argsort()
     for head in range(len(moved)):
         slots = _find_close(bank, head, moved[head], config)
         moved[head] = False
@@ -372,7 +372,7 @@ def _plan_merges(bank: PrototypeBank, rows: Tensor, config: PaperConfig) -> tupl
     sums = torch.cat((keys, values), 1) * mass[:, None]
     owner = left = torch.arange(len(rows), device=rows.device)
     had_close = torch.zeros_like(left, dtype=torch.bool)
-    for turn in range(PASSES):
+    for turn in range(MERGE_PASSES):
         means = sums[left] / mass[left, None]
         close = _within(means[:, :D], config.merge_key_distance) & _within(means[:, D:], config.merge_value_distance)
         # Each with those before it.
@@ -445,7 +445,7 @@ def _write_merged(bank: PrototypeBank, rows: Tensor, owner: Tensor, config: Pape
     bank.touch_(targets)
 
 
-def recycle_(bank: PrototypeBank, newest: Callable[[], FarTokens], seed: int, step: int, shape: MemoryShape) -> Tensor:
+def _recycle_(bank: PrototypeBank, newest: Callable[[], FarTokens], seed: int, step: int, shape: MemoryShape) -> Tensor:
     """Open slots that died or were merged away with distinct tokens of the newest near step; return the rows `[n]`.
 
     Slots that no token has opened yet are left to evicted tokens. If there are too few tokens, the highest stay free.
@@ -457,7 +457,7 @@ def recycle_(bank: PrototypeBank, newest: Callable[[], FarTokens], seed: int, st
     if not heads:
         return opened[0]
     tokens = newest()
-    order = draw(seed, step, shape, tokens.keys.shape[1]).argsort(dim=1, stable=True).to(freed.device)
+    order = _draw(seed, step, shape, tokens.keys.shape[1]).argsort(dim=1, stable=True).to(freed.device)
     for head in heads:
         slots = freed[head].nonzero().squeeze(1)[: order.shape[1]]
         token, rows = order[head, : len(slots)], head * K + slots
@@ -467,13 +467,13 @@ def recycle_(bank: PrototypeBank, newest: Callable[[], FarTokens], seed: int, st
     return torch.cat(opened)
 
 
-def draw(seed: int, step: int, shape: MemoryShape, tokens: int) -> Tensor:
+def _draw(seed: int, step: int, shape: MemoryShape, tokens: int) -> Tensor:
     """Draw numbers in [0, 1) for each head and token, `[L * H, T]` float32 on the CPU, by seed and step alone."""
     # Some layers of a model draw what the whole model draws for them.
-    generator = torch.Generator().manual_seed(step_seed(seed, step))
+    generator = torch.Generator().manual_seed(make_step_seed(seed, step))
     return torch.rand(shape.model_layers, shape.kv_heads, tokens, generator=generator)[shape.own_layers].flatten(0, 1)
 
 
-def step_seed(seed: int, step: int) -> int:
+def make_step_seed(seed: int, step: int) -> int:
     """Return a seed for one step of a stream: 63 bits of the sha256 of both numbers."""
     return int.from_bytes(sha256(f"{seed} {step}".encode()).digest()[:8], "little") >> 1

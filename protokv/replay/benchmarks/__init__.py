@@ -25,6 +25,6 @@ def find_benchmark(name: str) -> Benchmark:
     return BENCHMARKS[name]
 
 
-def find_group(question_type: str, dataset: str) -> str:
+def find_question_group(question_type: str, dataset: str) -> str:
     """Return the group of a type in the tables of a data set; `OTHER_GROUP` outside of one."""
     return BENCHMARKS[dataset].find_type(question_type).group if dataset in BENCHMARKS else OTHER_GROUP

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from protokv.replay.questions import Question
+from protokv.replay.questions import ReplayQuestion
 
 OTHER_GROUP: Final = "other"
 """The group of types without a group."""
@@ -29,11 +29,11 @@ class QuestionType:
 
 
 @dataclass(frozen=True, slots=True)
-class Video:
+class BenchmarkVideo:
     """One video of a data set."""
 
     name: str  # unique in the annotations
-    path: str  # in the annotations; `files.find_video` finds the file
+    path: str  # in the annotations; `files.find_dataset_video` finds the file
     clip_s: tuple[float, float] | None = None  # the part that questions are about, if a file may hold only that part
 
 
@@ -59,7 +59,7 @@ class Benchmark(ABC):
         return next((kind for kind in self.types if kind.name == name), QuestionType(name, retrospective=False))
 
     @abstractmethod
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Yield each question of the annotations below a folder with its video, in their order.
 
         `notes` counts what is left out or differs from the publication. SourceNotFound: there are no annotations; names

@@ -21,7 +21,7 @@ _SUFFIXES: Final = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".npy")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class AnnotationRecord:
     """An object of annotations, and its place for errors.
 
     Every reader raises ConfigError, which names the place, where the object is not as published.
@@ -37,10 +37,10 @@ class Record:
             raise self.refuse(f"{name} is {type(value).__name__}" if name in self.values else f"{name} is missing")
         return value
 
-    def read_all(self, name: str, what: str) -> Iterator[Record]:
+    def read_all(self, name: str, what: str) -> Iterator[AnnotationRecord]:
         """Yield the objects of a list; `what` names one of them."""
         for number, values in enumerate(self.read(name, list)):
-            yield Record(values, f"{self.where} {what} {number}")
+            yield AnnotationRecord(values, f"{self.where} {what} {number}")
 
     def read_options(self, name: str = "options") -> list[str]:
         """Return the options of a choice without the letter that some files write before them: `A. red` is `red`."""
@@ -58,12 +58,12 @@ class Record:
         return ConfigError(f"{self.where}: {why}", hint="use the annotations as they were published")
 
 
-def list_options(options: Sequence[str], form: str = "{}. {}", between: str = "\n") -> str:
+def list_choices(options: Sequence[str], form: str = "{}. {}", between: str = "\n") -> str:
     """List all options, each after its letter."""
     return between.join(form.format(letter, option) for letter, option in zip(ascii_uppercase, options, strict=False))
 
 
-def find_file(root: Path, names: Sequence[str]) -> Path | None:
+def find_dataset_file(root: Path, names: Sequence[str]) -> Path | None:
     """Return the first file of some names, at most three folders below the root; None if there is none."""
     for name in names:
         for pattern in (name, f"*/{name}", f"*/*/{name}", f"*/*/*/{name}"):
@@ -74,10 +74,10 @@ def find_file(root: Path, names: Sequence[str]) -> Path | None:
 
 
 def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
-    """Return the file that `find_file` finds. SourceNotFound: there is no such folder or file."""
+    """Return the file that `find_dataset_file` finds. SourceNotFound: there is no such folder or file."""
     if not root.is_dir():
         raise SourceNotFound(f"there is no folder {root}", hint="name the folder of the data set with --data-root")
-    found = find_file(root, names)
+    found = find_dataset_file(root, names)
     if found is None:
         why = f"{root} holds no annotations of {benchmark}: expected {' or '.join(names)}"
         hint = "samples/benchmarks/README.md says where each data set is obtained and how it is laid out"
@@ -85,7 +85,7 @@ def find_annotations(root: Path, names: Sequence[str], benchmark: str) -> Path:
     return found
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_annotations(path: Path) -> Iterator[AnnotationRecord]:
     """Yield the objects of a JSON list, JSON lines, or a Parquet table. ConfigError: the file holds something else."""
     try:
         if path.suffix == ".parquet":
@@ -103,10 +103,10 @@ def read_records(path: Path) -> Iterator[Record]:
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{path} is no list of objects", hint="use the file as it was published")
     for number, row in enumerate(rows):
-        yield Record(row, f"{path.name} entry {number}")
+        yield AnnotationRecord(row, f"{path.name} entry {number}")
 
 
-def find_video(root: Path, path: str) -> Path | None:
+def find_dataset_video(root: Path, path: str) -> Path | None:
     """Return the video that annotations name; None if it is not there.
 
     Look for `/data/set/a.mp4` as `root/data/set/a.mp4`, then without its first folders one after another, each directly

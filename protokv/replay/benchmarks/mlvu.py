@@ -16,9 +16,9 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Final
 
-from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_question_types
-from protokv.replay.benchmarks.files import find_annotations, find_file, list_options, read_records
-from protokv.replay.questions import Question
+from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo, QuestionType, average_question_types
+from protokv.replay.benchmarks.files import find_annotations, find_dataset_file, list_choices, read_annotations
+from protokv.replay.questions import ReplayQuestion
 
 _PROMPT: Final = """Carefully watch this video and pay attention to every detail. Based on your observations, select the best option that accurately addresses the question.
 Question: {question}
@@ -27,11 +27,11 @@ Options:
 Only give the best option.
 Best Option: ("""  # noqa: E501
 
-NO_LETTER: Final = "@"
+_NO_LETTER: Final = "@"
 """The answer where no candidate is right."""
 
 # File -> the type of its questions, and the group of it in the paper of MLVU.
-TASKS: Final = {
+_TASKS: Final = {
     "1_plotQA": ("plotQA", "single detail"),
     "2_needle": ("findNeedle", "single detail"),
     "3_ego": ("ego", "single detail"),
@@ -46,27 +46,27 @@ class Mlvu(Benchmark):
     """Seven tasks, one file each."""
 
     name = "mlvu"
-    types = tuple(QuestionType(kind, group) for kind, group in TASKS.values())
+    types = tuple(QuestionType(kind, group) for kind, group in _TASKS.values())
     templates = (_PROMPT,)
     source = "https://github.com/JUNJIE99/MLVU"
 
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Read the files that are there; a missing one is noted."""
         # At least one of them must be there.
-        find_annotations(root, [f"{task}.json" for task in TASKS], self.name)
-        for task, (kind, _) in TASKS.items():
-            path = find_file(root, [f"{task}.json"])
+        find_annotations(root, [f"{task}.json" for task in _TASKS], self.name)
+        for task, (kind, _) in _TASKS.items():
+            path = find_dataset_file(root, [f"{task}.json"])
             if path is None:
                 notes[f"{task}.json is missing"] = 1
                 continue
-            for number, row in enumerate(read_records(path)):
+            for number, row in enumerate(read_annotations(path)):
                 options = [str(option) for option in row.read("candidates", list)]
                 text, answer, video = row.read("question"), row.read("answer"), f"{task}/{row.read('video')}"
-                letter = ascii_uppercase[options.index(answer)] if answer in options else NO_LETTER
-                notes["questions whose answer is none of their candidates"] += letter == NO_LETTER
-                prompt = _PROMPT.format(question=text, options=list_options(options, "({}) {}"))
-                question = Question(f"{task}-{number}", text, letter, kind, math.inf, "end", self.name, prompt)
-                yield Video(video, video), question
+                letter = ascii_uppercase[options.index(answer)] if answer in options else _NO_LETTER
+                notes["questions whose answer is none of their candidates"] += letter == _NO_LETTER
+                prompt = _PROMPT.format(question=text, options=list_choices(options, "({}) {}"))
+                question = ReplayQuestion(f"{task}-{number}", text, letter, kind, math.inf, "end", self.name, prompt)
+                yield BenchmarkVideo(video, video), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Compare the character before ")", or the whole answer."""
@@ -76,5 +76,5 @@ class Mlvu(Benchmark):
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return M-Avg."""
-        average = average_question_types(shares, [kind for kind, _ in TASKS.values()])
+        average = average_question_types(shares, [kind for kind, _ in _TASKS.values()])
         return {} if average is None else {"M-Avg (official)": average}

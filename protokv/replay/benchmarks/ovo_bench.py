@@ -20,15 +20,15 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Final
 
-from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_question_types
-from protokv.replay.benchmarks.files import Record, find_annotations, list_options, read_records
-from protokv.replay.questions import Question
+from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo, QuestionType, average_question_types
+from protokv.replay.benchmarks.files import AnnotationRecord, find_annotations, list_choices, read_annotations
+from protokv.replay.questions import ReplayQuestion
 
-BACKWARD: Final = ("EPM", "ASI", "HLD")
-REAL_TIME: Final = ("OCR", "ACR", "ATR", "STU", "FPD", "OJR")
-FORWARD: Final = ("REC", "SSR", "CRR")
+_BACKWARD: Final = ("EPM", "ASI", "HLD")
+_REAL_TIME: Final = ("OCR", "ACR", "ATR", "STU", "FPD", "OJR")
+_FORWARD: Final = ("REC", "SSR", "CRR")
 
-CHOICE: Final = """
+_CHOICE: Final = """
 Question: {question}
 Options:
 {options}
@@ -36,7 +36,7 @@ Options:
 Respond only with the letter corresponding to your chosen option (e.g., A, B, C). 
 Do not include any additional text or explanation in your response.
 """
-COUNT: Final = """
+_COUNT: Final = """
 You're watching a video in which people may perform a certain type of action repetively. 
 The person performing this kind of action are referred to as 'they' in the following statement.
 You're task is to count how many times have different people in the video perform this kind of action in total.
@@ -45,7 +45,7 @@ Now, answer the following question: {question}
 Provide your answer as a single number (e.g., 0, 1, 2, 3…) indicating the total count.
 Do not include any additional text or explanation in your response.
 """
-STEP: Final = """
+_STEP: Final = """
 You're watching a tutorial video which contain a sequential of steps. 
 The following is one step from the whole procedures: 
 {question}
@@ -53,7 +53,7 @@ Your task is to determine if the man or woman in the video is currently performi
 Answer only with “Yes” or “No”.
 Do not include any additional text or explanation in your response.
 """
-CLUE: Final = """
+_CLUE: Final = """
 You're responsible of answering questions based on the video content. 
 The following question are relevant to the latest frames, i.e. the end of the video.
 {question}
@@ -68,34 +68,34 @@ class OvoBench(Benchmark):
 
     name = "ovo-bench"
     types = (
-        *(QuestionType(name, "backward") for name in BACKWARD),
-        *(QuestionType(name, "real-time", retrospective=False) for name in REAL_TIME),
-        *(QuestionType(name, "forward", retrospective=False) for name in FORWARD),
+        *(QuestionType(name, "backward") for name in _BACKWARD),
+        *(QuestionType(name, "real-time", retrospective=False) for name in _REAL_TIME),
+        *(QuestionType(name, "forward", retrospective=False) for name in _FORWARD),
     )
-    templates = (CHOICE, COUNT, STEP, CLUE)
+    templates = (_CHOICE, _COUNT, _STEP, _CLUE)
     source = "https://github.com/JoeLeelyf/OVO-Bench"
 
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Read all entries; each probe of a forward task is a question of its own."""
-        for row in read_records(find_annotations(root, ("ovo_bench_new.json", "ovo_bench.json"), self.name)):
+        for row in read_annotations(find_annotations(root, ("ovo_bench_new.json", "ovo_bench.json"), self.name)):
             video = row.read("video")
             for question in _questions(row):
-                yield Video(video, video), question
+                yield BenchmarkVideo(video, video), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Find the letter, the number, or yes or no anywhere in the answer."""
         if kind == "REC":
             return "".join(re.findall(r"\d+", prediction)) == expected
-        return expected in prediction or (kind in FORWARD and prediction == expected[0])
+        return expected in prediction or (kind in _FORWARD and prediction == expected[0])
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the three categories, backward without HLD, and the two totals in use."""
         backward, real_time, forward = (
-            average_question_types(shares, tasks) for tasks in (BACKWARD, REAL_TIME, FORWARD)
+            average_question_types(shares, tasks) for tasks in (_BACKWARD, _REAL_TIME, _FORWARD)
         )
         found = {
             "backward": backward,
-            "backward without HLD": average_question_types(shares, BACKWARD[:2]),
+            "backward without HLD": average_question_types(shares, _BACKWARD[:2]),
             "real-time": real_time,
             "forward": forward,
         }
@@ -106,15 +106,15 @@ class OvoBench(Benchmark):
         return {name: value for name, value in found.items() if value is not None}
 
 
-def _questions(row: Record) -> Iterator[Question]:
+def _questions(row: AnnotationRecord) -> Iterator[ReplayQuestion]:
     kind, name = row.read("task"), str(row.read("id", int, str))
-    if kind in FORWARD:
+    if kind in _FORWARD:
         for number, probe in enumerate(row.read_all("test_info", "probe")):
             text, template, answer = _probe(kind, row, probe)
             prompt, at_s = template.format(question=text).strip(), _time_of_asking(probe)
-            yield Question(f"{name}-{number}", text, answer, kind, at_s, "query", OvoBench.name, prompt)
+            yield ReplayQuestion(f"{name}-{number}", text, answer, kind, at_s, "query", OvoBench.name, prompt)
         return
-    if kind not in (*BACKWARD, *REAL_TIME):
+    if kind not in (*_BACKWARD, *_REAL_TIME):
         raise row.refuse(f"task {kind!r} is none of OVO-Bench")
     options, gold, text = (
         [str(option) for option in row.read("options", list)],
@@ -123,17 +123,17 @@ def _questions(row: Record) -> Iterator[Question]:
     )
     if not 0 <= gold < len(options):
         raise row.refuse(f"gt {gold} is none of {len(options)} options")
-    prompt = CHOICE.format(question=text, options=list_options(options, "{}. {};", " ")).strip()
-    yield Question(name, text, ascii_uppercase[gold], kind, _time_of_asking(row), "query", OvoBench.name, prompt)
+    prompt = _CHOICE.format(question=text, options=list_choices(options, "{}. {};", " ")).strip()
+    yield ReplayQuestion(name, text, ascii_uppercase[gold], kind, _time_of_asking(row), "query", OvoBench.name, prompt)
 
 
-def _probe(kind: str, row: Record, probe: Record) -> tuple[str, str, str]:
+def _probe(kind: str, row: AnnotationRecord, probe: AnnotationRecord) -> tuple[str, str, str]:
     """Return the question of a probe, its template and its answer."""
     if kind == "REC":
-        return f"How many times did they {row.read('activity')}?", COUNT, str(probe.read("count", int))
+        return f"How many times did they {row.read('activity')}?", _COUNT, str(probe.read("count", int))
     answer = "Yes" if probe.read("type", int) else "No"
-    return (probe.read("step"), STEP, answer) if kind == "SSR" else (row.read("question"), CLUE, answer)
+    return (probe.read("step"), _STEP, answer) if kind == "SSR" else (row.read("question"), _CLUE, answer)
 
 
-def _time_of_asking(row: Record) -> float:
+def _time_of_asking(row: AnnotationRecord) -> float:
     return float(math.ceil(row.read("realtime", int, float)))

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video
-from protokv.replay.benchmarks.files import find_annotations, find_file, read_records
-from protokv.replay.questions import F1_RIGHT, F1_RULE, Question, token_f1
+from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo, QuestionType
+from protokv.replay.benchmarks.files import find_annotations, find_dataset_file, read_annotations
+from protokv.replay.questions import F1_SCORING_RULE, LEAST_RIGHT_F1, ReplayQuestion, score_token_f1
 
-UNJOINED: Final = "unjoined"
+_UNJOINED: Final = "unjoined"
 
 _TYPES: Final = (
     QuestionType("Order Judging(Y/N)", "yes / no"),
@@ -30,11 +30,11 @@ _TYPES: Final = (
     QuestionType("What event order", "order"),
     QuestionType("Scene Summary", "scene", retrospective=False),
     QuestionType("Action Caption", "scene", retrospective=False),
-    QuestionType(UNJOINED, retrospective=False),
+    QuestionType(_UNJOINED, retrospective=False),
 )
 
 
-class Rvs(Benchmark):
+class _Rvs(Benchmark):
     """The common part of both sets."""
 
     types = _TYPES
@@ -43,35 +43,36 @@ class Rvs(Benchmark):
     source = "https://huggingface.co/datasets/IVGSZ/VStream-QA, https://huggingface.co/datasets/Becomebright/RVS"
     open_ended = True
     max_new_tokens = 256
-    judge = F1_RULE
+    judge = F1_SCORING_RULE
     annotations: ClassVar[tuple[str, ...]]
     originals: ClassVar[tuple[str, ...]]
 
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Read the conversion, and the types from the original if it is there."""
         path = find_annotations(root, self.annotations, self.name)
-        original = find_file(root, self.originals)
+        original = find_dataset_file(root, self.originals)
         known = _read_types(original) if original else {}
         notes[f"types are unknown without {self.originals[0]}"] = original is None
-        for record in read_records(path):
+        for record in read_annotations(path):
             name = record.read("video_id")
             start, end = (record.values.get(f"clip_{which}_time") for which in ("start", "end"))
             known_clip = isinstance(start, int | float) and isinstance(end, int | float)
             clip_s = (float(start or 0), float(end or 0)) if known_clip else None
-            video = Video(name, str(record.values.get("video_path") or name), clip_s)
+            video = BenchmarkVideo(name, str(record.values.get("video_path") or name), clip_s)
             for number, row in enumerate(record.read_all("conversations", "conversation")):
                 text, answer = row.read("question"), row.read("answer")
                 kind = _join(known, name, text, answer)
-                notes["questions without a type"] += kind == UNJOINED
+                notes["questions without a type"] += kind == _UNJOINED
                 asked_s = float(row.read("end_time", int, float))
-                yield video, Question(str(number), text.strip(), answer.strip(), kind, asked_s, "query", self.name)
+                text, answer = text.strip(), answer.strip()
+                yield video, ReplayQuestion(str(number), text, answer, kind, asked_s, "query", self.name)
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Score it until a judge does: a token F1 of one half."""
-        return token_f1(prediction, expected) >= F1_RIGHT
+        return score_token_f1(prediction, expected) >= LEAST_RIGHT_F1
 
 
-class RvsEgo(Rvs):
+class RvsEgo(_Rvs):
     """Ten hours of Ego4D."""
 
     name = "rvs-ego"
@@ -79,7 +80,7 @@ class RvsEgo(Rvs):
     originals = ("test_qa_ego4d.json",)
 
 
-class RvsMovie(Rvs):
+class RvsMovie(_Rvs):
     """Twenty-two films of MovieNet, as key frames."""
 
     name = "rvs-movie"
@@ -90,7 +91,7 @@ class RvsMovie(Rvs):
 def _read_types(path: Path) -> Mapping[tuple[str, str], Mapping[str, set[str]]]:
     """Return (question, answer) -> type -> videos."""
     found: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for row in read_records(path):
+    for row in read_annotations(path):
         key = _plain(row.read("question")), _plain(row.read("answer"))
         names = (row.values.get(name) for name in ("video_id", "video_name", "original_video"))
         found[key][row.read("answer_type")].update(str(name) for name in names if name)
@@ -101,7 +102,7 @@ def _join(known: Mapping[tuple[str, str], Mapping[str, set[str]]], video: str, t
     kinds: Mapping[str, Any] = known.get((_plain(text), _plain(answer)), {})
     if len(kinds) > 1:
         kinds = {kind: videos for kind, videos in kinds.items() if any(video in name for name in videos)}
-    return next(iter(kinds)) if len(kinds) == 1 else UNJOINED
+    return next(iter(kinds)) if len(kinds) == 1 else _UNJOINED
 
 
 def _plain(text: str) -> str:

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video
-from protokv.replay.benchmarks.files import Record, find_annotations, list_options, read_records
-from protokv.replay.questions import Question
+from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo, QuestionType
+from protokv.replay.benchmarks.files import AnnotationRecord, find_annotations, list_choices, read_annotations
+from protokv.replay.questions import ReplayQuestion
 
 _PROMPT: Final = """You are an advanced video question-answering AI assistant. You have been provided with some frames from the video and a multiple-choice question related to the video. Your task is to carefully analyze the video and provide the best answer to question, choosing from the four options provided. Respond with only the letter (A, B, C, or D) of the correct option.
 
@@ -47,26 +47,27 @@ class StreamingBench(Benchmark):
     source = "https://github.com/THUNLP-MT/StreamingBench"
     fps = 1.0
 
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Read either form; entries about one video become one stream."""
         path = find_annotations(root, ("questions_real.json", "questions_real_stream.json"), self.name)
         asked = Counter[str]()
-        for entry in read_records(path):
+        for entry in read_annotations(path):
             video = entry.read("video_path")
             for row in entry.read_all("questions", "question"):
                 options, text = row.read_options(), row.read("question")
                 kind = row.read("task_type").removesuffix(" Perception")
-                prompt, letter = _PROMPT.format(question=text, options=list_options(options)), row.read_letter(options)
-                time_s, name = read_clock(row, "time_stamp"), str(asked[video])
+                prompt, letter = _PROMPT.format(question=text, options=list_choices(options)), row.read_letter(options)
+                time_s, name = parse_annotated_time(row, "time_stamp"), str(asked[video])
                 asked[video] += 1
-                yield Video(video, video), Question(name, text, letter, kind, time_s, "query", self.name, prompt)
+                question = ReplayQuestion(name, text, letter, kind, time_s, "query", self.name, prompt)
+                yield BenchmarkVideo(video, video), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Compare the first character."""
         return prediction[:1] == expected
 
 
-def read_clock(row: Record, name: str) -> float:
+def parse_annotated_time(row: AnnotationRecord, name: str) -> float:
     """Return the seconds of `0:07:40` or `00:12450`: its parts times powers of 60. ConfigError: it is no clock time."""
     text = row.read(name).strip()
     if not re.fullmatch(r"\d+(:\d+)*", text):

@@ -17,16 +17,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from protokv.replay.benchmarks.base import Benchmark, QuestionType, Video, average_question_types
-from protokv.replay.benchmarks.files import find_annotations, list_options, read_records
-from protokv.replay.questions import Question
+from protokv.replay.benchmarks.base import Benchmark, BenchmarkVideo, QuestionType, average_question_types
+from protokv.replay.benchmarks.files import find_annotations, list_choices, read_annotations
+from protokv.replay.questions import ReplayQuestion
 
 _PROMPT: Final = """Select the best answer to the following multiple-choice question based on the video. Respond with only the letter (A, B, C, or D) of the correct option.
 {question}
 {options}
 The best answer is:"""  # noqa: E501
 
-DURATIONS: Final = ("short", "medium", "long")
+_DURATIONS: Final = ("short", "medium", "long")
 
 _PREFIXES: Final = (
     "The best answer is", "The correct answer is", "The answer is", "The answer", "The best option is",
@@ -38,20 +38,20 @@ class VideoMme(Benchmark):
     """The three lengths are its types."""
 
     name = "videomme"
-    types = tuple(QuestionType(name, name) for name in DURATIONS)
+    types = tuple(QuestionType(name, name) for name in _DURATIONS)
     templates = (_PROMPT,)
     source = "https://huggingface.co/datasets/lmms-lab/Video-MME"
 
-    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[Video, Question]]:
+    def read(self, root: Path, notes: Counter[str]) -> Iterator[tuple[BenchmarkVideo, ReplayQuestion]]:
         """Read the table; all questions are asked at the end."""
         names = ("test-00000-of-00001.parquet", "videomme.parquet", "videomme.json", "videomme.jsonl")
-        for row in read_records(find_annotations(root, names, self.name)):
+        for row in read_annotations(find_annotations(root, names, self.name)):
             options, text, kind = row.read_options(), row.read("question"), row.read("duration")
-            if kind not in DURATIONS:
-                raise row.refuse(f"duration {kind!r} is none of {', '.join(DURATIONS)}")
-            prompt, letter = _PROMPT.format(question=text, options=list_options(options)), row.read_letter(options)
-            question = Question(row.read("question_id"), text, letter, kind, math.inf, "end", self.name, prompt)
-            yield Video(row.read("videoID"), row.read("videoID")), question
+            if kind not in _DURATIONS:
+                raise row.refuse(f"duration {kind!r} is none of {', '.join(_DURATIONS)}")
+            prompt, letter = _PROMPT.format(question=text, options=list_choices(options)), row.read_letter(options)
+            question = ReplayQuestion(row.read("question_id"), text, letter, kind, math.inf, "end", self.name, prompt)
+            yield BenchmarkVideo(row.read("videoID"), row.read("videoID")), question
 
     def is_right(self, prediction: str, expected: str, kind: str) -> bool:
         """Compare the first capital A to D after the prefixes."""
@@ -62,5 +62,5 @@ class VideoMme(Benchmark):
 
     def means(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Return the overall accuracy; the lengths have equally many questions."""
-        overall = average_question_types(shares, DURATIONS)
+        overall = average_question_types(shares, _DURATIONS)
         return {} if overall is None else {"overall (mean of lengths)": overall}

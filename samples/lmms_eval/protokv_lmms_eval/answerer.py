@@ -13,15 +13,15 @@ from protokv.backbones import load_backbone
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
 from protokv.memories import DEFAULT_MEMORY, MemoryConfig
-from protokv.video import Step, open_source, read_steps
+from protokv.video import VideoStep, open_source, read_steps
 
 
 class Answerer:
     """One model and one memory."""
 
     _session: Session
-    _steps: Iterator[Step]
-    _waiting: Step | None
+    _steps: Iterator[VideoStep]
+    _waiting: VideoStep | None
 
     def __init__(self, model: str, *, memory: str = DEFAULT_MEMORY, fps: float | None = None, **settings: Any) -> None:
         """Load the model.
@@ -66,7 +66,7 @@ class Answerer:
         self._waiting = next(self._steps, None)
         self._path = path
 
-    def _read(self, path: Path) -> Iterator[Step]:
+    def _read(self, path: Path) -> Iterator[VideoStep]:
         clock = self._session.clock
         with open_source(path) as source:
             yield from read_steps(source, clock.fps, clock.frames_per_step)

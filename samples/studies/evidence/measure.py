@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from protokv.backbones import load_backbone
-from protokv.core.parts import FAINT
+from protokv.core.parts import LEAST_EVIDENCE_SHARE
 from protokv.core.session import Session
 from protokv.memories import DurableConfig
-from protokv.replay.questions import is_expected
+from protokv.replay.questions import is_expected_answer
 from samples.seeds import STUDY
 from samples.worlds.pictures import SHAPES
 from samples.worlds.streams import Worlds, WorldStream, find_group
@@ -63,7 +63,7 @@ def watch_and_ask(path: Path, seeds: Sequence[int]) -> None:
                         "question": text,
                         "expected": expected,
                         "answer": answer.text,
-                        "correct": expected is not None and is_expected(answer.text, expected),
+                        "correct": expected is not None and is_expected_answer(answer.text, expected),
                         "mean_logprob": round(answer.mean_logprob, 4),
                         "true": spans,
                         "moments": [[m.start_s, m.end_s, round(m.share, 4)] for m in answer.evidence.spans],
@@ -115,10 +115,10 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
             for some in (right, [row for row in placed if not row["correct"]], unseen)
         )
         print(f"| {name} | {len(good)} + {len(bad)} | {auc(good, bad)} | {len(none)} | {auc(good, none)} |")
-    print(f"\n| share below {FAINT:.0%} | n | |\n|---|---|---|")
+    print(f"\n| share below {LEAST_EVIDENCE_SHARE:.0%} | n | |\n|---|---|---|")
     wrong = [row for row in placed if not row["correct"]]
     for name, some in (("right", right), ("wrong", wrong), ("never shown", unseen)):
-        print(f"| {name} | {len(some)} | {interval([strength(row) < FAINT for row in some])} |")
+        print(f"| {name} | {len(some)} | {interval([strength(row) < LEAST_EVIDENCE_SHARE for row in some])} |")
 
 
 def hit(row: dict[str, Any], most: int) -> bool:

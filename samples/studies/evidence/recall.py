@@ -22,10 +22,10 @@ import torch
 from measure import LENGTH_S, SEEDS, hit, interval, read, spans_of
 
 from protokv.backbones import load_backbone
-from protokv.core.context import EMPTY
+from protokv.core.context import EMPTY_BIAS
 from protokv.core.session import Session
 from protokv.memories import MemoryConfig
-from protokv.replay.questions import is_expected
+from protokv.replay.questions import is_expected_answer
 from samples.worlds.streams import Worlds, WorldStream, find_group
 
 MEMORIES = ("durable", "infinipot-v")
@@ -66,7 +66,7 @@ def ask(stream: WorldStream, session: Session) -> Iterator[dict[str, Any]]:
             "type": question.type,
             "question": question.text,
             "answer": answer.text,
-            "correct": is_expected(answer.text, question.answer),
+            "correct": is_expected_answer(answer.text, question.answer),
             "true": spans,
             "held": held_by(session, spans),
             "moments": [[m.start_s, m.end_s, round(m.share, 4)] for m in answer.evidence.spans],
@@ -82,7 +82,7 @@ def held_by(session: Session, spans: Sequence[Sequence[float]]) -> float:
         assert places is not None
         times = backbone.stream_times(places, session.clock)
         query = torch.zeros(backbone.kv_heads, 1, backbone.head_size)
-        shown = torch.cat([segment.bias for segment in context.at(layer, query)], 1) > EMPTY
+        shown = torch.cat([segment.bias for segment in context.at(layer, query)], 1) > EMPTY_BIAS
         shown[:, : len(backbone.prefix_ids)] = False
         inside = torch.stack([(times >= start) & (times < end) for start, end in spans]).any(0)
         heads += (inside & shown).any(1).tolist()

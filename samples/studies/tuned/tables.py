@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protokv.replay.metrics import Difference, compare_paired
-from protokv.replay.rows import AnswerRow, read_rows
+from protokv.replay.metrics import AccuracyDifference, compare_paired
+from protokv.replay.rows import AnswerRow, read_answer_rows
 
 STUDIES: Final = Path(__file__).parents[1]
 PEERS: Final = ("infinipot-v", "hermes", "rekv", "dycoke")
@@ -57,7 +57,7 @@ def name_setting(row: AnswerRow) -> str:
 
 def read_apart(paths: Iterable[Path]) -> list[AnswerRow]:
     """Read files one by one: rows of different versions differ in what they say about decoding."""
-    return [row for path in paths if path.exists() for row in read_rows([path])]
+    return [row for path in paths if path.exists() for row in read_answer_rows([path])]
 
 
 def print_search() -> None:
@@ -110,7 +110,7 @@ def format_share(rows: Sequence[AnswerRow]) -> str:
     return f"{sum(row.correct for row in rows) / len(rows):.2f}".replace("0.", ".") if rows else "-"
 
 
-def format_difference(found: Difference) -> str:
+def format_difference(found: AccuracyDifference) -> str:
     """Return points with their interval."""
     low, share, high = (round(100 * value) for value in (found.low, found.share, found.high))
     return f"{share} ({low} to {high})"

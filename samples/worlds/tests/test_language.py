@@ -14,7 +14,7 @@ from torch import Tensor
 from protokv.core.session import Session
 from protokv.errors import ConfigError, ModelError
 from protokv.memories import MemoryConfig
-from protokv.replay.memories import name_memories
+from protokv.replay.memories import make_memory_variants
 from samples.worlds import language, lines
 from samples.worlds.language import Language, LanguageRow, make_stream, resume_rows, run_language
 from samples.worlds.llama import Llama, load_llama
@@ -40,7 +40,7 @@ def _text_of_the_tiny_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of(llama: Llama, done: list[LanguageRow]) -> list[LanguageRow]:
-    return list(run_language(STUDY, llama, name_memories(MEMORIES, STUDY.token_budgets), done))
+    return list(run_language(STUDY, llama, make_memory_variants(MEMORIES, STUDY.token_budgets), done))
 
 
 def test_a_text_in_chunks_gives_the_logits_of_transformers(llama: Llama, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_what_is_said_leaves_the_pictures_as_they_are_and_each_line_is_asked_for
     assert [[*ids, name] for ids, name in stream.said.facts] == [line[:-1] for line in lines[1::2]]
     # A tenth of ten steps is the last one alone, and that says a fact: the last quote stands for the part.
     assert stream.quotes == {"early": lines[:2:2], "middle": lines[4:5], "late": lines[8:9]}
-    session, _ = language.watch(llama, name_memories(["full"], [400])[0], stream)
+    session, _ = language.watch(llama, make_memory_variants(["full"], [400])[0], stream)
     # The last step ends with words.
     assert session.clock.tokens_seen == study.tokens + sum(map(len, lines))
     assert session.words_end == session.clock

@@ -12,8 +12,8 @@ import pytest
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig, PaperConfig
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.memories import Variation, name_memories, vary_memories
-from protokv.replay.questions import schedule
+from protokv.replay.memories import Sweep, make_memory_variants, vary_memory_settings
+from protokv.replay.questions import plan_asks
 from protokv.replay.rows import AnswerRow
 from samples.worlds.studies import FOLDER, list_studies, load_study
 
@@ -45,7 +45,7 @@ def test_every_study_fits_its_own_streams(name: str) -> None:
     assert len(placed) == (4 if study.worlds.before == "mix" else 1)
     for stream in streams:
         # The longest delay fits wherever the evidence lies.
-        asked = schedule(stream.questions, study.delays_s, stream.length_s, types=study.types)
+        asked = plan_asks(stream.questions, study.delays_s, stream.length_s, types=study.types)
         wanted = [question for question in stream.questions if study.types is None or question.type in study.types]
         assert asked.questions == len(wanted) > 4
 
@@ -129,18 +129,18 @@ def test_every_study_that_a_script_names_is_there(script: str) -> None:
 
 
 def test_memories_are_named_by_their_one_name_and_the_full_cache_stands_once() -> None:
-    assert name_memories(["durable"], [64])[0].config == DurableConfig(budget=64)
-    assert [(v.label, v.config.budget) for v in name_memories(["paper", "full"], [64, 128])] == [
+    assert make_memory_variants(["durable"], [64])[0].config == DurableConfig(budget=64)
+    assert [(v.label, v.config.budget) for v in make_memory_variants(["paper", "full"], [64, 128])] == [
         ("paper", 64), ("full", 64), ("paper", 128),
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="elephant"):
-        name_memories(["elephant"], [64])
+        make_memory_variants(["elephant"], [64])
 
 
 def test_a_variation_makes_one_variant_per_value_of_the_memories_that_it_names() -> None:
-    memories = name_memories(["durable", "paper"], [64])
-    decay = Variation("paper", "decay", [("floor", "floor"), ("off", "off")])
-    found = vary_memories(memories, [decay, Variation(None, "seed", [("3", 3)])])
+    memories = make_memory_variants(["durable", "paper"], [64])
+    decay = Sweep("paper", "decay", [("floor", "floor"), ("off", "off")])
+    found = vary_memory_settings(memories, [decay, Sweep(None, "seed", [("3", 3)])])
     assert [variant.label for variant in found] == [
         "durable seed=3", "paper decay=floor seed=3", "paper decay=off seed=3",
     ]  # fmt: skip
@@ -151,11 +151,11 @@ def test_a_variation_makes_one_variant_per_value_of_the_memories_that_it_names()
 @pytest.mark.parametrize(
     ("variation", "said"),
     [
-        (Variation("full", "seed", [("1", 1)]), "full is not compared"),
-        (Variation(None, "colour", [("1", 1)]), "colour: there is no such setting of durable"),
-        (Variation(None, "seed", [("x", "x")]), "seed: expected int"),
+        (Sweep("full", "seed", [("1", 1)]), "full is not compared"),
+        (Sweep(None, "colour", [("1", 1)]), "colour: there is no such setting of durable"),
+        (Sweep(None, "seed", [("x", "x")]), "seed: expected int"),
     ],
 )
-def test_a_variation_that_fits_no_memory_is_refused(variation: Variation, said: str) -> None:
+def test_a_variation_that_fits_no_memory_is_refused(variation: Sweep, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        vary_memories(name_memories(["durable"], [64]), [variation])
+        vary_memory_settings(make_memory_variants(["durable"], [64]), [variation])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core.bank import FarTokens, PrototypeBank
-from protokv.core.near import NearWindow, Slots
+from protokv.core.near import KVSlots, NearWindow
 from protokv.memories.durable.repeats import Repeats
 from tests.core.streams import World, shape_of
 
@@ -26,7 +26,7 @@ def test_a_token_weighs_nothing_if_it_repeats_the_step_before_and_four_if_it_is_
     window: int, lengths: list[int], still: float, dropped: int, dtype: torch.dtype
 ) -> None:
     shape = shape_of(heads=2, dtype=dtype)
-    world, slots = World(shape, window, still=still), Slots(shape, far=0, near=window)
+    world, slots = World(shape, window, still=still), KVSlots(shape, far=0, near=window)
     near, repeats, bank = NearWindow(slots, 1), Repeats(window, shape), PrototypeBank(shape, 1)
     # What each token weighs; of the newest step, the positions, values in the first layer and places in the window.
     weights: dict[int, int] = {}

@@ -132,7 +132,7 @@ def test_a_step_equals_the_step_written_out(
         patch.setattr(Durable, "rule", Watched)
         if device:
             # Only a CPU reads in numpy.
-            patch.setattr(arrays, "has_data_here", lambda numbers: False)
+            patch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
         memory = Durable(small_durable(budget, split=split, center_bits=bits), shape, world.rotary)
         memory.start(*world.sink())
         compared = Watched.compared

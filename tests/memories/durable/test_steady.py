@@ -49,7 +49,7 @@ def test_a_recorded_step_is_replayed_to_equal_bytes(
     steps: int, budget: int, bits: int, deep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Only a CPU reads in numpy, and works through a bank in parts.
-    monkeypatch.setattr(arrays, "has_data_here", lambda numbers: False)
+    monkeypatch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
     monkeypatch.setattr(rule, "_AT_ONCE", {})
     monkeypatch.setattr(repeats, "DEEP", 1 if deep else 99)
     config = MemoryConfig.of("durable", budget=budget, center_bits=bits)

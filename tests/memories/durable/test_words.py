@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protokv.core.backbone import Backbone
-from protokv.core.context import Anchoring
+from protokv.core.context import PositionFacts
 from protokv.core.rotary import PreciseRotary
 from protokv.core.session import Session
 from protokv.core.step import StepKV
@@ -110,7 +110,7 @@ def test_compact_positions_take_words_for_what_they_are_old(bits: Any) -> None:
     memory.start(*world.sink())
     for index in range(30):
         memory.append(replace(world.step(index, 7), words=2))
-    shown = memory.context().compact(Anchoring(PreciseRotary(world.rotary, 1), shape.sink_tokens, world.time + 9))
+    shown = memory.context().compact(PositionFacts(PreciseRotary(world.rotary, 1), shape.sink_tokens, world.time + 9))
     segments = shown.at(0, torch.zeros(2, 1, 8))
     assert [segment.keys.shape[1] for segment in segments] == [shape.sink_tokens + 22 + 10, 8]
     assert int(shown.next_position) <= shape.sink_tokens + 41

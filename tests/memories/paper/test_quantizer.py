@@ -15,7 +15,7 @@ from tests.tolerance import near
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fit_is_a_fixed_point_of_lloyd_s_rule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantizer, "ITERATIONS", 100)
+    monkeypatch.setattr(quantizer, "CODEBOOK_ITERATIONS", 100)
     torch.manual_seed(seed)
     samples = torch.randn(61, 12)
     codebook = quantizer.fit_codebook(samples, 3, 5)
@@ -46,5 +46,5 @@ def test_modes_are_those_of_the_beam_ties_included(seed: int, parts: int, codes:
     shape = MemoryShape(1, 1, 8, 1, 0, torch.float32, torch.device("cpu"))
     memory = NaiveProtoKV(PaperConfig(budget=64), shape, PlainRotary(8))
     expected = [memory._top_modes(one, modes) for one in counts]
-    found = quantizer.top_modes(counts, modes)
+    found = quantizer.find_top_modes(counts, modes)
     assert [[tuple(codes) for codes in one] for one in found.tolist()] == expected

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from protokv.errors import ConfigError, SourceNotFound
-from protokv.replay.benchmarks import BENCHMARKS, find_benchmark, find_group
-from protokv.replay.benchmarks.files import Record, find_video
-from protokv.replay.benchmarks.streamingbench import read_clock
+from protokv.replay.benchmarks import BENCHMARKS, find_benchmark, find_question_group
+from protokv.replay.benchmarks.files import AnnotationRecord, find_dataset_video
+from protokv.replay.benchmarks.streamingbench import parse_annotated_time
 from protokv.replay.dataset import open_dataset
-from protokv.replay.questions import Question
+from protokv.replay.questions import ReplayQuestion
 from tests.replay.benchmarks.miniature import LENGTH_S
 
 Copied = Callable[[str], Path]
@@ -31,7 +31,7 @@ def change(path: Path, edit: Callable[[dict[str, Any]], dict[str, Any]]) -> None
     path.write_text(json.dumps([edit(row) for row in json.loads(path.read_text())]))
 
 
-def load(name: str, root: Path) -> list[Question]:
+def load(name: str, root: Path) -> list[ReplayQuestion]:
     return [question for _, question in BENCHMARKS[name].read(root, Counter())]
 
 
@@ -47,7 +47,7 @@ def test_all_videos_open_with_their_questions(name: str, data_root: Path, tmp_pa
             assert 0 <= question.reference_s <= stream.length_s
             assert question.reference != "end" or question.reference_s == stream.length_s
             assert question.dataset == name
-            assert find_group(question.type, name) != "other"
+            assert find_question_group(question.type, name) != "other"
             assert question.text in (question.prompt or question.text)
             if question.prompt and question.answer in set("ABCD"):
                 assert re.search(rf"\W{question.answer}[.)] \w", question.prompt)
@@ -80,9 +80,9 @@ def test_a_path_of_annotations_never_leaves_the_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "outside.mp4", inside):
         path.write_bytes(b"x")
     for path in ("../outside.mp4", str(tmp_path / "outside.mp4"), ""):
-        assert find_video(root, path) is None
+        assert find_dataset_video(root, path) is None
     for path in ("/data/elsewhere/videos/inside.mp4", "inside", "inside.mkv"):
-        assert find_video(root, path) == inside
+        assert find_dataset_video(root, path) == inside
 
 
 def test_types_of_rvs_are_joined_by_question_and_answer_and_by_the_video_of_several(copied: Copied) -> None:
@@ -131,9 +131,9 @@ def test_both_forms_of_streamingbench_are_one_and_late_times_are_counted(data_ro
     (tmp_path / "questions_real_stream.json").write_text(json.dumps(stream))
     assert load("streamingbench", tmp_path) == load("streamingbench", root)
     for text, seconds in {"0:07:40": 460, "00:24": 24, "00:12450": 12450, "01:00:01": 3601, "7": 7}.items():
-        assert read_clock(Record({"at": text}, "here"), "at") == seconds
+        assert parse_annotated_time(AnnotationRecord({"at": text}, "here"), "at") == seconds
         with pytest.raises(ConfigError, match="no clock time"):
-            read_clock(Record({"at": f"{text}x"}, "here"), "at")
+            parse_annotated_time(AnnotationRecord({"at": f"{text}x"}, "here"), "at")
 
 
 def test_what_mlvu_lacks_is_named_and_an_answer_that_is_no_candidate_is_never_right(copied: Copied) -> None:

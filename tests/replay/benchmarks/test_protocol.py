@@ -13,19 +13,19 @@ import pytest
 from protokv.core.backbone import Backbone
 from protokv.errors import SourceUnreadable
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.dataset import TEXT_ONLY, fit_variants, open_dataset
-from protokv.replay.memories import name_memories
-from protokv.replay.plan import Plan, UnreadableVideo, make_plan, run_plan
-from protokv.replay.report import summarise
-from protokv.replay.rows import AnswerRow, RowFile
-from protokv.replay.runner import Setup, StreamProgress
-from protokv.replay.streams import Stream
+from protokv.replay.dataset import TEXT_ONLY_VARIANT, fit_memory_variants, open_dataset
+from protokv.replay.memories import make_memory_variants
+from protokv.replay.plan import ReplayFailure, ReplayPlan, make_plan, run_plan
+from protokv.replay.report import summarise_answers
+from protokv.replay.rows import AnswerRow, AnswerRowFile
+from protokv.replay.runner import ReplayProgress, TrialSetup
+from protokv.replay.streams import ReplayStream
 from tests.replay.benchmarks.miniature import NAMES, WRITERS
 
 
 class Played(NamedTuple):
     rows: list[AnswerRow]
-    watched: list[StreamProgress]
+    watched: list[ReplayProgress]
 
 
 @pytest.fixture(scope="session")
@@ -34,18 +34,20 @@ def played(data_root: Path, embedded: Backbone, tmp_path_factory: pytest.TempPat
     return cache(lambda name: play(name, data_root, embedded, tmp_path_factory.mktemp(name) / "rows.jsonl"))
 
 
-def plan_dataset(name: str, streams: Sequence[Stream], backbone: Backbone, delays_s: Sequence[float] = (0.0,)) -> Plan:
-    variants = fit_variants(name_memories(["durable"], [90]), streams, backbone, baselines=True)
-    return make_plan(streams, variants, delays_s, Setup.of(backbone, BENCHMARKS[name], fps=2.0))
+def plan_dataset(
+    name: str, streams: Sequence[ReplayStream], backbone: Backbone, delays_s: Sequence[float] = (0.0,)
+) -> ReplayPlan:
+    variants = fit_memory_variants(make_memory_variants(["durable"], [90]), streams, backbone, baselines=True)
+    return make_plan(streams, variants, delays_s, TrialSetup.of(backbone, BENCHMARKS[name], fps=2.0))
 
 
 def play(name: str, root: Path, backbone: Backbone, path: Path, subtitles: str = "off") -> Played:
     """Run a data set under a memory of nearly all steps, at two frames a second."""
     # Of the two videos of VideoMME one has subtitles.
     opened = open_dataset(BENCHMARKS[name], root, most_videos=1 + (name == "videomme"), subtitles=subtitles)
-    events = list(run_plan(plan_dataset(name, opened.streams, backbone), backbone, RowFile(path)))
+    events = list(run_plan(plan_dataset(name, opened.streams, backbone), backbone, AnswerRowFile(path)))
     rows = [event for event in events if isinstance(event, AnswerRow)]
-    return Played(rows, [event for event in events if isinstance(event, StreamProgress)])
+    return Played(rows, [event for event in events if isinstance(event, ReplayProgress)])
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -53,13 +55,13 @@ def test_a_data_set_is_watched_once_answered_scored_and_reported(name: str, play
     rows, watched = played(name)
     # Every step of a video is taken once for all questions.
     assert max(Counter((event.video, event.stream_time_s) for event in watched).values()) == 1
-    report = summarise(rows)
+    report = summarise_answers(rows)
     facts, points = report["facts"], {p["memory"]: p for p in report["points"] if p["part"] == "all"}
     assert facts["data set"].startswith(f"{name}, ")
     assert facts["prompt"] == BENCHMARKS[name].prompt_hash
     # The last frames have room for all of them: two frames of a square picture are nine tokens.
     assert [(memory, point["budget"]) for memory, point in points.items()] == [
-        ("durable", 90), (TEXT_ONLY, 0), ("last 4 frames", 18), ("last 16 frames", 72)
+        ("durable", 90), (TEXT_ONLY_VARIANT, 0), ("last 4 frames", 18), ("last 16 frames", 72)
     ]  # fmt: skip
     assert {point["n"] for point in points.values()} == {report["questions"]}
     assert all(point["thin"] for point in points.values())
@@ -78,13 +80,13 @@ def test_with_subtitles_the_same_is_asked_of_a_stream_with_their_words_and_the_r
     assert opened.notes["videos without subtitles"] == 1
     rows = play("videomme", tmp_path, embedded, tmp_path / "rows.jsonl", "auto")[0]
     # Four words between the control tokens that close one segment of video and open the next.
-    more = {row.video: 6 if "subtitles" in row.stream and row.memory != TEXT_ONLY else 0 for row in rows}
+    more = {row.video: 6 if "subtitles" in row.stream and row.memory != TEXT_ONLY_VARIANT else 0 for row in rows}
     assert [(r.question, r.expected, r.memory, r.tokens_seen) for r in rows] == [
         (r.question, r.expected, r.memory, r.tokens_seen + more[r.video]) for r in played("videomme").rows
     ]
     assert sorted(more.values()) == [0, 6]
-    assert "of 1 video, in the stream" in summarise(rows)["facts"]["subtitles"]
-    assert "subtitles" not in summarise(played("videomme").rows)["facts"]
+    assert "of 1 video, in the stream" in summarise_answers(rows)["facts"]["subtitles"]
+    assert "subtitles" not in summarise_answers(played("videomme").rows)["facts"]
 
 
 def test_a_query_sees_no_frame_behind_its_time_and_the_text_alone_sees_none(played: Callable[[str], Played]) -> None:
@@ -92,7 +94,7 @@ def test_a_query_sees_no_frame_behind_its_time_and_the_text_alone_sees_none(play
         # Only frames that share a step with a later frame are missing.
         assert 0 <= row.reference_s - row.asked_s <= 1.0
         assert row.tokens_seen == 12 * row.asked_s
-    blind = [row for row in played("streamingbench").rows if row.memory == TEXT_ONLY]
+    blind = [row for row in played("streamingbench").rows if row.memory == TEXT_ONLY_VARIANT]
     assert {(row.context_tokens, row.state_bytes, row.budget) for row in blind} == {(0, 0, 0)}
     asked = {(row.video, row.question) for row in blind}
     assert len({(row.video, row.question, row.prediction) for row in blind}) == len(asked)
@@ -105,7 +107,7 @@ def test_a_sweep_asks_what_stays_true_and_says_what_it_left_out(data_root: Path,
     assert asked == {"Whether Something Happened(Y/N)", "What event order"}
     assert plan.dropped == {"type Scene Summary, whose answers change with time": 2}
     # Without a rate that is asked for, a data set has its own, or the model's.
-    rates = {name: Setup.of(embedded, BENCHMARKS[name]).fps for name in ("streamingbench", "ovo-bench")}
+    rates = {name: TrialSetup.of(embedded, BENCHMARKS[name]).fps for name in ("streamingbench", "ovo-bench")}
     assert rates == {"streamingbench": 1.0, "ovo-bench": embedded.default_fps}
 
 
@@ -115,7 +117,7 @@ def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
     opened = open_dataset(BENCHMARKS["ovo-bench"], data_root)
     monkeypatch.setattr(opened.streams[0], "steps", Mock(side_effect=SourceUnreadable("damaged")))
     plan = plan_dataset("ovo-bench", opened.streams, embedded)
-    events = list(run_plan(plan, embedded, RowFile(tmp_path / "r.jsonl")))
-    assert isinstance(events[0], UnreadableVideo)
+    events = list(run_plan(plan, embedded, AnswerRowFile(tmp_path / "r.jsonl")))
+    assert isinstance(events[0], ReplayFailure)
     assert (events[0].video, events[0].error.message) == (opened.streams[0].name, "damaged")
     assert {event.video for event in events if isinstance(event, AnswerRow)} == {opened.streams[1].name}
