@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# As in the rule: of what waits, of what is kept, of what has no mass, of what may not be.
-WAITS, KEPT, FAR, NEVER = 2e36, 8e36, 4e37, 1e38
+# As in the rule: of what is kept, of what has no mass, of what may not be.
+KEPT, FAR, NEVER = 8e36, 4e37, 1e38
+DEARER = 10
 CLOSE = 1e-4
 """Costs that differ by less, as a share, may be in another order in float32."""
 
@@ -63,11 +64,8 @@ class Step:
         n = len(points)
         self.costs = [[cost(one, other) if other is not one else NEVER for other in points] for one in points]
         self.gone: set[int] = set()
-        left = goers
-        for number in range(4):
-            due = left if number == 3 else -(-left // 2)
-            left -= due
-            self._round(due)
+        self._round(goers, last=False)
+        self._round(goers - len(self.gone), last=True)
         self.groups: dict[int, list[int]] = {index: [index] for index in range(n) if index not in self.gone}
         for index in sorted(self.gone):
             least, goal = self._goal(index)
@@ -102,22 +100,20 @@ class Step:
             return
         self.ambiguous |= abs(one - other) <= CLOSE * max(abs(one), abs(other), 1.0)
 
-    def _round(self, due: int) -> None:
+    def _round(self, due: int, last: bool) -> None:
         stay = [index for index in range(len(self.points)) if index not in self.gone]
         proposals = {index: self._goal(index) for index in stay}
         ranked = []
         for index, (own, goal) in proposals.items():
-            coming = [least for least, into in proposals.values() if into == index]
             # What nothing is left for has no goal.
-            cheaper = min([*coming, proposals.get(goal, (own, goal))[0]])
-            for other, (least, into) in proposals.items():
-                if other != index and (into == goal or other == goal) and max(own, least) < KEPT:
-                    self._compare(own, least)
-            ranked.append((np.float32(own) + np.float32(WAITS) * np.float32(own > cheaper), index))
+            cheaper = proposals.get(goal, (own, goal))[0]
+            self._compare(own, cheaper if cheaper < KEPT else math.inf)
+            waits = own > cheaper
+            ranked.append((own * (DEARER if waits and last else 1), index, waits))
         ranked.sort()
-        if 0 < due < len(ranked) and ranked[due][0] < WAITS / 2:
+        if 0 < due < len(ranked) and ranked[due][0] < KEPT:
             self._compare(float(ranked[due - 1][0]), float(ranked[due][0]))
-        self.gone |= {index for _, index in ranked[:due]}
+        self.gone |= {index for _, index, waits in ranked[:due] if last or not waits}
 
 
 def cluster(points: Sequence[Point], members: Sequence[int], at_mean: bool) -> Point:
