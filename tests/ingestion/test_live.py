@@ -189,7 +189,7 @@ def test_it_can_be_stopped_while_it_waits_for_a_frame_and_ends_by_itself_when_to
 
 
 def test_live_sources_have_their_own_interval_and_a_loss_commits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protokv.ingestion.run.LIVE", Every(n_steps=3))
+    monkeypatch.setattr("protokv.ingestion.run.COMMIT_WHEN_LIVE", Every(n_steps=3))
     events = run(World([70, gone()]), path, every=None)
     # A loss commits too, so that a question meanwhile is about all there was.
     assert [one.steps for one in events if isinstance(one, Commit)][:3] == [3, 6, 7]

@@ -142,7 +142,7 @@ def test_watched_steps_are_saved_whatever_ends_the_run(error: BaseException | No
     ("broken", "error"),
     [
         ("protokv.core.step.StepKV", RuntimeError("half a step")),
-        ("protokv.ingestion.watching.to_state", StateCorrupt("a number is not finite")),
+        ("protokv.ingestion.watching.make_state", StateCorrupt("a number is not finite")),
     ],
     ids=["an error within a step", "a state that cannot be loaded"],
 )
@@ -238,7 +238,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 def test_an_answer_that_equals_the_last_one_is_no_news_however_much_else_was_answered(
     path: Path, says: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protokv.ingestion.asking.MOST_KEPT", 4)
+    monkeypatch.setattr("protokv.ingestion.asking.MOST_KEPT_ANSWERS", 4)
     says |= {"quiet": [*["Yes"] * 8, "yes", "no"], "other": [*map(str, range(9)), "x" * 900]}
     asked = StandingQuestion("quiet", 1.0, on_change=True), StandingQuestion("other", 1.0)
     found = [

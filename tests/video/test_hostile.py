@@ -85,7 +85,7 @@ def test_a_stream_that_appears_in_mid_file_is_no_reason_to_stop(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "broken", ["av.open", "protokv.video.av_source.look_into", "protokv.video.av_source.convert_to_rgb"]
+    "broken", ["av.open", "protokv.video.av_source.probe_stream", "protokv.video.av_source.convert_frame_to_rgb"]
 )
 def test_an_error_while_opening_or_converting_is_a_source_error(broken, make_clip, monkeypatch):
     path = make_clip("constant rate")
