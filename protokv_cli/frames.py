@@ -23,11 +23,11 @@ def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
     A state is untrusted and names no folder. A file in `video`, beside the state or in this folder counts if it has the
     fingerprint in the state. SourceNotFound: it is not at hand. StateMismatch: it has changed.
     """
-    from protokv.state.sources import list_source_records
+    from protokv.state.sources import list_state_sources
     from protokv.video.registry import fingerprint_file
 
     places, found = [video] if video else [Path(), Path(str(reader.path)).parent], []
-    for one in list_source_records(reader.header):
+    for one in list_state_sources(reader.header):
         # The fingerprint of a part is that of the file, then @, where it begins, + and how long it is.
         digest, _, part = str(one.get("fingerprint")).partition("@")
         name = PurePath(str(one.get("name")).rpartition(" from ")[0 if part else 2]).name

@@ -132,13 +132,13 @@ def ingest(
         model.check()
         clock = Timings() if output.timings else None
         with time_stage(clock, "imports"):
-            from protokv.fleet.plan import is_video_folder
+            from protokv.fleet.plan import is_fleet_source
             from protokv.ingestion import IngestOptions, LiveOptions, StandingQuestion
             from protokv.video.address import source_kind
             from protokv.words.find import names_subtitle_file
 
         sources = sources or []
-        many = fleet.listing is not None or len(sources) != 1 or is_video_folder(sources[0])
+        many = fleet.listing is not None or len(sources) != 1 or is_fleet_source(sources[0])
         waiting = parse_flags(live, "questions", "command")
         how = {name: waiting.pop(name) for name in _HOW if name in waiting}
         more = list_given(live, *_HOW, "command")
@@ -185,10 +185,10 @@ def _ingest_one(
 ) -> None:
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
     from protokv.ingestion import Summary, ingest_events
-    from protokv.video.address import show_address
+    from protokv.video.address import name_source
     from protokv_cli.ingest_report import IngestReport
 
-    opened, target, name = _open_stdin(source), _target_in_folder(source, state), show_address(source)
+    opened, target, name = _open_stdin(source), _target_in_folder(source, state), name_source(source)
     with (
         handle_signals(out.note) as stop,
         AnswerHook(command, partial(out.note, once=True)) if command else nullcontext() as hook,
@@ -212,6 +212,6 @@ def _open_stdin(source: str) -> str:
 
 def _target_in_folder(source: str, state: str | None) -> str | None:
     """Return where the state goes: into the folder if `-o` names one; None: the name of the source decides."""
-    from protokv.fleet.plan import is_state_folder, locate_fleet_state, make_video_key
+    from protokv.fleet.plan import is_fleet_folder, locate_fleet_state, make_video_key
 
-    return state if state is None or not is_state_folder(state) else locate_fleet_state(state, make_video_key(source))
+    return state if state is None or not is_fleet_folder(state) else locate_fleet_state(state, make_video_key(source))

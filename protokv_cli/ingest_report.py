@@ -16,7 +16,7 @@ from pathlib import Path
 import typer
 
 from protokv.core.parts import Evidence
-from protokv.ingestion import Event, IngestOptions, events
+from protokv.ingestion import IngestEvent, IngestOptions, events
 from protokv.ingestion.estimate import IngestEstimate
 from protokv.texts import format_count
 from protokv.timings import Timings
@@ -52,7 +52,7 @@ class IngestReport(ProgressBar):
         self._first: tuple[float, float] | None = None
         self._begun: events.Started | None = None
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: IngestEvent) -> None:
         """Show an event: notes on stderr, and a JSON line, or a table at the end."""
         out, ends = self._out, isinstance(event, events.Summary)
         if isinstance(event, events.Started):
@@ -146,7 +146,7 @@ def _note_start(out: Output, started: events.Started, source: str) -> None:
         out.note(f"Warning: --fps {started.fps:g} shows some of the {started.source_fps:g} frames a second again")
 
 
-def _note_news(out: Output, event: Event) -> None:
+def _note_news(out: Output, event: IngestEvent) -> None:
     """Write a line if the words of a source are lost, or a live one is lost or too fast."""
     match event:
         case events.WordsLost():
@@ -172,7 +172,7 @@ def _describe_answer(event: events.Answered) -> str:
     return f"{line}\n{stood}" if stood else line
 
 
-def name_event(event: Event) -> str:
+def name_event(event: IngestEvent) -> str:
     """Return the `type` of an event in JSON: its class in snake case, such as `source_lost`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 

@@ -64,10 +64,10 @@ def inspect(state: _State, other: _Other = None, *, flags: _InspectFlags, output
     """
     out = output.open()
     with out.errors():
-        from protokv.fleet.plan import is_state_folder
+        from protokv.fleet.plan import is_fleet_folder
         from protokv.fleet.states import survey_fleet
 
-        many = is_state_folder(state)
+        many = is_fleet_folder(state)
         flags.refuse_contradictions(state, other, many)
         if many:
             out.show(survey_fleet(state), lambda rows: _fleet_tables(list(rows), state.rstrip("/") + "/"))

@@ -67,9 +67,9 @@ def query(
         if not state:
             raise ConfigError("there is no state to ask", hint=_EXAMPLE)
         with clock.stage("imports"):
-            from protokv.fleet.plan import is_state_folder
+            from protokv.fleet.plan import is_fleet_folder
 
-        many = is_state_folder(state)
+        many = is_fleet_folder(state)
         refuse(
             (answer.video and not answer.frames, "--video is where --frames looks", "add --frames DIR"),
             (ask.top and not many, "--top ranks the answers of many states", "name their folder: --state DIR/"),

@@ -182,7 +182,7 @@ def list_events() -> str:
     from protokv.ingestion.estimate import IngestEstimate
     from protokv_cli.ingest_report import name_event
 
-    kinds = [(name_event(object.__new__(one)), one) for one in get_args(events.Event)]
+    kinds = [(name_event(object.__new__(one)), one) for one in get_args(events.IngestEvent)]
     return "\n\n".join(_keys_of(name, kind) for name, kind in [*kinds, ("estimate", IngestEstimate)])
 
 

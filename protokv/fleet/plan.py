@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv.state.store import STATE_FORMS, is_remote_state, make_state_name
-from protokv.video.address import LIVE, VIDEO_SUFFIXES, redact_address, show_address, source_kind, source_stem
+from protokv.video.address import LIVE, VIDEO_SUFFIXES, name_source, redact_source, source_kind, source_stem
 from protokv.video.bucket import in_bucket, list_bucket
 
 
@@ -28,7 +28,7 @@ class VideoJob:
 
     def to_dict(self) -> dict[str, str]:
         """Return plain JSON for reports; an address is without its secrets."""
-        return {"source": show_address(self.source), "key": self.key}
+        return {"source": name_source(self.source), "key": self.key}
 
 
 def plan_fleet(sources: Iterable[str]) -> list[VideoJob]:
@@ -39,17 +39,17 @@ def plan_fleet(sources: Iterable[str]) -> list[VideoJob]:
     jobs: dict[str, VideoJob] = {}
     for job in (job for source in sources for job in _expand(source)):
         if source_kind(job.source) in LIVE:
-            why = f"{redact_address(job.source)} is live, and workers are for videos that end"
+            why = f"{redact_source(job.source)} is live, and workers are for videos that end"
             raise ConfigError(why, hint=f"give it a run of its own: protokv ingest SOURCE -o {job.key}.safetensors")
         other = jobs.setdefault(job.key, job)
         if other.source != job.source:
-            why = f"{show_address(other.source)} and {show_address(job.source)} would both have the state {job.key}"
+            why = f"{name_source(other.source)} and {name_source(job.source)} would both have the state {job.key}"
             hint = "name a folder that holds both, whose states have their paths, or ingest them into two folders"
             raise ConfigError(why, hint=hint)
     return list(jobs.values())
 
 
-def is_video_folder(source: str) -> bool:
+def is_fleet_source(source: str) -> bool:
     """Return True if a source stands for the videos below it, not for one."""
     if in_bucket(source):
         return source.endswith("/") or glob.has_magic(source)
@@ -57,7 +57,7 @@ def is_video_folder(source: str) -> bool:
 
 
 def _expand(source: str) -> Iterator[VideoJob]:
-    if not is_video_folder(source):
+    if not is_fleet_source(source):
         yield VideoJob(source, make_video_key(source))
         return
     files = (path for path in Path(source).rglob("*") if path.is_file())
@@ -94,7 +94,7 @@ def locate_fleet_state(place: str, key: str) -> str:
     return f"{place.rstrip('/')}/{name}" if is_remote_state(place) else str(Path(place, name))
 
 
-def is_state_folder(path: str) -> bool:
+def is_fleet_folder(path: str) -> bool:
     """Return True if a path stands for the states below it, not for one."""
     if is_remote_state(path):
         return path.endswith("/")

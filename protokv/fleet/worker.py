@@ -18,7 +18,7 @@ from protokv.backbones import identify_backbone
 from protokv.core.backbone import BackboneIdentity
 from protokv.errors import PositionWarning, ProtoKVError, StateCorrupt, StateMismatch, StateNotFound
 from protokv.fleet.plan import VideoJob, locate_fleet_state
-from protokv.ingestion.continuation import check_continued_options, check_field
+from protokv.ingestion.continuation import check_continued_field, check_continued_options
 from protokv.ingestion.events import SourceNoted, Summary
 from protokv.ingestion.options import IngestOptions
 from protokv.ingestion.run import ingest_events
@@ -237,9 +237,11 @@ def _check_settings(target: str, header: StateHeader, recipe: JobRecipe, identit
         check_state_fits(header, identity)
         check_continued_options(target, header, options)
         if options.fps is not None:
-            check_field(target, "fps", header.clock.fps, options.fps)
+            check_continued_field(target, "fps", header.clock.fps, options.fps)
         if (wanted := options.frame_tokens) is not None:
-            check_field(target, "frame_tokens", header.settings.get("frame_tokens", "the model's own"), wanted)
+            check_continued_field(
+                target, "frame_tokens", header.settings.get("frame_tokens", "the model's own"), wanted
+            )
     except ProtoKVError as error:
         hint = "ingest into another folder, or start such states over with --force"
         raise type(error)(error.message, hint=hint) from error

@@ -8,8 +8,8 @@ from __future__ import annotations
 from protokv.ingestion.events import (
     Answered,
     Commit,
-    Event,
     FramesDropped,
+    IngestEvent,
     Progress,
     SourceLost,
     SourceNoted,
@@ -22,7 +22,7 @@ from protokv.ingestion.options import COMMIT_NEVER, Every, IngestOptions, LiveOp
 from protokv.ingestion.run import ingest, ingest_events
 
 __all__ = [
-    "COMMIT_NEVER", "Answered", "Commit", "Event", "Every", "FramesDropped", "IngestOptions", "LiveOptions", "Progress",
-    "SourceLost", "SourceNoted", "SourceRecovered", "StandingQuestion", "Started", "Summary", "WordsLost", "ingest",
-    "ingest_events",
+    "COMMIT_NEVER", "Answered", "Commit", "Every", "FramesDropped", "IngestEvent", "IngestOptions", "LiveOptions",
+    "Progress", "SourceLost", "SourceNoted", "SourceRecovered", "StandingQuestion", "Started", "Summary", "WordsLost",
+    "ingest", "ingest_events",
 ]  # fmt: skip

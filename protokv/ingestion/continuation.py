@@ -18,7 +18,7 @@ from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import IngestOptions
 from protokv.state.checkpoint import read_state_memory_config
 from protokv.state.header import State, StateHeader
-from protokv.state.sources import SourcePart, list_source_records, next_source_part, read_source_part
+from protokv.state.sources import SourcePart, list_state_sources, next_source_part, read_source_part
 from protokv.state.store import StatePath
 from protokv.video import Source
 from protokv.words import Subtitles
@@ -34,7 +34,7 @@ def find_continued_source_part(
     empty if nothing of the source was watched. StateMismatch: the state is of another source, or its last source is not
     watched to its end.
     """
-    last, ours, records = state.source or {}, source.info.fingerprint, list_source_records(state)
+    last, ours, records = state.source or {}, source.info.fingerprint, list_state_sources(state)
     if isinstance(source, LiveSource):
         if (last.get("kind"), last.get("name")) == (source.info.kind, source.info.name):
             part = replace(read_source_part(state), done=False)
@@ -58,7 +58,7 @@ def find_continued_source_part(
 
 
 def _another_source(path: StatePath, state: State, source: Source) -> StateMismatch:
-    theirs = list_source_records(state)[0].get("name")
+    theirs = list_state_sources(state)[0].get("name")
     if theirs is None:
         what = "frames from a program"
     elif theirs == source.info.name:
@@ -79,19 +79,19 @@ def check_continued_options(path: StatePath, state: StateHeader, options: Ingest
     config = config.for_step(getattr(found, "step_tokens", 0))
     theirs, ours = found.to_dict(), config.to_dict()
     for field in theirs:
-        check_field(path, f"memory.{field}", theirs[field], ours.get(field))
+        check_continued_field(path, f"memory.{field}", theirs[field], ours.get(field))
     # Each step attended to the others of its chunk, and has read the system prompt; without one, it is the state's.
     if options.chunk is not None:
-        check_field(path, "chunk", (state.source or {}).get("chunk", 1), options.chunk)
+        check_continued_field(path, "chunk", (state.source or {}).get("chunk", 1), options.chunk)
     if options.system is not None:
-        check_field(path, "system prompt", state.settings.get("system"), options.system)
+        check_continued_field(path, "system prompt", state.settings.get("system"), options.system)
 
 
 def check_continued_sampling(path: StatePath, state: State, backbone: Backbone, fps: float | None) -> None:
     """Refuse another rate, or other frames for the model, than the state's. StateMismatch, naming the field."""
-    check_field(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
+    check_continued_field(path, "fps", state.clock.fps, backbone.default_fps if fps is None else fps)
     for field in sorted(state.settings.keys() & backbone.settings.keys()):
-        check_field(path, field, state.settings[field], backbone.settings[field])
+        check_continued_field(path, field, state.settings[field], backbone.settings[field])
 
 
 def check_continued_subtitles(path: StatePath, record: Mapping[str, Any], subtitles: Subtitles) -> None:
@@ -106,7 +106,7 @@ def check_continued_subtitles(path: StatePath, record: Mapping[str, Any], subtit
         raise StateMismatch(why, hint="choose with --subtitles, write to another path, or start over with --force")
 
 
-def check_field(path: StatePath, field: str, found: object, wanted: object) -> None:
+def check_continued_field(path: StatePath, field: str, found: object, wanted: object) -> None:
     """Refuse a difference between a state and this run. StateMismatch, naming the field."""
     if found != wanted:
         why = f"the state at {path} cannot be continued: its {field} is {found}, this run's is {wanted}"

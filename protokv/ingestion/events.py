@@ -127,4 +127,4 @@ class Summary:
 
 
 _News = SourceNoted | WordsLost | SourceLost | SourceRecovered | FramesDropped | Answered
-Event = Started | Progress | _News | Commit | Summary
+IngestEvent = Started | Progress | _News | Commit | Summary

@@ -25,7 +25,7 @@ from protokv.ingestion.options import LiveOptions
 from protokv.ingestion.prefetch import STOP_POLL_S
 from protokv.state.sources import SourcePart, WallClockLog
 from protokv.video import Source, SourceDamage, SourceInfo
-from protokv.video.address import PIPE, STREAMED_SOURCES, redact_address, source_kind, waits_for_publisher
+from protokv.video.address import PIPE, STREAMED_SOURCES, redact_source, source_kind, waits_for_publisher
 from protokv.video.sampling import SampledFrame, VideoStep, make_video_step
 from protokv.video.source import Frame, FrameRequest, SubtitleLine, TextTrack, never_stop
 
@@ -96,7 +96,7 @@ class LiveSource(Source):
         """Prepare; `connect(should_stop, size)` opens the source, `opened` is the first connection if there is one."""
         self.address, self.options, self._connect, self._opened = address, options, connect, opened
         self.clock, self.now = clock, now
-        name, kind = redact_address(address), source_kind(address)
+        name, kind = redact_source(address), source_kind(address)
         self.info = SourceInfo(name, kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
         self.log, self.texts = WallClockLog(), ()
         self._feed: _Feed | None = None

@@ -17,7 +17,7 @@ from typing import Any
 from protokv.core.session import Session
 from protokv.errors import ConfigError, StateNotFound
 from protokv.ingestion import continuation
-from protokv.ingestion.events import Event, Summary
+from protokv.ingestion.events import IngestEvent, Summary
 from protokv.ingestion.live import LiveSource, open_live_source
 from protokv.ingestion.options import COMMIT_WHEN_LIVE, EVERY_MINUTE, FILE_CHUNK_STEPS, IngestOptions
 from protokv.ingestion.prefetch import StopRequest
@@ -60,7 +60,7 @@ def ingest_events(
     should_stop: Callable[[], bool] = never_stop,
     timings: Timings | None = None,
     **settings: Any,
-) -> Generator[Event, None, None]:
+) -> Generator[IngestEvent, None, None]:
     """Watch a source, or the rest of it, and keep the state on disk.
 
     An existing state at `target` is continued. The steps that were watched are committed whatever ends the run: a

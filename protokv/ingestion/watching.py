@@ -17,7 +17,7 @@ from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
 from protokv.ingestion.asking import StandingAsker
 from protokv.ingestion.estimate import bound_state_bytes, estimate_end_bytes
-from protokv.ingestion.events import Commit, Event, Progress, SourceLost, SourceNoted, Started, Summary, WordsLost
+from protokv.ingestion.events import Commit, IngestEvent, Progress, SourceLost, SourceNoted, Started, Summary, WordsLost
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import Every, IngestOptions
 from protokv.ingestion.prefetch import PREFETCH_DEPTH, PrefetchedStep, StopRequest, prefetch_steps
@@ -78,7 +78,7 @@ class IngestRun:
         self._complete = segment.done
         self._bytes: int | None = None
 
-    def watch(self, every: Every, stop: StopRequest) -> Iterator[Event]:
+    def watch(self, every: Every, stop: StopRequest) -> Iterator[IngestEvent]:
         """Read to the end of the source, or until asked to stop."""
         yield self._started()
         yield from self._report_notes()
@@ -97,7 +97,7 @@ class IngestRun:
             yield self._commit()
         yield self._summary()
 
-    def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[Event]:
+    def _watch_steps(self, every: Every, stop: StopRequest) -> Iterator[IngestEvent]:
         if stop.ask():
             return
         with closing(self._read_file(stop) if self._live is None else self._read_live(self._live, stop)) as reading:
@@ -135,7 +135,9 @@ class IngestRun:
             self._open_steps, self._session.backbone, stop, depth=depth, shrink=pictures, timings=self._timings
         )
 
-    def _read_live(self, source: LiveSource, stop: StopRequest) -> Generator[PrefetchedStep | Event | None, None, None]:
+    def _read_live(
+        self, source: LiveSource, stop: StopRequest
+    ) -> Generator[PrefetchedStep | IngestEvent | None, None, None]:
         clock, backbone = self._first, self._session.backbone
         for item in source.steps(clock.fps, clock.frames_per_step, self._segment, clock.stream_time_s, stop.ask):
             if isinstance(item, VideoStep):
@@ -158,7 +160,7 @@ class IngestRun:
             should_stop=unwanted,
         )
 
-    def _watch_chunk(self, steps: list[PrefetchedStep]) -> Iterator[Event]:
+    def _watch_chunk(self, steps: list[PrefetchedStep]) -> Iterator[IngestEvent]:
         starts_s = [self._segment.start_s + step.time_s for step in steps]
         first, before_s = self._session.clock.steps, self._session.clock.stream_time_s
         texts = [self._texts_at(step.time_s) for step in steps]
@@ -295,8 +297,8 @@ class IngestRun:
 
 
 def _take_steps(
-    reading: Iterator[PrefetchedStep | Event | None], n: int
-) -> tuple[list[PrefetchedStep], list[Event | None], SourceError | None]:
+    reading: Iterator[PrefetchedStep | IngestEvent | None], n: int
+) -> tuple[list[PrefetchedStep], list[IngestEvent | None], SourceError | None]:
     """Return the next `n` steps; fewer before news, which come next, before an error, or at the end."""
     steps: list[PrefetchedStep] = []
     try:

@@ -11,7 +11,7 @@ from typing import Any
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceError, suggest_name
 from protokv.replay.memories import MemoryVariant
-from protokv.replay.questions import ALL_TYPES, DELAY_LADDER_S, QuestionSchedule, fit_delays, plan_asks
+from protokv.replay.questions import ALL_QUESTION_TYPES, DELAY_LADDER_S, QuestionSchedule, fit_delays, plan_asks
 from protokv.replay.rows import AnswerRow, AnswerRowFile, ReplayTrial
 from protokv.replay.runner import PlannedAnswer, ReplayProgress, TrialSetup, replay_stream
 from protokv.replay.streams import ReplayStream
@@ -72,7 +72,7 @@ def make_plan(
     if twice := next((name for name, n in names.items() if n > 1), None):
         raise ConfigError(f"{twice} is there twice", hint="results could not be told apart")
     known = {question.type: None for stream in streams for question in stream.questions if question.type}
-    if types and known and ALL_TYPES not in types and not known.keys() & set(types):
+    if types and known and ALL_QUESTION_TYPES not in types and not known.keys() & set(types):
         (first, *_), which = types, ", ".join(types)
         raise ConfigError(f"no question has the type {which}", hint=suggest_name(first, known, others="or all"))
     if delays_s is None:

@@ -28,7 +28,7 @@ DelayStart = Literal["evidence", "query", "end"]
 
 ASK_SLACK_S = 1e-6  # container durations are rounded: an ask this far after the end still counts
 DELAY_LADDER_S = (0.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)  # by default
-ALL_TYPES = "all"
+ALL_QUESTION_TYPES = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def plan_asks(
 ) -> QuestionSchedule:
     """Plan a sweep over one stream of `length_s` seconds.
 
-    With `intersection` only questions are asked that fit every delay. `types` are names of types, or `ALL_TYPES`; None:
+    With `intersection` only questions that fit every delay. `types` are names of types, or `ALL_QUESTION_TYPES`; None:
     retrospective questions of all types. A single delay of 0 is no sweep, and asks every question. ConfigError: there
     is no delay.
     """
@@ -142,7 +142,7 @@ def plan_asks(
     asks: list[DelayedQuestion] = []
     dropped: Counter[str] = Counter()
     for question in questions:
-        if types is not None and question.type not in types and ALL_TYPES not in types:
+        if types is not None and question.type not in types and ALL_QUESTION_TYPES not in types:
             dropped[f"type {question.type or 'unnamed'} not asked for"] += 1
         elif types is None and sweep and not question.retrospective:
             dropped[f"type {question.type or 'unnamed'}, whose answers change with time"] += 1

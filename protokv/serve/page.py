@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from protokv.serve.states import StateFolder
 from protokv.state.reader import read_thumbnails
-from protokv.state.sources import WallClockLog, describe_sources, read_kept_answers
+from protokv.state.sources import WallClockLog, describe_state_sources, read_kept_answers
 
 
 class WebPage:
@@ -42,7 +42,7 @@ class WebPage:
         facts = {
             "name": name,
             "committed": self._states.read_commit_time(path),
-            "sources": describe_sources(header),
+            "sources": describe_state_sources(header),
             "duration_s": header.clock.stream_time_s,
             "step_s": header.clock.step_seconds,
             "complete": header.complete,

@@ -195,11 +195,11 @@ def explain_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         if why is None:
             raise StateCorrupt(f"{where}: it cannot be read as a state ({clean_text(error)})") from error
         if getattr(why, "errno", None) in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-            raise make_not_found(path) from None
+            raise make_state_error(path) from None
         raise StateError(f"cannot read the state {where}: {errors.read_cause(why)}") from error
 
 
-def make_not_found(path: str | os.PathLike[str]) -> StateNotFound:
+def make_state_error(path: str | os.PathLike[str]) -> StateNotFound:
     """Return the error of a state that does not exist."""
     hint = "check the spelling; `protokv ingest VIDEO -o STATE` makes one"
     return StateNotFound(f"no state at {os.fspath(path)}", hint=hint)

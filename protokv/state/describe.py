@@ -28,7 +28,7 @@ from protokv.memories import MemoryConfig
 from protokv.state.checkpoint import ATTACHED_TENSORS, read_state_memory_config
 from protokv.state.header import State, StateHeader
 from protokv.state.reader import StateReader
-from protokv.state.sources import WallClockLog, describe_sources, read_kept_answers
+from protokv.state.sources import WallClockLog, describe_state_sources, read_kept_answers
 from protokv.state.store import StatePath, find_store
 from protokv.state.thumbnails import Thumbnails
 from protokv.state.writer import check_state_replaceable, refuse_input_as_target
@@ -50,7 +50,7 @@ def describe_state(
     layers, recent, _ = split_tensors(state.tensors, "layers", "recent")
     besides = {"layers": layers, "recent": recent}
     parts = memory.nbytes() | {name: count_bytes(*held.values()) for name, held in besides.items() if held}
-    clock, sources = state.clock, describe_sources(state)
+    clock, sources = state.clock, describe_state_sources(state)
     source = sources[-1]
     # This is the budget; the slots in use differ from head to head and are in the memory's report.
     kept = min(clock.tokens_seen, config.budget) if memory.bounded else clock.tokens_seen

@@ -16,7 +16,7 @@ from protokv.errors import StateError, StateNotFound
 from protokv.state.checkpoint import load_recorded_backbone, restore_session
 from protokv.state.forms import StoredState
 from protokv.state.header import State, StateHeader
-from protokv.state.sources import WallClockLog, is_before, list_source_records
+from protokv.state.sources import WallClockLog, is_before, list_state_sources
 from protokv.state.store import StatePath, StateStore, find_store
 from protokv.state.thumbnails import Thumbnail, Thumbnails
 from protokv.timings import Timings, time_stage
@@ -50,7 +50,7 @@ class StateReader:
     @cached_property
     def wall_clocks(self) -> list[WallClockLog]:
         """The log of each live source, in order; empty for files. StateCorrupt if one makes no sense."""
-        return [found for one in list_source_records(self.header) if (found := WallClockLog.read(one)) is not None]
+        return [found for one in list_state_sources(self.header) if (found := WallClockLog.read(one)) is not None]
 
     @cached_property
     def commits_s(self) -> list[float]:

@@ -58,14 +58,14 @@ def next_source_part(header: StateHeader) -> SourcePart:
     return SourcePart(header.clock.steps, header.clock.stream_time_s, (*before.earlier, last))
 
 
-def list_source_records(header: StateHeader) -> tuple[Mapping[str, Any], ...]:
+def list_state_sources(header: StateHeader) -> tuple[Mapping[str, Any], ...]:
     """Return the records of all sources of a state, in order. Raises as `read_source_part`."""
     return (*read_source_part(header).earlier, header.source or {})
 
 
 def list_fingerprints(header: StateHeader) -> tuple[object, ...]:
     """Return the fingerprint of each source of a state, in order; None if it has none. Raises as `read_source_part`."""
-    return tuple(one.get("fingerprint") for one in list_source_records(header))
+    return tuple(one.get("fingerprint") for one in list_state_sources(header))
 
 
 def is_before(past: StateHeader, now: StateHeader) -> bool:
@@ -102,13 +102,13 @@ class _Record:
     damage: Any = None
 
 
-def describe_sources(header: StateHeader) -> list[dict[str, Any]]:
+def describe_state_sources(header: StateHeader) -> list[dict[str, Any]]:
     """Return a plain JSON record of each source, in order.
 
     Each has `name`, `decoder`, `decoders` (frames from each), `start_s` and `end_s` (stream time), `complete` (watched
     to its end) and `damage`: None, or `message`, `frames_lost`, `frames_damaged` and `lost_from_s` (source time).
     """
-    records, found = _convert(list_source_records(header), tuple[_Record, ...]), []
+    records, found = _convert(list_state_sources(header), tuple[_Record, ...]), []
     for record, after in zip(records, (*records[1:], None), strict=True):
         end_s, ended = header.clock.stream_time_s if after is None else after.start_s, header.complete or bool(after)
         if ended:

@@ -34,14 +34,14 @@ from protokv.errors import (
     did_you_mean,
 )
 from protokv.state import commit as files
-from protokv.state.commit import explain_read_errors, explain_write_errors, lock, make_not_found, recover_state
+from protokv.state.commit import explain_read_errors, explain_write_errors, lock, make_state_error, recover_state
 from protokv.state.forms import PtForm, SafetensorsForm, StateForm, StoredState
 from protokv.state.header import HEADER_KEY, MOST_HEADER_BYTES, State, StateHeader, seal_header, unseal_header
 from protokv.state.sources import is_before, is_same_stream
 from protokv.state.zarr import ZarrForm
 from protokv.texts import find_broken_character
 from protokv.video.address import VIDEO_SUFFIXES
-from protokv.video.bucket import explain_bucket_errors, fetch_object, list_by_prefix, open_bucket
+from protokv.video.bucket import explain_bucket_errors, fetch_bucket_file, list_by_prefix, open_bucket
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult, UpdateVersion
@@ -240,7 +240,7 @@ class _BucketStore(StateStore):
         """Copy the object into a temporary file and read that."""
         address = at or self._address
         with tempfile.TemporaryDirectory(prefix="protokv-") as folder, _explain(address, "read"):
-            fetch_object(address, path := Path(folder, "state"))
+            fetch_bucket_file(address, path := Path(folder, "state"))
             with explain_read_errors(address):
                 return read(self.form.map(path))
 
@@ -278,7 +278,7 @@ def _explain(address: str | os.PathLike[str], doing: str) -> Iterator[None]:
         with explain_bucket_errors(os.fspath(address), doing):
             yield
     except SourceNotFound:
-        raise make_not_found(address) from None
+        raise make_state_error(address) from None
     except SourceError as error:
         why = error.message.partition(": ")[2]
         raise StateError(f"cannot {doing} the state {address}: {why}", hint=error.hint) from error

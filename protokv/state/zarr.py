@@ -25,7 +25,7 @@ from torch import Tensor
 
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt, clean_text, find_system_error
-from protokv.state.commit import make_not_found, sync_folder, write_state_file
+from protokv.state.commit import make_state_error, sync_folder, write_state_file
 from protokv.state.forms import StateForm, StoredState
 from protokv.state.header import DTYPE_NAMES, HEADER_KEY, State, make_canonical_json
 
@@ -79,7 +79,7 @@ class ZarrForm(StateForm):
         import zarr
 
         if not any(path.iterdir()):  # a user may make the folder first
-            raise make_not_found(path)
+            raise make_state_error(path)
         nbytes = _measure(path, _METADATA)
         root = zarr.open_group(path, mode="r", zarr_format=3, use_consolidated=False)
         document = root.attrs.get(HEADER_KEY)

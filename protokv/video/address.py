@@ -1,6 +1,6 @@
 """Addresses of sources: which kind an address names, and how to show it without its secrets.
 
-A password may stand before the host, in the query or, with some cameras, in the path. `redact_address` leaves out the
+A password may stand before the host, in the query or, with some cameras, in the path. `redact_source` leaves out the
 user, the password and the value of every parameter that is not known to be harmless.
 """
 
@@ -56,7 +56,7 @@ def waits_for_publisher(source: str, options: Mapping[str, str]) -> bool:
     return given.get("listen", "0") != "0" or "listen" in given.get("rtsp_flags", "")
 
 
-def redact_address(source: str) -> str:
+def redact_source(source: str) -> str:
     """Return the address without secrets, for states, logs and errors: `stdin` for a pipe, the name of a file."""
     kind = source_kind(source)
     if kind == PIPE:
@@ -72,16 +72,16 @@ def redact_address(source: str) -> str:
     return urlunsplit((kind, host.rpartition("@")[2], _without_values(path), _without_values(query), ""))
 
 
-def show_address(source: str) -> str:
+def name_source(source: str) -> str:
     """Return the source for messages: the whole path of a file or an object, an address without its secrets."""
-    return source if source_kind(source) == "file" or in_bucket(source) else redact_address(source)
+    return source if source_kind(source) == "file" or in_bucket(source) else redact_source(source)
 
 
 def source_stem(source: str) -> str:
     """Return a file name without suffix for the state of a source: `camera-1` for `rtsp://camera/1`."""
     if source_kind(source) == "file":
         return Path(source).stem
-    text = redact_address(source).partition("://")[2] or redact_address(source)
+    text = redact_source(source).partition("://")[2] or redact_source(source)
     words = re.findall(r"[A-Za-z0-9._]+", text.partition("?")[0])
     return "-".join(words).strip(".")[:80] or source_kind(source)
 

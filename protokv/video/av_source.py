@@ -79,7 +79,7 @@ class AVSource(Source):
     ) -> None:
         self.source, self._max_pixels, self._size = os.fspath(source), max_pixels or MAX_FRAME_PIXELS, size
         self._options, self._timeout_s = options or {}, timeout_s
-        self._kind, self._name = address.source_kind(self.source), address.show_address(self.source)
+        self._kind, self._name = address.source_kind(self.source), address.name_source(self.source)
         self.streams_text = self._kind != "file"
         self.copy: TemporaryDirectory[str] | None = None  # holds the file, and goes with this source
         self._losses, self._why, self._from_s = FrameLosses(), "", 0.0
@@ -153,7 +153,7 @@ class AVSource(Source):
         slack_s = _HLS_SLACK_S if "hls" in forms else _SLACK_S
         self._slack_s = None if ends or self._kind == address.PIPE else slack_s
         width, height = self._size or (found.info.width, found.info.height)
-        info = replace(found.info, name=address.redact_address(self.source), width=width, height=height, seekable=ends)
+        info = replace(found.info, name=address.redact_source(self.source), width=width, height=height, seekable=ends)
         whole_s = (container.duration or 0) / av.time_base
         if self._kind == "file":
             info = replace(info, decoder=self.decoder, duration_s=self.timing.duration_s)
@@ -248,6 +248,6 @@ class AVSource(Source):
 
     def _unreadable(self, error: Exception) -> SourceUnreadable:
         """Turn an error of PyAV into an error for users."""
-        name = address.redact_address(self.source)
+        name = address.redact_source(self.source)
         why = f"{name} cannot be read: {explain_ffmpeg_error(error)}"
         return SourceUnreadable(why, hint="the file is damaged; copy or repair it")

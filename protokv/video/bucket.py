@@ -54,7 +54,7 @@ def open_bucket(address: str) -> tuple[ObjectStore, str]:
 def list_bucket(address: str) -> Iterator[tuple[str, str]]:
     """Yield name and address of every object below a prefix or matching a pattern; the name omits the fixed part.
 
-    The address ends in `/`, or contains `*`, `?` or `[...]`, which match slashes too. SourceError as `fetch_object`.
+    The address ends in `/`, or contains `*`, `?` or `[...]`, which match slashes. SourceError as `fetch_bucket_file`.
     """
     rest = open_bucket(address)[1]
     wildcard = next((i for i, c in enumerate(rest) if c in "*?["), len(rest))
@@ -86,13 +86,13 @@ def _list(address: str, folder: str, offset: str | None = None) -> Iterator[tupl
 
 
 def fingerprint_bucket_video(address: str) -> str:
-    """Return what identifies the content of an object: the sha256 of size and tag. SourceError as `fetch_object`."""
+    """Return what identifies the content of an object: sha256 of size and tag. SourceError as `fetch_bucket_file`."""
     store, key = open_bucket(address)
     with explain_bucket_errors(address):
         return _digest(store.head(key))
 
 
-def fetch_object(address: str, path: Path) -> str:
+def fetch_bucket_file(address: str, path: Path) -> str:
     """Copy an object into a file and return its `fingerprint_bucket_video`.
 
     SourceError: the object is missing, or the store does not answer.

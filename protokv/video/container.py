@@ -143,7 +143,7 @@ def _name_device(text: str, kind: str) -> str:
 
 def _refuse(error: Exception, kind: str, text: str, timeout_s: float, pipe: _Pipe | None) -> ProtoKVError:
     """Return the error for users of a source of this kind that could not be opened."""
-    name, hint = address.show_address(text), _HINTS.get(kind, _HINT)
+    name, hint = address.name_source(text), _HINTS.get(kind, _HINT)
     why = explain_ffmpeg_error(error, None if kind == "file" else timeout_s)
     if kind == "file" and isinstance(error, av.error.ArgumentError):
         why = f"expected a video file, {name} has a format that is not read: text, a playlist or a list of files"

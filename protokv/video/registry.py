@@ -87,7 +87,7 @@ def _open_object(address: str, decoder: Decoder, max_pixels: int | None) -> Sour
     folder = tempfile.TemporaryDirectory(prefix="protokv-", ignore_cleanup_errors=True)
     path = Path(folder.name, PurePosixPath(address).name or "video")
     try:
-        digest = bucket.fetch_object(address, path)
+        digest = bucket.fetch_bucket_file(address, path)
         source = _open_file(path, decoder, max_pixels)
     except SourceError as error:
         folder.cleanup()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video.address import source_kind
-from protokv.video.bucket import fetch_object, in_bucket, list_by_prefix
+from protokv.video.bucket import fetch_bucket_file, in_bucket, list_by_prefix
 from protokv.video.registry import fingerprint_file, fingerprint_source
 from protokv.video.source import Source, SubtitleLines, TextTrack
 from protokv.words.cues import Cue, CueMaker, Subtitles, make_cues
@@ -200,7 +200,7 @@ def _read_file(file: str) -> SubtitleLines:
     if not in_bucket(file):
         return read_subtitles(Path(file))
     with tempfile.TemporaryDirectory(prefix="protokv-") as folder:
-        fetch_object(file, copy := Path(folder, Path(file).name))
+        fetch_bucket_file(file, copy := Path(folder, Path(file).name))
         return read_subtitles(copy)
 
 

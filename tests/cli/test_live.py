@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from protokv.ingestion import Event, Every, SourceLost, ingest_events
+from protokv.ingestion import Every, IngestEvent, SourceLost, ingest_events
 from protokv.memories import DurableConfig
 from protokv_cli.exits import ExitCode
 from protokv_cli.ingest_report import IngestReport
@@ -90,7 +90,7 @@ def test_a_camera_that_refuses_is_an_error_unless_it_is_waited_for_and_its_passw
 ) -> None:
     follow = IngestReport.follow
 
-    def stop_when_lost(report: IngestReport, event: Event) -> None:
+    def stop_when_lost(report: IngestReport, event: IngestEvent) -> None:
         follow(report, event)
         if isinstance(event, SourceLost):
             signal.raise_signal(signal.SIGINT)

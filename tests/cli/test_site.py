@@ -16,7 +16,7 @@ from typing import get_args
 
 import pytest
 
-from protokv.ingestion import Event
+from protokv.ingestion import IngestEvent
 from tests.cli.conftest import Program
 from tests.fleet.conftest import InlinePool
 
@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_of_json_has_every_key(site: Path, embedded: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (site / "reference" / "json.html").read_text(encoding="utf-8")
-    for record in get_args(Event):
+    for record in get_args(IngestEvent):
         assert all(f"<code>{one.name}</code>" in page for one in fields(record)), record
     embedded("ingest", ROOT / "samples" / "short" / "video.mp4", "--json")
     asked = embedded(

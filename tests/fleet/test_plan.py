@@ -8,7 +8,7 @@ import pytest
 
 from protokv.errors import ConfigError, SourceNotFound, StateNotFound
 from protokv.fleet import find_fleet_states, locate_fleet_state, plan_fleet
-from protokv.fleet.plan import is_state_folder
+from protokv.fleet.plan import is_fleet_folder
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_states_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> No
     assert find_fleet_states(str(tmp_path)) == [str(tmp_path / name) for name in states]
     with pytest.raises(StateNotFound, match="there is no state in"):
         find_fleet_states(str(tmp_path / "deep" / "nothing"))
-    assert all(map(is_state_folder, (str(tmp_path), "new/", "s3://bucket/states/")))
-    assert not any(map(is_state_folder, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors")))
+    assert all(map(is_fleet_folder, (str(tmp_path), "new/", "s3://bucket/states/")))
+    assert not any(map(is_fleet_folder, (str(tmp_path / "z.zarr"), "s3://bucket/states/a", "new.safetensors")))

@@ -15,8 +15,8 @@ from protokv.ingestion import (
     COMMIT_NEVER,
     Answered,
     Commit,
-    Event,
     Every,
+    IngestEvent,
     IngestOptions,
     LiveOptions,
     Progress,
@@ -41,7 +41,7 @@ A, B = Prepared(1, 9), Prepared(2, 6)
 CONFIG = CONFIGS["durable"]
 
 
-def run(source: Any, path: Path | None, **options: Any) -> Generator[Event, None, None]:
+def run(source: Any, path: Path | None, **options: Any) -> Generator[IngestEvent, None, None]:
     return ingest_events(source, path, CONFIG, backbone=MockBackbone(), **options)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protokv.video.address import redact_address, source_kind, source_stem, waits_for_publisher
+from protokv.video.address import redact_source, source_kind, source_stem, waits_for_publisher
 from protokv.video.registry import fingerprint_file
 
 SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
@@ -20,7 +20,7 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
         f"https://{user}@camera.example:554/live.m3u8?channel=2&sig={token}#{token}",
         f"srt://camera.example:554?channel=2&passphrase={token}",
     ):
-        text = redact_address(address)
+        text = redact_source(address)
         assert "s3c" not in text
         assert "camera.example:554" in text
         assert "channel=2" in text or ";" in user + password + token
@@ -46,7 +46,7 @@ def test_no_user_no_password_and_no_value_of_an_unknown_parameter_is_shown(user,
     ],
 )
 def test_an_address_has_a_kind_a_text_and_a_file_name(address, kind, text, name):
-    assert (source_kind(address), redact_address(address), source_stem(address)) == (kind, text, name)
+    assert (source_kind(address), redact_source(address), source_stem(address)) == (kind, text, name)
     assert re.fullmatch(r"[^/]+", source_stem(address))
 
 

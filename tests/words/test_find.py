@@ -9,7 +9,7 @@ import pytest
 import protokv
 from protokv.core.backbone import Backbone
 from protokv.errors import ConfigError, SourceNotFound, StateMismatch
-from protokv.ingestion import Event, Started, Summary, WordsLost, ingest_events
+from protokv.ingestion import IngestEvent, Started, Summary, WordsLost, ingest_events
 from protokv.state.reader import StateReader, load_state
 from protokv.video import open_source
 from protokv.words.find import find_subtitles
@@ -35,7 +35,9 @@ def video(clip: bytes, tmp_path: Path) -> Path:
     return tmp_path / "talk.mkv"
 
 
-def watch(source: Path | str, subtitles: str = "auto", state: Path | None = None, **options: Any) -> dict[type, Event]:
+def watch(
+    source: Path | str, subtitles: str = "auto", state: Path | None = None, **options: Any
+) -> dict[type, IngestEvent]:
     state = state or Path(source).with_suffix(".safetensors")
     options = {"backbone": MockBackbone(), "subtitles": subtitles, **options}
     return {type(event): event for event in ingest_events(source, state, CONFIGS["durable"], **options)}
