@@ -61,7 +61,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def shorten(text: str, most: int = 500) -> str:
+def shorten_text(text: str, most: int = 500) -> str:
     """Return text for a message or a terminal; of a long one the beginning, and how much is left out."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more characters)"
 

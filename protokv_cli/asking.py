@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import typer
 
 from protokv.errors import ConfigError, ProtoKVError, QuestionError
-from protokv.texts import check_question_text, read_json, shorten
+from protokv.texts import check_question_text, read_json, shorten_text
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import TOP_PANEL, Flags, option, refuse
 from protokv_cli.output import Output, format_time, round_timings
@@ -233,17 +233,17 @@ class Answerer:
 
             row |= {"expected": expected, "correct": is_expected_answer(answer.text, expected)}
             if self.shows and not row["correct"]:
-                self.out.table(f"  expected: {shorten(expected)}", style="yellow")
+                self.out.table(f"  expected: {shorten_text(expected)}", style="yellow")
         return row
 
     def _stream(self, session: Session, decoding: Decoding, question: str) -> Answer:
         """Return the answer; say what the model does not read of the question and of the conversation."""
         name = session.backbone.identity.name
-        if words := shorten(", ".join(session.backbone.unknown_words(question)), 200):
+        if words := shorten_text(", ".join(session.backbone.unknown_words(question)), 200):
             self.out.note(f"Note: {name} does not know {words}", once=True)
             self.out.note(f"Note: {session.backbone.notice}", once=True)
         if self.shows and not self.alone:
-            self.out.table(shorten(question), style="cyan", end=" ")
+            self.out.table(shorten_text(question), style="cyan", end=" ")
         evidence = self.how.evidence or self.how.frames is not None
         pieces = session.stream(question, decoding, evidence=evidence, turns=self._turns, system=self.how.system)
         try:
@@ -273,4 +273,4 @@ def format_evidence_line(evidence: Evidence) -> str:
     if evidence.faint or not at:
         stood = "no span stands out" + (f"; most {', '.join(at)}: this may no longer be in memory" if at else "")
     said = sorted({one.start_s: one for span in evidence.spans for one in span.words}.items())
-    return "\n    ".join([f"  {stood}", *(f"{format_time(start_s)} {shorten(one.text)}" for start_s, one in said)])
+    return "\n    ".join([f"  {stood}", *(f"{format_time(start_s)} {shorten_text(one.text)}" for start_s, one in said)])

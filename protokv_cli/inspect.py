@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protokv.errors import ConfigError
-from protokv.texts import format_count, shorten
+from protokv.texts import format_count, shorten_text
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import Flags, OutputFlags, option
-from protokv_cli.output import Output, Row, format_bytes, format_time, make_grid, make_pairs
+from protokv_cli.output import Output, Row, format_bytes, format_time, make_pairs, make_table
 from protokv_cli.parsing import open_commit_at, show_commit_note
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     if not lines:
         out.note(f"no words are known: {name_subtitles(record) if record else 'there were none'}")
     rows = ({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in lines)
-    out.show(rows, lambda rows: [make_grid(("start_s", "text"), rows)])
+    out.show(rows, lambda rows: [make_table(("start_s", "text"), rows)])
 
 
 def make_document_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:
@@ -134,7 +134,7 @@ def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
         {**row, "state": row["state"].removeprefix(root), "wrong": row["failure"] or row["damage"]} for row in rows
     ]
     names = ["state", "stream_time_s", "steps", "file_bytes", "complete"]
-    yield make_grid([*names, "wrong"] if any(one["wrong"] for one in cells) else names, cells)
+    yield make_table([*names, "wrong"] if any(one["wrong"] for one in cells) else names, cells)
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
     total = f"{format_count(len(rows), 'state')}: {whole} whole, {len(rows) - whole} not"
@@ -163,16 +163,16 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
     yield make_pairs(rows)
     if len(sources) > 1:
         cells = [{**one, "damage": (one["damage"] or {}).get("message")} for one in sources]
-        yield make_grid(["source", "start_s", "end_s", "decoder", "damage"], cells, title=what)
+        yield make_table(["source", "start_s", "end_s", "decoder", "damage"], cells, title=what)
     if live := stream["live"]:
         # The newest gaps; JSON has all that the state holds.
         gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-_ROWS_SHOWN:]]
         yield make_pairs({**live, "gaps": []}, title="live")
         if gaps:
-            yield make_grid(["gap", "from_s", "to_s", "why"], gaps)
+            yield make_table(["gap", "from_s", "to_s", "why"], gaps)
     if answers := stream["answers"][-_ROWS_SHOWN:]:
         columns = ["stream_time_s", "question", "answer", "probability", "mean_logprob"]
-        yield make_grid(columns, answers, title="answers")
+        yield make_table(columns, answers, title="answers")
 
 
 def _describe_damage(d: Row) -> str:
@@ -207,7 +207,7 @@ def _describe_kept(d: Row) -> str:
 
 def _inner_tables(d: Row) -> Iterator[RenderableType]:
     """Yield the constants, the bytes of each part, and what the memory reports of every layer."""
-    frames = {name: shorten(str(value)) for name, value in d["backbone"]["settings"].items()}
+    frames = {name: shorten_text(str(value)) for name, value in d["backbone"]["settings"].items()}
     yield make_pairs(frames, "frames of the model")
     yield make_pairs(d["memory"]["config"], "memory")
     # The context and the plan are not on disk: they are made when the state is loaded.
@@ -217,7 +217,7 @@ def _inner_tables(d: Row) -> Iterator[RenderableType]:
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
             names, cells = list(rows[0]), [{"layer": i, **row} for i, row in enumerate(rows)]
             for first in range(0, len(names), _COLUMNS):
-                yield make_grid(["layer", *names[first : first + _COLUMNS]], cells, title=name.replace("_", " "))
+                yield make_table(["layer", *names[first : first + _COLUMNS]], cells, title=name.replace("_", " "))
 
 
 def _difference_tables(d: Row) -> Iterator[RenderableType]:
@@ -226,7 +226,7 @@ def _difference_tables(d: Row) -> Iterator[RenderableType]:
     yield make_pairs(dict(zip("ab", d["states"], strict=True)) | {"they are": verdict}, title="states")
     if d["header"]:
         cells = [{**one, "a": str(one["a"]), "b": str(one["b"])} for one in d["header"]]
-        yield make_grid(["field", "a", "b"], cells, title="header")
+        yield make_table(["field", "a", "b"], cells, title="header")
     if d["tensors"]:
         title = f"tensors, {len(d['tensors'])} of {d['tensors_compared']}"
-        yield make_grid(["name", "a", "b", "differing", "elements", "max_abs_difference"], d["tensors"], title=title)
+        yield make_table(["name", "a", "b", "differing", "elements", "max_abs_difference"], d["tensors"], title=title)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, dataclass_transform, get_type_hints
 
 import typer
 
-from protokv.core.settings import check_fps
+from protokv.core.settings import check_sampled_fps
 from protokv.errors import ConfigError
 from protokv.memories import DEFAULT_MEMORY, MEMORIES, MemoryConfig
 from protokv_cli.output import Format, Output
@@ -150,7 +150,7 @@ class ModelFlags(Flags, panel="Model"):
         from protokv.backbones import require_model
 
         if (fps := getattr(self, "fps", None)) is not None:
-            check_fps(fps)
+            check_sampled_fps(fps)
         if self.model is not None:
             require_model(self.model, self.revision)
 

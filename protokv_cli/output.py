@@ -29,7 +29,7 @@ import typer
 
 from protokv.errors import PositionWarning, ProtoKVError, clean_text, read_cause
 from protokv.machine import is_out_of_memory, require_address_space
-from protokv.texts import shorten
+from protokv.texts import shorten_text
 from protokv_cli.exits import ExitCode, find_exit_code
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Output:
         # The terminal may be closed, or nobody may read the pipe.
         with suppress(OSError, ValueError):
             self.hide()
-            line = shorten(make_printable(text), _MOST_CHARACTERS)
+            line = shorten_text(make_printable(text), _MOST_CHARACTERS)
             first, _, rest = line.partition(" ")
             coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
             if coloured and first in _COLOURS:
@@ -257,7 +257,7 @@ def make_pairs(row: Row, title: str = "") -> RenderableType:
     return _titled(title, table)
 
 
-def make_grid(names: Sequence[str], rows: Iterable[Row], title: str = "") -> RenderableType:
+def make_table(names: Sequence[str], rows: Iterable[Row], title: str = "") -> RenderableType:
     """Return a table of records with a header. Text is shown whole, in more lines if need be; numbers stand right."""
     from rich.table import Table
 

@@ -16,7 +16,7 @@ from protokv_cli.output import Output, format_time
 
 if TYPE_CHECKING:
     from protokv.ingestion import Every
-    from protokv.replay.memories import Sweep
+    from protokv.replay.memories import SettingSweep
     from protokv.state.reader import StateReader
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -96,15 +96,15 @@ def parse_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def parse_variation(text: str) -> Sweep:
+def parse_variation(text: str) -> SettingSweep:
     """Return the setting and values of `NAME=VALUE,...` or `MEMORY.NAME=VALUE,...`."""
-    from protokv.replay.memories import Sweep
+    from protokv.replay.memories import SettingSweep
 
     name, values = parse_pair(text)
     memory, _, field = name.rpartition(".")
     found = {part: parse_setting(f"{field}={part}") for part in parse_list(values)}
     setting = next(iter(found.values()))[0]
-    return Sweep(memory or None, setting, [(part, value) for part, (_, value) in found.items()])
+    return SettingSweep(memory or None, setting, [(part, value) for part, (_, value) in found.items()])
 
 
 def open_commit_at(state: str, at: str | None, verify: bool) -> StateReader:

@@ -17,7 +17,7 @@ from protokv.timings import Timings
 from protokv_cli.asking import Answerer, AnswerFlags, AskedQuestion, Refusals, read_questions, read_typed_questions
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import TOP_PANEL, Flags, ModelFlags, TimedOutputFlags, option, refuse
-from protokv_cli.output import Format, ProgressBar, format_time, make_grid, round_timings, show_timings
+from protokv_cli.output import Format, ProgressBar, format_time, make_table, round_timings, show_timings
 from protokv_cli.parsing import measure_commit_age, open_commit_at, show_commit_note
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
@@ -164,7 +164,7 @@ def _ask_many(answers: Answerer, place: str, questions: list[AskedQuestion], ask
         rows = [row | {"rank": rank} for best in asked for rank, row in enumerate(best, start=1)]
     names = [*(["rank"] if ask.top else []), "state", "mean_logprob", "answer"]
     names += ["question"] if len(questions) > 1 else []
-    out.show(rows, lambda rows: [make_grid(names, rows)])
+    out.show(rows, lambda rows: [make_table(names, rows)])
     if failed:
         out.error(f"{len(failed)} of {len(states)} states cannot be asked")
         raise typer.Exit(ExitCode.PARTIAL)

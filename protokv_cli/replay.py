@@ -15,7 +15,7 @@ from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import SUBTITLES_HELP, TOP_PANEL, Flags, OutputFlags, WatchFlags, note_model, option, refuse
-from protokv_cli.output import Format, Output, ProgressBar, Row, format_time, format_time_left, make_grid, make_pairs
+from protokv_cli.output import Format, Output, ProgressBar, Row, format_time, format_time_left, make_pairs, make_table
 from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
@@ -52,7 +52,7 @@ class _StudyFlags(Flags, panel="What to ask"):
         from protokv.memories import DEFAULT_MEMORY, MemoryConfig
         from protokv.replay.dataset import fit_memory_variants
         from protokv.replay.memories import COMPARED_MEMORIES, make_memory_variants, vary_memory_settings
-        from protokv.replay.plan import make_plan
+        from protokv.replay.plan import make_replay_plan
         from protokv.replay.runner import TrialSetup
 
         names, budgets, delays = (parse_list(text or "") for text in (self.memories, self.budgets, self.delays))
@@ -61,7 +61,7 @@ class _StudyFlags(Flags, panel="What to ask"):
             [parse_budget(one) for one in budgets] or [MemoryConfig.of(DEFAULT_MEMORY).budget],
         )
         variants = vary_memory_settings(named, [parse_variation(text) for text in self.settings or ()])
-        return make_plan(
+        return make_replay_plan(
             streams,
             fit_memory_variants(variants, streams, backbone, baselines=benchmark is not None),
             [parse_duration(one) for one in delays] or ([0.0] if benchmark else None),
@@ -194,12 +194,12 @@ def _run(
 ) -> dict[str, str]:
     """Run the rest of a plan and show the results; return why each video that could not be read was left out."""
     from protokv.replay.judges import judge_rows
-    from protokv.replay.plan import ReplayFailure, run_plan
+    from protokv.replay.plan import ReplayFailure, run_replay_plan
     from protokv.replay.rows import AnswerRowFile
 
     rows, unread = AnswerRowFile(results.results, start_over=results.force), dict(opened.missing)
     with handle_signals(out.note) as stop, _ReplayBar(out, plan, rows.rows, unread) as bar:
-        for event in run_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
+        for event in run_replay_plan(plan, backbone, rows, should_stop=lambda: bool(stop)):
             if isinstance(event, ReplayFailure) and len(plan.streams) == 1:
                 raise event.error
             bar.follow(event)
@@ -270,9 +270,9 @@ def _show_report(
         cells = tabulate_report(report)
         names, costs, whole = list(cells[0])[:-3], list(cells[0])[-3:], cells[0]["questions"]
         one_part = all(row["questions"] == whole for row in cells)
-        spent = make_grid(["memory", "budget", *costs], [row for row in cells if row["questions"] == whole])
+        spent = make_table(["memory", "budget", *costs], [row for row in cells if row["questions"] == whole])
         facts = make_pairs(report["facts"] | {"left out": reasons})
-        out.table(facts, "", make_grid(names[one_part:], cells), REPORT_NOTE, "", spent)
+        out.table(facts, "", make_table(names[one_part:], cells), REPORT_NOTE, "", spent)
     if results.table:
         save_report_points(report, results.table)
         out.note(f"numbers: {results.table}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from protokv.errors import ConfigError, StateNotFound
-from protokv.texts import shorten
+from protokv.texts import shorten_text
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import TOP_PANEL, DebugFlags, Flags, MemoryFlags, ModelFlags, option, parse_flags
 from protokv_cli.output import Output
@@ -108,6 +108,6 @@ class _Log(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         cause = "" if error is None else f": {type(error).__name__}: {' '.join(str(error).split())}"
         text = f"{record.levelname.capitalize()}: {record.getMessage().strip().splitlines()[0]}{cause}"
-        self._out.note(shorten(text, 300))
+        self._out.note(shorten_text(text, 300))
         if error is not None and self._out.debug:
             self._out.note("".join(traceback.format_exception(error)))

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.files import read_video_processor
-from protokv.backbones.loading import Placement, find_devices, identify, load_model, load_tokenizer, read_decoding
+from protokv.backbones.loading import Placement, find_devices, identify_model, load_model, load_tokenizer, read_decoding
 from protokv.backbones.pixels import check_image_arrays, make_image_processor
 from protokv.core.backbone import MOST_WORD_TOKENS, Backbone, BackboneIdentity, ChatTurn, PreparedStep
 from protokv.core.context import Context
@@ -55,7 +55,7 @@ class TransformersBackbone(Backbone):
         from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
         model = load_model(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], path, placement)
-        return cls.hold(model, path, *load_tokenizer(path), identify(path, name, config, placement))
+        return cls.hold(model, path, *load_tokenizer(path), identify_model(path, name, config, placement))
 
     @classmethod
     def hold(cls, model: Any, processor: Any, tokenizer: Any, template: str | None, identity: BackboneIdentity) -> Self:
@@ -88,7 +88,7 @@ class TransformersBackbone(Backbone):
     @classmethod
     def identify(cls, path: str, name: str, config: Any, placement: Any) -> BackboneIdentity:
         """Return the identity of the model that `load` gives, without loading its weights."""
-        return identify(path, name, config, placement)
+        return identify_model(path, name, config, placement)
 
     def __init__(
         self, model: Any, tokenizer: Any, prompt: ChatPrompt, identity: BackboneIdentity, frames: Any = None

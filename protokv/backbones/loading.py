@@ -250,7 +250,9 @@ def digest_model_parameters(model: Any) -> str:
     return digest.hexdigest()
 
 
-def identify(path: str, name: str, config: Any, placement: Placement, digest: str | None = None) -> BackboneIdentity:
+def identify_model(
+    path: str, name: str, config: Any, placement: Placement, digest: str | None = None
+) -> BackboneIdentity:
     """Identify the model in the folder `path`, called `name`; `digest`: of its weights, None: that of its files."""
     return BackboneIdentity(
         name=name,

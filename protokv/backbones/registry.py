@@ -102,7 +102,7 @@ def wrap_model(model: Any, processor: Any) -> Backbone:
     as they say how frames are prepared. ConfigError: the model is being trained, or this is no processor. ModelError:
     the model or its processor lacks what its family needs, or no memory serves its layers.
     """
-    from protokv.backbones.loading import Placement, digest_model_parameters, identify
+    from protokv.backbones.loading import Placement, digest_model_parameters, identify_model
 
     if model.training:
         raise ConfigError("the model is being trained, so its layers are not always the same", hint="call model.eval()")
@@ -115,7 +115,7 @@ def wrap_model(model: Any, processor: Any) -> Backbone:
         raise ConfigError(why, hint="give what AutoProcessor.from_pretrained returns for this model")
     with translate_model_errors(name):
         weight, digest = model.get_input_embeddings().weight, None if stored else digest_model_parameters(model)
-        identity = identify(folder, name, config, Placement(weight.dtype, weight.device), digest)
+        identity = identify_model(folder, name, config, Placement(weight.dtype, weight.device), digest)
         family: Any = MODEL_FAMILIES.get(config.model_type, _UNTESTED).load()
         frames, template = folder if tokenizer is processor else processor, getattr(processor, "chat_template", None)
         backbone: Backbone = family.hold(model, frames, tokenizer, template, identity)

@@ -16,7 +16,7 @@ from protokv.core.sanitize import LARGEST_NUMBER
 from protokv.core.tensors import TensorSpec
 from protokv.errors import StateCorrupt
 
-KINDS: Final = "layers.kinds"
+LAYER_KINDS: Final = "layers.kinds"
 
 
 class LayerKind(IntEnum):
@@ -32,7 +32,7 @@ def declare_layer_tensors(held: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     found = []
     for name, one in held.items():
         sizes, what = tuple(one.shape), name.split(".")[-1 if is_window_tensor(name) else -2]
-        if name == KINDS:
+        if name == LAYER_KINDS:
             meaning = "of each layer of the model: its kind (0 full, 1 sliding, 2 linear), and whether it shares tokens"
             found.append(TensorSpec(name, ("model_layer", "field"), sizes, torch.int32, meaning))
         elif is_window_tensor(name):
@@ -54,12 +54,12 @@ def describe_layer_kinds(held: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the kind of every layer of the model that left this; nothing if all have full attention. StateCorrupt."""
     if not held:
         return {}
-    kinds = held.get(KINDS)
+    kinds = held.get(LAYER_KINDS)
     if kinds is None or kinds.ndim != 2 or kinds.shape[1] != 2 or kinds.dtype != torch.int32:
-        raise StateCorrupt(f"state: tensor {KINDS} is missing, or no pair for each layer")
+        raise StateCorrupt(f"state: tensor {LAYER_KINDS} is missing, or no pair for each layer")
     rows: list[list[int]] = kinds.tolist()
     if any(kind not in set(LayerKind) or shares not in (0, 1) for kind, shares in rows):
-        raise StateCorrupt(f"state: tensor {KINDS} names a kind of layer that there is not")
+        raise StateCorrupt(f"state: tensor {LAYER_KINDS} names a kind of layer that there is not")
     return {"layer_kinds": [{"kind": LayerKind(kind).name.lower(), "shared": bool(shares)} for kind, shares in rows]}
 
 

@@ -37,7 +37,7 @@ from protokv.core.parts import (
 from protokv.core.pushed import PushedFrames
 from protokv.core.reading import QuestionReader
 from protokv.core.recent import RecentSteps
-from protokv.core.settings import MemoryConfig, check_fps
+from protokv.core.settings import MemoryConfig, check_sampled_fps
 from protokv.core.step import StepTokens, StreamClock, split_steps
 from protokv.core.tensors import TensorSpec, count_bytes
 from protokv.errors import ConfigError, StateCorrupt
@@ -114,7 +114,7 @@ class Session:
         out of range, or the memory does not fit the model.
         """
         rate = backbone.default_fps if fps is None else fps
-        check_fps(rate)
+        check_sampled_fps(rate)
         memory = build_memory(config, make_memory_shape(backbone, config), choose_rotary(backbone, config))
         prefix, cache = len(backbone.prefix_ids), backbone.new_cache()
         with torch.inference_mode():

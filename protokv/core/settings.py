@@ -235,7 +235,7 @@ def parse_budget(text: str) -> int:
     return int(tokens)
 
 
-def check_fps(fps: float) -> None:
+def check_sampled_fps(fps: float) -> None:
     """Refuse a number of sampled frames a second that is not above 0 and at most `_MOST_FPS`; NaN too."""
     if not 0 < fps <= _MOST_FPS:
         raise ConfigError(f"fps is {fps:g}", hint=f"use a number of frames per second above 0, at most {_MOST_FPS}")

@@ -27,7 +27,7 @@ from protokv.errors import ConfigError
 _CPU = torch.device("cpu")
 
 
-def split_memory_shape(shape: MemoryShape) -> list[MemoryShape]:
+def _split_memory_shape(shape: MemoryShape) -> list[MemoryShape]:
     """Return the shapes of the longest runs of layers that stand on one device, in order."""
     runs: list[MemoryShape] = []
     first = 0
@@ -49,7 +49,7 @@ class LayerShards(Memory):
             raise ConfigError(why, hint="load the model on one device, or use another memory")
         self.bounded, self.joins_steps = cls.bounded, cls.joins_steps
         self._specs = cls.declare(config, shape)
-        self._runs = split_memory_shape(shape)
+        self._runs = _split_memory_shape(shape)
         self._parts = [cls(config, own, rotary) for own in self._runs]
 
     def start(self, keys: Tensor, values: Tensor) -> None:

@@ -26,7 +26,7 @@ from transformers.masking_utils import sdpa_mask
 
 from protokv.core.attention import ATTENTION_NAME, AttentionMasks, LayerTokenCache, TokenCache
 from protokv.core.context import Context, KVSegment
-from protokv.core.layers import KINDS, LayerKind, clean_layer_tensors, is_window_tensor
+from protokv.core.layers import LAYER_KINDS, LayerKind, clean_layer_tensors, is_window_tensor
 from protokv.errors import ConfigError, StateCorrupt
 
 CACHE_ARGUMENT: Final = "cache" if "cache" in signature(GenerationMixin.prepare_inputs_for_generation).parameters else (
@@ -203,7 +203,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         if len(self.memory_layers) == len(self.layers):
             return {}
         kinds = torch.tensor([tuple(map(int, row)) for row in self.kinds], dtype=torch.int32)
-        return {KINDS: kinds} | read_layer_tensors(self.layers)
+        return {LAYER_KINDS: kinds} | read_layer_tensors(self.layers)
 
     def load_layers(self, held: Mapping[str, Tensor], devices: Sequence[torch.device], seen: int | None = None) -> None:
         """Take what `tensors` returned, on any device, to the devices of all layers of the model.
@@ -211,11 +211,13 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         `seen` are the tokens before; None: as many as a window holds. StateCorrupt: another model left it.
         """
         own = self.tensors()
-        if (own.get(KINDS) is None) != (held.get(KINDS) is None) or (own and not torch.equal(own[KINDS], held[KINDS])):
-            raise StateCorrupt(f"state: tensor {KINDS} is not that of this model")
+        if (own.get(LAYER_KINDS) is None) != (held.get(LAYER_KINDS) is None) or (
+            own and not torch.equal(own[LAYER_KINDS], held[LAYER_KINDS])
+        ):
+            raise StateCorrupt(f"state: tensor {LAYER_KINDS} is not that of this model")
         try:
             self._settled = {
-                name: one.to(devices[int(name.split(".")[1])]) for name, one in held.items() if name != KINDS
+                name: one.to(devices[int(name.split(".")[1])]) for name, one in held.items() if name != LAYER_KINDS
             }
             self.seen = _restore_layers(self.layers, self._settled, seen)
         except (KeyError, ValueError, IndexError, AttributeError) as error:

@@ -9,13 +9,12 @@ from typing import Any, Literal
 
 from protokv.backbones import load_backbone
 from protokv.core.backbone import Backbone
-from protokv.core.settings import check_fps
+from protokv.core.settings import check_sampled_fps
 from protokv.errors import ConfigError, suggest_name
 from protokv.memories import DurableConfig, MemoryConfig
 from protokv.state.checkpoint import load_recorded_backbone
 from protokv.state.header import StateHeader
-from protokv.state.thumbnails import DEFAULT_THUMBNAILS as THUMBNAILS
-from protokv.state.thumbnails import MOST_THUMBNAILS
+from protokv.state.thumbnails import DEFAULT_THUMBNAILS, MOST_THUMBNAILS
 from protokv.video import Decoder, Source
 from protokv.video.address import PIPE
 from protokv.video.source import SourceSlice
@@ -139,7 +138,7 @@ class IngestOptions:
     keep: int | None = None  # how many commits to keep, the last one included; None: only the last
     append: bool = False  # watch the source after those of a finished state; start a state if there is none
     overwrite: bool = False  # ignore an existing state; the first commit replaces it
-    thumbnails: int = THUMBNAILS  # how many small pictures of the stream to keep for people; 0: none
+    thumbnails: int = DEFAULT_THUMBNAILS  # how many small pictures of the stream to keep for people; 0: none
 
     # Steps that go through the model together (`Session.watch_prepared`), for files. Commits and `Progress` come after
     # whole chunks. More than 1 is faster and gives another state, which only the same chunk continues.
@@ -158,7 +157,7 @@ class IngestOptions:
         if not 0 <= self.thumbnails <= MOST_THUMBNAILS:
             raise ConfigError(f"cannot keep {self.thumbnails} thumbnails", hint=f"use 0 to {MOST_THUMBNAILS}")
         if self.fps is not None:
-            check_fps(self.fps)
+            check_sampled_fps(self.fps)
         if self.transcribe is not None and self.subtitles == "off":
             raise ConfigError("words are left out, and are to be written down", hint="leave --subtitles off out")
         if self.append and self.overwrite:

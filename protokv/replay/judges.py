@@ -31,7 +31,7 @@ class JudgeCase(NamedTuple):
     prediction: str
 
 
-class Verdict(NamedTuple):
+class JudgeVerdict(NamedTuple):
     """Right or wrong, and points from 0 to 5."""
 
     correct: bool
@@ -60,7 +60,7 @@ _JUDGE_USER: Final = (
 JUDGE_HASH: Final = hashlib.sha256(f"{JUDGE_SYSTEM}\0{_JUDGE_USER}".encode()).hexdigest()[:12]
 
 
-def read_verdict(text: str) -> Verdict:
+def read_verdict(text: str) -> JudgeVerdict:
     """Read the verdict from a reply: a Python dictionary, alone or between other words.
 
     ValueError: there is none, or it is not yes or no with 0 to 5 points.
@@ -72,7 +72,7 @@ def read_verdict(text: str) -> Verdict:
         raise ValueError(f"no verdict in {text[:80]!r}") from error
     if decided not in ("yes", "no") or not 0 <= points <= 5:
         raise ValueError(f"no verdict in {text[:80]!r}")
-    return Verdict(decided == "yes", float(points))
+    return JudgeVerdict(decided == "yes", float(points))
 
 
 class Judge:
@@ -95,12 +95,12 @@ class Judge:
         self._model = model
         self.label = f"{model} at {self._client.base_url.host}, prompt {JUDGE_HASH}"
 
-    def read(self, cases: Collection[JudgeCase]) -> Iterator[tuple[JudgeCase, Verdict | None]]:
+    def read(self, cases: Collection[JudgeCase]) -> Iterator[tuple[JudgeCase, JudgeVerdict | None]]:
         """Judge cases, several at once; None: there is no verdict. JudgeError: it cannot judge."""
         with ThreadPoolExecutor(8) as pool:
             yield from zip(cases, pool.map(self._ask, cases), strict=True)
 
-    def _ask(self, case: JudgeCase) -> Verdict | None:
+    def _ask(self, case: JudgeCase) -> JudgeVerdict | None:
         """Return a verdict; None if there is none after some tries."""
         import openai
 

@@ -32,7 +32,7 @@ class MemoryVariant:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class SettingSweep:
     """A setting and the values to compare."""
 
     memory: str | None  # the memory whose setting changes; None: every memory
@@ -55,7 +55,7 @@ def drop_repeated_variants(variants: Sequence[MemoryVariant]) -> list[MemoryVari
     return list(found.values())
 
 
-def vary_memory_settings(variants: Sequence[MemoryVariant], variations: Sequence[Sweep]) -> list[MemoryVariant]:
+def vary_memory_settings(variants: Sequence[MemoryVariant], variations: Sequence[SettingSweep]) -> list[MemoryVariant]:
     """Replace each memory by one variant per combination of values.
 
     ConfigError: a variation names a memory that is not compared, or an unknown setting or value.
@@ -70,7 +70,7 @@ def vary_memory_settings(variants: Sequence[MemoryVariant], variations: Sequence
     return found
 
 
-def _vary(variant: MemoryVariant, variation: Sweep) -> list[MemoryVariant]:
+def _vary(variant: MemoryVariant, variation: SettingSweep) -> list[MemoryVariant]:
     if variation.memory not in (None, variant.config.name):
         return [variant]
     return [

@@ -53,7 +53,7 @@ class ReplayPlan:
         }
 
 
-def make_plan(
+def make_replay_plan(
     streams: Sequence[ReplayStream],
     variants: Sequence[MemoryVariant],
     delays_s: Sequence[float] | None,
@@ -93,7 +93,7 @@ class ReplayFailure:
     error: SourceError
 
 
-def run_plan(
+def run_replay_plan(
     plan: ReplayPlan, backbone: Backbone, results: AnswerRowFile, *, should_stop: Callable[[], bool] = lambda: False
 ) -> Iterator[AnswerRow | ReplayProgress | ReplayFailure]:
     """Run what is not done in `results` yet; every row is in the file before it is yielded.

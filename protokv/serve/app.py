@@ -30,7 +30,7 @@ from protokv.serve.access import AccessCheck
 from protokv.serve.page import WebPage
 from protokv.serve.sessions import FedSessions
 from protokv.serve.states import StateFolder
-from protokv.texts import shorten
+from protokv.texts import shorten_text
 
 # How often it is looked for sessions that nobody feeds.
 _SWEEP_S = 1.0
@@ -256,7 +256,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 def _describe(error: Exception) -> dict[str, Any]:
     message, status = _explain(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": shorten(" ".join(message.split())), "type": kind, "param": None, "code": None}
+    return {"message": shorten_text(" ".join(message.split())), "type": kind, "param": None, "code": None}
 
 
 async def _refuse(_: Request, error: Exception) -> Response:

@@ -1,9 +1,9 @@
 """PyAV: open a file, a pipe, a network address or a device, with limits on what FFmpeg may do.
 
 A file comes to FFmpeg as an open descriptor and a pipe as bytes, without names and protocols, and only in the formats
-of `FORMATS`. So FFmpeg reads the one file, whatever it says. At an address it may speak only the protocols of that kind
-of address, so a playlist cannot name a file of this machine. A user's own options go to FFmpeg unchanged. Errors show
-an address without its secrets.
+of `_ALL_FORMATS`. So FFmpeg reads the one file, whatever it says. At an address it may speak
+only its protocols, so a playlist cannot name a file of this machine. A user's own options go to FFmpeg unchanged. Errors
+show an address without its secrets.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ yuv4mpegpipe gif apng ser cine h261 h263 h264 hevc vvc evc m4v mpegvideo mjpeg m
 dirac dnxhd cavsvideo avs2 avs3 jpeg_pipe png_pipe webp_pipe bmp_pipe tiff_pipe
 """
 # Those without pictures are named so that the error says what they are, and for the sound of HLS.
-FORMATS = ",".join((*_FORMATS.split(), "aac", "ac3", "eac3", "flac", "mp3", "wav"))
+_ALL_FORMATS = ",".join((*_FORMATS.split(), "aac", "ac3", "eac3", "flac", "mp3", "wav"))
 
 # What an address may give besides; WebVTT is the subtitles of HLS.
-_STREAMED = f"{FORMATS},hls,dash,rtsp,rtp,sdp,webvtt"
+_STREAMED = f"{_ALL_FORMATS},hls,dash,rtsp,rtp,sdp,webvtt"
 
 # 8K in whole blocks. Decoders hold up to 17 frames, so this bounds the memory that a small file can make them take.
 MAX_FRAME_PIXELS = 8192 * 4352
@@ -99,7 +99,7 @@ def open_container(
     number, where, form = None, pipe or text, _DEVICES.get(kind)
     # Tags in another encoding than UTF-8 are no reason to refuse a file.
     how: dict[str, Any] = {"metadata_errors": "surrogateescape"}
-    options = {"max_pixels": str(max_pixels), "format_whitelist": FORMATS, **(extra or {})}
+    options = {"max_pixels": str(max_pixels), "format_whitelist": _ALL_FORMATS, **(extra or {})}
     try:
         if kind == "file" and os.name == "posix":
             number, where = os.open(text, os.O_RDONLY | os.O_NONBLOCK), "fd:"  # FFmpeg duplicates it

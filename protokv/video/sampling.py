@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protokv.core.settings import check_fps
+from protokv.core.settings import check_sampled_fps
 from protokv.video.source import Frame, Image, ShouldStop, Source, SourceDamage, never_stop
 
 # Containers that count in milliseconds round a frame's time by half of one.
@@ -50,9 +50,9 @@ def sample_frames(frames: Iterable[Frame], fps: float, start_s: float = 0.0) -> 
 
     The last frame ends after its own duration. If it has none, it lasts as long as the gap before it, but at most
     `1 / fps`: a reading that begins one sample earlier sees that gap and finds the same end. Before the first frame (a
-    damaged beginning) the first frame is shown. ConfigError as `check_fps`.
+    damaged beginning) the first frame is shown. ConfigError as `check_sampled_fps`.
     """
-    check_fps(fps)
+    check_sampled_fps(fps)
     k = max(0, math.ceil(start_s * fps - 1e-6))
     current: Frame | None = None
     gap_s = 1.0 / fps
@@ -100,9 +100,9 @@ def read_steps(
     `fps` samples are taken a second, and `frames_per_step` of them make a step. `from_beginning` is as for
     `Source.frames`: a damaged file needs it to give the same steps again. `mark` is that of the step before, if it is
     known: a seek that does not lead to its picture is replaced by a reading from the beginning. `should_stop` is asked
-    between frames and while waiting for one; a step that has begun is then dropped. ConfigError as `check_fps`.
+    between frames and while waiting for one; a step that has begun is then dropped. ConfigError as `check_sampled_fps`.
     """
-    check_fps(fps)
+    check_sampled_fps(fps)
     start_s = first_index * frames_per_step / fps
     # Losses between the last sample that was taken and the first that is wanted belong to this reading.
     begin_s = max(0.0, start_s - 1 / fps)

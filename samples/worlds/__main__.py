@@ -26,7 +26,7 @@ from protokv.replay.dataset import OpenDataset, fit_memory_variants, open_datase
 from protokv.replay.figure import save_report_figure
 from protokv.replay.judges import Judge, judge_rows
 from protokv.replay.memories import MemoryVariant, make_memory_variants, vary_memory_settings
-from protokv.replay.plan import ReplayFailure, ReplayPlan, make_plan, run_plan
+from protokv.replay.plan import ReplayFailure, ReplayPlan, make_replay_plan, run_replay_plan
 from protokv.replay.questions import DELAY_LADDER_S
 from protokv.replay.report import summarise_answers
 from protokv.replay.rows import AnswerRow, AnswerRowFile, read_answer_rows
@@ -138,7 +138,7 @@ def plan_part(part: Part, backbone: Backbone, dataset: str | None) -> ReplayPlan
     streams = part.opened.streams
     variants = fit_memory_variants(part.variants, streams, backbone, baselines=dataset is not None)
     setup = TrialSetup.of(backbone, find_benchmark(dataset) if dataset else None)
-    return make_plan(streams, variants, part.delays_s, setup, wanted_s=part.wanted_s, types=part.types)
+    return make_replay_plan(streams, variants, part.delays_s, setup, wanted_s=part.wanted_s, types=part.types)
 
 
 def run_study(study: Study, options: argparse.Namespace) -> int:
@@ -152,7 +152,7 @@ def run_study(study: Study, options: argparse.Namespace) -> int:
         return 0
     results, missing = AnswerRowFile(options.output, start_over=options.force), dict(part.opened.missing)
     total, seen = plan.cost(results.rows.keys())["answers"], Counter[str]()
-    for event in run_plan(plan, backbone, results):
+    for event in run_replay_plan(plan, backbone, results):
         if isinstance(event, ReplayFailure):
             missing[event.video] = event.error.message
         elif isinstance(event, AnswerRow):

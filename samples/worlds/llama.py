@@ -25,7 +25,7 @@ from protokv.backbones.loading import (
     MODEL_ATTENTION,
     Placement,
     PlacementRequest,
-    identify,
+    identify_model,
     load_model,
     load_tokenizer,
     quiet_transformers,
@@ -59,7 +59,7 @@ class Llama(TransformersBackbone):
         model = load_model(LlamaForCausalLM, path, placement, MODEL_ATTENTION["text_config"])
         tokenizer, template = load_tokenizer(path)
         prompt = ChatPrompt(tokenizer, _STREAM, template, medium="text")
-        return cls(model, tokenizer, prompt, identify(path, name, config, placement))
+        return cls(model, tokenizer, prompt, identify_model(path, name, config, placement))
 
     def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text, without control tokens in front or behind."""

@@ -15,7 +15,7 @@ from protokv import __version__
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv.ingestion import COMMIT_NEVER, Every
-from protokv.replay.memories import Sweep
+from protokv.replay.memories import SettingSweep
 from protokv_cli import main
 from protokv_cli.exits import ExitCode
 from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_setting, parse_variation
@@ -106,7 +106,7 @@ SECONDS = {
         (parse_every, "never", COMMIT_NEVER),
         (parse_every, "2m", Every(seconds=120)),
         (parse_every, "1 step", Every(n_steps=1)),
-        (parse_variation, "paper.split=1:5,1:3", Sweep("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])),
+        (parse_variation, "paper.split=1:5,1:3", SettingSweep("paper", "split", [("1:5", (1, 5)), ("1:3", (1, 3))])),
         (parse_budget, "512", 512),
         (parse_budget, " 1.5M ", 1_500_000),
         (parse_setting, "split=1:5", ("split", (1, 5))),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.judges import Judge, Verdict
+from protokv.replay.judges import Judge, JudgeVerdict
 from protokv.replay.rows import AnswerRow, AnswerRowFile
 from protokv_cli.exits import ExitCode
 from tests.cli.conftest import Program
@@ -142,7 +142,7 @@ def test_open_answers_are_judged_after_the_pass(
     wanted = (*on_dataset, "rvs-ego", "--data-root", data_root, "--videos", "1", "--json")
     (report,) = protokv(*wanted).rows()
     assert report["facts"]["judged by"] == f"offline, token F1 of 0.5 or more ({report['questions'] * 4})"
-    monkeypatch.setattr(Judge, "read", lambda self, cases: ((case, Verdict(True, 5.0)) for case in cases))
+    monkeypatch.setattr(Judge, "read", lambda self, cases: ((case, JudgeVerdict(True, 5.0)) for case in cases))
     (judged,) = protokv(*wanted, "--judge", "gpt").rows()
     assert {(point["accuracy"], point["points"]) for point in judged["points"]} == {(1.0, 5.0)}
     refused = protokv(*on_dataset, "mlvu", "--data-root", data_root, "--judge", "gpt")

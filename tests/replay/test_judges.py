@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from protokv.errors import ConfigError, JudgeError
-from protokv.replay.judges import JUDGE_HASH, JUDGE_SYSTEM, Judge, JudgeCase, Verdict, judge_rows, read_verdict
+from protokv.replay.judges import JUDGE_HASH, JUDGE_SYSTEM, Judge, JudgeCase, JudgeVerdict, judge_rows, read_verdict
 from protokv.replay.rows import AnswerRowFile
 from tests.replay.rows import ROW
 
@@ -40,14 +40,14 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Judge:
     return Judge("gpt-3.5-turbo-0125")
 
 
-def ask(judge: Judge, *replies: Any) -> tuple[Verdict | None, list[dict[str, Any]]]:
+def ask(judge: Judge, *replies: Any) -> tuple[JudgeVerdict | None, list[dict[str, Any]]]:
     judge._client = client = Client(*replies)
     return dict(judge.read([CASE]))[CASE], client.sent
 
 
 def test_a_reply_is_read_as_the_published_code_reads_it() -> None:
-    assert read_verdict("Sure! {'pred': 'Yes.', 'score': '4.8'} I hope this helps") == Verdict(True, 4.0)
-    assert read_verdict('```python\n{"pred": "no", "score": 2.0}\n```') == Verdict(False, 2.0)
+    assert read_verdict("Sure! {'pred': 'Yes.', 'score': '4.8'} I hope this helps") == JudgeVerdict(True, 4.0)
+    assert read_verdict('```python\n{"pred": "no", "score": 2.0}\n```') == JudgeVerdict(False, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ TIMEOUT = openai.APITimeoutError(REQUEST)
 )
 def test_a_reply_without_a_verdict_is_asked_for_again(judge: Judge, replies: Any, right: bool, asked: int) -> None:
     found, sent = ask(judge, *replies)
-    assert (found, len(sent)) == (Verdict(True, 4.0) if right else None, asked)
+    assert (found, len(sent)) == (JudgeVerdict(True, 4.0) if right else None, asked)
 
 
 def test_a_key_that_is_refused_or_missing_is_named_without_it(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:

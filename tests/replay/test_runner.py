@@ -13,7 +13,7 @@ from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.errors import ConfigError
 from protokv.memories import MemoryConfig
-from protokv.replay.plan import make_plan, run_plan
+from protokv.replay.plan import make_replay_plan, run_replay_plan
 from protokv.replay.questions import plan_asks
 from protokv.replay.rows import AnswerRow, AnswerRowFile
 from protokv.replay.runner import MemoryVariant, ReplayProgress, TrialSetup, replay_stream
@@ -56,7 +56,10 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: B
 def test_stopping_keeps_what_is_done_and_each_memory_takes_only_the_steps_that_it_needs(
     tiny: Backbone, stream: WorldStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, path = make_plan([stream], VARIANTS, DELAYS, replace(TrialSetup.of(tiny), decoding=SHORT)), tmp_path / "parts"
+    plan, path = (
+        make_replay_plan([stream], VARIANTS, DELAYS, replace(TrialSetup.of(tiny), decoding=SHORT)),
+        tmp_path / "parts",
+    )
     taken, take = Counter[str](), Session.take
 
     def counted(session: Session, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> None:
@@ -64,17 +67,17 @@ def test_stopping_keeps_what_is_done_and_each_memory_takes_only_the_steps_that_i
         take(session, steps, starts_s)
 
     monkeypatch.setattr(Session, "take", counted)
-    events = list(run_plan(plan, tiny, AnswerRowFile(tmp_path / "whole")))
+    events = list(run_replay_plan(plan, tiny, AnswerRowFile(tmp_path / "whole")))
     steps = sum(isinstance(event, ReplayProgress) for event in events)
     assert taken["last-frames"] < taken["durable"] == taken["sliding-window"] == steps
     whole = AnswerRowFile(tmp_path / "whole").rows
     stops = iter([False] * 20)
-    assert len(list(run_plan(plan, tiny, AnswerRowFile(path), should_stop=lambda: next(stops, True)))) > 20
+    assert len(list(run_replay_plan(plan, tiny, AnswerRowFile(path), should_stop=lambda: next(stops, True)))) > 20
     done = set(AnswerRowFile(path).rows)
     assert (plan.cost()["answers"], plan.cost(done)["answers"]) == (len(whole), len(whole) - len(done))
-    rest = {event.key for event in run_plan(plan, tiny, AnswerRowFile(path)) if isinstance(event, AnswerRow)}
+    rest = {event.key for event in run_replay_plan(plan, tiny, AnswerRowFile(path)) if isinstance(event, AnswerRow)}
     assert whole.keys() > done > set()
     assert rest == whole.keys() - done
     assert all(row.prediction == whole[key].prediction for key, row in AnswerRowFile(path).rows.items())
     with pytest.raises(ConfigError, match="durable at 24 is there twice"):
-        make_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, TrialSetup.of(tiny))
+        make_replay_plan([stream], [*VARIANTS, VARIANTS[0]], DELAYS, TrialSetup.of(tiny))

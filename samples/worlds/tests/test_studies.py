@@ -12,7 +12,7 @@ import pytest
 from protokv.errors import ConfigError
 from protokv.memories import DurableConfig, PaperConfig
 from protokv.replay.benchmarks import BENCHMARKS
-from protokv.replay.memories import Sweep, make_memory_variants, vary_memory_settings
+from protokv.replay.memories import SettingSweep, make_memory_variants, vary_memory_settings
 from protokv.replay.questions import plan_asks
 from protokv.replay.rows import AnswerRow
 from samples.worlds.studies import FOLDER, list_studies, load_study
@@ -139,8 +139,8 @@ def test_memories_are_named_by_their_one_name_and_the_full_cache_stands_once() -
 
 def test_a_variation_makes_one_variant_per_value_of_the_memories_that_it_names() -> None:
     memories = make_memory_variants(["durable", "paper"], [64])
-    decay = Sweep("paper", "decay", [("floor", "floor"), ("off", "off")])
-    found = vary_memory_settings(memories, [decay, Sweep(None, "seed", [("3", 3)])])
+    decay = SettingSweep("paper", "decay", [("floor", "floor"), ("off", "off")])
+    found = vary_memory_settings(memories, [decay, SettingSweep(None, "seed", [("3", 3)])])
     assert [variant.label for variant in found] == [
         "durable seed=3", "paper decay=floor seed=3", "paper decay=off seed=3",
     ]  # fmt: skip
@@ -151,11 +151,11 @@ def test_a_variation_makes_one_variant_per_value_of_the_memories_that_it_names()
 @pytest.mark.parametrize(
     ("variation", "said"),
     [
-        (Sweep("full", "seed", [("1", 1)]), "full is not compared"),
-        (Sweep(None, "colour", [("1", 1)]), "colour: there is no such setting of durable"),
-        (Sweep(None, "seed", [("x", "x")]), "seed: expected int"),
+        (SettingSweep("full", "seed", [("1", 1)]), "full is not compared"),
+        (SettingSweep(None, "colour", [("1", 1)]), "colour: there is no such setting of durable"),
+        (SettingSweep(None, "seed", [("x", "x")]), "seed: expected int"),
     ],
 )
-def test_a_variation_that_fits_no_memory_is_refused(variation: Sweep, said: str) -> None:
+def test_a_variation_that_fits_no_memory_is_refused(variation: SettingSweep, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         vary_memory_settings(make_memory_variants(["durable"], [64]), [variation])

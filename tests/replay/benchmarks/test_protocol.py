@@ -15,7 +15,7 @@ from protokv.errors import SourceUnreadable
 from protokv.replay.benchmarks import BENCHMARKS
 from protokv.replay.dataset import TEXT_ONLY_VARIANT, fit_memory_variants, open_dataset
 from protokv.replay.memories import make_memory_variants
-from protokv.replay.plan import ReplayFailure, ReplayPlan, make_plan, run_plan
+from protokv.replay.plan import ReplayFailure, ReplayPlan, make_replay_plan, run_replay_plan
 from protokv.replay.report import summarise_answers
 from protokv.replay.rows import AnswerRow, AnswerRowFile
 from protokv.replay.runner import ReplayProgress, TrialSetup
@@ -38,14 +38,14 @@ def plan_dataset(
     name: str, streams: Sequence[ReplayStream], backbone: Backbone, delays_s: Sequence[float] = (0.0,)
 ) -> ReplayPlan:
     variants = fit_memory_variants(make_memory_variants(["durable"], [90]), streams, backbone, baselines=True)
-    return make_plan(streams, variants, delays_s, TrialSetup.of(backbone, BENCHMARKS[name], fps=2.0))
+    return make_replay_plan(streams, variants, delays_s, TrialSetup.of(backbone, BENCHMARKS[name], fps=2.0))
 
 
 def play(name: str, root: Path, backbone: Backbone, path: Path, subtitles: str = "off") -> Played:
     """Run a data set under a memory of nearly all steps, at two frames a second."""
     # Of the two videos of VideoMME one has subtitles.
     opened = open_dataset(BENCHMARKS[name], root, most_videos=1 + (name == "videomme"), subtitles=subtitles)
-    events = list(run_plan(plan_dataset(name, opened.streams, backbone), backbone, AnswerRowFile(path)))
+    events = list(run_replay_plan(plan_dataset(name, opened.streams, backbone), backbone, AnswerRowFile(path)))
     rows = [event for event in events if isinstance(event, AnswerRow)]
     return Played(rows, [event for event in events if isinstance(event, ReplayProgress)])
 
@@ -117,7 +117,7 @@ def test_a_video_that_breaks_within_the_pass_is_told_and_the_others_go_on(
     opened = open_dataset(BENCHMARKS["ovo-bench"], data_root)
     monkeypatch.setattr(opened.streams[0], "steps", Mock(side_effect=SourceUnreadable("damaged")))
     plan = plan_dataset("ovo-bench", opened.streams, embedded)
-    events = list(run_plan(plan, embedded, AnswerRowFile(tmp_path / "r.jsonl")))
+    events = list(run_replay_plan(plan, embedded, AnswerRowFile(tmp_path / "r.jsonl")))
     assert isinstance(events[0], ReplayFailure)
     assert (events[0].video, events[0].error.message) == (opened.streams[0].name, "damaged")
     assert {event.video for event in events if isinstance(event, AnswerRow)} == {opened.streams[1].name}
