@@ -2,7 +2,7 @@
 
 A file comes to FFmpeg as an open descriptor and a pipe as bytes, without names and protocols, and only in the formats
 of `_ALL_FORMATS`. So FFmpeg reads the one file, whatever it says. At an address it may speak
-only its protocols, so a playlist cannot name a file of this machine. A user's own options go to FFmpeg unchanged. Errors
+only its protocols, so a playlist cannot name a file of this machine. A user's options go to FFmpeg unchanged. Errors
 show an address without its secrets.
 """
 
