@@ -33,7 +33,9 @@ COPIES = ("copy_", "_to_copy", "to")
 BETWEEN = (*COPIES, "_copy_from", *INDEXING)
 # They take a number that is a tensor of the CPU, as operations on single elements do.
 NUMBERS = ("fill_", "masked_fill", "masked_fill_", "index_fill_")
-ATTENTION = ("_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention")
+ATTENTION = (
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention", "_flash_attention_forward"
+)  # fmt: skip
 
 
 class FakeCuda(Tensor):
@@ -163,6 +165,8 @@ def _check(func: Any, name: str, args: Any, here: list[FakeCuda], others: list[T
 
 def _attend(func: Any, query: Tensor, keys: Tensor, values: Tensor, *given: Any, scale: float) -> tuple[Any, ...]:
     """Attend by the CPU's kernel, `[1, H, M, D]`; results are laid out as CUDA's, and refused is what it refuses."""
+    if func._schema.name == "aten::_flash_attention_forward":
+        return _attend_in_parts(query, keys, values, *given, scale=scale)
     assert query.shape[1] == keys.shape[1] == values.shape[1], "as many heads of keys as of queries"
     assert query.shape[3] == keys.shape[3] == values.shape[3], "values as long as keys"
     for one in (query, keys, values):
@@ -190,6 +194,21 @@ def _attend(func: Any, query: Tensor, keys: Tensor, values: Tensor, *given: Any,
         for data, one in ((out, like[0]), (padded, like[1]))
     ]
     return (*laid_out, *(torch.zeros(()) for _ in like[2:]))
+
+
+def _attend_in_parts(
+    query: Tensor, keys: Tensor, values: Tensor, begins: Tensor, same: Tensor, most: int, *_: Any, scale: float
+) -> tuple[Tensor, ...]:
+    """Attend with `[n, H, D]` in each part of a sequence by itself."""
+    assert query.dtype in (torch.float16, torch.bfloat16)
+    assert begins.dtype == torch.int32
+    assert most == int(begins.diff().max())
+    parts = [one.split(begins.diff().tolist()) for one in (query, keys, values)]
+    each = (
+        functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in one), scale=scale)
+        for one in zip(*parts, strict=True)
+    )
+    return (torch.cat([one.transpose(0, 1) for one in each]), *(torch.zeros(()) for _ in range(4)))
 
 
 class _Placing(TorchDispatchMode):

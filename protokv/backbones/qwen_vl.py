@@ -8,14 +8,15 @@ span.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import vision_utils
 
 from protokv.backbones.adapter import TransformersBackbone
 from protokv.backbones.pixels import GridBackbone, PreprocessorConfig
+from protokv.backbones.towers import attending_in_parts, attends_in_parts, list_places
 from protokv.core.backbone import PreparedStep
 
 
@@ -32,7 +33,7 @@ class QwenVL(GridBackbone, TransformersBackbone):
         """Wrap a loaded model."""
         super().__init__(model, *parts)
         self._pixels: PreprocessorConfig = self._frames
-        self._fed: dict[tuple[tuple[int, int], ...], dict[str, Tensor]] = {}
+        self._told: dict[tuple[tuple[int, int], ...], dict[str, Any]] = {}
         self.frames_per_step = self._pixels.temporal_patch_size
         self.settings = self._pixels.settings(self.default_fps)
         # Qwen2-VL has one position per temporal patch, Qwen2.5-VL positions per second.
@@ -50,25 +51,10 @@ class QwenVL(GridBackbone, TransformersBackbone):
 
     def _run_vision(self, steps: Sequence[PreparedStep]) -> Any:
         """Return the output of the vision tower for some steps in order."""
-        merge, grids = self._pixels.merge_size, tuple(step.grid for step in steps)
-        if grids not in self._fed:
+        merge, grids, tower = self._pixels.merge_size, tuple(step.grid for step in steps), self._model.model.visual
+        in_parts = attends_in_parts(tower, self.device, self.dtype)
+        if grids not in self._told:
             sizes = torch.tensor([[1, rows * merge, columns * merge] for rows, columns in grids])
-            self._fed[grids] = {"video_grid_thw": sizes} | self._list_places(sizes)
-        return self._model.get_video_features(self._join_pixels(steps), **self._fed[grids])
-
-    def _list_places(self, sizes: Tensor) -> dict[str, Tensor]:
-        """Return what the tower would work out of sizes on the device, and wait for; it has the arguments for that."""
-        tower = self._model.model.visual
-        merge, found = tower.spatial_merge_size, {}
-        found["position_ids"] = vision_utils.get_vision_position_ids(sizes, merge).to(self.device)
-        if hasattr(tower, "window_size"):
-            index, found["cu_window_seqlens"] = vision_utils.get_vision_window_index(
-                sizes, merge, tower.window_size, tower.patch_size
-            )
-            found["window_index"] = index.to(self.device)
-        if hasattr(tower, "interpolation_mode"):
-            index, weights = vision_utils.get_vision_interpolation_indices_and_weights(
-                sizes, tower.num_grid_per_side, tower.interpolation_mode, tower.interpolation_align_corners, merge
-            )
-            found |= {"interp_indices": index.to(self.device), "interp_weights": weights.to(self.device)}
-        return found
+            self._told[grids] = list_places(tower, sizes, self.device, in_parts)
+        with attending_in_parts(tower) if in_parts else nullcontext():
+            return self._model.get_video_features(self._join_pixels(steps), **self._told[grids])

@@ -55,7 +55,7 @@ def compute_biased_attention(
             return compute_attention(query, keys, values, bias.unsqueeze(1), scaling)
         keys, values = append_bias_columns(keys, values, make_bias_columns(bias, scaling, keys.dtype))
     wide = functional.pad(query, (0, BIAS_COLUMNS), value=1.0)
-    if D + BIAS_COLUMNS > _FLASH or not _has_flash(query.device):
+    if D + BIAS_COLUMNS > _FLASH or not has_flash(query.device):
         out, lse = compute_attention(wide, keys, values, None, scaling)
         return out[..., :D], lse
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
@@ -114,7 +114,8 @@ def _is_aligned(head_size: int) -> bool:
 
 
 @cache
-def _has_flash(device: torch.device) -> bool:
+def has_flash(device: torch.device) -> bool:
+    """Return whether flash attention runs on a device of CUDA."""
     return device.type == "cuda" and torch.cuda.get_device_properties(device).major >= 8
 
 

@@ -1,0 +1,74 @@
+"""What the towers of Qwen families work out of the sizes of pictures, told to them, and their windows in one call.
+
+Left alone, a tower works it out on the device and waits for it in every layer; then no graph can hold it. Attention
+within windows is one call a window, and in half precision on a device one call for all of them here: torch's own flash
+attention takes parts of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, vision_utils
+
+from protokv.core import kernels
+
+# transformers hands the lengths of parts to attention of this name: `flash` is in it.
+_IN_PARTS: Final = "protokv_flash_in_parts"
+
+
+def attends_in_parts(tower: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether a tower can attend in all parts of a sequence by one call."""
+    size = tower.blocks[0].attn.head_dim
+    return kernels.uses_bias_columns(size, dtype, device) and kernels.has_flash(device)
+
+
+def list_places(tower: Any, sizes: Tensor, device: torch.device, in_parts: bool) -> dict[str, Any]:
+    """Return the arguments of a tower for pictures of these sizes, patches `[n, 3]` int64 (1, rows, columns)."""
+    merge = tower.spatial_merge_size
+    found: dict[str, Any] = {"video_grid_thw": sizes}
+    found["position_ids"] = vision_utils.get_vision_position_ids(sizes, merge).to(device)
+    found["cu_seqlens"] = vision_utils.get_vision_cu_seqlens(sizes)
+    if hasattr(tower, "window_size"):
+        index, parts = vision_utils.get_vision_window_index(sizes, merge, tower.window_size, tower.patch_size)
+        found |= {"window_index": index.to(device), "cu_window_seqlens": parts}
+    if hasattr(tower, "interpolation_mode"):
+        index, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+            sizes, tower.num_grid_per_side, tower.interpolation_mode, tower.interpolation_align_corners, merge
+        )
+        found |= {"interp_indices": index.to(device), "interp_weights": weights.to(device)}
+    for kind in ("", "window_") if in_parts else ():
+        if (parts := found.get(f"cu_{kind}seqlens")) is not None:
+            found |= {f"max_{kind}seqlen": int(parts.diff().max()), f"cu_{kind}seqlens": parts.to(device)}
+    return found
+
+
+@contextmanager
+def attending_in_parts(tower: Any) -> Iterator[None]:
+    """Let a tower attend by one call meanwhile."""
+    config, before = tower.config, tower.config._attn_implementation
+    config._attn_implementation = _IN_PARTS
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _attend_in_parts(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, scaling: float,
+    cu_seq_lens_q: Tensor, max_length_q: int, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attend with `[1, H, n, D]` within parts that begin at `cu_seq_lens_q`; returns `[1, n, H, D]`."""
+    tokens = (one[0].transpose(0, 1) for one in (query, key, value))
+    begins, most = cu_seq_lens_q, max_length_q
+    out, *_rest = torch.ops.aten._flash_attention_forward(
+        *tokens, begins, begins, most, most, 0.0, False, False, scale=scaling
+    )
+    return out[None], None
+
+
+AttentionInterface.register(_IN_PARTS, _attend_in_parts)
