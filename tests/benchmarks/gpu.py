@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from protokv.backbones import load_backbone
+from protokv.backbones import load_backbone, qwen_vl
 from protokv.core import graphs, kernels
 from protokv.core.decoding import Decoding
 from protokv.core.session import Session
@@ -211,6 +211,8 @@ def measure_steps(visit: Visit, _: int) -> None:
     prepared = [backbone.prepare(one) for one in pictures]
     with torch.inference_mode():
         steps = [backbone.embed_steps([one], [0.0])[0] for one in prepared]
+    with visit.trying(tower="in parts"):
+        _measure_tower(visit, backbone, prepared)
     cases = [("durable", 6000, True), ("sliding-window", 6000, True), ("durable", 1000, True), ("durable", 24000, True)]
     cases += [("durable", 6000, False), ("infinipot-v", 6000, True)]
     for kind, budget, by_graphs in [("durable", 24, True)] if visit.tiny else cases:
@@ -219,6 +221,23 @@ def measure_steps(visit: Visit, _: int) -> None:
     for count, chunk in ((1, 1), (4, 1), (1, 4)):
         with visit.trying(streams=count, chunk=chunk):
             _measure_streams(visit, backbone, 24 if visit.tiny else 6000, prepared, count, chunk)
+
+
+def _measure_tower(visit: Visit, backbone: Any, prepared: list[Any]) -> None:
+    """Time the vision tower with one call for all windows, and with one for each, and compare what it sees."""
+    seen, row = [], dict[str, float]()
+    in_parts = qwen_vl.attends_in_parts
+    for name in ("in parts", "one by one"):
+        qwen_vl.attends_in_parts = in_parts if name == "in parts" else lambda *_: False
+        backbone._told, backbone.graphs = {}, graphs.Graphs(backbone.device)
+        with torch.inference_mode():
+            timed(lambda _: backbone.embed_steps([prepared[0]], [0.0]), 3)
+            row[name] = timed(lambda _: backbone.embed_steps([prepared[0]], [0.0]), 20)[0]
+            seen.append(backbone.embed_steps([prepared[0]], [0.0])[0].embeddings.float())
+    qwen_vl.attends_in_parts = in_parts
+    backbone._told, backbone.graphs = {}, graphs.Graphs(backbone.device)
+    far, most = float((seen[0] - seen[1]).abs().max()), float(seen[1].abs().max())
+    visit.say(tower_ms=row, farthest=far, largest=most)
 
 
 def _measure_streams(visit: Visit, backbone: Any, budget: int, prepared: list[Any], count: int, chunk: int) -> None:
