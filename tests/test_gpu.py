@@ -57,7 +57,7 @@ def test_a_state_of_the_gpu_continues_on_the_cpu(tiny: Backbone, cuda: Backbone)
     config = DurableConfig(budget=48)
     there = watched(cuda, config, range(20))
     tensors = {name: tensor.cpu() for name, tensor in there.tensors().items()}
-    here = Session.resume(tiny, config, there.clock, tensors)
+    here = Session.resume(tiny, there.config, there.clock, tensors)
     torch.testing.assert_close(here.prefill(QUESTION), there.prefill(QUESTION).cpu(), rtol=1e-3, atol=1e-3)
 
 
