@@ -38,7 +38,7 @@ def find_broken_character(text: str) -> int | None:
     return next((i for i, c in enumerate(text) if c == "\0" or "\ud800" <= c <= "\udfff"), None)
 
 
-def read_json(data: bytes | str) -> Any:
+def parse_strict_json(data: bytes | str) -> Any:
     """Return the value of JSON as RFC 8259 has it: UTF-8, whole surrogate pairs, finite numbers, names used once.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import typer
 
 from protokv.errors import ConfigError, ProtoKVError, QuestionError
-from protokv.texts import check_question_text, read_json, shorten_text
+from protokv.texts import check_question_text, parse_strict_json, shorten_text
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import TOP_PANEL, Flags, option, refuse
 from protokv_cli.output import Output, format_time, round_timings
@@ -107,7 +107,7 @@ def _parse(line: str, where: str) -> AskedQuestion:
     if not line.startswith("{"):
         return AskedQuestion(line, where=where)
     try:
-        row = read_json(line)
+        row = parse_strict_json(line)
     except ValueError as error:
         raise QuestionError(f"not a JSON object: {error}", hint=_HINT) from error
     question, expected = row.get("question"), row.get("answer")

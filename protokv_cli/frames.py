@@ -24,7 +24,7 @@ def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
     fingerprint in the state. SourceNotFound: it is not at hand. StateMismatch: it has changed.
     """
     from protokv.state.sources import list_state_sources
-    from protokv.video.registry import fingerprint_file
+    from protokv.video.registry import fingerprint_video_file
 
     places, found = [video] if video else [Path(), Path(str(reader.path)).parent], []
     for one in list_state_sources(reader.header):
@@ -35,7 +35,7 @@ def find_state_videos(reader: StateReader, video: Path | None) -> StateVideos:
         if path is None:
             why = f"the video {clean_text(name)} of this state is not at hand: not in {' or '.join(map(str, places))}"
             raise SourceNotFound(why, hint="name the file, or the folder it is in, with --video")
-        if fingerprint_file(path) != digest:
+        if fingerprint_video_file(path) != digest:
             raise StateMismatch(f"{path} is not the video that this state watched, or has changed since")
         found.append((float(one.get("start_s") or 0.0), float(part.partition("+")[0] or 0.0), path))
     return found

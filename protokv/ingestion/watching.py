@@ -16,7 +16,7 @@ from typing import Any, Literal
 from protokv.core.session import Session
 from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
 from protokv.ingestion.asking import StandingAsker
-from protokv.ingestion.estimate import bound_state_bytes, estimate_end_bytes
+from protokv.ingestion.estimate import bound_ingest_bytes, estimate_end_bytes
 from protokv.ingestion.events import Commit, IngestEvent, Progress, SourceLost, SourceNoted, Started, Summary, WordsLost
 from protokv.ingestion.live import LiveSource
 from protokv.ingestion.options import Every, IngestOptions
@@ -250,7 +250,7 @@ class IngestRun:
             fps=clock.fps,
             source_fps=self._source.info.rate_fps,
             state_bytes=session.state_bytes,
-            most_bytes=bound_state_bytes(session, self._thumbnails, words=self._subtitles.may_come),
+            most_bytes=bound_ingest_bytes(session, self._thumbnails, words=self._subtitles.may_come),
             notice=session.backbone.notice,
             model=session.backbone.identity.name,
             dtype=session.backbone.identity.dtype,

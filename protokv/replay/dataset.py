@@ -26,7 +26,7 @@ from protokv.replay.memories import MemoryVariant
 from protokv.replay.questions import ReplayQuestion
 from protokv.replay.streams import ReplayFile, ReplayStream
 from protokv.video import VideoStep
-from protokv.video.registry import fingerprint_file
+from protokv.video.registry import fingerprint_video_file
 from protokv.video.sampling import group_samples, sample_frames
 from protokv.video.source import Frame
 from protokv.words.find import SUBTITLES_AUTO, SUBTITLES_OFF
@@ -54,7 +54,7 @@ class _KeyFrames(ReplayStream):
         if self._frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or 0 in shape:
             raise SourceUnreadable(f"{path} is not [n, h, w, 3] uint8: {list(shape)} {self._frames.dtype}")
         self.name, self.length_s, self.questions = path.name, float(shape[0]), questions
-        self.facts: dict[str, Any] = {"size_bytes": path.stat().st_size, "fingerprint": fingerprint_file(path)}
+        self.facts: dict[str, Any] = {"size_bytes": path.stat().st_size, "fingerprint": fingerprint_video_file(path)}
 
     def steps(self, fps: float, frames_per_step: int) -> Iterator[VideoStep]:
         """Sample the key frames by their times."""

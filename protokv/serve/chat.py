@@ -17,7 +17,7 @@ from protokv.core.backbone import ChatTurn
 from protokv.core.decoding import Decoding, TokenLogprob
 from protokv.core.session import Answer
 from protokv.errors import ConfigError, ProtoKVError
-from protokv.texts import check_question_text, find_broken_character, read_json
+from protokv.texts import check_question_text, find_broken_character, parse_strict_json
 
 _MOST_ANSWER_TOKENS = 1024
 _LENGTHS = "max_completion_tokens", "max_tokens"
@@ -70,7 +70,7 @@ def parse_chat_request(body: bytes, published: Decoding) -> ChatRequest:
 def _read_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object in a body, which names a model. ConfigError if it asks for what a state cannot do."""
     try:
-        data = read_json(body)
+        data = parse_strict_json(body)
     except ValueError as error:
         raise ConfigError(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):

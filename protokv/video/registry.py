@@ -75,7 +75,7 @@ def _open_file(path: Path, decoder: Decoder, max_pixels: int | None) -> AVSource
 
         kind = DecordSource
     source = kind(path, max_pixels)
-    source.info = replace(source.info, size_bytes=path.stat().st_size, fingerprint=fingerprint_file(path))
+    source.info = replace(source.info, size_bytes=path.stat().st_size, fingerprint=fingerprint_video_file(path))
     return source
 
 
@@ -110,7 +110,7 @@ def fingerprint_source(source: str) -> str | None:
     if source_kind(source) != "file":
         return None
     _check_is_file(Path(source))
-    return fingerprint_file(Path(source))
+    return fingerprint_video_file(Path(source))
 
 
 def _check_is_file(path: Path) -> None:
@@ -150,7 +150,7 @@ def _advice(path: Path) -> str:
     return "check the spelling of the path"
 
 
-def fingerprint_file(path: Path) -> str:
+def fingerprint_video_file(path: Path) -> str:
     """Return the hex sha256 of size and content.
 
     A file of up to 64 MiB is hashed whole. Of a larger one, 1,024 pieces of 64 KiB are: the first, the last, and evenly

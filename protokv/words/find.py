@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from protokv.errors import SourceError, SourceNotFound, SourceUnreadable
 from protokv.video.address import source_kind
 from protokv.video.bucket import fetch_bucket_file, in_bucket, list_by_prefix
-from protokv.video.registry import fingerprint_file, fingerprint_source
+from protokv.video.registry import fingerprint_source, fingerprint_video_file
 from protokv.video.source import Source, SubtitleLines, TextTrack
 from protokv.words.cues import Cue, CueMaker, Subtitles, make_cues
 from protokv.words.files import read_subtitles
@@ -117,7 +117,7 @@ def shorten_language(language: str) -> str:
 def describe_subtitle_file(file: str) -> dict[str, Any]:
     """Return what a state keeps on record of a file of subtitles; SourceError if it cannot be read."""
     try:
-        content = fingerprint_source(file) if in_bucket(file) else fingerprint_file(Path(file))
+        content = fingerprint_source(file) if in_bucket(file) else fingerprint_video_file(Path(file))
     except OSError as error:
         raise SourceUnreadable(f"cannot read {file}: {error.strerror or error}") from error
     return {"kind": "file", "name": Path(file).name, "fingerprint": content}

@@ -17,7 +17,7 @@ from protokv.core.rotary import Rotary, rotate, unrotate
 from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape
 from protokv.memories.paper import residuals as quantizer
-from protokv.memories.paper.rule import MERGE_PASSES, make_merge_order, make_step_seed
+from protokv.memories.paper.rule import MERGE_PASSES, make_paper_merge_order, make_paper_seed
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class NaiveProtoKV:
         if not self.config.recycle or not any(freed) or not self.near:
             return
         newest = self.near[-1][1]
-        generator = torch.Generator().manual_seed(make_step_seed(self.config.seed, now))
+        generator = torch.Generator().manual_seed(make_paper_seed(self.config.seed, now))
         draw = torch.rand(len(heads), len(newest), generator=generator)
         for h, bank in enumerate(heads):
             order = sorted(range(len(newest)), key=draw[h].tolist().__getitem__)
@@ -200,8 +200,8 @@ class NaiveProtoKV:
 
     def _merge(self, bank: Head) -> None:
         """Settled: root-mean-square distances, some passes over those with a close one, in the order of
-        `make_merge_order`."""
-        order = [slot for slot in make_merge_order(len(bank.slots)) if bank.slots[slot] is not None]
+        `make_paper_merge_order`."""
+        order = [slot for slot in make_paper_merge_order(len(bank.slots)) if bank.slots[slot] is not None]
         if not order:
             return
         members = {slot: [slot] for slot in order}

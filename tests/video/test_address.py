@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protokv.video.address import redact_source, source_kind, source_stem, waits_for_publisher
-from protokv.video.registry import fingerprint_file
+from protokv.video.registry import fingerprint_video_file
 
 SECRET = st.text("abcXYZ019_~!$*+,;=%-.", min_size=4).map(lambda s: f"s3c{s}")
 
@@ -80,5 +80,5 @@ def test_other_content_is_another_file_and_a_beginning_is_a_file_that_ends_there
     found = []
     for data in (SAME, SAME + b"a", *CHANGED, FILM, *PARTLY):
         (tmp_path / "whole").write_bytes(data)
-        found.append(fingerprint_file(tmp_path / "whole"))
+        found.append(fingerprint_video_file(tmp_path / "whole"))
     assert len(set(found)) == len(found)

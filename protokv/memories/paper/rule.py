@@ -6,7 +6,7 @@ prototype that it moved is computed again, which is exact. Residual statistics, 
 prototype took which token, what died and what was merged.
 
 The paper merges "each pair" of close prototypes and leaves the order open. Settled: a step makes `MERGE_PASSES` passes
-over the prototypes that have a close one, by `make_merge_order`. In a pass, a prototype without a close one before it
+over prototypes with a close one, by `make_paper_merge_order`. In a pass, a prototype without a close one before it
 stays, and the others go into the first one that stays and is close to them.
 
 A setting is what the paper's tables vary; dynamic allocation and joint histograms are not here. When the idle rule acts
@@ -308,7 +308,7 @@ def decay_masses_(bank: PrototypeBank, residuals: ResidualStats | None, step: in
 
 
 @cache
-def make_merge_order(slots: int) -> tuple[int, ...]:
+def make_paper_merge_order(slots: int) -> tuple[int, ...]:
     """Return the order in which the slots of a head are looked at for merging: without any pattern, always the same.
 
     By place, along a line of centres each close to the next, every decision would wait for the one before.
@@ -322,7 +322,7 @@ def _merge_close_(bank: PrototypeBank, moved: Tensor, residuals: ResidualStats |
     `moved` `[L * H, K]` bool are the prototypes that moved since the last search; on return those to search next time.
     """
     K = bank.mass.shape[2]
-    rank = torch.tensor(make_merge_order(K), device=moved.device).argsort()
+    rank = torch.tensor(make_paper_merge_order(K), device=moved.device).argsort()
     for head in range(len(moved)):
         slots = _find_close(bank, head, moved[head], config)
         moved[head] = False
@@ -470,10 +470,10 @@ def _recycle_(bank: PrototypeBank, newest: Callable[[], FarTokens], seed: int, s
 def _draw(seed: int, step: int, shape: MemoryShape, tokens: int) -> Tensor:
     """Draw numbers in [0, 1) for each head and token, `[L * H, T]` float32 on the CPU, by seed and step alone."""
     # Some layers of a model draw what the whole model draws for them.
-    generator = torch.Generator().manual_seed(make_step_seed(seed, step))
+    generator = torch.Generator().manual_seed(make_paper_seed(seed, step))
     return torch.rand(shape.model_layers, shape.kv_heads, tokens, generator=generator)[shape.own_layers].flatten(0, 1)
 
 
-def make_step_seed(seed: int, step: int) -> int:
+def make_paper_seed(seed: int, step: int) -> int:
     """Return a seed for one step of a stream: 63 bits of the sha256 of both numbers."""
     return int.from_bytes(sha256(f"{seed} {step}".encode()).digest()[:8], "little") >> 1
