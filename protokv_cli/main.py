@@ -64,7 +64,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def run_without_command(
+def _run_without_command(
     version: Annotated[
         bool, typer.Option("--version", "-V", help="Print it and exit.", is_eager=True, callback=_show_version)
     ] = False,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST, LATELY = 6, 16
+MOST_GRAPHS, _LATELY = 6, 16
 """Graphs of one name, each of which holds memory; and calls among which a second one of a form is captured."""
 
 _Part = tuple[list[Tensor], Callable[[], None], Any]
@@ -33,7 +33,7 @@ class Graphs:
         self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
         self._stream: Any = make_stream(device) if beside and not self.why_not else None
         self._is_beside = False
-        self._seen: deque[Hashable] = deque(maxlen=LATELY)  # what was run as it is, the last of it
+        self._seen: deque[Hashable] = deque(maxlen=_LATELY)  # what was run as it is, the last of it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
         """Return those of a copy, which has other memory."""
@@ -55,7 +55,7 @@ class Graphs:
             key = name, form, *((one.shape, one.dtype) for one in given)
             part = self._parts.get(key, "its first time")
             if key not in self._parts and (at_once or key in self._seen):
-                if sum(other[0] == name for other in self._parts) >= MOST:
+                if sum(other[0] == name for other in self._parts) >= MOST_GRAPHS:
                     part = "it has too many shapes"
                 else:
                     if at_once:

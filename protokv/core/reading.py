@@ -21,8 +21,8 @@ from protokv.core.graphs import Graphs
 from protokv.core.memory import Memory
 from protokv.core.parts import Reading
 
-LEAST_QUESTION: Final = 32
-LEAST_ROOM, MOST_ROOM = 256, 4096
+_LEAST_QUESTION: Final = 32
+_LEAST_ROOM, _MOST_ROOM = 256, 4096
 """Tokens of question and answer. A longer one is forwarded as it is."""
 
 
@@ -41,16 +41,16 @@ class QuestionReader:
 
         `cache` is that of the session. None: it cannot be captured, or another answer is not at its end.
         """
-        length = max(LEAST_QUESTION, 1 << (len(ids) - 1).bit_length())
+        length = max(_LEAST_QUESTION, 1 << (len(ids) - 1).bit_length())
         needed = length + tokens
-        if self.graphs.why_not or not memory.steady or needed > MOST_ROOM or self._live() is not None:
+        if self.graphs.why_not or not memory.steady or needed > _MOST_ROOM or self._live() is not None:
             return None
         memory.join()
         context = self.graphs.run("context", (), lambda: self._hold(memory), at_once=True)
         if not self.graphs.holds(context):
             return None
         if self.cache is None or self._room.capacity < needed:
-            self._room = AnswerRoom(max(LEAST_ROOM, 1 << (needed - 1).bit_length()), self._backbone.device)
+            self._room = AnswerRoom(max(_LEAST_ROOM, 1 << (needed - 1).bit_length()), self._backbone.device)
             self.cache = cache.fork(context)
             for layer in self.cache.memory_layers:
                 layer.room = self._room

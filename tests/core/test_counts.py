@@ -22,7 +22,7 @@ from protokv.core.settings import PositionMode
 from protokv.core.step import StepKV
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import bank, rule
-from protokv.memories.durable.repeats import DEEP
+from protokv.memories.durable.repeats import DEEP_MODEL_LAYERS
 from tests.counting import Counting
 from tests.stub_backbone import StubBackbone
 
@@ -84,7 +84,7 @@ def at(layers: int, bound: tuple[int, int]) -> int:
         ("sliding-window", 1000, 3, "compact"),
         ("durable", 4000, 3, "stream"),
         ("durable", 4000, 3, "compact"),
-        ("durable", 4000, DEEP, "stream"),
+        ("durable", 4000, DEEP_MODEL_LAYERS, "stream"),
         *(
             pytest.param(kind, budget, 28, positions, marks=pytest.mark.slow)
             for kind, budget in (("sliding-window", 1000), ("durable", 6000), ("durable", 24_000))
@@ -118,7 +118,9 @@ def test_a_steady_step_waits_for_nothing_and_costs_few_operations(
             watch(session)
             counts.append(counting.operations.total())
     assert not counting.waits
-    most = at(layers, OPERATIONS[positions][kind]) + OPERATIONS_OF_REPEATS * (kind == "durable" and layers >= DEEP)
+    most = at(layers, OPERATIONS[positions][kind]) + OPERATIONS_OF_REPEATS * (
+        kind == "durable" and layers >= DEEP_MODEL_LAYERS
+    )
     assert max(counts) <= most, counting.operations
     # The same work in every step.
     assert len(set(counts)) == 1

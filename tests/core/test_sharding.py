@@ -41,8 +41,8 @@ def configs() -> list[object]:
 @pytest.fixture(autouse=True)
 def _deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stays in view enters the bank of `durable` once, and not all prototypes are points of a short step."""
-    monkeypatch.setattr(repeats, "DEEP", 1)
-    monkeypatch.setattr(rule, "WHOLE", 6)
+    monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1)
+    monkeypatch.setattr(rule, "WHOLE_BANK_PROTOTYPES", 6)
 
 
 @pytest.fixture(params=configs())

@@ -21,7 +21,7 @@ from protokv.memories.durable.quantized import (
     shared_features,
 )
 
-MOST: Final = 2_000_000_000
+MOST_PROTOTYPE_NUMBER: Final = 2_000_000_000
 """The greatest mass, step and position of a prototype: int32 has it, even after a mean in float32."""
 # Prototypes of each head that are shown at once.
 _ROWS = 512

@@ -3,11 +3,11 @@
 Ward's rule keeps what is distinct while distinct tokens fit. Where nothing repeats they never fit: the rule would
 average tokens that have nothing in common, and lose the present without winning the past. So each head counts how many
 tokens of a step come again in the next one: where the squared distance to the nearest value of the next step is at most
-`NEAR` of the mean square of those values. A camera gives the last view again; a text does not. The counts know nothing
-of the bank: a small bank forgets what a stream repeats.
+`SAME_TOKEN_SHARE` of the mean square of those values. A camera gives the last view again; a text does not. The counts
+know nothing of the bank: a small bank forgets what a stream repeats.
 
-Where more than `SOME_NEW` of the tokens are new, the newest ones do not merge while others are left: an eighth of the
-stream so far, at least half of the budget, and less of it below `ALL_NEW`. Nor do the tokens of the first steps. They
+Where more than `_SOME_NEW` of the tokens are new, the newest ones do not merge while others are left: an eighth of the
+stream so far, at least half of the budget, and less of it below `_ALL_NEW`. Nor do the tokens of the first steps. They
 get the room that is left, and at most half of the bank. A token that stays exact is worth more than a mean of tokens
 that have nothing in common. There a merged prototype stands at the mean position of its tokens, which have no other
 place in common. Where the stream repeats itself, as video does, none of this happens. `samples/studies/language/`
@@ -35,19 +35,19 @@ from protokv.core.tensors import LAYER, MemoryShape, StatePart, TensorSpec
 from protokv.errors import StateCorrupt
 from protokv.memories.durable.settings import DurableConfig
 
-NEAR: Final = 0.8
-SOME_NEW, ALL_NEW = 0.2, 0.3
+SAME_TOKEN_SHARE: Final = 0.8
+_SOME_NEW, _ALL_NEW = 0.2, 0.3
 _PRESENT: Final = 8
 # Above the exponent of any step.
 _FIRST: Final = 50
-TOLD: Final = 7
+NOVELTY_NUMBERS: Final = 7
 """How many numbers the host tells the device in a step."""
 # Counts begin as if so many repeats had been seen: a few steps say little.
-AT_FIRST: Final = 128
+_AT_FIRST: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class KeptLimits:
     """What is kept from merging in a step, of B heads.
 
     Attributes:
@@ -64,9 +64,9 @@ class Limits:
     newest: Tensor
     spread: bool
 
-    def at(self, heads: slice) -> Limits:
+    def at(self, heads: slice) -> KeptLimits:
         """Return those of some heads."""
-        return Limits(self.step, self.share[heads], self.first[heads], self.newest[heads], self.spread)
+        return KeptLimits(self.step, self.share[heads], self.first[heads], self.newest[heads], self.spread)
 
     def keep(self, last_step: Tensor, mass: Tensor) -> Tensor:
         """Return which points, with `last_step` and `mass` `[B, n]`, do not merge while others are left; of those of no
@@ -95,7 +95,7 @@ class Novelty(StatePart):
 
     def see_(self, before: ExactTokens, step: StepKV) -> None:
         """Count the tokens `before`, of the step before this one."""
-        again = come_again(before.values.flatten(0, 1), step.values.flatten(0, 1))
+        again = find_recurring_tokens(before.values.flatten(0, 1), step.values.flatten(0, 1))
         self._repeated += again.sum(1)
 
     def tell(self, move: WindowMove) -> Sequence[float]:
@@ -104,7 +104,7 @@ class Novelty(StatePart):
         leaving = move.leaving + move.surplus
         return self._numbers(move.step, leaving) if leaving else ()
 
-    def limits(self, told: Tensor, tokens: int, came: Tensor) -> Limits:
+    def limits(self, told: Tensor, tokens: int, came: Tensor) -> KeptLimits:
         """Return what is kept while `tokens` enter the bank, as was told; `came` `[B]` counts those before."""
         share = torch.addcmul(told[1], self._repeated, told[0], value=-1).clamp_(0, 1)[:, None]
         # Of the tokens that came so far the share that one step may keep.
@@ -113,14 +113,14 @@ class Novelty(StatePart):
         spread = self._config.keeps == "spread"
         if spread:
             newest = (came[:, None] / (share * -told[6])).log2().ceil().clamp(min=0).add(0.5).mul(MOST_STREAM_COUNT)
-        return Limits(told[2].long(), share, first, newest, spread)
+        return KeptLimits(told[2].long(), share, first, newest, spread)
 
     def _numbers(self, step: int, tokens: int) -> tuple[float, ...]:
         """Return scale and offset of the share, the step, of the first and of the newest steps that are kept the
         bounds, and by how much a pace moves these."""
         config, K = self._config, self._config.prototypes
-        scale = 1 / ((self._seen + AT_FIRST) * (ALL_NEW - SOME_NEW))
-        share = scale, self._seen * scale - SOME_NEW / (ALL_NEW - SOME_NEW), step
+        scale = 1 / ((self._seen + _AT_FIRST) * (_ALL_NEW - _SOME_NEW))
+        share = scale, self._seen * scale - _SOME_NEW / (_ALL_NEW - _SOME_NEW), step
         most = max(0, K - tokens)
         if config.keeps == "spread":
             return *share, -1, 0, 0, -most
@@ -146,12 +146,12 @@ class Novelty(StatePart):
         self._repeated.copy_(tensors["novelty.repeated"].flatten())
 
 
-def come_again(values: Tensor, step: Tensor) -> Tensor:
+def find_recurring_tokens(values: Tensor, step: Tensor) -> Tensor:
     """Return which of the tokens with values `[B, n, D]` come again in a step `[B, T, D]`, `[B, n]` bool."""
     old, new = values.float(), step.float()
     own, norms = (some.square().sum(2) for some in (old, new))
     nearest = torch.baddbmm(norms[:, None], old, new.mT, alpha=-2).amin(2)
-    return nearest.add_(own) <= norms.mean(1, keepdim=True).mul_(NEAR)
+    return nearest.add_(own) <= norms.mean(1, keepdim=True).mul_(SAME_TOKEN_SHARE)
 
 
 def _turn(last_step: Tensor, mass: Tensor) -> Tensor:

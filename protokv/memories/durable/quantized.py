@@ -21,7 +21,7 @@ from torch import Tensor
 
 from protokv.core.context import SlotContext
 
-SHARED_FEATURES: Final = 32
+_SHARED_FEATURES: Final = 32
 """Numbers that share a power of two, or fewer where a head is no multiple of it."""
 # A float32 has 23 bits below its exponent. The unit is the least power of two of which the greatest number is at most
 # 127 times: 6 below its exponent, or 5 where its first bits are above 127 / 64, which the addition carries over.
@@ -36,7 +36,7 @@ _LEVELS: Final = (2**17 - 1) << 15
 
 def shared_features(size: int) -> int:
     """Return how many of the D features of a head share a power of two."""
-    return math.gcd(size, SHARED_FEATURES)
+    return math.gcd(size, _SHARED_FEATURES)
 
 
 def round_vectors(vectors: Tensor, together: int, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,8 +3,9 @@
 A token repeats the one that the step before had in the same place, if their values in the first layer are equal. These
 come from the embedding alone; deep in a model a second sight is another token, as the model has read the first. A mean
 of both is neither, so repeats stay in the near window and never enter the bank. Their first sight enters with mass
-`SEEN_AGAIN`; more would do harm. `samples/studies/language/` measures what that brings. In a shallow model a second
-sight merged with the first costs nothing, and its mass says how long it was there: the rule acts from `DEEP` layers on.
+`_SEEN_AGAIN`; more would do harm. `samples/studies/language/` measures what that brings. In a shallow model a second
+sight merged with the first costs nothing, and its mass says how long it was there: the rule acts from
+`DEEP_MODEL_LAYERS` layers on.
 
 The weights of the tokens in the near window wait here, in the order of the stream, until the tokens leave it.
 """
@@ -25,9 +26,9 @@ from protokv.core.step import StepKV
 from protokv.core.tensors import MemoryShape, TensorSpec
 from protokv.memories.durable.settings import DurableConfig
 
-SEEN_AGAIN: Final = 4
+_SEEN_AGAIN: Final = 4
 """What a token weighs in the bank if the next step repeats it."""
-DEEP: Final = 12
+DEEP_MODEL_LAYERS: Final = 12
 """The rule acts in models of so many layers, or more. Values of a second sight differ from those of the first by up to
 .003 of their squared norm in the embedded models, which have 4 and 8 layers, and by .05 to .6 from the fourth layer of
 SmolLM2 on, which has 30."""
@@ -36,7 +37,7 @@ _ROUNDING: Final = 2.0**-12
 
 
 class Repeats:
-    """The weights of the tokens in a near window of W: 0 for a repeat, `SEEN_AGAIN` for what is repeated, else 1."""
+    """The weights of the tokens in a near window of W: 0 for a repeat, `_SEEN_AGAIN` for what is repeated, else 1."""
 
     def __init__(self, near_tokens: int, shape: MemoryShape) -> None:
         self._most = near_tokens
@@ -46,7 +47,7 @@ class Repeats:
     @staticmethod
     def acts(config: DurableConfig, shape: MemoryShape) -> bool:
         """Return whether the rule acts: in deep models, and not on words."""
-        return config.keeps == "newest" and shape.model_layers >= DEEP
+        return config.keeps == "newest" and shape.model_layers >= DEEP_MODEL_LAYERS
 
     @staticmethod
     def declare(near_tokens: int) -> tuple[TensorSpec, ...]:
@@ -60,7 +61,7 @@ class Repeats:
         usable = torch.ones_like(repeats) if step.usable is None else step.usable
         n = min(len(before), len(repeats))
         old = self._weights[len(self._weights) - n :]
-        old.copy_(torch.where(repeats[len(repeats) - n :] & (old > 0), SEEN_AGAIN, old))
+        old.copy_(torch.where(repeats[len(repeats) - n :] & (old > 0), _SEEN_AGAIN, old))
         self._weights = torch.cat((self._weights, (usable & ~repeats).long()))
 
     def weigh_(self, tokens: FarTokens, bank: PrototypeBank) -> FarTokens:

@@ -7,19 +7,19 @@ The T tokens that leave the near window, and C prototypes that may have cheap me
 them go, each into the nearest heavier one that stays; the C that stay take the slots of the C prototypes. A cluster is
 the mean of its members, and stands where its newest one does. `samples/studies/delay/` measures what that keeps.
 
-Who goes is found in two rounds. In each every point proposes to go into its nearest heavier one, at Ward's cost
-w v / (w + v) |f - g|^2 (1963; f = [key; value], the key without rotation). It waits where its goal goes itself at a
-lower cost. In the first the T cheapest go, but for those that wait; in the second the cheapest of the others, as many
-as are missing, where the cost of one that waits counts `DEARER` times, as what it would go into is farther. Costs are
-those of the points as they came: what came into a point in this step is not charged. Free slots, and tokens of no
+Who goes is found in two rounds. In each every point proposes to go into its nearest heavier one, at Ward's cost w v /
+(w + v) |f - g|^2 (1963; f = [key; value], the key without rotation). It waits where its goal goes itself at a lower
+cost. In the first the T cheapest go, but for those that wait; in the second the cheapest of the others, as many as are
+missing, where the cost of one that waits counts `WAITING_COST_FACTOR` times, as what it would go into is farther. Costs
+are those of the points as they came: what came into a point in this step is not charged. Free slots, and tokens of no
 mass, go before all others; what `Novelty` keeps goes last.
 
-In a deep model (`repeats.DEEP`) strangers are not averaged: what would go at a higher cost than the mean squared
-distance of the step's tokens from their mean is dropped, and what it would have gone into stays as it is, the heavier
-one, of equal ones the older. `samples/studies/language/` measures what that brings.
+In a deep model (`repeats.DEEP_MODEL_LAYERS`) strangers are not averaged: what would go at a higher cost than the mean
+squared distance of the step's tokens from their mean is dropped, and what it would have gone into stays as it is, the
+heavier one, of equal ones the older. `samples/studies/language/` measures what that brings.
 
-In a bank of at most `WHOLE` or 1.5 T prototypes the C are all. Else they are those with the least known costs: every
-token is compared with all prototypes, and so are T / 8 prototypes a step, in turn. Comparisons read
+In a bank of at most `WHOLE_BANK_PROTOTYPES` or 1.5 T prototypes the C are all. Else they are those with the least
+known costs: every token is compared with all prototypes, and so are T / 8 prototypes a step, in turn. Comparisons read
 a sketch: [key; value] folded to at most 64 numbers under fixed random signs (Achlioptas, 2003;
 https://doi.org/10.1016/S0022-0000(03)00025-4).
 
@@ -40,16 +40,16 @@ from protokv.core.bank import BankRule, FarTokens, PrototypeBank
 from protokv.core.near import ExactTokens, WindowMove
 from protokv.core.step import StepKV
 from protokv.core.tensors import LAYER, MemoryShape, TensorSpec
-from protokv.memories.durable.bank import MOST, DurableBank
-from protokv.memories.durable.novelty import TOLD, Limits, Novelty
+from protokv.memories.durable.bank import MOST_PROTOTYPE_NUMBER, DurableBank
+from protokv.memories.durable.novelty import NOVELTY_NUMBERS, KeptLimits, Novelty
 from protokv.memories.durable.repeats import Repeats
 from protokv.memories.durable.settings import DurableConfig
 
-DEARER: Final = 10
+WAITING_COST_FACTOR: Final = 10
 """How many times its cost counts for a point that has waited in vain."""
-WHOLE: Final = 192
+WHOLE_BANK_PROTOTYPES: Final = 192
 """The most prototypes that all are points of a step of few tokens; of more two thirds of so many are, at least."""
-IN_TURN: Final = 8
+_IN_TURN: Final = 8
 """A step of T tokens measures T / 8 prototypes anew."""
 _WIDTH: Final = 64
 # Costs that are worked out at once: what stays in a CPU's cache, and a gigabyte elsewhere.
@@ -67,7 +67,7 @@ _SEED: Final = 1
 class DurableRule(BankRule):
     """Absorbs steps into one bank of `[L, H, K]` prototypes. B = L * H; n = C + T points."""
 
-    told = TOLD
+    told = NOVELTY_NUMBERS
 
     @classmethod
     def declare(cls, config: DurableConfig, shape: MemoryShape) -> tuple[TensorSpec, ...]:
@@ -91,15 +91,15 @@ class DurableRule(BankRule):
         while F > _WIDTH and F % 2 == 0:
             F //= 2
         self._size = B, K, F
-        self._signs = draw_signs(2 * D).to(device)
+        self._signs = draw_sketch_signs(2 * D).to(device)
         # Of all prototypes; where all are points of every step, nothing else reads them.
-        self._sketches = torch.zeros(B, K if K > WHOLE else 0, F + 3, device=device)
+        self._sketches = torch.zeros(B, K if K > WHOLE_BANK_PROTOTYPES else 0, F + 3, device=device)
         # A bank is filled from the front: a state leaves out the slots behind those in use.
         self._fresh = torch.linspace(1, 2, self._sketches.shape[1], device=device)
         self._sketches[..., F], self._sketches[..., F + 1], self._sketches[..., F + 2] = 1, -_FAR, self._fresh
         self._cost = torch.zeros(B, K, device=device)
         self._head = torch.arange(B, device=device)[:, None] * K
-        self._line = torch.arange(B * K + 4 * WHOLE, device=device)
+        self._line = torch.arange(B * K + 4 * WHOLE_BANK_PROTOTYPES, device=device)
         self._blank = torch.tensor([0, -1] + [0] * shape.position_components, device=device)
 
     def see_(self, before: Callable[[], ExactTokens], step: StepKV) -> None:
@@ -118,7 +118,7 @@ class DurableRule(BankRule):
         if self._repeats is not None:
             tokens = self._repeats.weigh_(tokens, self._bank)
         (B, K, _), T = self._size, tokens.keys.shape[1]
-        C = min(K, max(-(-T * 3 // 2), K if K <= WHOLE else WHOLE * 2 // 3))
+        C = min(K, max(-(-T * 3 // 2), K if K <= WHOLE_BANK_PROTOTYPES else WHOLE_BANK_PROTOTYPES * 2 // 3))
         usable = tokens.mass > 0
         limits = self._novelty.limits(told, T, self._bank.opened.view(B))
         if len(self._line) < C + T:
@@ -128,11 +128,11 @@ class DurableRule(BankRule):
         # What has no mass has no step and no position.
         rows = torch.where(usable[:, None], rows, self._blank).expand(B, -1, -1)
         # What is read for a head stays in a CPU's cache until it is written.
-        for heads in self._parts(B, max((C + T) ** 2, (T + -(-T // IN_TURN)) * K if C < K else 0)):
+        for heads in self._parts(B, max((C + T) ** 2, (T + -(-T // _IN_TURN)) * K if C < K else 0)):
             self._take_in_(heads, centers[heads], rows[heads], limits.at(heads), C)
         self._bank.opened += usable.sum()
 
-    def _take_in_(self, heads: slice, centers: Tensor, rows: Tensor, limits: Limits, C: int) -> None:
+    def _take_in_(self, heads: slice, centers: Tensor, rows: Tensor, limits: KeptLimits, C: int) -> None:
         """Put tokens with these centres and rows into the bank of some heads."""
         bank, (_, K, _), h = self._bank, self._size, heads.stop - heads.start
         own = self._sketch(centers, rows[..., 0]) if self._sketches.numel() else None
@@ -183,12 +183,12 @@ class DurableRule(BankRule):
         # A CPU adds rows of numbers that lie side by side several times as fast.
         return squares.div_(one[..., F + 2, None] + other[..., None, :, F + 2].contiguous())
 
-    def _candidates(self, heads: slice, tokens: Tensor, limits: Limits, C: int) -> Tensor:
+    def _candidates(self, heads: slice, tokens: Tensor, limits: KeptLimits, C: int) -> Tensor:
         """Return the rows of the C prototypes of each of these heads with the least known costs, to each other or to
         tokens with these sketches, of those that may merge; measure some prototypes anew."""
         _, K, F = self._size
         T, sketches, known = tokens.shape[1], self._sketches[heads], self._cost[heads]
-        turns = -(-T // IN_TURN)
+        turns = -(-T // _IN_TURN)
         some = torch.add(self._line[turns : 2 * turns], limits.step, alpha=turns).remainder_(K)
         turned = sketches.index_select(1, some)
         ours = self._turn(torch.cat((tokens, turned), 1))
@@ -212,7 +212,7 @@ class DurableRule(BankRule):
         return (found + self._head[heads]).view(-1)
 
     def _merge(
-        self, centers: Tensor, sketch: Tensor, rows: Tensor, limits: Limits, C: int
+        self, centers: Tensor, sketch: Tensor, rows: Tensor, limits: KeptLimits, C: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the C points that stay: their centres and rows, with what came into them, and least known costs.
 
@@ -238,7 +238,7 @@ class DurableRule(BankRule):
         # Where tokens are new, and have no other place in common, at the mean of their places.
         place = rows[..., 2:]
         torch.where(limits.share[:, :, None] > 0, means.round_().long(), place, out=place)
-        return centers, rows.clamp_(max=MOST).int(), cost
+        return centers, rows.clamp_(max=MOST_PROTOTYPE_NUMBER).int(), cost
 
     def _choose(self, sketch: Tensor, mass: Tensor, kept: Tensor, T: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return what each point goes into `[B, n]`, itself if it stays or is dropped; which points stay `[B, C]`; and
@@ -256,7 +256,7 @@ class DurableRule(BankRule):
         gone = torch.zeros_like(least).scatter_(1, cheapest, torch.inf).masked_fill_(waits, 0)
         least, goal = find_least(costs.add_(gone[:, None]))
         # What has gone comes first.
-        dearer = torch.where(least > least.gather(1, goal), least * DEARER, least).sub_(gone)
+        dearer = torch.where(least > least.gather(1, goal), least * WAITING_COST_FACTOR, least).sub_(gone)
         goes, stay = dearer.argsort(dim=1, stable=True).tensor_split((T,), 1)
         gone.scatter_(1, goes, torch.inf)
         least, goal = find_least(costs.add_(gone[:, None]))
@@ -294,6 +294,6 @@ class DurableRule(BankRule):
             self._sketches[..., -1] = torch.where(fresh, self._fresh, self._sketches[..., -1])
 
 
-def draw_signs(numbers: int) -> Tensor:
+def draw_sketch_signs(numbers: int) -> Tensor:
     """Return fixed random signs, the same on every machine, `[numbers]` float32."""
     return torch.randint(0, 2, (numbers,), generator=torch.Generator().manual_seed(_SEED)).mul_(2).sub_(1).float()

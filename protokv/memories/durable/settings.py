@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from protokv.core.prototypes import PrototypeConfig
 from protokv.core.settings import MOST_BUDGET
 
-CenterBits = Literal[8, 32]
+_CenterBits = Literal[8, 32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class DurableConfig(PrototypeConfig):
     keeps: ClassVar[Literal["newest", "spread"]] = "newest"
     """What is kept from merging where tokens are new (`durable.novelty`)."""
 
-    center_bits: CenterBits = 8
+    center_bits: _CenterBits = 8
     step_tokens: Annotated[int, 0, MOST_BUDGET] = 0
     words: bool = False
     words_share: Annotated[float, 0, 0.9] = 0.25
@@ -49,12 +49,12 @@ class DurableConfig(PrototypeConfig):
         tokens = int(self.budget * self.words_share) if self.words else 0
         return tokens if tokens > 2 else 0
 
-    def of_words(self) -> WordsConfig | None:
+    def of_words(self) -> _WordsConfig | None:
         """Return the settings of the memory of words; None if words are tokens like any other."""
         if not self.words_tokens:
             return None
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return WordsConfig(**own | {"words": False, "step_tokens": 0, "budget": self.words_tokens})
+        return _WordsConfig(**own | {"words": False, "step_tokens": 0, "budget": self.words_tokens})
 
     @property
     def merged_budget(self) -> int:
@@ -76,7 +76,7 @@ class DurableConfig(PrototypeConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordsConfig(DurableConfig):
+class _WordsConfig(DurableConfig):
     """The settings of a memory of words."""
 
     keeps: ClassVar[Literal["newest", "spread"]] = "spread"

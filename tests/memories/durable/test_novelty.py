@@ -9,7 +9,7 @@ from torch import Tensor
 from protokv.core.step import StepKV
 from protokv.errors import StateCorrupt
 from protokv.memories.durable.memory import Durable
-from protokv.memories.durable.novelty import come_again
+from protokv.memories.durable.novelty import find_recurring_tokens
 from tests.core.streams import World, copy_of, shape_of, small_durable
 
 
@@ -29,13 +29,13 @@ def watched(steps: list[Tensor], budget: int = 60) -> Durable:
 def test_a_token_comes_again_where_the_next_step_has_its_like_wherever_it_stands() -> None:
     step = torch.randn(3, 31, 65, generator=torch.Generator().manual_seed(0))
     moved = step.roll(5, dims=1) + 0.1
-    assert come_again(step, moved).all()
-    assert not come_again(step, -step).any()
+    assert find_recurring_tokens(step, moved).all()
+    assert not find_recurring_tokens(step, -step).any()
     # A window that holds the end of a step alone tells the same of it.
-    assert torch.equal(come_again(step[:, 20:], moved), come_again(step, moved)[:, 20:])
+    assert torch.equal(find_recurring_tokens(step[:, 20:], moved), find_recurring_tokens(step, moved)[:, 20:])
     # One colour: all tokens are alike, and far from 0.
     flat = torch.full((2, 9, 8), 3.3)
-    assert come_again(flat, flat).all()
+    assert find_recurring_tokens(flat, flat).all()
 
 
 def test_where_nothing_comes_again_the_newest_tokens_stay_exact_and_elsewhere_repeats_merge() -> None:

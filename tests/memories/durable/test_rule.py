@@ -21,7 +21,7 @@ from protokv.core.step import StepKV
 from protokv.memories.durable import repeats, rule
 from protokv.memories.durable.bank import DurableBank, QuantizedBank
 from protokv.memories.durable.memory import Durable
-from protokv.memories.durable.novelty import TOLD
+from protokv.memories.durable.novelty import NOVELTY_NUMBERS
 from protokv.memories.durable.rule import DurableRule
 from tests.core.streams import World, copy_of, feed, same, shape_of, small_durable
 from tests.counting import Counting
@@ -54,7 +54,7 @@ class Watched(DurableRule):
         self._candidates = lambda *given: chosen.append(candidates(*given)) or chosen[-1]  # type: ignore[assignment]
         super().absorb_(tokens, step, told)
         del self._candidates
-        after, (B, K, _), signs = self._points(), self._size, rule.draw_signs(2 * tokens.keys.shape[2]).tolist()
+        after, (B, K, _), signs = self._points(), self._size, rule.draw_sketch_signs(2 * tokens.keys.shape[2]).tolist()
         rows = torch.cat(chosen).view(B, -1) % K if chosen else torch.arange(K).expand(B, K)
         for head in range(B):
             mine = rows[head].tolist()
@@ -127,8 +127,8 @@ def test_a_step_equals_the_step_written_out(
     world = World(shape, seed, noise=0.5, things=things, still=still)
     with pytest.MonkeyPatch.context() as patch:
         # Small banks stand for large ones.
-        patch.setattr(rule, "WHOLE", whole)
-        patch.setattr(repeats, "DEEP", 1)
+        patch.setattr(rule, "WHOLE_BANK_PROTOTYPES", whole)
+        patch.setattr(repeats, "DEEP_MODEL_LAYERS", 1)
         patch.setattr(Durable, "rule", Watched)
         if device:
             # Only a CPU reads in numpy.
@@ -178,7 +178,7 @@ def test_no_token_is_lost_and_a_state_that_is_reloaded_at_every_step_keeps_its_b
     config = small_durable(budget, center_bits=bits)
     world = world_type(shape_of(heads=3, size=16), seed, still=0.4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeats, "DEEP", deep)
+        patch.setattr(repeats, "DEEP_MODEL_LAYERS", deep)
         kept, reloaded = (Durable(config, world.shape, world.rotary) for _ in range(2))
         sink, came = world.sink(), 0
         for memory in (kept, reloaded):
@@ -270,7 +270,7 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
     monkeypatch.setattr(rule, "_AT_ONCE", {})
     monkeypatch.setattr(rule, "_MOST_AT_ONCE", 2**60)
     # No near window weighs these tokens.
-    monkeypatch.setattr(repeats, "DEEP", 29)
+    monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 29)
     # With no data behind the tensors, a wait would raise.
     with FakeTensorMode(), torch.no_grad():
         shape = shape_of(layers=layers, heads=4, size=128, components=3)
@@ -281,7 +281,7 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
         keys = torch.zeros(4 * layers, 196, 128)
         where = torch.zeros(196, 2), torch.zeros(196, 3, dtype=torch.int64)
         step = FarTokens(keys, keys, *where, torch.ones(196, dtype=torch.int64))
-        counts, told = [], torch.zeros(TOLD, dtype=torch.float64)
+        counts, told = [], torch.zeros(NOVELTY_NUMBERS, dtype=torch.float64)
         with Counting() as counting:
             for index in range(K // 196 + 4):
                 counting.operations.clear()
@@ -294,7 +294,7 @@ def test_a_step_is_few_operations_the_same_in_every_step_and_asks_for_no_data(
 
 @pytest.mark.parametrize("deep", [True, False])
 def test_in_a_deep_model_no_prototype_is_a_mean_of_strangers(deep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "DEEP", 1 if deep else 99)
+    monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
     world = World(shape_of(layers=1, heads=1, size=32), 1, things=400, noise=0.1)
     memory = Durable(small_durable(30, center_bits=32), world.shape, world.rotary)
     memory.start(*world.sink())

@@ -51,7 +51,7 @@ def test_a_recorded_step_is_replayed_to_equal_bytes(
     # Only a CPU reads in numpy, and works through a bank in parts.
     monkeypatch.setattr(arrays, "is_readable_by_numpy", lambda numbers: False)
     monkeypatch.setattr(rule, "_AT_ONCE", {})
-    monkeypatch.setattr(repeats, "DEEP", 1 if deep else 99)
+    monkeypatch.setattr(repeats, "DEEP_MODEL_LAYERS", 1 if deep else 99)
     config = MemoryConfig.of("durable", budget=budget, center_bits=bits)
     world = World(shape_of(layers=2, heads=2, components=3), 1, things=300, noise=0.1, still=0.5)
     sink, first, numbers = world.sink(), world.step(0, T), count(1)

@@ -49,7 +49,7 @@ def test_words_are_held_as_a_memory_of_words_alone_would_and_pictures_as_without
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # What stays in view enters the bank once, and words do not stay.
-        patch.setattr(repeats, "DEEP", 1)
+        patch.setattr(repeats, "DEEP_MODEL_LAYERS", 1)
         check_words_apart(seed, bits, share, spoken)
 
 
