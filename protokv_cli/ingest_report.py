@@ -62,7 +62,7 @@ class IngestReport(ProgressBar):
         _note_news(out, event)
         if isinstance(event, events.Progress) and not self._show_progress(event):
             return
-        row = {"type": _name_event(event), **asdict(event)}
+        row = {"type": name_event(event), **asdict(event)}
         if self._timings is not None and ends:
             row["timings"] = round_timings(self._timings)
         if isinstance(event, events.Answered) and self.hook:
@@ -172,7 +172,7 @@ def _describe_answer(event: events.Answered) -> str:
     return f"{line}\n{stood}" if stood else line
 
 
-def _name_event(event: IngestEvent) -> str:
+def name_event(event: IngestEvent) -> str:
     """Return the `type` of an event in JSON: its class in snake case, such as `source_lost`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 

@@ -67,9 +67,7 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[
 
 
 def _make_cells(row: Row) -> Row:
-    gib, gib_4bit = (
-        f"{row['machine_memory_bytes'][dtype] / 2**30:.0f}{'*' * bool(row['fits'][dtype]):1}"
-        for dtype in ("bfloat16", "4bit")
-    )
-    cells = {"name": row["name"], "GiB": gib, "GiB in 4bit": gib_4bit, "tokens": row["visual_tokens"]}
+    needed, fits = row["machine_memory_bytes"], row["fits"]
+    gib = {dtype: f"{needed[dtype] / 2**30:.0f}{'*' * bool(fits[dtype]):1}" for dtype in ("bfloat16", "4bit")}
+    cells = {"name": row["name"], "GiB": gib["bfloat16"], "GiB in 4bit": gib["4bit"], "tokens": row["visual_tokens"]}
     return cells | {"here": "yes" if row["cached_bytes"] else ""}

@@ -1,8 +1,7 @@
 """Run a fleet: hand videos to workers as they become free, and yield one `VideoOutcome` per video.
 
-A thread waits for each worker: a process here (`LocalWorkerPool`) or an actor of a cluster (`RayWorkerPool`). A
-worker that dies is replaced and its video tried again, from its last commit. A mistake that concerns all videos (no
-such model, a worker that dies while it loads the model) ends the fleet.
+A thread waits for each worker: a process here, or an actor of a cluster (`RayWorkerPool`). A worker that dies is
+replaced and its video tried again, from its last commit. A mistake of all videos, such as no model, ends the fleet.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from protokv.errors import ModelError
 from protokv.fleet.plan import VideoJob, locate_fleet_state
 from protokv.fleet.worker import FleetWorker, JobRecipe, VideoFailure, VideoOutcome
 
-# A video may take its worker with it this often before it fails: it, or a machine that is taken away, may be to blame.
-VIDEO_ATTEMPTS = 3
+VIDEO_ATTEMPTS = 3  # how often a video may take its worker with it before it fails
 WORKER_POLL_S = 0.2  # between two calls of `should_stop`
 _SPAWN = multiprocessing.get_context("spawn")
 
