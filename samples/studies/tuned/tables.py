@@ -27,7 +27,7 @@ IGNORED: Final = frozenset({"kind", "budget", "positions", "recent_frames", "non
 
 @dataclass(frozen=True)
 class Study:
-    """A part of the table: the name of its files in tuned/, the file of `durable`, and which answers count."""
+    """A part of the table: the name of its files in tuned/, those of its own study, and which answers count."""
 
     title: str
     name: str
@@ -79,9 +79,10 @@ def print_search() -> None:
 def print_results() -> None:
     """Print a row for each study and budget."""
     for study in TABLE:
-        own = [STUDIES / "tuned" / f"{name}.jsonl.gz" for name in (study.name, f"peers-{study.name}")]
-        rows = [row for row in read_apart([*own, STUDIES / f"{study.reported}.jsonl.gz"]) if row.type in study.types]
-        rows = [row for row in rows if row.delay_s == study.delay_s]
+        names = (f"tuned/{study.name}", f"tuned/peers-{study.name}", study.reported)
+        rows = [row for row in read_apart(STUDIES / f"{name}.jsonl.gz" for name in names) if row.memory != "durable"]
+        rows += read_apart([STUDIES / f"{study.reported}-durable.jsonl.gz"])
+        rows = [row for row in rows if row.type in study.types and row.delay_s == study.delay_s]
         for budget in study.budgets:
             print(f"| {study.title} | {budget} |", " | ".join(describe([r for r in rows if r.budget == budget])), "|")
 
@@ -96,8 +97,7 @@ def describe(rows: Sequence[AnswerRow]) -> list[str]:
     for peer in PEERS:
         published = [row for row in rows if row.memory == peer]
         tuned = [row for row in rows if row.memory.startswith(f"{peer} ")]
-        shares = [format_share(published), *([format_share(tuned)] if tuned else [])]
-        cells.append(" / ".join(shares))
+        cells.append(" / ".join(map(format_share, (published, tuned) if tuned else (published,))))
         found = compare_paired(durable, tuned)
         if found is not None:
             differences[peer] = found
