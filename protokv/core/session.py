@@ -237,9 +237,8 @@ class Session:
         skipped = self._position(step, start_s, self.clock, self.words_end)
         self.clock, self.words_end = skipped.clock, skipped.words_end
 
-    @torch.inference_mode()
     def position_steps(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> list[PositionedStep]:
-        """Give steps their positions: the part of `take` before the forward."""
+        """Give steps their positions: the part of `take` before the forward, all in `torch.inference_mode()`."""
         if not self.clock.steps:
             self.settle(self.config.for_step(len(steps[0]) - steps[0].words))
         clock, words_end, positioned = self.clock, self.words_end, list[PositionedStep]()
@@ -255,7 +254,6 @@ class Session:
                 self.config, self.memory = config, Session.start(self.backbone, config).memory
             self._renew_graphs()
 
-    @torch.inference_mode()
     def forward(self, steps: Sequence[PositionedStep]) -> tuple[Tensor, Tensor, TokenCache]:
         """Return keys and values `[L, H, T, D]` of steps, at stream positions, and the cache that forwarded them."""
         tokens = [step.tokens for step in steps]
@@ -278,20 +276,20 @@ class Session:
         found: tuple[Tensor, Tensor, TokenCache] = self._graphs.run("forward", form, run, *given, *deep)
         return found
 
-    @torch.inference_mode()
     def append(self, steps: Sequence[PositionedStep], keys: Tensor, values: Tensor, cache: TokenCache) -> None:
         """Put forwarded steps into the memory: the part of `take` after `forward`."""
         places = [(step.positions, step.coordinates, step.tokens.words) for step in steps]
         if self.transcript is None and any(words for *_, words in places):
             raise ConfigError("words: this session has no transcript", hint="start it with attachments=[Transcript()]")
         self.intact = False
+        listeners = self.listeners
         for step, kv in zip(steps, split_steps(keys, values, places, self.clock.steps), strict=True):
-            for listener in self.listeners:
+            for listener in listeners:
                 listener.before_append(self, step)
             self.memory.append(kv)
             self.recent.steps.append((step.tokens, step.positions))
             self.placement.check_limit(step, cache.context)
-            for listener in self.listeners:
+            for listener in listeners:
                 listener.after_append(self, step, cache.context)
             self.clock, self.words_end = step.clock, step.words_end
         cache.settle()

@@ -43,6 +43,7 @@ def fill(session: Session, keys: Tensor, values: Tensor, count: int, tokens: Ste
         session.append(placed, *own, session.cache.fork())
 
 
+@torch.inference_mode()
 def cost(backbone: Backbone, memory: str, budget: int, steps: int) -> dict[str, Any]:
     """Return means of the parts of a step."""
     session = Session.start(backbone, MemoryConfig.of(memory, budget=budget))
