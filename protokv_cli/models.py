@@ -57,7 +57,7 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[
         needed = {dtype: model.needed_bytes(dtype) for dtype in WEIGHT_DTYPES}
         fits = {dtype: [one for one, free in room.items() if size <= free] for dtype, size in needed.items()}
         row = {"name": model.name, "parameters": model.millions * 1_000_000, "visual_tokens": model.tokens}
-        row |= {"cached_bytes": cached.get(model.name, 0), "machine_memory_bytes": needed}
+        row |= {"cached_bytes": cached.get(model.name, 0), "needed_bytes": needed}
         rows.append(row | {"fits": fits, "recommended": False})
     on_gpu = [row for row in rows if {*row["fits"]["bfloat16"]} - {"cpu"}]
     on_cpu = [row for row in rows if row["fits"]["bfloat16"] and row["parameters"] <= _MOST_ON_CPU * 1_000_000]
@@ -67,7 +67,7 @@ def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[
 
 
 def _make_cells(row: Row) -> Row:
-    needed, fits = row["machine_memory_bytes"], row["fits"]
+    needed, fits = row["needed_bytes"], row["fits"]
     gib = {dtype: f"{needed[dtype] / 2**30:.0f}{'*' * bool(fits[dtype]):1}" for dtype in ("bfloat16", "4bit")}
     cells = {"name": row["name"], "GiB": gib["bfloat16"], "GiB in 4bit": gib["4bit"], "tokens": row["visual_tokens"]}
     return cells | {"here": "yes" if row["cached_bytes"] else ""}
