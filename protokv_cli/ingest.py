@@ -49,7 +49,7 @@ class _StateFlags(Flags, panel="State"):
     """Which state is written, when and how."""
 
     state: str | None = option("--output -o STATE", "State or folder to write. Default: here, by SOURCE.", TOP_PANEL)
-    every: str | None = option("--every TIME", "Commit at 30s, 2m, 500steps or never.", TOP_PANEL, parse=parse_every)
+    every: str | None = option("--every TIME", "Commit each 30s or 500steps; or never.", TOP_PANEL, parse=parse_every)
     keep: int | None = option("--keep COUNT", "Keep the last COUNT commits, STATE included, for query --at.", TOP_PANEL)
     overwrite: bool = option("--force", "Start over and replace STATE.", TOP_PANEL)
     dry_run: bool = option("--dry-run", "Estimate what it would take, and write nothing.", TOP_PANEL)
@@ -66,7 +66,7 @@ class _SourceFlags(Flags, panel="What to watch"):
     system: str | None = option("--system TEXT", "A system prompt, which the model reads before the video.")
     max_frame_pixels: int | None = option("--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1)
     decoder: str = option("--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto")
-    chunk: str = option("--chunk COUNT|auto", "Steps at once; auto: 4 of a file.", default="1", parse=parse_chunk)
+    chunk: str = option("--chunk COUNT|auto", "Steps together; auto: 4 of a file.", default="1", parse=parse_chunk)
 
 
 _ASKED, _HOW = "Questions while it watches", ("every_s", "choices", "on_change", "evidence")

@@ -22,8 +22,8 @@ _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of states, 
 class _ServerFlags(DebugFlags, panel="Server"):
     """Where the server listens, and what it allows."""
 
-    host: str = option("--host ADDRESS", "Others than this machine need a token.", TOP_PANEL, default="127.0.0.1")
-    port: int = option("--port NUMBER", "0: any that is free.", TOP_PANEL, default=8000, min=0, max=65535)
+    host: str = option("--host ADDRESS", "All but this machine need a token.", TOP_PANEL, default="127.0.0.1")
+    port: int = option("--port NUMBER", "Port; 0: any free one.", TOP_PANEL, default=8000, min=0, max=65535)
     token: str | None = option("--token TOKEN", "Clients must send it; PROTOKV_TOKEN hides it from other users.")
     waiting: int = option("--waiting COUNT", "The most questions at once.", default=16, min=1)
     answer_time: str = option("--answer-time TIME", "The longest time for an answer, waiting included.", default="2m")
