@@ -24,6 +24,13 @@ replay decay -o "$out/decay.jsonl"
 replay hour -o "$out/hour.jsonl"
 replay hour --before 30m --delays 0,10m,28m -o "$out/hour-middle.jsonl"
 replay hour --memory full -o "$out/hour-full.jsonl"
+replay long-budget -o "$out/long-budget.jsonl"
+replay long-budget --memory full --before 1m --length 200 --delays 0,2m -o "$out/long-budget-alone.jsonl"
+replay long-budget --length 11130 --before 165m --memory durable,sliding-window,infinipot-v --set positions=compact \
+  --set infinipot-v.kept_share=0.95 --set infinipot-v.redundancy_share=1 --set infinipot-v.recent_share=0.125 \
+  -o "$out/long-budget-100.jsonl"
+replay long-budget --worlds 5004000:1 --length 22230 --before 350m --memory durable --set positions=compact \
+  -o "$out/long-budget-200.jsonl"
 replay order -o "$out/order.jsonl"
 replay time -o "$out/time.jsonl"
 worlds --report "$out/harder.jsonl"

@@ -50,7 +50,7 @@ def test_every_study_fits_its_own_streams(name: str) -> None:
         assert asked.questions == len(wanted) > 4
 
 
-@pytest.mark.parametrize("name", ["harder", "decay", "hour", "order", "time"])
+@pytest.mark.parametrize("name", ["harder", "decay", "hour", "order", "time", "long-budget"])
 def test_published_rows_are_of_the_memories_and_worlds_of_their_study(name: str) -> None:
     study = load_study(name)
     lines = gzip.decompress((FOLDER / "harder" / f"{name}.jsonl.gz").read_bytes()).splitlines()
