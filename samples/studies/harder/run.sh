@@ -1,8 +1,8 @@
 #!/bin/sh
 # Makes the rows again, into the folder of the first argument (default: ./again): about 11 minutes of CPU time for
 # `harder`, 4 for natural backdrops, 7 for centres of 32 bits, 3 for `decay`, 14 for `order`, 20 for `time`, at most 22
-# for `hour`, 15 for its middle, 6 for the full cache over an hour. The same command continues an
-# interrupted run. Each part first says how long it will take.
+# for `hour`, 15 for its middle, 6 for the full cache over an hour, 30 for `long-budget`. The same command
+# continues an interrupted run. Each part first says how long it will take.
 set -eu
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 out=${1:-again}
@@ -29,8 +29,10 @@ replay long-budget --memory full --before 1m --length 200 --delays 0,2m -o "$out
 replay long-budget --length 11130 --before 165m --memory durable,sliding-window,infinipot-v --set positions=compact \
   --set infinipot-v.kept_share=0.95 --set infinipot-v.redundancy_share=1 --set infinipot-v.recent_share=0.125 \
   -o "$out/long-budget-100.jsonl"
-replay long-budget --worlds 5004000:1 --length 22230 --before 350m --memory durable --set positions=compact \
+replay long-budget --worlds 5004000:2 --length 22230 --before 350m --memory durable --set positions=compact \
   -o "$out/long-budget-200.jsonl"
+replay long-budget --budget 311 --memory durable,infinipot-v --set positions=compact --set infinipot-v.kept_share=0.95 \
+  --set infinipot-v.redundancy_share=1 --set infinipot-v.recent_share=0.125 -o "$out/long-budget-311.jsonl"
 replay order -o "$out/order.jsonl"
 replay time -o "$out/time.jsonl"
 worlds --report "$out/harder.jsonl"
