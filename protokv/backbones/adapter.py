@@ -20,6 +20,7 @@ from protokv.backbones.chat import ChatPrompt
 from protokv.backbones.files import read_video_processor
 from protokv.backbones.loading import Placement, find_devices, identify_model, load_model, load_tokenizer, read_decoding
 from protokv.backbones.pixels import check_image_arrays, make_image_processor
+from protokv.core.arrays import join_rows
 from protokv.core.backbone import MOST_WORD_TOKENS, Backbone, BackboneIdentity, ChatTurn, PreparedStep
 from protokv.core.context import Context
 from protokv.core.decoder import LanguageDecoder
@@ -266,7 +267,7 @@ class TransformersBackbone(Backbone):
             parts = torch.split(pixels, [len(step.pixels) for step in steps])
             return look([replace(step, pixels=part) for step, part in zip(steps, parts, strict=True)])
 
-        return self.graphs.run("vision tower", tuple(step.grid for step in steps), run, self._join_pixels(steps))
+        return self.graphs.run("vision tower", tuple(step.grid for step in steps), run, self._move_pixels(steps))
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Return what the vision tower makes of each step, `[V, E]`; by default of one picture each."""
@@ -294,10 +295,14 @@ class TransformersBackbone(Backbone):
             found.append(StepTokens(torch.cat((opening, own, closing)), step.grid, place))
         return found
 
+    def _move_pixels(self, steps: Sequence[PreparedStep]) -> Tensor:
+        """Return the pixels of some steps on the device, one after the other, as they were prepared."""
+        return join_rows([step.pixels.to(self.device, non_blocking=True) for step in steps])
+
     def _join_pixels(self, steps: Sequence[PreparedStep]) -> Tensor:
         """Return the pixels of some steps, one after the other, as the vision tower takes them."""
         # Cast after the copy: a copy that casts waits.
-        return torch.cat([step.pixels.to(self.device, non_blocking=True) for step in steps]).to(self.dtype)
+        return self._move_pixels(steps).to(self.dtype)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of plain text."""

@@ -65,8 +65,8 @@ class Gemma4(TransformersBackbone):
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Run frames through the vision tower; they do not see each other there."""
-        frames = torch.cat([step.pixels.to(self.device, non_blocking=True) for step in steps])
-        pixels, places = frames.tensor_split((-2,), 2)
+        # The model's dtype may have no such places.
+        pixels, places = self._move_pixels(steps).tensor_split((-2,), 2)
         found: Sequence[Tensor] = self._model.get_image_features(pixels, places.long()).pooler_output
         return found
 

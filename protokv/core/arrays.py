@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 _WIDE = torch.complex128
+
+
+def join_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Return parts joined along the first axis; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def write_rows_(held: Tensor, rows: Tensor, new: Tensor) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protokv.core.arrays import join_rows
 from protokv.core.attention import TokenCache
 from protokv.core.backbone import Backbone, ChatTurn, PreparedStep
 from protokv.core.build import build_memory, choose_rotary, make_memory_shape, restore_memory
@@ -266,9 +267,7 @@ class Session:
             keys, values = cache.read_all()
             return self.placement.stream_keys(keys, context), values, cache
 
-        parts = [step.positions for step in steps], [one.embeddings for one in tokens]
-        # One step is not copied.
-        given = [torch.cat(some) if len(some) > 1 else some[0] for some in parts]
+        given = join_rows([step.positions for step in steps]), join_rows([one.embeddings for one in tokens])
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
         # A graph reads the same buffers every time.
         form = tuple((len(one), one.grid, repr(one.visual)) for one in tokens) if self.memory.steady else None

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from rich.console import Console
 
 import protokv
 from protokv.backbones import load_backbone
-from protokv.core.backbone import Backbone
+from protokv.core.backbone import Backbone, PreparedStep
 from protokv.core.layers import LayerKind
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
@@ -128,3 +130,15 @@ def test_numbers_that_are_not_finite_do_not_stay(model: tuple[Backbone, Upstream
     broken[1] = torch.nan
     session.take([StepTokens(broken, tokens.grid, tokens.visual)], [4.0])
     assert torch.isfinite(session.prefill(QUESTION)).all()
+
+
+def test_places_of_patches_of_gemma4_are_exact_in_half_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone: Any = load_backbone(str(BUILDERS["gemma4"](tmp_path)), device="cpu", dtype="bfloat16")
+    places = torch.tensor([[[257.0, 1.0], [519.0, 1023.0]]])
+    step, shown = PreparedStep(torch.cat((torch.rand(1, 2, 768), places), 2), (1, 1)), []
+    seen = SimpleNamespace(pooler_output=[torch.zeros(1, 8, dtype=torch.bfloat16)])
+    monkeypatch.setattr(backbone._model, "get_image_features", lambda _, where: shown.append(where) or seen)
+    backbone._run_tower(backbone.look, [step, step])
+    assert torch.equal(shown[0], places.long().repeat(2, 1, 1))
