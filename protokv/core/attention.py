@@ -19,9 +19,8 @@ from protokv.core.context import Context, KVSegment
 from protokv.core.rotary import rotate
 from protokv.errors import ConfigError
 
-ATTENTION_NAME: Final = (
-    "protokv"  # the name of our attention in transformers, where `protokv.core.stream_cache` registers it
-)
+# The name of our attention in transformers, where `protokv.core.stream_cache` registers it.
+ATTENTION_NAME: Final = "protokv"
 
 
 def attend(
@@ -81,9 +80,10 @@ class AttentionMasks:
         if wanted not in self._made:
             if mask is None:
                 made = _causal_mask(queries, tokens, groups, device)
+            elif mask.dtype == torch.bool:
+                made = torch.zeros(mask.shape, device=device).masked_fill_(~mask, -torch.inf).repeat(groups, 1)[None]
             else:
-                is_bool, none = mask.dtype == torch.bool, torch.zeros(mask.shape, device=device)
-                made = (none.masked_fill_(~mask, -torch.inf) if is_bool else mask.float()).repeat(groups, 1)[None]
+                made = mask.float().repeat(groups, 1)[None]
             # Masks of earlier forwards are not needed again. The mask is held, so that no other has its address.
             self._made = {key: held for key, held in self._made.items() if key[:-1] == wanted[:-1]}
             self._made[wanted] = mask, made
@@ -94,7 +94,7 @@ class AnswerRoom:
     """Room of one size for the tokens of an answer: forwarding them is the same operations, wherever they stand."""
 
     slots: Tensor  # of the tokens being forwarded, `[T]` int64
-    mask: Tensor  # 0 for the slots that each of them sees, else `-inf`, `[T, capacity]` float32
+    mask: Tensor  # which slots each of them sees, `[T, capacity]` bool
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity
@@ -105,8 +105,7 @@ class AnswerRoom:
     def enter(self, tokens: int) -> None:
         """Say how many tokens are forwarded next. What they see is read from the device."""
         self.slots = self.begin + self._line[:tokens]
-        hidden = self._line > self.slots[:, None]
-        self.mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+        self.mask = self._line <= self.slots[:, None]
 
 
 class LayerTokenCache:

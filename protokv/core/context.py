@@ -121,9 +121,8 @@ class SlotContext(Context):
     # returns the stream positions of all slots, `[L, H, N, P]` int64. A function, because they are seldom asked for
     positions: Callable[[], Tensor] | None = None
     until: int | None = None  # where tokens follow that were hidden by `before`, their earliest time
-    rows: tuple[Tensor, Tensor] | None = (
-        None  # keys and values of `kernels.append_bias_columns`, where they are at hand
-    )
+    # keys and values of `kernels.append_bias_columns`, where they are at hand
+    rows: tuple[Tensor, Tensor] | None = None
 
     def at(self, layer: int, query: Tensor) -> tuple[KVSegment, ...]:
         """Return the slots of this layer."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST_GRAPHS, _LATELY = 6, 16
-"""Graphs of one name, each of which holds memory; and calls among which a second one of a form is captured."""
+MOST_GRAPHS = 6  # of one name: each holds memory
+_LATELY = 16  # a call is captured if one of its form is among so many that came last
 
 _Part = tuple[list[Tensor], Callable[[], None], Any]
 
@@ -27,7 +27,7 @@ class Graphs:
 
     def __init__(self, device: torch.device, why_not: str = "", *, beside: bool = False) -> None:
         """Capture on this device, unless there is a reason not to; `beside` what is launched later, until `join`."""
-        self.why_not = why_not or ("" if can_capture(device) else f"on a {device.type} nothing is launched")
+        self.why_not = why_not or ("" if can_capture(device) else f"a {device.type} has no graphs")
         self.how = {}
         self._device, self._pool = device, None
         self._parts: dict[tuple[Hashable, ...], _Part | str] = {}
@@ -50,7 +50,7 @@ class Graphs:
             given: tensors of the device, all that differs from call to call.
             at_once: capture at the first time. Then `call` changes nothing that a second one would see.
         """
-        why = self.why_not or ("" if form is not None else "it differs each time")
+        why = self.why_not or ("" if form is not None else "the memory shows other buffers each time")
         if not why:
             key = name, form, *((one.shape, one.dtype) for one in given)
             part = self._parts.get(key, "its first time")

@@ -81,7 +81,7 @@ class PrototypeMemory(LocalMemory):
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
-        self.graphs = self._graphs = Graphs(shape.device, beside=True)
+        self.graphs: Graphs = Graphs(shape.device, beside=True)
         K, S = config.prototypes, config.slots_per_prototype
         self._slots = self.new_slots(config, shape)
         self._near = NearWindow(self._slots, shape.position_components, told=self.rule.told)
@@ -130,7 +130,7 @@ class PrototypeMemory(LocalMemory):
 
         alike = self.steady and step.usable is None and step.repeats is None
         given = step.keys, step.values, step.positions, step.coordinates
-        self._graphs.run("update", replace(move, step=0, start=0) if alike else None, update, *given)
+        self.graphs.run("update", replace(move, step=0, start=0) if alike else None, update, *given)
 
     def _take_step(self, step: StepKV) -> None:
         self.tell(step.step, len(step.positions))

@@ -118,8 +118,12 @@ class Durable(PrototypeMemory):
     def update(self, step: StepKV) -> None:
         """Take the step that was told, and write the pseudo-tokens that it changed."""
         super().update(step)
-        if not self._decodes and self._bank.is_unread:
+        if not self._decodes:
             self._write_far()
+
+    def _write_far(self) -> None:
+        if self._bank.is_unread:
+            super()._write_far()
 
     def context(self) -> Context:
         """Return all slots; quantized prototypes are decoded at once where they are few, else when a layer is read.
@@ -132,9 +136,7 @@ class Durable(PrototypeMemory):
         banks = [one._bank for one in memories]
         if not self._decodes:
             for one in memories:
-                # A state has none of them.
-                if one._bank.is_unread:
-                    one._write_far()
+                one._write_far()  # a state has none of them
 
         def anchors() -> Tensor:
             L, H = slots.bias.shape[:2]
