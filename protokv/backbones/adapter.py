@@ -321,14 +321,19 @@ class TransformersBackbone(Backbone):
 
     def _step_arguments(self, steps: Sequence[StepTokens], cache: StreamCache) -> dict[str, Any]:
         """Return what a model takes of steps beside embeddings: masks of frames that see both ways, or DeepStack."""
-        fed = [step.deepstack for step in steps if step.deepstack is not None]
-        both_ways = getattr(self._decoder.config, "use_bidirectional_attention", None) == "vision"
-        if not steps or not (fed or both_ways):
+        fed = [
+            pad(one.deepstack, (0, 0, one.visual.start, len(one) - one.visual.stop), value=-0.0)  # adds nothing to text
+            for one in steps
+            if one.deepstack is not None and one.visual is not None
+        ]
+        if fed:
+            # For a mask the host would wait for the device. An index serves as well, of the only stream.
+            only = torch.zeros(1, dtype=torch.int64, device=self.device)
+            return {"visual_pos_masks": only, "deepstack_visual_embeds": list(torch.cat(fed, 1)[:, None])}
+        if not steps or getattr(self._decoder.config, "use_bidirectional_attention", None) != "vision":
             return {}
         # For each token which step it is visual in; -1 for text.
         numbers = torch.full((sum(map(len, steps)),), -1, device=self.device)
         for number, own in enumerate(torch.split(numbers, [len(step) for step in steps])):
             own[steps[number].visual or slice(None)] = number
-        if both_ways:
-            return self._decoder.block_masks(numbers, cache)
-        return {"visual_pos_masks": numbers[None] >= 0, "deepstack_visual_embeds": list(torch.cat(fed, 1))}
+        return self._decoder.block_masks(numbers, cache)
