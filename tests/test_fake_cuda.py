@@ -114,8 +114,8 @@ def test_attention_by_columns_is_about_that_of_the_cpu(models: Models, config: M
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=0, atol=0.25)
 
 
-WAITS = {"gemma4": ["vision tower"], "smolvlm": ["vision tower"]}
-"""What the code of transformers waits for the device in: two towers count pixels."""
+WAITS = {"gemma4": ["vision tower"]}
+"""What the code of transformers waits for the device in: a tower counts pixels."""
 
 
 @pytest.mark.parametrize("family", BUILDERS)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from math import isqrt
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from protokv.backbones.adapter import TransformersBackbone
@@ -64,7 +65,13 @@ class SmolVLM(TransformersBackbone):
 
     def look(self, steps: Sequence[PreparedStep]) -> Sequence[Tensor]:
         """Run frames through tower and connector; they do not see each other there."""
-        return list(self._connector(self._vision(pixel_values=self._join_pixels(steps)).last_hidden_state))
+        vision, pixels = self._vision, self._join_pixels(steps)
+        # Frames have no padding. Left alone, the tower looks for it, and the host waits for what it finds.
+        sides = (side // vision.patch_size for side in pixels.shape[2:])
+        whole = torch.ones(len(pixels), *sides, dtype=torch.bool, device=pixels.device)
+        patches = vision.embeddings(pixel_values=pixels, patch_attention_mask=whole)
+        seen = vision.encoder(inputs_embeds=patches, attention_mask=None).last_hidden_state
+        return list(self._connector(vision.post_layernorm(seen)))
 
     def frame_texts(self, time_s: float) -> tuple[str, str]:
         """Return the time of a frame, and the marks of an unsplit image."""
