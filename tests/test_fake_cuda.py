@@ -118,12 +118,18 @@ WAITS = {"gemma4": ["vision tower"]}
 """What the code of transformers waits for the device in: a tower counts pixels."""
 
 
-@pytest.mark.parametrize("family", BUILDERS)
-def test_all_that_a_stream_does_is_captured(models: Models, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *product(BUILDERS, ["durable"]),
+        *product(["qwen3_vl"], ["sliding-window", "last-frames", "infinipot-v", "hermes"]),
+    ],
+)
+def test_all_that_a_stream_does_is_captured(models: Models, family: str, kind: str) -> None:
     backbone = models(family, "bfloat16")[1]
     kinds = family in ("qwen3_5", "qwen3_5_moe", "gemma4")
     with fake_cuda():
-        session = Session.start(backbone, small("durable"), attachments=[Transcript()])
+        session = Session.start(backbone, small(kind), attachments=[Transcript()])
         for step in range(12):
             session.watch(random_frames(step, backbone.frames_per_step))
         for _ in range(2):

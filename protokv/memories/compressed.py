@@ -47,6 +47,7 @@ class CompressedMemory(LocalMemory):
 
     def __init__(self, config: Any, shape: MemoryShape, rotary: Rotary) -> None:
         super().__init__(config, shape, rotary)
+        self.steady = config.positions == "stream"  # compact, it matters where the border is
         self._slots = KVSlots(shape, far=config.budget, near=0)
         self._kept = _KeptTokens(self._slots, shape)
 

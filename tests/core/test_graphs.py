@@ -52,7 +52,11 @@ def watch(backbone: Backbone, config: MemoryConfig, steps: int) -> tuple[Session
 
 @pytest.mark.parametrize("steps", [36, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("kind", "positions"), [("durable", "stream"), ("durable", "compact"), ("sliding-window", "stream")]
+    ("kind", "positions"),
+    [
+        ("durable", "compact"),
+        *((kind, "stream") for kind in ("durable", "sliding-window", "infinipot-v", "hermes", "last-frames")),
+    ],
 )
 def test_a_stream_by_graphs_gives_the_bytes_of_one_without(
     kind: str, positions: Any, steps: int, tiny: Backbone, recorded: pytest.MonkeyPatch
