@@ -72,9 +72,6 @@ class Connection(AbstractContextManager):
     def __exit__(self, *_: object) -> None:
         pass
 
-    def new_lines(self) -> tuple[()]:
-        return ()
-
     def frames(self, *, should_stop: Callable[[], bool], **_: object) -> Iterator[Frame]:
         world, time_s = self.world, 0.0
         for part in self.script:

@@ -15,7 +15,7 @@ class Prepared:
     """A source of `n_frames` random frames, two a second; the seed makes it differ from others."""
 
     damage = SourceDamage()
-    texts, notes, streams_text = (), (), False
+    texts, notes = (), ()
 
     def __init__(self, seed: int, n_frames: int) -> None:
         self._seed, self._n = seed, n_frames

@@ -97,8 +97,6 @@ def check_continued_sampling(path: StatePath, state: State, backbone: Backbone, 
 def check_continued_subtitles(path: StatePath, record: Mapping[str, Any], subtitles: Subtitles) -> None:
     """Refuse other subtitles than those on record of a source that was begun. StateMismatch."""
     theirs, ours = read_recorded_subtitles(record), subtitles.record
-    if subtitles.live and "live" in record and theirs.get("kind") != "file":
-        return  # a live source shows its tracks with its first frame, and may have others each time
     if record and identify_subtitles(theirs) != identify_subtitles(ours):
         was, now = name_subtitles(theirs) or "no subtitles", name_subtitles(ours) or "no subtitles"
         what = f"it has {was}, this run has {now}" if was != now else f"{now} has changed"

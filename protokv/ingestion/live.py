@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from protokv.state.sources import SourcePart, WallClockLog
 from protokv.video import Source, SourceDamage, SourceInfo
 from protokv.video.address import PIPE, STREAMED_SOURCES, redact_source, source_kind, waits_for_publisher
 from protokv.video.sampling import SampledFrame, VideoStep, make_video_step
-from protokv.video.source import Frame, FrameRequest, SubtitleLine, TextTrack, never_stop
+from protokv.video.source import Frame, FrameRequest, never_stop
 
 # Dropped frames before the two rates are reported: fewer may be a hiccup.
 _MANY = 8
@@ -35,8 +35,8 @@ _MANY = 8
 # A thread that has to end is waited for this long: FFmpeg may wait for the network longer, and ends by itself.
 _LEAVE_S = 2.0
 
-# Steps that wait for the model; lines of text, of which the oldest go.
-_ROOM, _ROOM_OF_LINES = 8, 100
+# Steps that wait for the model.
+_ROOM = 8
 
 # Listening that ends sooner failed, for instance because the port is taken; it needs a pause before the next attempt.
 _LISTENED_S = 1.0
@@ -52,7 +52,6 @@ class _Connection(NamedTuple):
     info: SourceInfo
     stream_s: float
     real_s: float
-    texts: tuple[TextTrack, ...]
 
 
 class _Silence(NamedTuple):
@@ -77,11 +76,9 @@ _FeedItem = VideoStep | _Connection | _Silence | LiveConnectionEnd
 class LiveSource(Source):
     """A source that goes on whether it is read or not: its `steps` are read, not its frames. See `Source`.
 
-    `info` and `texts` are complete after the first connection, and `log` has its running times, gaps and losses.
+    `info` is complete after the first connection, and `log` has its running times, gaps and losses.
     `clock` gives seconds that only go forward, and `now` those since 1970.
     """
-
-    streams_text = True
 
     def __init__(
         self,
@@ -98,7 +95,7 @@ class LiveSource(Source):
         self.clock, self.now = clock, now
         name, kind = redact_source(address), source_kind(address)
         self.info = SourceInfo(name, kind, "pyav", "", "", "", 0, 0, 0, None, seekable=False)
-        self.log, self.texts = WallClockLog(), ()
+        self.log = WallClockLog()
         self._feed: _Feed | None = None
         self._reading: Source | None = None
         self._away_s: float | None = None
@@ -112,11 +109,6 @@ class LiveSource(Source):
     def frames_dropped(self) -> int:
         """Sampled frames that this run has dropped by now."""
         return self._feed.mailbox.dropped if self._feed else 0
-
-    def new_lines(self) -> Sequence[tuple[int, SubtitleLine]]:
-        """Return what came since the last call, as a `Source`, in time counted from the start of the segment."""
-        lines = self._feed.lines if self._feed is not None else deque()
-        return [lines.popleft() for _ in range(len(lines))]
 
     @property
     def damage(self) -> SourceDamage:
@@ -188,7 +180,6 @@ class LiveSource(Source):
                 log.end_gap(start_s + item.to_s)
 
     def _begin(self, item: _Connection, stream_s: float) -> Iterator[SourceRecovered]:
-        self.texts = item.texts
         self.log.add_anchor(stream_s, item.real_s)
         # Frames keep the size of the first ones for the life of the stream.
         width, height = self.info.width or item.info.width, self.info.height or item.info.height
@@ -230,8 +221,6 @@ class _Feed:
         """
         kind, options = source_kind(source.address), source.options
         self.mailbox = LiveQueue(_ROOM, wait=options.waits(kind))
-        # Lines of text that came, each with the number of its track, in stream time.
-        self.lines: deque[tuple[int, SubtitleLine]] = deque(maxlen=_ROOM_OF_LINES)
         self._source, self._clock, self._fps, self._n = source, source.clock, fps, frames_per_step
         # The step that has begun, how many were made, and the first slot that none of them reaches; a slot is 1 / fps.
         self._group: list[SampledFrame] = []
@@ -303,8 +292,7 @@ class _Feed:
                             self._began_s = alive_s - frame.time_s
                         elapsed_s = alive_s - frame.time_s - self._began_s
                         offset_s = max(self._next_slot, math.ceil(elapsed_s * fps - 1e-6)) / fps
-                        self.mailbox.put(_Connection(source.info, offset_s, self._source.now(), source.texts))
-                    self._keep_lines(source, offset_s)
+                        self.mailbox.put(_Connection(source.info, offset_s, self._source.now()))
                     slot = math.floor((offset_s + frame.time_s) * fps + 1e-6)
                     if frames and slot - self._next_slot > STREAM_GAP_S * fps:
                         gap = _Silence(self._next_slot / fps, slot / fps)
@@ -321,7 +309,6 @@ class _Feed:
                         break
                     # The model may have been waited for: that is no silence of the source.
                     alive_s = self._clock()
-                self._keep_lines(source, offset_s)
                 why = source.damage.message
         except ProtoKVError as error:
             if stalled() and not self._stop.is_set():
@@ -335,9 +322,6 @@ class _Feed:
             step, self._group = make_video_step(self._made, self._group, self._n), []
             self._made, self._next_slot = self._made + 1, max(self._next_slot, round(step.time_s * self._fps) + self._n)
             self.mailbox.put(step)
-
-    def _keep_lines(self, source: Source, offset_s: float) -> None:
-        self.lines.extend((number, line.shift(offset_s)) for number, line in source.new_lines())
 
 
 def _backoff(first_s: float, longest_s: float, draw: Callable[[], float] = _JITTER.random) -> Iterator[float]:

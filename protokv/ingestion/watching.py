@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from protokv.core.session import Session
-from protokv.errors import ConfigError, SourceError, SourceUnreadable, StateError
+from protokv.errors import SourceError, SourceUnreadable, StateError
 from protokv.ingestion.asking import StandingAsker
 from protokv.ingestion.estimate import bound_ingest_bytes, estimate_end_bytes
 from protokv.ingestion.events import Commit, IngestEvent, Progress, SourceLost, SourceNoted, Started, Summary, WordsLost
@@ -163,7 +163,8 @@ class IngestRun:
     def _watch_chunk(self, steps: list[PrefetchedStep]) -> Iterator[IngestEvent]:
         starts_s = [self._segment.start_s + step.time_s for step in steps]
         first, before_s = self._session.clock.steps, self._session.clock.stream_time_s
-        texts = [self._texts_at(step.time_s) for step in steps]
+        length_s = self._first.step_seconds
+        texts = [self._subtitles.between(step.time_s, step.time_s + length_s) for step in steps]
         self._session.watch_prepared([step.prepared for step in steps], starts_s, texts)
         # Before anything is yielded: the caller may end the run there.
         for i, (step, start_s) in enumerate(zip(steps, starts_s, strict=True)):
@@ -175,20 +176,6 @@ class IngestRun:
         yield self._progress()
         yield from answered
         yield from self._report_notes()
-
-    def _texts_at(self, time_s: float) -> list[str]:
-        """Return the subtitles of the step at a time of the source."""
-        texts, session = self._subtitles.between(time_s, time_s + self._first.step_seconds), self._session
-        if self._live is None or not self._subtitles.may_come:
-            return texts
-        if session.clock.steps == 0:
-            # Its track may show only now.
-            session.settle(session.config.with_words(True))
-        try:
-            check_memory_takes_words(session.backbone, session.config)
-        except ConfigError as error:
-            self._subtitles, texts = Subtitles((), self._subtitles.record, error.message), []
-        return texts
 
     @property
     def _watched_none(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -31,12 +31,11 @@ from protokv.video.source import (
     ShouldStop,
     Source,
     SourceDamage,
-    SubtitleLine,
     SubtitleLines,
     drop_frames_before,
     never_stop,
 )
-from protokv.video.text_tracks import find_text_tracks, read_text_packet, read_text_track
+from protokv.video.text_tracks import find_text_tracks, read_text_track
 
 # These containers have an index, and one clock from beginning to end. A seek aims this much earlier: FFmpeg goes by
 # the times of decoding.
@@ -45,8 +44,8 @@ _WITH_INDEX, _EARLIER_S = {"mov", "matroska", "avi", "asf", "mxf"}, 2.0
 # How far a frame's time stamp may be from its arrival: HLS delivers whole segments, and the first ones are minutes old.
 _SLACK_S, _HLS_SLACK_S = 2.0, 60.0
 
-# Lines of text that wait to be taken; failures in a row of the demultiplexer of a file, which is asked again.
-_MOST_WAITING, _MOST_FAILURES = 300, 1000
+# Failures in a row of the demultiplexer of a file, which is asked again.
+_MOST_FAILURES = 1000
 
 
 class _Opened(NamedTuple):
@@ -80,11 +79,8 @@ class AVSource(Source):
         self.source, self._max_pixels, self._size = os.fspath(source), max_pixels or MAX_FRAME_PIXELS, size
         self._options, self._timeout_s = options or {}, timeout_s
         self._kind, self._name = address.source_kind(self.source), address.name_source(self.source)
-        self.streams_text = self._kind != "file"
         self.copy: TemporaryDirectory[str] | None = None  # holds the file, and goes with this source
-        self._losses, self._why, self._from_s = FrameLosses(), "", 0.0
-        self._decoding: FrameDecoding | None = None
-        self._waiting: list[tuple[int, SubtitleLine]] = []  # lines with their track, in the time of the container
+        self._losses, self._why = FrameLosses(), ""
         self._found: StreamProbe | None = None
         self._opened: _Opened | None = self._open(should_stop)
         self._found = self._opened.found
@@ -103,13 +99,6 @@ class AVSource(Source):
         """See `Source`."""
         return read_text_track(Path(self.source), number, -self.timing.time_s(0))
 
-    def new_lines(self) -> Sequence[tuple[int, SubtitleLine]]:
-        """See `Source`."""
-        later_s = self._decoding.later_s if self._decoding is not None else 0.0
-        new = [(number, line.shift(later_s)) for number, line in self._waiting]
-        self._waiting.clear()
-        return [one for one in new if one[1].end_s > self._from_s]
-
     def close(self) -> None:
         """End any reading, and the connection; remove the copy of a file that was fetched."""
         super().close()
@@ -125,8 +114,7 @@ class AVSource(Source):
             self.source, self._max_pixels, self._options, self._timeout_s, lambda: self._should_stop()
         )
         stream, notes = choose_video_stream(container, self._name, self._max_pixels)
-        # FFmpeg loads no text of HLS by default, and gives its times on another clock than those of the pictures.
-        self.texts = () if "hls" in container.format.name else find_text_tracks(container)
+        self.texts = find_text_tracks(container) if self._kind == "file" else ()
         packets = self._packets(container, stream, losses)
         if self._found is not None:
             return _Opened(container, stream, losses, self._found._replace(packets=packets))
@@ -164,9 +152,8 @@ class AVSource(Source):
         self.info = info
 
     def _packets(self, container: Any, stream: Any, losses: FrameLosses) -> Iterator[Any]:
-        """Give the packets of the pictures; lines of text of a stream wait to be taken."""
-        streams = [stream, *(container.streams[one.number] for one in self.texts if self.streams_text)]
-        failed, demux = 0, container.demux(streams)
+        """Give the packets of the pictures."""
+        failed, demux = 0, container.demux(stream)
         while not self._should_stop():
             try:
                 packet = next(demux)
@@ -176,24 +163,21 @@ class AVSource(Source):
                 failed += 1
                 # IndexError: a packet of a stream that appeared in the middle. PyAV drops it.
                 if failed <= _MOST_FAILURES and (self._kind in ("file", address.PIPE) or isinstance(error, IndexError)):
-                    demux = container.demux(streams)
+                    demux = container.demux(stream)
                     continue
                 if self._kind == "file":
                     losses.note_failure(None, explain_ffmpeg_error(error))
                 # The connection is lost; the caller decides what comes next.
                 self._why = f" ({explain_ffmpeg_error(error, self._timeout_s)})"
                 return
-            failed = 0 if packet.size else failed
-            if packet.size and packet.stream.index == stream.index:
+            if packet.size:
+                failed = 0
                 yield packet
-            elif packet.size and (line := read_text_packet(packet, packet.stream)) is not None:
-                self._waiting.append((packet.stream.index, line))
-                del self._waiting[:-_MOST_WAITING]
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         if not self.info.seekable:
             wanted = wanted._replace(start_s=0.0)
-        self._from_s, given_s = wanted.start_s, -1.0
+        given_s = -1.0
         if wanted.start_s > 0 and not wanted.from_beginning:
             for frame in drop_frames_before(self._decode(wanted, from_key=True), wanted.start_s):
                 # A decoder conceals damage by earlier frames: only a reading from the beginning gives the same frames.
@@ -237,8 +221,7 @@ class AVSource(Source):
     def _start_decoding(self, opened: _Opened, **begun: bool) -> FrameDecoding:
         arrivals = None if self._slack_s is None else ArrivalClock(self._slack_s)
         more: dict[str, Any] = {"arrivals": arrivals, "on_note": self.add_note, **begun}
-        self._decoding = FrameDecoding(opened.found, opened.stream, opened.losses, self._convert, **more)
-        return self._decoding
+        return FrameDecoding(opened.found, opened.stream, opened.losses, self._convert, **more)
 
     def _convert(self, frame: Any) -> Image:
         try:

@@ -160,11 +160,6 @@ class FrameDecoding:
             on_damage=losses.note_damage,
         )
 
-    @property
-    def later_s(self) -> float:
-        """How much later the stream time is than the container's own, now."""
-        return self._timing.time_s(self._clock.shift) if self._arrivals is None else self._arrivals.later_s
-
     def settle(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Give packets on the one clock of the reading, and None before those that begin a new count."""
         if self._arrivals is not None:

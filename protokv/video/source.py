@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -151,8 +151,7 @@ class Source(ABC):
     """A readable video, and a context manager. A kind of source defines `_read` and `damage`."""
 
     info: SourceInfo  # facts that opening found out; the same for every reading
-    texts: tuple[TextTrack, ...] = ()  # the text tracks of its container
-    streams_text = False  # their lines come with the frames, by `new_lines`; else `lines` reads them at once
+    texts: tuple[TextTrack, ...] = ()  # the text tracks of its container, if it is a file
     _notes: tuple[str, ...] = ()
     _closed = False
 
@@ -200,10 +199,6 @@ class Source(ABC):
         """Read the text track with this number, one of `texts`, before any frames; SourceUnreadable if it cannot be."""
         raise SourceUnreadable(f"{self.info.name} has no text track {number}")
 
-    def new_lines(self) -> Sequence[tuple[int, SubtitleLine]]:
-        """Return the lines that came with the frames since the last call, each with the number of its track."""
-        return ()
-
     @abstractmethod
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         """Give the frames of `frames`."""
@@ -229,7 +224,7 @@ class SourceSlice(Source):
 
     def __init__(self, source: Source, start_s: float = 0.0, duration_s: float | None = None) -> None:
         self._source, self._start_s, self._end_s = source, start_s, math.inf if duration_s is None else duration_s
-        self.texts, self.streams_text, info = source.texts, source.streams_text, source.info
+        self.texts, info = source.texts, source.info
         if not info.seekable:
             raise ConfigError(f"{info.name} cannot be read in parts", hint="leave out --start and --duration")
         if duration_s is not None and not duration_s > 0:
@@ -261,11 +256,6 @@ class SourceSlice(Source):
     def lines(self, number: int) -> SubtitleLines:
         """See `Source`; in the part's own time."""
         return self._source.lines(number).since(self._start_s)
-
-    def new_lines(self) -> Sequence[tuple[int, SubtitleLine]]:
-        """See `Source`; in the part's own time."""
-        start_s, found = self._start_s, self._source.new_lines()
-        return [(number, one.shift(-start_s)) for number, one in found if one.end_s > start_s]
 
     def _read(self, wanted: FrameRequest) -> Iterator[Frame]:
         start_s, from_beginning, should_stop = wanted

@@ -62,7 +62,7 @@ def read_text_track(path: Path, number: int, origin_s: float) -> SubtitleLines:
         try:
             for packet in container.demux(stream):
                 packets += packet.size > 2  # shorter ones only end a line
-                if (line := read_text_packet(packet, stream, origin_s)) is None:
+                if (line := _read_packet(packet, stream, origin_s)) is None:
                     continue
                 size += len(line.text)
                 if len(found) == MOST_TRACK_LINES or size > MOST_CHARACTERS:
@@ -75,7 +75,7 @@ def read_text_track(path: Path, number: int, origin_s: float) -> SubtitleLines:
     return SubtitleLines(tuple(found), f"none of its {packets:,} packets holds text" if packets and not found else "")
 
 
-def read_text_packet(packet: Any, stream: Any, origin_s: float = 0.0) -> SubtitleLine | None:
+def _read_packet(packet: Any, stream: Any, origin_s: float) -> SubtitleLine | None:
     """Return the line in a packet, at its time minus `origin_s`; None if there is none in it."""
     if packet.pts is None or not packet.size:
         return None

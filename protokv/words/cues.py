@@ -1,4 +1,4 @@
-"""From lines with markup to the texts of each step: `CueMaker` makes a `Cue` of a line, `Subtitles` give cues to steps.
+"""From lines with markup to the texts of each step: `make_cues` makes `Cue`s of lines, `Subtitles` give them to steps.
 
 A cue is plain text: what was said, each row once. Notes on sounds go: `[music]`, and `(door slams)` on a row of its
 own. A speaker that WebVTT names stays, as `Mara: `. Rows go that the caption before still showed, as in captions that
@@ -15,7 +15,7 @@ import html
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -24,9 +24,6 @@ from protokv.video.source import SubtitleLine
 
 # Characters; a minute of speech has about 1,000.
 _MOST_OF_STEP = 2000
-
-# Pieces of cues of a stream that wait for their step.
-_MOST_WAITING = 10_000
 
 # A caption that follows the one before within this many seconds may repeat its rows.
 _AT_ONCE_S = 0.1
@@ -57,32 +54,21 @@ class Cue:
     words: tuple[tuple[float, str], ...] = ()
 
 
-class CueMaker:
-    """Turns lines, in the order of time, into cues."""
-
-    def __init__(self) -> None:
-        self._last: list[str] = []
-        self._until_s = -1.0
-
-    def __call__(self, line: SubtitleLine) -> Cue | None:
-        """Return what a line says that the line before it did not; None if that is nothing."""
+def make_cues(lines: Iterable[SubtitleLine]) -> Iterator[Cue]:
+    """Give, in the order of time, what each line of a track says that the line before it did not."""
+    last, until_s = list[str](), -1.0
+    for line in sorted(lines):
         rows = map(_split_row, _NOTE_ON_ROWS.sub("", line.text.replace("\r", "")).split("\n"))
         new = [row for row in rows if row]
         texts = [" ".join(word for _, word in row) for row in new]
-        before = self._last if line.start_s - self._until_s <= _AT_ONCE_S else []
+        before = last if line.start_s - until_s <= _AT_ONCE_S else []
         repeated = next(n for n in range(min(len(before), len(new)), -1, -1) if before[len(before) - n :] == texts[:n])
-        self._last, self._until_s = texts, max(self._until_s, line.end_s)
+        last, until_s = texts, max(until_s, line.end_s)
         words = [one for row in new[repeated:] for one in row]
-        if not words:
-            return None
         timed = any(time_s is not None for time_s, _ in words)
         times = tuple((line.start_s if at is None else at, word) for at, word in words) if timed else ()
-        return Cue(line.start_s, line.end_s, " ".join(texts[repeated:]), times)
-
-
-def make_cues(lines: Iterable[SubtitleLine]) -> Iterator[Cue]:
-    """Give the cues of all lines of a track, in the order of time."""
-    return filter(None, map(CueMaker(), sorted(lines)))
+        if words:
+            yield Cue(line.start_s, line.end_s, " ".join(texts[repeated:]), times)
 
 
 def _split_row(text: str) -> list[tuple[float | None, str]]:
@@ -120,44 +106,34 @@ class Subtitles:
 
     Args:
         cues: those that are known, in any order.
-        record: which subtitles these are, as a state keeps it: plain JSON. Equal records are of equal subtitles. That
-            of a live source may change.
+        record: which subtitles these are, as a state keeps it: plain JSON. Equal records are of equal subtitles.
         lost: one sentence on what was cut off or could not be read; None: nothing until now.
-        take_new: of a live source, returns the cues that came since the last call. A late one goes to the next step.
     """
 
     def __init__(
-        self,
-        cues: Iterable[Cue] = (),
-        record: Mapping[str, Any] | None = None,
-        lost: str | None = None,
-        *,
-        take_new: Callable[[], Iterable[Cue]] | None = None,
+        self, cues: Iterable[Cue] = (), record: Mapping[str, Any] | None = None, lost: str | None = None
     ) -> None:
         self.record: Mapping[str, Any] = record or {}
-        self.lost, self.live, self._take_new = lost, take_new is not None, take_new
-        self._begun, self._count = False, 0
+        self.lost = lost
         self._pieces: list[_Piece] = []
-        self._add(sorted(cues, key=lambda cue: (cue.start_s, cue.end_s)))
+        for number, cue in enumerate(sorted(cues, key=lambda cue: (cue.start_s, cue.end_s))):
+            middle_s = (cue.start_s + cue.end_s) / 2
+            if math.isfinite(middle_s):
+                times = cue.words or ((middle_s, cue.text),)
+                self._pieces += [_Piece(_round_time(time_s), number, text) for time_s, text in times]
+        self._pieces.sort(key=lambda piece: piece[:2])
 
     @property
     def may_come(self) -> bool:
         """Whether there may be a line, so that a memory needs room for words."""
-        return bool(self.record) and (self.live or bool(self._pieces))
+        return bool(self.record) and bool(self._pieces)
 
     def between(self, start_s: float, end_s: float) -> list[str]:
         """Return the texts of the step from `start_s` up to `end_s`, in order.
 
-        The step that begins at 0 also takes what comes before it. A live source is asked for each step once, in order.
+        The step that begins at 0 also takes what comes before it.
         """
-        if self._take_new is not None:
-            self._add(self._take_new())
-        # What comes before the first step of a run that goes on was in steps of an earlier one.
-        takes_earlier = start_s <= 0 or (self.live and self._begun)
-        first, end = 0 if takes_earlier else self._find(start_s), self._find(end_s)
-        pieces, self._begun = self._pieces[first:end], True
-        if self.live:
-            self._pieces = self._pieces[end:][:_MOST_WAITING]
+        pieces = self._pieces[0 if start_s <= 0 else self._find(start_s) : self._find(end_s)]
         texts, left = list[str](), _MOST_OF_STEP
         for _, of_cue in groupby(sorted(pieces, key=lambda piece: piece.cue), key=lambda piece: piece.cue):
             text = " ".join(piece.text for piece in of_cue)
@@ -170,15 +146,6 @@ class Subtitles:
             texts += [text] if text else []
             left -= len(text)
         return texts
-
-    def _add(self, cues: Iterable[Cue]) -> None:
-        for cue in cues:
-            middle_s = (cue.start_s + cue.end_s) / 2
-            if math.isfinite(middle_s):
-                times = cue.words or ((middle_s, cue.text),)
-                self._pieces += [_Piece(_round_time(time_s), self._count, text) for time_s, text in times]
-            self._count += 1
-        self._pieces.sort(key=lambda piece: piece[:2])
 
     def _find(self, time_s: float) -> int:
         return bisect_left(self._pieces, _round_time(time_s), key=lambda piece: piece.time_s)

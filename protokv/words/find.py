@@ -18,7 +18,7 @@ from protokv.video.address import source_kind
 from protokv.video.bucket import fetch_bucket_file, in_bucket, list_by_prefix
 from protokv.video.registry import fingerprint_source, fingerprint_video_file
 from protokv.video.source import Source, SubtitleLines, TextTrack
-from protokv.words.cues import Cue, CueMaker, Subtitles, make_cues
+from protokv.words.cues import Subtitles, make_cues
 from protokv.words.files import read_subtitles
 
 SUBTITLES_AUTO, SUBTITLES_OFF = "auto", "off"
@@ -66,10 +66,9 @@ def find_subtitles(source: Source, video: object, choice: str, start_s: float = 
     file = find_subtitle_file(video, choice, forced=track is None or track.forced)
     if file is not None:
         return _read(describe_subtitle_file(file), lambda: _read_file(file).since(start_s))
-    if source.streams_text and choice != SUBTITLES_OFF and (track is not None or not source.info.seekable):
-        return _read_live(source, choice)
     if track is not None:
-        return _read(_describe_track(track), lambda: source.lines(track.number))
+        record = {"kind": "track", "number": track.number, "codec": track.codec, "language": track.language}
+        return _read(record, lambda: source.lines(track.number))
     if choice in (SUBTITLES_AUTO, SUBTITLES_OFF):
         return Subtitles()
     languages = {shorten_language(one.language) for one in source.texts} | {one.language for one in _list_files(video)}
@@ -141,25 +140,6 @@ def name_subtitles(record: Mapping[str, Any] | None) -> str | None:
 def identify_subtitles(record: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what of a record tells subtitles apart; empty for none."""
     return {name: value for name, value in (record or {}).items() if name not in ("lost", "encoding")}
-
-
-def _describe_track(track: TextTrack | None) -> dict[str, Any]:
-    keys = ("number", "codec", "language")
-    return {} if track is None else {"kind": "track"} | {name: getattr(track, name) for name in keys}
-
-
-def _read_live(source: Source, choice: str) -> Subtitles:
-    """Return the lines of the track that is meant, of each connection."""
-    become = CueMaker()
-
-    def take_new() -> Iterator[Cue]:
-        new, track = source.new_lines(), choose_subtitle_track(source.texts, choice)
-        if track is not None:
-            found.record = _describe_track(track)
-            yield from filter(None, (become(line) for number, line in new if number == track.number))
-
-    found = Subtitles(record=_describe_track(choose_subtitle_track(source.texts, choice)), take_new=take_new)
-    return found
 
 
 def _read(record: dict[str, Any], read: Callable[[], SubtitleLines]) -> Subtitles:

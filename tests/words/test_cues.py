@@ -1,6 +1,5 @@
 """Markup and notes become plain text, said once; every cue is in one step, where its middle or its words are."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -41,22 +40,6 @@ def test_steps_cut_a_track_as_the_definition_says_and_give_every_word_once(found
     said = sorted(word for texts in given_texts for text in texts for word in text.split())
     assert said == sorted(word for cue in found for word in cue.text.split())
     assert track.lost is None
-
-
-@given(st.lists(cues(), max_size=12), st.integers(1, 20), st.integers(0, 10))
-def test_cues_that_come_while_it_is_read_go_to_the_same_steps(found: list[Cue], length: int, resumed: int) -> None:
-    in_order = sorted(found, key=lambda cue: (cue.start_s, cue.end_s))
-    track, waiting = Subtitles(in_order), list(in_order)
-    end_s = 0.0
-
-    def come() -> Iterator[Cue]:
-        while waiting and waiting[0].start_s < end_s:
-            yield waiting.pop(0)
-
-    coming = Subtitles(take_new=come)
-    for n in range(resumed, 121 // length):
-        start_s, end_s = n * length / 2, (n + 1) * length / 2
-        assert coming.between(start_s, end_s) == track.between(start_s, end_s)
 
 
 def test_a_bound_cuts_a_step_and_says_what_is_left_out() -> None:
