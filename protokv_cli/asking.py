@@ -18,7 +18,7 @@ import typer
 from protokv.errors import ConfigError, ProtoKVError, QuestionError
 from protokv.texts import check_question_text, parse_strict_json, shorten_text
 from protokv_cli.exits import ExitCode
-from protokv_cli.options import TOP_PANEL, Flags, option, refuse
+from protokv_cli.options import TOP_PANEL, Flags, check_options, option
 from protokv_cli.output import Output, format_time, round_timings
 from protokv_cli.parsing import parse_list
 
@@ -34,7 +34,7 @@ _HINT = 'write {"question": "..."} or the bare question, one a line'
 
 
 @dataclass(frozen=True, slots=True)
-class AskedQuestion:
+class UserQuestion:
     """One question, the expected answer if there is one, and where it was given. QuestionError if it is no text."""
 
     text: str
@@ -45,7 +45,7 @@ class AskedQuestion:
         check_question_text(self.text)
 
 
-class Refusals:
+class QuestionErrors:
     """Tells of the questions that cannot be asked."""
 
     def __init__(self, out: Output) -> None:
@@ -68,7 +68,7 @@ class Refusals:
             raise typer.Exit(ExitCode.USAGE)
 
 
-def read_questions(arguments: Sequence[str], file: Path | None, refusals: Refusals) -> Iterator[AskedQuestion]:
+def read_questions(arguments: Sequence[str], file: Path | None, refusals: QuestionErrors) -> Iterator[UserQuestion]:
     """Yield the questions of a file, then the arguments; `-` stands for the lines of stdin. ConfigError: no file."""
     if file is not None:
         try:
@@ -82,7 +82,7 @@ def read_questions(arguments: Sequence[str], file: Path | None, refusals: Refusa
         else:
             where = f"question {number}" if len(arguments) > 1 else ""
             with refusals.at(where):
-                yield AskedQuestion(argument, where=where)
+                yield UserQuestion(argument, where=where)
 
 
 def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:
@@ -94,7 +94,7 @@ def open_text_or_stdin(place: str) -> AbstractContextManager[IO[str]]:
     return nullcontext(sys.stdin)
 
 
-def _parse_lines(place: str, name: str, refusals: Refusals) -> Iterator[AskedQuestion]:
+def _parse_lines(place: str, name: str, refusals: QuestionErrors) -> Iterator[UserQuestion]:
     with open_text_or_stdin(place) as lines:
         for number, line in enumerate(lines, start=1):
             where = f"line {number} of {name}"
@@ -103,9 +103,9 @@ def _parse_lines(place: str, name: str, refusals: Refusals) -> Iterator[AskedQue
                     yield _parse(text, where)
 
 
-def _parse(line: str, where: str) -> AskedQuestion:
+def _parse(line: str, where: str) -> UserQuestion:
     if not line.startswith("{"):
-        return AskedQuestion(line, where=where)
+        return UserQuestion(line, where=where)
     try:
         row = parse_strict_json(line)
     except ValueError as error:
@@ -113,10 +113,10 @@ def _parse(line: str, where: str) -> AskedQuestion:
     question, expected = row.get("question"), row.get("answer")
     if not isinstance(question, str) or not isinstance(expected, str | None):
         raise QuestionError("question, and answer if there is one, must be text", hint=_HINT)
-    return AskedQuestion(question, expected, where)
+    return UserQuestion(question, expected, where)
 
 
-def read_typed_questions(refusals: Refusals) -> Iterator[AskedQuestion]:
+def read_typed_questions(refusals: QuestionErrors) -> Iterator[UserQuestion]:
     """Yield the lines that a user types at the prompt, until exit, quit or Ctrl-D; Ctrl-C drops a line."""
     with suppress(ImportError):
         # For the arrow keys.
@@ -125,7 +125,7 @@ def read_typed_questions(refusals: Refusals) -> Iterator[AskedQuestion]:
     while line.lower() not in ("exit", "quit"):
         with refusals.at(""):
             if line:
-                yield AskedQuestion(line)
+                yield UserQuestion(line)
         try:
             # The prompt goes to stdout, which is for answers only unless it is the terminal.
             line = input("? " if sys.stdout.isatty() else "").strip()
@@ -158,7 +158,7 @@ class AnswerFlags(Flags, panel="Answers"):
             raise ConfigError(f"{backbone.identity.name} takes no system prompt", hint="leave out --system")
         drawn = {name: getattr(self, name) for name in ("max_new_tokens", "temperature", "top_p")}
         drawn = {name: value for name, value in drawn.items() if value is not None}
-        refuse((self.choices and drawn, "--choices generates and draws nothing", "leave the other options out"))
+        check_options((self.choices and drawn, "--choices generates and draws nothing", "leave the other options out"))
         drawn |= {"choices": parse_list(self.choices or ""), "seed": self.seed}
         return replace(backbone.decoding if backbone else Decoding(), **drawn)
 
@@ -169,7 +169,7 @@ class Answerer:
 
     out: Output
     how: AnswerFlags
-    refusals: Refusals
+    refusals: QuestionErrors
     clock: Timings  # adds up the seconds of each stage
     timed: bool = False  # rows have these seconds
     shows: bool = False  # write each answer as it is generated, and what belongs to it in lines below
@@ -178,7 +178,7 @@ class Answerer:
     _turns: list[tuple[str, str]] = field(default_factory=list)
 
     def ask_all(
-        self, state: str, session: Session, questions: Iterable[AskedQuestion], videos: StateVideos = ()
+        self, state: str, session: Session, questions: Iterable[UserQuestion], videos: StateVideos = ()
     ) -> Iterator[dict[str, Any]]:
         """Yield the row of each answer of a state; `videos` are those that `--frames` are from.
 

@@ -17,7 +17,7 @@ from protokv import __version__
 from protokv.machine import measure_free_memory, measure_machine_memory
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import OutputFlags
-from protokv_cli.output import make_pairs
+from protokv_cli.output import tabulate_fields
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "av", "decord", "numpy", "typer", "rich")
 _CODECS = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
@@ -49,7 +49,7 @@ def doctor(*, output: OutputFlags) -> None:
             "problems": problems,
         }
         devices = {one["name"]: {**one, "name": ""} for one in found["devices"]}
-        out.show([found], lambda _: [make_pairs(found | {"devices": devices})])
+        out.show([found], lambda _: [tabulate_fields(found | {"devices": devices})])
         if problems:
             raise typer.Exit(ExitCode.FAILURE)
 

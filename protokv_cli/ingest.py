@@ -13,7 +13,7 @@ import typer
 
 from protokv.errors import ConfigError, SourceUnreadable
 from protokv.timings import Timings, time_stage
-from protokv_cli.hooks import AnswerHook
+from protokv_cli.hooks import AnswerCommand
 from protokv_cli.ingest_fleet import FleetFlags, ingest_fleet
 from protokv_cli.options import (
     SUBTITLES_HELP,
@@ -21,15 +21,14 @@ from protokv_cli.options import (
     Flags,
     MemoryFlags,
     TimedOutputFlags,
-    WatchFlags,
-    list_given,
-    note_model,
+    WatchModelFlags,
+    check_options,
+    list_set_options,
+    make_keywords,
     option,
-    parse_flags,
-    refuse,
 )
 from protokv_cli.output import Output
-from protokv_cli.parsing import parse_chunk, parse_duration, parse_every, parse_list, parse_pair
+from protokv_cli.parsing import parse_duration, parse_every, parse_list, parse_pair, parse_steps
 from protokv_cli.process import handle_signals
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class _SourceFlags(Flags, panel="What to watch"):
     system: str | None = option("--system TEXT", "A system prompt, which the model reads before the video.")
     max_frame_pixels: int | None = option("--max-frame-pixels COUNT", "Refuse larger frames. Default: 8K.", min=1)
     decoder: str = option("--decoder NAME", "Decoder of files: auto, pyav or decord.", default="auto")
-    chunk: str = option("--chunk COUNT|auto", "Steps together; auto: 4 of a file.", default="1", parse=parse_chunk)
+    chunk: str = option("--chunk COUNT|auto", "Steps together; auto: 4 of a file.", default="1", parse=parse_steps)
 
 
 _ASKED, _HOW = "Questions while it watches", ("every_s", "choices", "on_change", "evidence")
@@ -96,7 +95,7 @@ def ingest(
     sources: _Sources = None,
     *,
     state: _StateFlags,
-    model: WatchFlags,
+    model: WatchModelFlags,
     memory: MemoryFlags,
     watch: _SourceFlags,
     live: _LiveFlags,
@@ -139,10 +138,10 @@ def ingest(
 
         sources = sources or []
         many = fleet.listing is not None or len(sources) != 1 or is_fleet_source(sources[0])
-        waiting = parse_flags(live, "questions", "command")
+        waiting = make_keywords(live, "questions", "command")
         how = {name: waiting.pop(name) for name in _HOW if name in waiting}
-        more = list_given(live, *_HOW, "command")
-        refuse((more and not live.questions, f"{' and '.join(more)}: nothing is asked", "add --ask QUESTION"))
+        more = list_set_options(live, *_HOW, "command")
+        check_options((more and not live.questions, f"{' and '.join(more)}: nothing is asked", "add --ask QUESTION"))
         chosen = IngestOptions(
             config=memory.config(),
             backbone=model.model,
@@ -150,22 +149,23 @@ def ingest(
             thumbnails=memory.thumbnails,
             ask=tuple(StandingQuestion(text, **how) for text in live.questions or ()),
             live=LiveOptions(**waiting),
-            **parse_flags(state, "state", "dry_run"),
-            **parse_flags(watch),
+            **make_keywords(state, "state", "dry_run"),
+            **make_keywords(watch),
             **model.loading,
         )
         if (state.keep or 0) > 1 and state.every is None and (many or source_kind(sources[0]) == "file"):
             out.note("Warning: --keep without --every: a commit comes once a minute of the clock. Try --every 30s")
         if many:
-            alone = [*list_given(state, "append"), *list_given(watch, "start_s", "duration_s", "chunk")]
-            alone += [*list_given(live), *list_given(output, "timings")]
+            alone = [*list_set_options(state, "append"), *list_set_options(watch, "start_s", "duration_s", "chunk")]
+            alone += [*list_set_options(live), *list_set_options(output, "timings")]
             alone += ["--subtitles FILE"] * names_subtitle_file(watch.subtitles)
             hint = "several videos are continued without an option, and watched to their ends"
-            refuse((alone, f"{' and '.join(alone)}: for one video only", hint))
+            check_options((alone, f"{' and '.join(alone)}: for one video only", hint))
             ingest_fleet(out, sources, state.state, chosen, fleet, dry_run=state.dry_run)
             return
         where = "name a folder or --from LIST; --device says where one video is watched"
-        refuse((list_given(fleet), f"{' and '.join(list_given(fleet))}: for several videos only", where))
+        more = list_set_options(fleet)
+        check_options((more, f"{' and '.join(more)}: for several videos only", where))
         if _PAGE.match(sources[0]):
             hint = f"yt-dlp -o - {shlex.quote(sources[0])} | protokv ingest -"
             raise SourceUnreadable(f"{sources[0]} is a page, not a video", hint=hint)
@@ -174,7 +174,7 @@ def ingest(
             from protokv_cli.ingest_report import show_estimate
 
             found = estimate_ingest(sources[0], chosen)
-            note_model(out, model.model)
+            out.note_model(model.model)
             show_estimate(out, found, chosen.config.budget)
         else:
             _ingest_one(out, sources[0], state.state, chosen, clock, live.command)
@@ -186,13 +186,13 @@ def _ingest_one(
     """Watch a source, or what is left of it; end with the exit code of a run that was stopped or is not whole."""
     from protokv.ingestion import Summary, ingest_events
     from protokv.video.address import name_source
-    from protokv_cli.ingest_report import IngestReport
+    from protokv_cli.ingest_report import EventPrinter
 
     opened, target, name = _open_stdin(source), _target_in_folder(source, state), name_source(source)
     with (
         handle_signals(out.note) as stop,
-        AnswerHook(command, partial(out.note, once=True)) if command else nullcontext() as hook,
-        IngestReport(out, name, chosen, clock) as report,
+        AnswerCommand(command, partial(out.note, once=True)) if command else nullcontext() as hook,
+        EventPrinter(out, name, chosen, clock) as report,
         # Closing the generator commits what was watched if something fails here.
         closing(ingest_events(opened, target, options=chosen, should_stop=lambda: bool(stop), timings=clock)) as events,
     ):

@@ -18,8 +18,8 @@ from protokv.errors import ConfigError, SourceNotFound
 from protokv.texts import format_count
 from protokv_cli.asking import open_text_or_stdin
 from protokv_cli.exits import ExitCode, find_exit_code
-from protokv_cli.options import Flags, note_model, option
-from protokv_cli.output import LOG_EVERY_S, Format, Output, ProgressBar, format_bytes, format_time
+from protokv_cli.options import Flags, option
+from protokv_cli.output import LOG_EVERY_S, Output, ProgressBar, format_bytes, format_time
 from protokv_cli.parsing import parse_list
 from protokv_cli.process import StopSignal, handle_signals
 
@@ -52,7 +52,7 @@ def ingest_fleet(
     jobs = plan_fleet([*sources, *(_read_list(fleet.listing) if fleet.listing else [])])
     if not jobs:
         raise ConfigError("there is no video to ingest", hint="protokv ingest VIDEO..., a folder, or --from LIST")
-    note_model(out, model)
+    out.note_model(model)
     with handle_signals(out.note) as stop:
         if dry_run:
             _show_plan(out, takewhile(lambda _: not stop, preview_fleet(jobs, recipe)))
@@ -139,7 +139,7 @@ class _Report(ProgressBar):
             row |= {"exit_code": int(code), "attempts": outcome.attempts}
             with self._file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
-        if self._out.format is Format.JSON:
+        if self._out.as_json:
             self._out.json({"type": "video", **outcome.to_dict(), "fleet": self._progress()})
         else:
             self._out.text(_describe(outcome))
@@ -154,7 +154,7 @@ class _Report(ProgressBar):
             parts += [f"{self._failures} failed"] if self._failures else []
             parts += [] if speed is None else [f"{speed:.1f}x real time"]
             self.show([*parts, f"{format_time(int(found['watched_s']))} watched"], found["ended"], self._videos)
-        if self._out.format is Format.JSON and found["watched_s"] and time.monotonic() - self._row_s > LOG_EVERY_S:
+        if self._out.as_json and found["watched_s"] and time.monotonic() - self._row_s > LOG_EVERY_S:
             self._row_s = time.monotonic()
             self._out.json({"type": "progress", **found})
         return bool(self._stop)
@@ -174,7 +174,7 @@ class _Report(ProgressBar):
     def end(self) -> None:
         """Show the totals, and end with 3 if a video has no whole state and no signal is why."""
         out, left, counts = self._out, self._left, self._counts
-        if out.format is Format.JSON:
+        if out.as_json:
             ends = {status: counts[status] for status in ("watched", "done", "stopped", "failed")}
             sums = {"failures": self._failures, "watched_s": self._watched_s, "file_bytes": self._file_bytes}
             out.json({"type": "fleet", "videos": self._videos, **ends, "left": left, **sums})
@@ -203,12 +203,12 @@ def _show_plan(out: Output, found: Iterable[VideoOutcome]) -> None:
         counts[one.status] += 1
         left_s += one.left_s or 0.0
         unmeasured += one.left_s is None and one.status != "failed"
-        if out.format is Format.JSON:
+        if out.as_json:
             out.json({"type": "plan", **one.to_dict()})
         else:
             out.text(_describe(one))
     videos = counts.total() - counts["done"] - counts["failed"]
-    if out.format is Format.JSON:
+    if out.as_json:
         total = {"all": counts.total(), **counts, "videos": videos, "unmeasured": unmeasured, "left_s": left_s}
         out.json({"type": "forecast", **total})
     unknown = f" and {format_count(unmeasured, 'video')} of unknown length" if unmeasured else ""

@@ -22,15 +22,14 @@ from protokv.texts import format_count
 from protokv.timings import Timings
 from protokv_cli.asking import format_evidence_line
 from protokv_cli.exits import ExitCode
-from protokv_cli.hooks import AnswerHook
-from protokv_cli.options import is_embedded_model, note_model
+from protokv_cli.hooks import AnswerCommand
 from protokv_cli.output import (
-    Format,
     Output,
     ProgressBar,
     format_bytes,
     format_time,
     format_time_left,
+    is_embedded_model,
     round_timings,
     show_timings,
 )
@@ -40,14 +39,14 @@ _MEASURED = 100  # beyond this part of the tokens nothing was measured
 _HIDDEN = ("steps", "stream_time_s", "state_bytes", "complete", "damaged")  # of the last event, but in JSON
 
 
-class IngestReport(ProgressBar):
+class EventPrinter(ProgressBar):
     """Shows the events of a run in the chosen format, and its progress."""
 
-    hook: AnswerHook | None = None  # gets the answers to standing questions
+    hook: AnswerCommand | None = None  # gets the answers to standing questions
 
     def __init__(self, out: Output, source: str, chosen: IngestOptions, timings: Timings | None) -> None:
         """Show nothing yet. `source` is its name without secrets; the last event is shown with `timings`."""
-        super().__init__(out, "loading model", source, logs=out.format is not Format.JSON)
+        super().__init__(out, "loading model", source, logs=not out.as_json)
         self._source, self._chosen, self._timings, self._row_s = source, chosen, timings, -_JSON_EVERY_S
         self._first: tuple[float, float] | None = None
         self._begun: events.Started | None = None
@@ -57,7 +56,7 @@ class IngestReport(ProgressBar):
         out, ends = self._out, isinstance(event, events.Summary)
         if isinstance(event, events.Started):
             self._begun = event
-            note_model(out, event.model, event.notice)
+            out.note_model(event.model, event.notice)
             _note_start(out, event, self._source)
         _note_news(out, event)
         if isinstance(event, events.Progress) and not self._show_progress(event):
@@ -67,7 +66,7 @@ class IngestReport(ProgressBar):
             row["timings"] = round_timings(self._timings)
         if isinstance(event, events.Answered) and self.hook:
             self.hook(row)
-        if out.format is Format.JSON:
+        if out.as_json:
             out.json(row)
         elif isinstance(event, events.Answered):
             out.text(_describe_answer(event))
@@ -90,7 +89,7 @@ class IngestReport(ProgressBar):
                 parts = [share, f"{parts[0]} / {format_time(length_s)}", *left, parts[1]]
             parts.append(f"state {format_bytes(event.state_bytes)}")
             self.show(parts, min(done_s, length_s or done_s), length_s)
-        due = self._out.format is Format.JSON and now_s - self._row_s >= _JSON_EVERY_S
+        due = self._out.as_json and now_s - self._row_s >= _JSON_EVERY_S
         self._row_s = now_s if due else self._row_s
         return due
 

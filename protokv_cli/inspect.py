@@ -11,7 +11,7 @@ from protokv.errors import ConfigError
 from protokv.texts import format_count, shorten_text
 from protokv_cli.exits import ExitCode
 from protokv_cli.options import Flags, OutputFlags, option
-from protokv_cli.output import Output, Row, format_bytes, format_time, make_pairs, make_table
+from protokv_cli.output import Output, Row, format_bytes, format_time, tabulate_fields, tabulate_rows
 from protokv_cli.parsing import open_commit_at, show_commit_note
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def inspect(state: _State, other: _Other = None, *, flags: _InspectFlags, output
             _show_words(out, state, flags)
         else:
             document = _read_document(out, state, other, flags)
-            out.show([document], lambda _: make_document_tables(document, layers=flags.layers))
+            out.show([document], lambda _: make_inspect_tables(document, layers=flags.layers))
             if other is not None and not document["equal"]:
                 raise typer.Exit(ExitCode.FAILURE)
 
@@ -111,21 +111,21 @@ def _show_words(out: Output, state: str, flags: _InspectFlags) -> None:
     if not lines:
         out.note(f"no words are known: {name_subtitles(record) if record else 'there were none'}")
     rows = ({"start_s": one.start_s, "end_s": one.end_s, "text": one.text} for one in lines)
-    out.show(rows, lambda rows: [make_table(("start_s", "text"), rows)])
+    out.show(rows, lambda rows: [tabulate_rows(("start_s", "text"), rows)])
 
 
-def make_document_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:
+def make_inspect_tables(d: Row, *, layers: bool = False) -> Iterator[RenderableType]:
     """Yield the tables of a document: of one state, of two that are compared, or of one written in another form."""
     if "equal" in d:
         yield from _difference_tables(d)
     elif "output" in d:
-        yield make_pairs(d, title="written")
+        yield tabulate_fields(d, title="written")
     else:
         yield from _summary_tables(d)
         if layers:
             yield from _inner_tables(d)
         if "verified" in d:
-            yield make_pairs(dict(line.split(": ", 1) for line in d["verified"]), title="verified")
+            yield tabulate_fields(dict(line.split(": ", 1) for line in d["verified"]), title="verified")
 
 
 def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
@@ -134,7 +134,7 @@ def _fleet_tables(rows: Sequence[Row], root: str) -> Iterator[RenderableType]:
         {**row, "state": row["state"].removeprefix(root), "wrong": row["failure"] or row["damage"]} for row in rows
     ]
     names = ["state", "stream_time_s", "steps", "file_bytes", "complete"]
-    yield make_table([*names, "wrong"] if any(one["wrong"] for one in cells) else names, cells)
+    yield tabulate_rows([*names, "wrong"] if any(one["wrong"] for one in cells) else names, cells)
     whole = sum(row["complete"] and not row["damage"] for row in rows)
     seconds, size = (sum(row[name] or 0 for row in rows) for name in ("stream_time_s", "file_bytes"))
     total = f"{format_count(len(rows), 'state')}: {whole} whole, {len(rows) - whole} not"
@@ -160,19 +160,19 @@ def _summary_tables(d: Row) -> Iterator[RenderableType]:
     }
     if len(stream["commits_s"]) > 1:
         rows["commits"] = f"{', '.join(map(format_time, stream['commits_s']))}; query --at TIME asks them"
-    yield make_pairs(rows)
+    yield tabulate_fields(rows)
     if len(sources) > 1:
         cells = [{**one, "damage": (one["damage"] or {}).get("message")} for one in sources]
-        yield make_table(["source", "start_s", "end_s", "decoder", "damage"], cells, title=what)
+        yield tabulate_rows(["source", "start_s", "end_s", "decoder", "damage"], cells, title=what)
     if live := stream["live"]:
         # The newest gaps; JSON has all that the state holds.
         gaps = [{**one, "gap": one["from"]} for one in live["gaps"][-_ROWS_SHOWN:]]
-        yield make_pairs({**live, "gaps": []}, title="live")
+        yield tabulate_fields({**live, "gaps": []}, title="live")
         if gaps:
-            yield make_table(["gap", "from_s", "to_s", "why"], gaps)
+            yield tabulate_rows(["gap", "from_s", "to_s", "why"], gaps)
     if answers := stream["answers"][-_ROWS_SHOWN:]:
         columns = ["stream_time_s", "question", "answer", "probability", "mean_logprob"]
-        yield make_table(columns, answers, title="answers")
+        yield tabulate_rows(columns, answers, title="answers")
 
 
 def _describe_damage(d: Row) -> str:
@@ -208,25 +208,25 @@ def _describe_kept(d: Row) -> str:
 def _inner_tables(d: Row) -> Iterator[RenderableType]:
     """Yield the constants, the bytes of each part, and what the memory reports of every layer."""
     frames = {name: shorten_text(str(value)) for name, value in d["backbone"]["settings"].items()}
-    yield make_pairs(frames, "frames of the model")
-    yield make_pairs(d["memory"]["config"], "memory")
+    yield tabulate_fields(frames, "frames of the model")
+    yield tabulate_fields(d["memory"]["config"], "memory")
     # The context and the plan are not on disk: they are made when the state is loaded.
     sizes = {f"{name}_bytes": n for name, n in d["bytes"].items()}
-    yield make_pairs(sizes, "bytes; total: in memory; file: on disk")
+    yield tabulate_fields(sizes, "bytes; total: in memory; file: on disk")
     for name, rows in d.items():
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
             names, cells = list(rows[0]), [{"layer": i, **row} for i, row in enumerate(rows)]
             for first in range(0, len(names), _COLUMNS):
-                yield make_table(["layer", *names[first : first + _COLUMNS]], cells, title=name.replace("_", " "))
+                yield tabulate_rows(["layer", *names[first : first + _COLUMNS]], cells, title=name.replace("_", " "))
 
 
 def _difference_tables(d: Row) -> Iterator[RenderableType]:
     """Yield the fields and tensors in which two states differ."""
     verdict = f"equal in all {d['tensors_compared']} tensors and the header" if d["equal"] else "different"
-    yield make_pairs(dict(zip("ab", d["states"], strict=True)) | {"they are": verdict}, title="states")
+    yield tabulate_fields(dict(zip("ab", d["states"], strict=True)) | {"they are": verdict}, title="states")
     if d["header"]:
         cells = [{**one, "a": str(one["a"]), "b": str(one["b"])} for one in d["header"]]
-        yield make_table(["field", "a", "b"], cells, title="header")
+        yield tabulate_rows(["field", "a", "b"], cells, title="header")
     if d["tensors"]:
-        title = f"tensors, {len(d['tensors'])} of {d['tensors_compared']}"
-        yield make_table(["name", "a", "b", "differing", "elements", "max_abs_difference"], d["tensors"], title=title)
+        columns = ["name", "a", "b", "differing", "elements", "max_abs_difference"]
+        yield tabulate_rows(columns, d["tensors"], f"tensors, {len(d['tensors'])} of {d['tensors_compared']}")

@@ -16,7 +16,7 @@ from protokv_cli.doctor import doctor
 from protokv_cli.ingest import ingest
 from protokv_cli.inspect import inspect
 from protokv_cli.models import models
-from protokv_cli.options import command
+from protokv_cli.options import make_typer_command
 from protokv_cli.process import run_and_exit
 from protokv_cli.query import query
 from protokv_cli.replay import replay
@@ -52,7 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = {one.__name__: command(one) for one in (ingest, query, inspect, replay, serve, models, doctor)}
+COMMANDS = {one.__name__: make_typer_command(one) for one in (ingest, query, inspect, replay, serve, models, doctor)}
 for name, one in COMMANDS.items():
     app.command(name)(one)
 

@@ -9,7 +9,7 @@ import typer
 
 from protokv.errors import ModelNotFound
 from protokv_cli.options import OutputFlags
-from protokv_cli.output import Row, make_table
+from protokv_cli.output import Row, tabulate_rows
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Only those with this in their name, such as qwen3.")]
 _MOST_ON_CPU = 900  # millions of weights: greater ones take more than about three hours for one of video on a CPU
@@ -42,7 +42,7 @@ def models(name: _Name = "", *, output: OutputFlags) -> None:
             raise ModelNotFound(f"no model with {name} in its name is listed", hint=hint)
         best = [f"For this machine: --model {row['name']}" for row in found if row["recommended"]]
         cells = [_make_cells(row) for row in wanted]
-        out.show(wanted, lambda _: [make_table(list(cells[0]), cells), *best, *_NOTES.splitlines()])
+        out.show(wanted, lambda _: [tabulate_rows(list(cells[0]), cells), *best, *_NOTES.splitlines()])
 
 
 def describe_models(room: Mapping[str, int], cached: Mapping[str, int]) -> list[dict[str, Any]]:

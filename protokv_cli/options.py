@@ -1,7 +1,7 @@
 """Options of the commands: declared once, as fields of dataclasses, and shared by the commands that take them.
 
-A command is a function that takes such dataclasses. `command` turns it into one that typer reads: every field is an
-option with a variable of its name, PROTOKV_MAX_NEW_TOKENS for --max-new-tokens, and the function gets filled
+A command is a function that takes such dataclasses. `make_typer_command` turns it into one that typer reads: each field
+is an option with a variable of its name, PROTOKV_MAX_NEW_TOKENS for --max-new-tokens, and the function gets filled
 dataclasses. The help shows an option in the panel of its dataclass, or in the one that its declaration names.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
+from enum import StrEnum
 from functools import wraps
 from typing import Annotated, Any, ClassVar, dataclass_transform, get_type_hints
 
@@ -18,7 +19,7 @@ import typer
 from protokv.core.settings import check_sampled_fps
 from protokv.errors import ConfigError
 from protokv.memories import DEFAULT_MEMORY, MEMORIES, MemoryConfig
-from protokv_cli.output import Format, Output
+from protokv_cli.output import Output
 from protokv_cli.parsing import parse_setting
 
 TOP_PANEL = "Most used"  # the first panel of the help
@@ -32,7 +33,7 @@ def option(
 
     `declared` has its names and what stands for its value, as the help shows them: `--output -o STATE`. `panel` is the
     section of the help; None: that of its dataclass. `default` is False for a flag; the help shows numbers and texts.
-    `parse` reads the text of the command line (`parse_flags`), and `more` are arguments of `typer.Option`.
+    `parse` reads the text of the command line (`make_keywords`), and `more` are arguments of `typer.Option`.
     """
     words = declared.split()
     if default is None and words[-1].startswith("-") and "/" not in declared:
@@ -66,7 +67,7 @@ class Flags:
         dataclass(frozen=True, kw_only=True)(cls)
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
+def make_typer_command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function for typer whose parameters are the fields of the dataclasses that `function` takes."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -95,16 +96,24 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def parse_flags(flags: Any, *without: str) -> dict[str, Any]:
+def make_keywords(flags: Any, *without: str) -> dict[str, Any]:
     """Return the options that have a value as keywords of the library, read from their texts. ConfigError."""
     kept = [one for one in fields(flags) if one.name not in without and getattr(flags, one.name) is not None]
     return {one.name: one.metadata["parse"](getattr(flags, one.name)) for one in kept}
 
 
-def list_given(flags: Any, *names: str) -> list[str]:
+def list_set_options(flags: Any, *names: str) -> list[str]:
     """Return the options of a dataclass that differ from their defaults: of all fields, or of some."""
     found = (one for one in fields(flags) if (not names or one.name in names))
     return [one.metadata["name"] for one in found if getattr(flags, one.name) != one.default]
+
+
+class OutputFormat(StrEnum):
+    """The format of stdout."""
+
+    AUTO = "auto"
+    TABLE = "table"
+    JSON = "json"
 
 
 class DebugFlags(Flags, panel="Output"):
@@ -116,14 +125,16 @@ class DebugFlags(Flags, panel="Output"):
 class OutputFlags(DebugFlags):
     """What a command writes."""
 
-    fmt: Format = option("--format -f FORMAT", "table, json, or auto: json in a pipe.", default=Format.AUTO)
+    fmt: OutputFormat = option("--format -f FORMAT", "table, json, or auto: json in a pipe.", default=OutputFormat.AUTO)
     as_json: bool = option("--json", "The same as --format json.")
     quiet: bool = option("--quiet -q", "Nothing on stderr but errors.")
 
     def open(self, *, outlives_stdout: bool = False) -> Output:
         """Return the streams of the command."""
-        fmt = Format.JSON if self.as_json else self.fmt
-        return Output(fmt, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout)
+        as_json = {OutputFormat.JSON: True, OutputFormat.TABLE: False}.get(self.fmt)
+        return Output(
+            as_json=self.as_json or as_json, quiet=self.quiet, debug=self.debug, outlives_stdout=outlives_stdout
+        )
 
 
 class TimedOutputFlags(OutputFlags):
@@ -155,7 +166,7 @@ class ModelFlags(Flags, panel="Model"):
             require_model(self.model, self.revision)
 
 
-class WatchFlags(ModelFlags):
+class WatchModelFlags(ModelFlags):
     """A model that watches: its weights, and what a frame may cost."""
 
     fps: float | None = option("--fps NUMBER", "Frames a second, at most 240. Default: the model's own.", TOP_PANEL)
@@ -187,22 +198,8 @@ class MemoryFlags(Flags, panel="Memory"):
         return base.with_fields({**fixed, **dict(map(parse_setting, self.settings or ()))})
 
 
-def refuse(*rules: tuple[object, str, str]) -> None:
+def check_options(*rules: tuple[object, str, str]) -> None:
     """Raise ConfigError for the first rule that is broken: whether it is, why that is no command, and a hint."""
     for broken, why, hint in rules:
         if broken:
             raise ConfigError(why, hint=hint)
-
-
-def is_embedded_model(name: str | None) -> bool:
-    """Return whether a model is an embedded one; None is the default, which is."""
-    return name is None or name.startswith("protokv/")
-
-
-def note_model(out: Output, name: str | None, notice: str = "") -> None:
-    """Say in a line what a model cannot read, and how to name another one in place of an embedded one."""
-    if is_embedded_model(name):
-        notice = "the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO --model "
-        notice += "llava-hf/llava-onevision-qwen2-0.5b-ov-hf (protokv models lists more)"
-    if notice:
-        out.note(f"Note: {notice}")

@@ -22,7 +22,6 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
@@ -45,23 +44,15 @@ _COLOURS = {"Error:": "1;31", "Hint:": "36", "Warning:": "33", "Note:": "33"}
 _JOINERS = frozenset("\u200c\u200d")  # they join letters in Persian, Indic scripts and emoji, and direct nothing
 
 
-class Format(StrEnum):
-    """The format of stdout."""
-
-    AUTO = "auto"
-    TABLE = "table"
-    JSON = "json"
-
-
 class Output:
-    """The streams of one command. Its `format` is never `auto`."""
+    """The streams of one command."""
 
     def __init__(
-        self, fmt: Format = Format.AUTO, *, quiet: bool = False, debug: bool = False, outlives_stdout: bool = False
+        self, *, as_json: bool | None = None, quiet: bool = False, debug: bool = False, outlives_stdout: bool = False
     ) -> None:
-        """Resolve the format. Go on after stdout is lost if the command `outlives_stdout`."""
-        chosen = Format.TABLE if sys.stdout.isatty() else Format.JSON
-        self.format, self.quiet, self.debug = chosen if fmt is Format.AUTO else fmt, quiet, debug
+        """Write JSON or tables; None: tables to a terminal. Go on after stdout is lost if it `outlives_stdout`."""
+        self.as_json = not sys.stdout.isatty() if as_json is None else as_json
+        self.quiet, self.debug = quiet, debug
         # Why nothing more is written to stdout.
         self._lost: Exception | None = None
         # Takes a bar off the terminal, so that a line can be written in its place.
@@ -93,11 +84,11 @@ class Output:
 
     def record(self, row: Row, title: str = "") -> None:
         """Write one record: as JSON, or as a table of its fields without those that are empty."""
-        self.show([row], lambda rows: [make_pairs(row, title) for row in rows])
+        self.show([row], lambda rows: [tabulate_fields(row, title) for row in rows])
 
     def show(self, rows: Iterable[Row], tables: Callable[[Iterable[Row]], Iterable[RenderableType]]) -> None:
         """Write records to stdout: as JSON as they come, or as `tables` shows them."""
-        if self.format is Format.TABLE:
+        if not self.as_json:
             self.table(*tables(rows))
         else:
             for row in rows:
@@ -107,6 +98,14 @@ class Output:
         """Write a note or a warning to stderr, unless `--quiet`."""
         if not self.quiet:
             self.error(text, once=once)
+
+    def note_model(self, name: str | None, notice: str = "") -> None:
+        """Say in a line what a model cannot read, and how to name another one in place of an embedded one."""
+        if is_embedded_model(name):
+            notice = "the embedded model reads drawn shapes only. For other videos: protokv ingest VIDEO --model "
+            notice += "llava-hf/llava-onevision-qwen2-0.5b-ov-hf (protokv models lists more)"
+        if notice:
+            self.note(f"Note: {notice}")
 
     def error(self, text: str, *, once: bool = False) -> None:
         """Write a line to stderr, or `once`; a terminal gets its first word in colour, and can copy it whole."""
@@ -185,6 +184,11 @@ def _explain(error: Exception) -> tuple[str, str | None, ExitCode]:
     return what, hint, ExitCode.FAILURE
 
 
+def is_embedded_model(name: str | None) -> bool:
+    """Return whether a model is an embedded one; None is the default, which is."""
+    return name is None or name.startswith("protokv/")
+
+
 def make_printable(text: object, *, lines: bool = False) -> str:
     """Return `str(text)` without control, format, private and unpaired characters; `lines` keeps feeds and tabs."""
     kept = "\n\t" if lines else ""
@@ -238,7 +242,7 @@ def _format_cell(name: str, value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def make_pairs(row: Row, title: str = "") -> RenderableType:
+def tabulate_fields(row: Row, title: str = "") -> RenderableType:
     """Return a table of the fields of one record and of those in it, without rules, its `type` and empty ones."""
     from rich.table import Table
 
@@ -257,7 +261,7 @@ def make_pairs(row: Row, title: str = "") -> RenderableType:
     return _titled(title, table)
 
 
-def make_table(names: Sequence[str], rows: Iterable[Row], title: str = "") -> RenderableType:
+def tabulate_rows(names: Sequence[str], rows: Iterable[Row], title: str = "") -> RenderableType:
     """Return a table of records with a header. Text is shown whole, in more lines if need be; numbers stand right."""
     from rich.table import Table
 

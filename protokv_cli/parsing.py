@@ -84,7 +84,7 @@ def parse_every(text: str) -> Every:
         raise ConfigError(why, hint="use for example 30s or 2m of stream time, 500steps, or never") from None
 
 
-def parse_chunk(text: str) -> int | None:
+def parse_steps(text: str) -> int | None:
     """Return a number of steps; None for `auto`."""
     if not re.fullmatch(r"\d{1,9}|auto", text, re.ASCII):
         raise ConfigError(f"expected a number of steps, got {text!r}", hint="for example 4, or auto")

@@ -14,10 +14,10 @@ import typer
 
 from protokv.errors import ConfigError, StateError
 from protokv.timings import Timings
-from protokv_cli.asking import Answerer, AnswerFlags, AskedQuestion, Refusals, read_questions, read_typed_questions
+from protokv_cli.asking import Answerer, AnswerFlags, QuestionErrors, UserQuestion, read_questions, read_typed_questions
 from protokv_cli.exits import ExitCode
-from protokv_cli.options import TOP_PANEL, Flags, ModelFlags, TimedOutputFlags, option, refuse
-from protokv_cli.output import Format, ProgressBar, format_time, make_table, round_timings, show_timings
+from protokv_cli.options import TOP_PANEL, Flags, ModelFlags, OutputFormat, TimedOutputFlags, check_options, option
+from protokv_cli.output import ProgressBar, format_time, round_timings, show_timings, tabulate_rows
 from protokv_cli.parsing import measure_commit_age, open_commit_at, show_commit_note
 
 _EXAMPLE = 'protokv query STATE "What shape appeared first?"'
@@ -70,7 +70,7 @@ def query(
             from protokv.fleet.plan import is_fleet_folder
 
         many = is_fleet_folder(state)
-        refuse(
+        check_options(
             (answer.video and not answer.frames, "--video is where --frames looks", "add --frames DIR"),
             (ask.top and not many, "--top ranks the answers of many states", "name their folder: --state DIR/"),
             (answer.frames and many, "--frames are of one state", "name the state itself"),
@@ -79,33 +79,33 @@ def query(
             out.note(f"Hint: these are {len(texts)} questions; for one, use quotes: {shlex.quote(' '.join(texts))}")
         typed = not texts and ask.file is None and sys.stdin.isatty()
         one = len(texts) == 1 and texts != ["-"] and ask.file is None
-        if output.fmt is Format.AUTO and not output.as_json and one and not many:
-            out.format = Format.TABLE
-        answers = Answerer(out, answer, Refusals(out), clock, timed=output.timings, at_prompt=typed and not many)
+        if output.fmt is OutputFormat.AUTO and not output.as_json and one and not many:
+            out.as_json = False
+        answers = Answerer(out, answer, QuestionErrors(out), clock, timed=output.timings, at_prompt=typed and not many)
         questions = _read_questions(answers.refusals, texts, ask.file, typed)
         if many:
             _ask_many(answers, state, list(questions), ask, model)
         else:
-            answers.shows, answers.alone = out.format is Format.TABLE, typed or one
+            answers.shows, answers.alone = not out.as_json, typed or one
             _ask_one(answers, state, questions, ask, model)
         if not typed:
             answers.refusals.check()
 
 
-def _read_questions(refusals: Refusals, texts: list[str], file: Path | None, typed: bool) -> Iterator[AskedQuestion]:
+def _read_questions(errors: QuestionErrors, texts: list[str], file: Path | None, typed: bool) -> Iterator[UserQuestion]:
     """Return the questions. The first is read now, so that no model is loaded if there is none."""
     if typed:
-        return read_typed_questions(refusals)
-    questions = read_questions(texts or ([] if file else ["-"]), file, refusals)
+        return read_typed_questions(errors)
+    questions = read_questions(texts or ([] if file else ["-"]), file, errors)
     first = next(questions, None)
     if first is None:
-        refusals.check()
+        errors.check()
         raise ConfigError("there is no question", hint=_EXAMPLE)
     return chain((first,), questions)
 
 
 def _ask_one(
-    answers: Answerer, state: str, questions: Iterator[AskedQuestion], ask: _AskFlags, model: ModelFlags
+    answers: Answerer, state: str, questions: Iterator[UserQuestion], ask: _AskFlags, model: ModelFlags
 ) -> None:
     """Open a state once, at the commit that is asked for, and print the answers."""
     out, clock, videos, right = answers.out, answers.clock, list[Any](), list[bool]()
@@ -137,7 +137,7 @@ def _ask_one(
         show_timings(out, round_timings(clock))
 
 
-def _ask_many(answers: Answerer, place: str, questions: list[AskedQuestion], ask: _AskFlags, model: ModelFlags) -> None:
+def _ask_many(answers: Answerer, place: str, questions: list[UserQuestion], ask: _AskFlags, model: ModelFlags) -> None:
     """Ask every state of a folder; end with exit code 3 if one cannot be asked."""
     from protokv.fleet.plan import find_fleet_states
     from protokv.fleet.states import load_fleet_backbone
@@ -164,7 +164,7 @@ def _ask_many(answers: Answerer, place: str, questions: list[AskedQuestion], ask
         rows = [row | {"rank": rank} for best in asked for rank, row in enumerate(best, start=1)]
     names = [*(["rank"] if ask.top else []), "state", "mean_logprob", "answer"]
     names += ["question"] if len(questions) > 1 else []
-    out.show(rows, lambda rows: [make_table(names, rows)])
+    out.show(rows, lambda rows: [tabulate_rows(names, rows)])
     if failed:
         out.error(f"{len(failed)} of {len(states)} states cannot be asked")
         raise typer.Exit(ExitCode.PARTIAL)

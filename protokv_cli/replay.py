@@ -14,8 +14,8 @@ import typer
 from protokv.core.settings import parse_budget
 from protokv.errors import ConfigError
 from protokv_cli.exits import ExitCode
-from protokv_cli.options import SUBTITLES_HELP, TOP_PANEL, Flags, OutputFlags, WatchFlags, note_model, option, refuse
-from protokv_cli.output import Format, Output, ProgressBar, Row, format_time, format_time_left, make_pairs, make_table
+from protokv_cli.options import SUBTITLES_HELP, TOP_PANEL, Flags, OutputFlags, WatchModelFlags, check_options, option
+from protokv_cli.output import Output, ProgressBar, Row, format_time, format_time_left, tabulate_fields, tabulate_rows
 from protokv_cli.parsing import parse_duration, parse_list, parse_variation
 from protokv_cli.process import handle_signals
 
@@ -87,7 +87,7 @@ class _BenchmarkFlags(Flags, panel="Published benchmarks"):
 
         if self.dataset is not None:
             found = find_benchmark(self.dataset)
-            refuse(
+            check_options(
                 (sources, "a replay has either --dataset or SOURCE", "leave one of them out"),
                 (study.questions, "--questions are about sources of your own", "name the videos"),
                 (self.judge and not found.open_ended, "a judge reads open answers", "such as those of rvs-ego"),
@@ -97,7 +97,7 @@ class _BenchmarkFlags(Flags, panel="Published benchmarks"):
                 raise ConfigError(f"where is {self.dataset}?", hint=hint)
             return found, open_dataset(found, self.data_root, most_videos=self.videos, subtitles=study.subtitles)
         of_dataset = self.data_root is not None or self.judge
-        refuse((of_dataset, "--data-root and --judge are about a data set", "name it with --dataset"))
+        check_options((of_dataset, "--data-root and --judge are about a data set", "name it with --dataset"))
         if not sources:
             raise ConfigError("there is nothing to watch", hint="name videos and --questions, or a --dataset")
         if study.questions is None:
@@ -133,7 +133,7 @@ def replay(
     study: _StudyFlags,
     benchmark: _BenchmarkFlags,
     results: _ResultFlags,
-    model: WatchFlags,
+    model: WatchModelFlags,
     output: OutputFlags,
 ) -> None:
     """Watch streams once, ask every question at each delay under every memory, and compare.
@@ -176,7 +176,7 @@ def replay(
         loading: dict[str, Any] = model.loading | {"dtype": model.dtype or "auto"}
         backbone = load_backbone(model.model or DEFAULT_MODEL, **loading)
         plan = study.plan(backbone, known, opened.streams, model.fps)
-        note_model(out, model.model, backbone.notice)
+        out.note_model(model.model, backbone.notice)
         if results.dry_run:
             cost = plan.cost()
             if results.results.exists() and not results.force:
@@ -262,7 +262,7 @@ def _show_report(
         raise ConfigError(why, hint="try shorter --delays, a longer stream, --no-intersection, or --types all")
     report = summarise_answers(rows)
     report["missing"] = dict(missing)
-    if out.format is Format.JSON:
+    if out.as_json:
         report["facts"] |= {name: str(value) for name, value in left_out.items()}
         out.json(report)
     else:
@@ -270,9 +270,9 @@ def _show_report(
         cells = tabulate_report(report)
         names, costs, whole = list(cells[0])[:-3], list(cells[0])[-3:], cells[0]["questions"]
         one_part = all(row["questions"] == whole for row in cells)
-        spent = make_table(["memory", "budget", *costs], [row for row in cells if row["questions"] == whole])
-        facts = make_pairs(report["facts"] | {"left out": reasons})
-        out.table(facts, "", make_table(names[one_part:], cells), REPORT_NOTE, "", spent)
+        spent = tabulate_rows(["memory", "budget", *costs], [row for row in cells if row["questions"] == whole])
+        facts = tabulate_fields(report["facts"] | {"left out": reasons})
+        out.table(facts, "", tabulate_rows(names[one_part:], cells), REPORT_NOTE, "", spent)
     if results.table:
         save_report_points(report, results.table)
         out.note(f"numbers: {results.table}")

@@ -22,7 +22,7 @@ from protokv.errors import ConfigError, StateCorrupt
 from protokv.memories import MemoryConfig
 from protokv.state import checkpoint
 from protokv.state.describe import describe_state
-from protokv_cli.inspect import make_document_tables
+from protokv_cli.inspect import make_inspect_tables
 from tests.backbones.test_conformance import QUESTION, assert_logits, video
 from tests.backbones.tiny import BUILDERS, write_gemma4
 from tests.backbones.upstream import Upstream
@@ -95,7 +95,7 @@ def test_inspect_tells_the_kind_of_every_layer(model: tuple[Backbone, Upstream],
     assert [row["kind"] for row in found["layer_kinds"]] == kinds
     assert found["bytes"]["layers"] > 8 * len(kinds)
     console = Console(file=StringIO(), width=200, record=True)
-    for table in make_document_tables(found, layers=True):
+    for table in make_inspect_tables(found, layers=True):
         console.print(table)
     assert "layer kinds" in console.export_text()
 

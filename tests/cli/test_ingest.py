@@ -14,8 +14,8 @@ import pytest
 
 from protokv.errors import PositionWarning
 from protokv_cli.exits import ExitCode
-from protokv_cli.hooks import AnswerHook
-from protokv_cli.output import Format, Output
+from protokv_cli.hooks import AnswerCommand
+from protokv_cli.output import Output
 from tests.cli.conftest import Program, write_video
 
 SMALL = ("--budget", "24", "--json")
@@ -59,7 +59,7 @@ def test_a_surprising_option_is_warned_of(
 
 def test_a_stream_beyond_the_positions_of_the_model_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet in (False, True):
-        with Output(Format.JSON, quiet=quiet).errors():
+        with Output(as_json=True, quiet=quiet).errors():
             warnings.warn("trained on 10", PositionWarning, stacklevel=1)
         assert capsys.readouterr().err == ("" if quiet else "Warning: trained on 10\n")
 
@@ -227,7 +227,7 @@ def test_a_slow_command_is_never_waited_for_and_killed_at_its_limit(
     said: list[str] = []
     os.mkfifo("begun")
     os.mkfifo("never")
-    with AnswerHook("sh -c 'echo > begun; exec cat never'", said.append, 1.0) as hook:
+    with AnswerCommand("sh -c 'echo > begun; exec cat never'", said.append, 1.0) as hook:
         hook({"answer": 0})
         Path("begun").read_bytes()
         for i in range(3):

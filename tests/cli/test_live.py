@@ -12,7 +12,7 @@ import pytest
 from protokv.ingestion import Every, IngestEvent, SourceLost, ingest_events
 from protokv.memories import DurableConfig
 from protokv_cli.exits import ExitCode
-from protokv_cli.ingest_report import IngestReport
+from protokv_cli.ingest_report import EventPrinter
 from tests.cameras import EPOCH, World, gone
 from tests.cli.conftest import Program, wait_for_commit
 from tests.mock_backbone import MockBackbone
@@ -88,14 +88,14 @@ def test_a_pipe_is_watched_and_a_signal_stops_it_at_once_while_it_waits(embedded
 def test_a_camera_that_refuses_is_an_error_unless_it_is_waited_for_and_its_password_is_nowhere(
     protokv: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follow = IngestReport.follow
+    follow = EventPrinter.follow
 
-    def stop_when_lost(report: IngestReport, event: IngestEvent) -> None:
+    def stop_when_lost(report: EventPrinter, event: IngestEvent) -> None:
         follow(report, event)
         if isinstance(event, SourceLost):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(IngestReport, "follow", stop_when_lost)
+    monkeypatch.setattr(EventPrinter, "follow", stop_when_lost)
     address = "rtsp://admin:s3cret@127.0.0.1:9/1?token=s3cret"
     refused = protokv("ingest", address, "-o", "s.safetensors", "--json")
     assert refused.code == ExitCode.NOT_FOUND, refused.err
