@@ -80,8 +80,7 @@ def print_results() -> None:
     """Print a row for each study and budget."""
     for study in TABLE:
         names = (f"tuned/{study.name}", f"tuned/peers-{study.name}", study.reported)
-        rows = [row for row in read_apart(STUDIES / f"{name}.jsonl.gz" for name in names) if row.memory != "durable"]
-        rows += read_apart([STUDIES / f"{study.reported}-durable.jsonl.gz"])
+        rows = read_apart(STUDIES / f"{name}.jsonl.gz" for name in names)
         rows = [row for row in rows if row.type in study.types and row.delay_s == study.delay_s]
         for budget in study.budgets:
             print(f"| {study.title} | {budget} |", " | ".join(describe([r for r in rows if r.budget == budget])), "|")
