@@ -233,11 +233,6 @@ class Session:
             for one in (self.backbone.graphs, self._graphs, self.memory.graphs, self._reader.graphs):
                 self.timings.graphs |= {} if one is None else one.how
 
-    def skip(self, step: StepTokens, start_s: float) -> None:
-        """Move the clock past a step that no question will depend on (`MemoryConfig.horizon`)."""
-        skipped = self._position(step, start_s, self.clock, self.words_end)
-        self.clock, self.words_end = skipped.clock, skipped.words_end
-
     def position_steps(self, steps: Sequence[StepTokens], starts_s: Sequence[float]) -> list[PositionedStep]:
         """Give steps their positions: the part of `take` before the forward, all in `torch.inference_mode()`."""
         if not self.clock.steps:

@@ -84,11 +84,6 @@ class MemoryConfig:
         """K, prototypes of each layer and KV head."""
         return 0
 
-    @property
-    def horizon(self) -> int | None:
-        """Return the number of last steps that a question depends on; None: all."""
-        return None
-
     def listeners(self) -> Sequence[SessionListener]:
         """Return what listens to a session for this memory."""
         return ()

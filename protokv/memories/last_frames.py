@@ -38,11 +38,6 @@ class LastFramesConfig(MemoryConfig):
 
     last_steps: Annotated[int, 1, MOST_BUDGET] = 4
 
-    @property
-    def horizon(self) -> int:
-        """Return N + 1: with compact positions, the first of the N steps is placed after the one before it."""
-        return max(self.last_steps + 1, self.recent_frames)
-
 
 class LastFramesMemory(SlidingWindow):
     """The last N whole steps that fit the budget; of a step larger than the budget, its last tokens."""

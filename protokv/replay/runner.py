@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
@@ -18,7 +17,6 @@ import torch
 
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
-from protokv.core.layers import LayerKind
 from protokv.core.session import Session
 from protokv.core.step import StepTokens
 from protokv.replay.benchmarks import BENCHMARKS
@@ -109,34 +107,20 @@ class ReplayProgress:
 
 @dataclass(slots=True)
 class _Run:
-    """The stream under one memory, what is left to ask, and the seconds of the memory's updates."""
+    """The stream under one memory, what is left to ask, and the seconds that its steps took."""
 
     session: Session
     variant: MemoryVariant
     left: list[PlannedAnswer]
     warm: bool = False
-    waiting: deque[tuple[StepTokens, float]] = field(default_factory=deque)
     busy_s: float = 0.0
 
     def watch(self, tokens: StepTokens, start_s: float) -> None:
-        """Take a step; keep it waiting if only the last steps before a question matter."""
+        """Take a step."""
         if self.variant.blind:
             return
-        # Layers without full attention change with every step.
-        full = set(self.session.backbone.layer_kinds) <= {LayerKind.FULL}
-        horizon = self.variant.config.horizon if full else None
-        self.waiting.append((tokens, start_s))
-        if horizon is None:
-            self.catch_up()
-        elif len(self.waiting) > horizon:
-            self.session.skip(*self.waiting.popleft())
-
-    def catch_up(self) -> None:
-        """Take the waiting steps."""
         began = time.perf_counter()
-        while self.waiting:
-            tokens, start_s = self.waiting.popleft()
-            self.session.take([tokens], [start_s])
+        self.session.take([tokens], [start_s])
         _synchronise(self.session)
         self.busy_s += time.perf_counter() - began
 
@@ -147,8 +131,6 @@ class _Run:
         due = [one for one in self.left if one.ask.at_s <= until_s and causal in (None, one.ask.question.causal)]
         keys = {one.key for one in due}
         self.left = [one for one in self.left if one.key not in keys]
-        if due:
-            self.catch_up()
         for one in due:
             yield self._ask(one.trial, now, decoding)
 

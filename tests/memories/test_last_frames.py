@@ -54,26 +54,6 @@ def test_an_answer_depends_on_the_last_steps_alone(tiny: Backbone, positions: st
     assert (one - changed).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("positions", ["stream", "compact"])
-@pytest.mark.parametrize("recent_frames", [0, 6])
-def test_skipped_steps_beyond_the_horizon_change_no_answer(tiny: Backbone, positions: str, recent_frames: int) -> None:
-    config = MemoryConfig.of("last-frames", budget=400, last_steps=3, positions=positions, recent_frames=recent_frames)
-    whole = watched(tiny, config, list(range(7)))
-    session = Session.start(tiny, config)
-    assert config.horizon is not None
-    for index in range(7):
-        start_s = index * session.clock.step_seconds
-        tokens = session.embed(random_frames(index), start_s)
-        if index < 7 - config.horizon:
-            session.skip(tokens, start_s)
-        else:
-            session.take([tokens], [start_s])
-    assert session.clock == whole.clock
-    expected = whole.prefill(QUESTION)
-    torch.testing.assert_close(session.prefill(QUESTION), expected, **near_logits(whole, expected))
-    assert session.ask(QUESTION).context_tokens == whole.ask(QUESTION).context_tokens
-
-
 def test_one_step_at_compact_positions_is_the_plain_model_with_this_step_alone(tiny: Backbone) -> None:
     session = Session.start(tiny, LastFramesConfig(budget=400, last_steps=1, positions="compact"))
     for index, frame in enumerate([3, 1, 4, 1, 5]):

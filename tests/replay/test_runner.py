@@ -53,7 +53,7 @@ def test_rows_are_the_answers_of_a_session_that_watched_alone_until_then(tiny: B
         assert not left
 
 
-def test_stopping_keeps_what_is_done_and_each_memory_takes_only_the_steps_that_it_needs(
+def test_stopping_keeps_what_is_done_and_each_memory_takes_every_step(
     tiny: Backbone, stream: WorldStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, path = (
@@ -69,7 +69,7 @@ def test_stopping_keeps_what_is_done_and_each_memory_takes_only_the_steps_that_i
     monkeypatch.setattr(Session, "take", counted)
     events = list(run_replay_plan(plan, tiny, AnswerRowFile(tmp_path / "whole")))
     steps = sum(isinstance(event, ReplayProgress) for event in events)
-    assert taken["last-frames"] < taken["durable"] == taken["sliding-window"] == steps
+    assert taken == dict.fromkeys(("last-frames", "durable", "sliding-window"), steps)
     whole = AnswerRowFile(tmp_path / "whole").rows
     stops = iter([False] * 20)
     assert len(list(run_replay_plan(plan, tiny, AnswerRowFile(path), should_stop=lambda: next(stops, True)))) > 20
