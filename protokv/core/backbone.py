@@ -293,10 +293,6 @@ class Backbone(ABC):
         check_tensor_shapes(held or {}, ())
         return TokenCache(self.layers)
 
-    def unknown_words(self, question: str) -> list[str]:
-        """Return the words of a question that the tokenizer cannot represent, in order; none for real models."""
-        return []
-
 
 def check_frame_cost(name: str, possible: Sequence[int], tokens: int) -> None:
     """Refuse what frames for a model cannot cost; `possible` are its numbers of tokens. ConfigError."""
