@@ -1,4 +1,4 @@
-"""The main memory of this machine, of the container, or of the process, and the errors of too little of it."""
+"""The main memory of this machine or of the container, and the errors of too little of it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ import os
 import re
 from pathlib import Path
 
-from protokv.errors import OutOfMemory
-
 # The limit of a container and what it uses (control groups, version 2).
 _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 _USED = Path("/sys/fs/cgroup/memory.current")
 _MEMINFO = Path("/proc/meminfo")
-
-# torch, numpy and a decoder take most of this much address space. With less, their libraries end the process.
-_LEAST_ADDRESS_SPACE = 1 << 30
 
 # What allocators, the loader of libraries and threads say.
 _NO_ROOM = re.compile(
@@ -31,39 +26,10 @@ def measure_machine_memory() -> int | None:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
-    size = min(size, _address_space_bytes() or size)
     try:
         return min(size, int(_CONTAINER.read_text()))
     except (OSError, ValueError):
         return size
-
-
-def _address_space_bytes() -> int | None:
-    """Return the address space that this process may have (`ulimit -v`); None if there is no limit."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def require_address_space() -> None:
-    """Prepare for a limit of address space, before numpy is imported.
-
-    Raises:
-        OutOfMemory: no command could go on with so little.
-    """
-    limit = _address_space_bytes()
-    if limit is None:
-        return
-    # OpenBLAS takes 40 MB for each core, and ends the process if it cannot have them.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if limit < _LEAST_ADDRESS_SPACE:
-        raise OutOfMemory(
-            f"this process may have {limit >> 20} MiB of address space, and needs {_LEAST_ADDRESS_SPACE >> 20} MiB",
-            hint="raise the limit: ulimit -v unlimited",
-        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 import typer
 
 from protokv.errors import PositionWarning, ProtoKVError, clean_text, read_cause
-from protokv.machine import is_out_of_memory, require_address_space
+from protokv.machine import is_out_of_memory
 from protokv.texts import shorten_text
 from protokv_cli.exits import ExitCode, find_exit_code
 
@@ -150,7 +150,6 @@ class Output:
             with warnings.catch_warnings():
                 warnings.simplefilter("always", PositionWarning)
                 warnings.showwarning = lambda message, *_, **__: self.note(f"Warning: {message}")
-                require_address_space()
                 yield
             if self._lost is not None:
                 raise self._lost
