@@ -124,7 +124,7 @@ class TransformersBackbone(Backbone):
         self.layer_devices = [others[i] for i in own] if others else None
         why = "the model is spread over devices" if others else "its weights are quantized" * ("+" in identity.dtype)
         self.graphs: Graphs = Graphs(self.device, why)
-        self.why_eager = why or "it has layers of other kinds" * (set(self.layer_kinds) != {LayerKind.FULL})
+        self.why_eager = why
         self._tokenizer, self._prompt = tokenizer, prompt
         stop = model.generation_config.eos_token_id
         self.stop_ids = frozenset(stop if isinstance(stop, list) else [stop, tokenizer.eos_token_id]) - {None}

@@ -7,7 +7,7 @@ values are never repeated; the bias of a slot is broadcast over queries. Knows n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from typing import Any, Final, Self
 
@@ -243,6 +243,14 @@ class TokenCache:
         """Forget the tokens, which the memory has taken."""
         for layer in self.memory_layers:
             layer.clear()
+
+    @property
+    def form(self) -> Hashable:
+        """What the work of a fork depends on besides data on the device, in buffers that do not move."""
+        return None
+
+    def take(self, settled: Self) -> None:
+        """Go on where a fork is that has settled."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what layers hold that the memory does not serve, as `protokv.core.layers` names it."""

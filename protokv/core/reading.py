@@ -18,6 +18,7 @@ from protokv.core.attention import AnswerRoom, TokenCache
 from protokv.core.backbone import Backbone
 from protokv.core.context import CachedContext, Context
 from protokv.core.graphs import Graphs
+from protokv.core.layers import LayerKind
 from protokv.core.memory import Memory
 from protokv.core.parts import Reading
 
@@ -31,7 +32,8 @@ class QuestionReader:
 
     def __init__(self, backbone: Backbone) -> None:
         """Capture where the language model can be captured."""
-        self.graphs = Graphs(backbone.device, backbone.why_eager)
+        others = set(backbone.layer_kinds) - {LayerKind.FULL}  # they would see what a question is filled up with
+        self.graphs = Graphs(backbone.device, backbone.why_eager or "it has layers of other kinds" * bool(others))
         self.cache: TokenCache | None = None
         self._backbone, self._room = backbone, AnswerRoom(0, backbone.device)
         self._live: Callable[[], Reading | None] = lambda: None  # the last question whose answer may not be at its end

@@ -260,12 +260,14 @@ class Session:
             fed = [replace(one, deepstack=own) for one, own in zip(tokens, deep, strict=True)] if deep else tokens
             self.backbone.forward(embeddings, shown, cache, steps=fed)
             keys, values = cache.read_all()
+            cache.settle()
             return self.placement.stream_keys(keys, context), values, cache
 
         given = join_rows([step.positions for step in steps]), join_rows([one.embeddings for one in tokens])
         deep = [one.deepstack for one in tokens if one.deepstack is not None]
         # A graph reads the same buffers every time.
-        form = tuple((len(one), one.grid, repr(one.visual)) for one in tokens) if self.memory.steady else None
+        sizes = tuple((len(one), one.grid, repr(one.visual)) for one in tokens)
+        form = (sizes, self.cache.form) if self.memory.steady else None
         self.memory.join()
         found: tuple[Tensor, Tensor, TokenCache] = self._graphs.run("forward", form, run, *given, *deep)
         return found
@@ -286,8 +288,7 @@ class Session:
             for listener in listeners:
                 listener.after_append(self, step, cache.context)
             self.clock, self.words_end = step.clock, step.words_end
-        cache.settle()
-        self.cache = cache
+        self.cache.take(cache)
         self.intact = True
 
     def _position(

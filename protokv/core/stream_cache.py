@@ -10,10 +10,10 @@ Letters: L layers, H KV heads, Hq query heads, n tokens since the context was ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from inspect import signature
-from typing import Any, Final
+from typing import Any, Final, Self
 from weakref import ref
 
 import torch
@@ -171,6 +171,7 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         self.query_heads: int = config.num_attention_heads
         self.context, self.masks, self.seen = Context(), AttentionMasks(), 0
         self._settled: dict[str, Tensor] = {}  # what transformers' own layers held when the tokens since then began
+        self._stays = False  # whether it does not move
 
     @property
     def memory_layers(self) -> list[MemoryLayer]:
@@ -197,6 +198,20 @@ class StreamCache(TokenCache, TransformersCache):  # type: ignore[misc]
         if len(self.memory_layers) < len(self.layers):
             self._settled = clean_layer_tensors(read_layer_tensors(self.layers), self._settled)
             _restore_layers(self.layers, self._settled, self.seen)
+
+    @property
+    def form(self) -> Hashable:
+        """The sizes of what other layers hold, once it stays where it is."""
+        return (self._stays, *(one.shape for one in self._settled.values())) if self._settled else None
+
+    def take(self, settled: Self) -> None:
+        """Go on where a fork is that has settled. What other layers hold is copied, to where it was before."""
+        self.seen, held = settled.seen, dict(settled._settled)
+        for name, one in held.items():
+            mine = self._settled.get(name) if self._stays else None
+            held[name] = one.clone() if mine is None or mine.shape != one.shape else mine.copy_(one)
+        _restore_layers(self.layers, held, self.seen)
+        self._settled, self._stays = read_layer_tensors(self.layers), True
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what layers hold that the memory does not serve; nothing if all have full attention."""
@@ -272,7 +287,7 @@ def _restore_layers(layers: Sequence[Any], tensors: Mapping[str, Tensor], seen: 
             layer.cumulative_length = seen
             continue
         states, n = getattr(layer, kind), int(rest[0])
-        states[n] = held.clone()
+        states[n] = held if held is states[n] else held.clone()
         getattr(layer, f"is_{kind}_initialized")[n] = layer.has_previous_state[n] = True
         if kind == "conv_states":
             layer.conv_kernel_size[n] = held.shape[-1]

@@ -1,11 +1,13 @@
 """Graphs, recorded on a CPU and replayed on the same memory, give what the same calls give without them."""
 
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from protokv.backbones import load_backbone
 from protokv.core import arrays, graphs
 from protokv.core.backbone import Backbone
 from protokv.core.decoding import Decoding
@@ -13,6 +15,7 @@ from protokv.core.graphs import Graphs
 from protokv.core.session import Answer, Session
 from protokv.memories import MemoryConfig
 from protokv.memories.durable import rule
+from tests.backbones.tiny import BUILDERS
 from tests.conftest import random_frames
 from tests.counting import record
 
@@ -95,3 +98,14 @@ def test_shapes_that_come_once_are_not_captured(recorded: pytest.MonkeyPatch) ->
                 )
         assert len(captured) == (graphs.MOST_GRAPHS if often > 1 else 0)
     assert some.how == {"double": "it has too many shapes"}
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma4", "smolvlm"])
+def test_families_give_the_same_bytes_by_graphs(family: str, tmp_path: Path, recorded: pytest.MonkeyPatch) -> None:
+    backbone = load_backbone(str(BUILDERS[family](tmp_path)), device="cpu", dtype="bfloat16")
+    config = MemoryConfig.of("durable", budget=48)
+    session, _, how = watch(backbone, config, 24)
+    assert how == {"graph"}
+    recorded.setattr(graphs, "capture", refuse)
+    expected = watch(backbone, config, 24)[0].tensors()
+    assert [name for name, one in session.tensors().items() if not torch.equal(one, expected[name])] == []
